@@ -1,0 +1,17 @@
+"""What fastcomm raises on purpose."""
+
+
+class FastcommError(Exception):
+    """The user can mend this: the message says where it is, what was found, what was wanted."""
+
+
+class SchemaError(FastcommError):
+    """A table lacks a column, or a column has the wrong type."""
+
+
+class TraceFileError(FastcommError):
+    """One file cannot be read: with `--keep-going` its rank is left out and the rest goes on."""
+
+
+class ConfigError(FastcommError):
+    """An option or a configuration file contradicts itself or the run."""

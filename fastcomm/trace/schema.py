@@ -1,0 +1,104 @@
+"""The tables of a trace, as data: one schema a table, one comment a column.
+
+Times are int64 nanoseconds, intervals half-open ``[start, stop)``, sizes int64 bytes. What is
+unknown is null. A table's rows are sorted by `start` where it has one.
+"""
+
+import pyarrow as pa
+
+# The kinds of event, by number: a column of int8 is what kernels compare.
+KINDS = (
+    "kernel",  # device work, communication kernels among them
+    "memcpy",  # device copies
+    "memset",
+    "cpu_op",  # an operator on a host thread
+    "runtime",  # a call of the CUDA or HIP runtime or driver
+    "annotation",  # a range that the user's code marked on a host thread
+    "gpu_annotation",  # the same range, projected on a stream: not work
+    "sync",  # rows about waiting, on a device or a host lane
+    "python",  # a Python function on a host thread
+    "other",
+)
+KIND = {name: number for number, name in enumerate(KINDS)}
+
+# Parallelism tags by number; the order is the one of every table.
+TAGS = ("DP", "TP", "PP", "EP", "CP", "OTHER")
+TAG = {name: number for number, name in enumerate(TAGS)}
+
+# Where a tag comes from, best evidence first.
+TAG_SOURCES = ("explicit", "description", "ranks", "heuristic", "none")
+
+OPS = (
+    "AllReduce",
+    "AllGather",
+    "ReduceScatter",
+    "AllToAll",
+    "SendRecv",
+    "Broadcast",
+    "Reduce",
+    "Gather",
+    "Scatter",
+    "Barrier",
+    "OTHER",
+)
+OP = {name: number for number, name in enumerate(OPS)}
+
+_NAMES = pa.dictionary(pa.int32(), pa.string())
+
+EVENTS = pa.schema(
+    [
+        pa.field("start", pa.int64(), nullable=False),  # ns since the epoch of `meta.clock`
+        pa.field("stop", pa.int64(), nullable=False),  # >= start
+        pa.field("kind", pa.int8(), nullable=False),  # index into KINDS
+        pa.field("name", _NAMES, nullable=False),
+        pa.field("lane", pa.int32(), nullable=False),  # row of LANES
+        pa.field("correlation", pa.int64()),  # joins a launch and its device work
+        pa.field("offset", pa.int64()),  # byte offset of the event's text, after decompression
+    ]
+)
+
+LANES = pa.schema(
+    [
+        pa.field("process", pa.string(), nullable=False),  # host process, or device number
+        pa.field("thread", pa.string(), nullable=False),  # host thread, or stream number
+        pa.field("device", pa.int32()),  # local device; null on a host lane
+        pa.field("is_device", pa.bool_(), nullable=False),
+    ]
+)
+
+COMM = pa.schema(
+    [
+        pa.field("op", pa.int8(), nullable=False),  # index into OPS
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("stop", pa.int64(), nullable=False),
+        pa.field("stream", pa.int64()),  # of the device
+        pa.field("group", pa.int32()),  # row of GROUPS
+        pa.field("seq", pa.int64()),  # number of the collective in its group
+        pa.field("tag", pa.int8(), nullable=False),  # index into TAGS
+        pa.field("tag_source", pa.int8(), nullable=False),  # index into TAG_SOURCES
+        pa.field("msg_bytes", pa.int64()),  # what the API reports
+        pa.field("payload_bytes", pa.int64()),  # nccl-tests' S: the specification's e.bytes
+        pa.field("bus_bytes", pa.int64()),  # S times the algorithm's factor
+        pa.field("event", pa.int32(), nullable=False),  # row of EVENTS
+    ]
+)
+
+GROUPS = pa.schema(
+    [
+        pa.field("name", pa.string()),  # a label: need not be the same on every rank
+        pa.field("description", pa.string()),
+        pa.field("ranks", pa.list_(pa.int32())),  # sorted global ranks; null where unknown
+        pa.field("size", pa.int32()),
+        pa.field("tag", pa.int8(), nullable=False),
+        pa.field("tag_source", pa.int8(), nullable=False),
+        pa.field("candidates", pa.list_(pa.int8())),  # tags that fit equally well
+    ]
+)
+
+ITERATIONS = pa.schema(
+    [
+        pa.field("number", pa.int64(), nullable=False),  # as the marks count, or from 0
+        pa.field("start", pa.int64(), nullable=False),
+        pa.field("stop", pa.int64(), nullable=False),
+    ]
+)

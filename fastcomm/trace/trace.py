@@ -1,0 +1,84 @@
+"""One rank's trace in memory: the one place where its tables are checked."""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fastcomm.errors import SchemaError
+from fastcomm.trace import schema
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meta:
+    """What is known of a rank besides its events."""
+
+    rank: int
+    world_size: int | None = None
+    format: str  # "kineto"
+    path: str
+    clock: str | None = None  # "unix", or null where absolute times are unknown
+    found_by: str = ""  # the rule that found the iterations
+    warnings: tuple[str, ...] = ()
+
+
+def checked(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
+    """`table` cast to the schema `wanted`; SchemaError where that fails or a null is in the way."""
+    if missing := [column for column in wanted.names if column not in table.column_names]:
+        raise SchemaError(f"{name}: no column {', '.join(missing)}; found {table.column_names}")
+    try:
+        cast = table.select(wanted.names).cast(wanted).combine_chunks()
+    except (pa.ArrowException, ValueError) as error:
+        raise SchemaError(f"{name}: {error}") from error
+    for column in wanted:
+        if not column.nullable and cast[column.name].null_count:
+            raise SchemaError(
+                f"{name}.{column.name}: {cast[column.name].null_count} nulls, none allowed"
+            )
+    return cast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Events of one rank. `Trace.of` is the door; what is past it trusts."""
+
+    events: pa.Table
+    lanes: pa.Table
+    comm: pa.Table
+    groups: pa.Table
+    iterations: pa.Table
+    meta: Meta
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        events: pa.Table,
+        lanes: pa.Table,
+        comm: pa.Table,
+        groups: pa.Table,
+        iterations: pa.Table,
+        meta: Meta,
+    ) -> Self:
+        """Check every table against its schema. Tables with `start` must be sorted by it."""
+        tables = {"events": events, "comm": comm, "iterations": iterations}
+        checked_tables = {
+            name: checked(table, getattr(schema, name.upper()), name)
+            for name, table in tables.items()
+        }
+        for name, table in checked_tables.items():
+            start = table["start"].to_numpy()
+            if (start[1:] < start[:-1]).any():
+                raise SchemaError(f"{name}: rows are not sorted by start")
+            if (table["stop"].to_numpy() < start).any():
+                raise SchemaError(f"{name}: an interval stops before it starts")
+        return cls(
+            **checked_tables,
+            lanes=checked(lanes, schema.LANES, "lanes"),
+            groups=checked(groups, schema.GROUPS, "groups"),
+            meta=meta,
+        )
