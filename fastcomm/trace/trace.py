@@ -1,6 +1,6 @@
 """One rank's trace in memory: the one place where its tables are checked."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np

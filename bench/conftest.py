@@ -1,0 +1,110 @@
+"""Benchmarks and their bars: machines differ, ratios hold.
+
+A benchmark measures a kernel and a yardstick in turn, round by round, so that what else the
+machine does hits both; their ratio is that of their best rounds. The yardstick is something
+everyone has: NumPy's sum of the same bytes, NumPy's solution, the definition as a Python loop.
+
+    def test_union_length(bar):
+        bar(
+            "union_length",                                # its table in bars.toml
+            lambda: intervals.union_length(start, stop),   # what is measured
+            lambda: (start.sum(), stop.sum()),             # the yardstick
+            count=len(start),                              # how many units the first handles
+            yardstick_count=1_000,                         # and the second, if it does fewer
+        )
+
+Every bar lives in `bars.toml`. A run prints a table of all it measured; with `--check-bars`
+a benchmark under its bar fails. The timings themselves are pytest-benchmark's, and its options
+(`--benchmark-json`, `--benchmark-compare`) work as ever.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import pytest
+
+ROUNDS = 25
+BARS = tomllib.loads(Path(__file__).with_name("bars.toml").read_text("utf-8"))
+MEASURED = pytest.StashKey[list["Measured"]]()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The best round of a kernel, and of its yardstick."""
+
+    name: str
+    rate: float
+    yardstick_rate: float
+
+    @property
+    def ratio(self) -> float:
+        return self.rate / self.yardstick_rate
+
+    @property
+    def holds(self) -> bool:
+        return self.ratio >= BARS[self.name]["ratio"]
+
+    def __str__(self) -> str:
+        bar = BARS[self.name]
+        return (
+            f"{self.name}: {self.ratio:.2f} of the yardstick ({bar['yardstick']}), "
+            f"the bar is {bar['ratio']:.2f}"
+        )
+
+
+def pytest_addoption(parser):
+    parser.addoption("--check-bars", action="store_true", help="Fail what is under its bar.")
+
+
+def pytest_configure(config):
+    config.stash[MEASURED] = []
+
+
+@pytest.fixture
+def bar(benchmark, request):
+    """Measure `run` against `yardstick`, and hold their ratio to the bar of that name."""
+
+    def measure(name, run, yardstick, *, count, yardstick_count=None):
+        seconds = []
+
+        def time_yardstick():
+            begun = perf_counter()
+            yardstick()
+            seconds.append(perf_counter() - begun)
+
+        run()  # compiles
+        time_yardstick()
+        benchmark.pedantic(run, setup=time_yardstick, rounds=ROUNDS)
+        found = Measured(
+            name=name,
+            rate=count / benchmark.stats["min"],
+            yardstick_rate=(yardstick_count or count) / min(seconds),
+        )
+        benchmark.extra_info.update(count=count, rate=found.rate, ratio=found.ratio)
+        request.config.stash[MEASURED].append(found)
+        if request.config.getoption("--check-bars"):
+            assert found.holds, str(found)
+
+    return measure
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Print the table: promised and measured rate in millions a second, ratio and its bar."""
+    measured = config.stash[MEASURED]
+    terminalreporter.section("bars")
+    terminalreporter.line(
+        f"{'':<20} {'promised':>8} {'M/s':>8} {'':<10} {'bar':>6} {'ratio':>6}  yardstick"
+    )
+    for found in measured:
+        bar = BARS[found.name]
+        promised = f"{bar['promised'] / 1e6:.0f}" if "promised" in bar else ""
+        terminalreporter.line(
+            f"{found.name:<20} {promised:>8} {found.rate / 1e6:8.1f} {bar['unit']:<10} "
+            f"{bar['ratio']:6.2f} {found.ratio:6.2f}  {bar['yardstick']}"
+            f"{'' if found.holds else '  UNDER ITS BAR'}",
+            red=not found.holds,
+        )
+    if absent := BARS.keys() - {found.name for found in measured}:
+        terminalreporter.line(f"not measured: {', '.join(sorted(absent))}")

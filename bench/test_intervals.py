@@ -1,0 +1,132 @@
+import numpy as np
+import pytest
+
+from fastcomm_kernels import intervals
+
+N = 2_000_000
+CLASSES = 7
+
+
+def busy_and_idle(n, seed, stretch=1):
+    """A merged set: kernels and gaps of random length, up to 40 us each, times `stretch`."""
+    random = np.random.default_rng(seed)
+    times = 1_753_000_000_000_000_000 + np.cumsum(random.integers(1, stretch * 40_000, 2 * n))
+    return times[::2].copy(), times[1::2].copy()
+
+
+def cut(sets, n):
+    """The span of all sets, in n segments without a gap."""
+    first = min(start[0] for start, _ in sets)
+    last = max(stop[-1] for _, stop in sets)
+    cuts = first + np.arange(n + 1) * (last - first) // n
+    return cuts[:-1], cuts[1:]
+
+
+@pytest.fixture(scope="module")
+def overlapping():
+    """Sorted by start, about half of them begin before an earlier one stops."""
+    random = np.random.default_rng(0)
+    start = np.sort(random.integers(0, 15 * N, N))
+    return start, start + random.integers(1, 30, N)
+
+
+@pytest.fixture(scope="module")
+def two_sets():
+    return busy_and_idle(N // 2, 1), busy_and_idle(N // 2, 2)
+
+
+@pytest.fixture(scope="module")
+def seven_sets():
+    """Half of all intervals compute, six classes of communication share the rest."""
+    return [
+        busy_and_idle(N // 2, 0),
+        *(busy_and_idle(N // 12, seed, 6) for seed in range(1, 7)),
+    ]
+
+
+def test_union_length(bar, overlapping):
+    start, stop = overlapping
+    bar(
+        "union_length",
+        lambda: intervals.union_length(start, stop),
+        lambda: (start.sum(), stop.sum()),
+        count=N,
+    )
+
+
+def numpy_merge(start, stop):
+    furthest = np.maximum.accumulate(stop)
+    opens = np.concatenate([[True], start[1:] > furthest[:-1]])
+    return start[opens], furthest[np.concatenate([opens[1:], [True]])]
+
+
+def test_merge(bar, overlapping):
+    for ours, theirs in zip(
+        intervals.merge(*overlapping), numpy_merge(*overlapping), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    bar(
+        "merge",
+        lambda: intervals.merge(*overlapping),
+        lambda: numpy_merge(*overlapping),
+        count=N,
+    )
+
+
+def test_overlap_length(bar, two_sets):
+    a, b = two_sets
+    bar(
+        "overlap_length",
+        lambda: intervals.overlap_length(*a, *b),
+        lambda: [column.sum() for column in (*a, *b)],
+        count=N,
+    )
+
+
+def test_coverage(bar, two_sets):
+    time, mask = intervals.join(
+        *intervals.steps(*two_sets[0], 1, 0, 0), *intervals.steps(*two_sets[1], 2, 0, 0)
+    )
+    words = mask[: len(mask) // 8 * 8].view(np.int64)
+    segments = cut(two_sets, 100)
+    bar(
+        "coverage",
+        lambda: intervals.coverage(time, mask, *segments),
+        lambda: (time.sum(), words.sum()),
+        count=N,
+    )
+
+
+def numpy_coverage(sets, seg_start, seg_stop):
+    """Sort all boundaries, and give each of the steps between to its segment and its mask."""
+    times = np.concatenate(
+        [*(column for pair in sets for column in pair), seg_start, seg_stop[-1:]]
+    )
+    bits = [np.full(2 * len(start), 1 << c, np.uint8) for c, (start, _) in enumerate(sets)]
+    change = np.concatenate([*bits, np.zeros(len(seg_start) + 1, np.uint8)])
+    order = np.argsort(times, kind="stable")
+    times, mask = times[order], np.bitwise_xor.accumulate(change[order])[:-1]
+    row = np.searchsorted(seg_start, times[:-1], side="right") - 1
+    cell = row * intervals.MASKS + mask
+    # bincount adds in float64, which is exact to 2**53 ns only.
+    length = np.bincount(cell, np.diff(times), len(seg_start) * intervals.MASKS)
+    return length.reshape(len(seg_start), intervals.MASKS)
+
+
+@pytest.mark.parametrize(
+    ("name", "fixture"), [("coverage_of_2", "two_sets"), ("coverage_of_7", "seven_sets")]
+)
+def test_coverage_by_class(bar, name, fixture, request):
+    sets = request.getfixturevalue(fixture)
+    few = [(start[: len(start) // 10], stop[: len(stop) // 10]) for start, stop in sets]
+    segments, first_segments = cut(sets, 100), cut(few, 10)
+    np.testing.assert_array_equal(
+        intervals.coverage_by_class(few, *first_segments), numpy_coverage(few, *first_segments)
+    )
+    bar(
+        name,
+        lambda: intervals.coverage_by_class(sets, *segments),
+        lambda: numpy_coverage(few, *first_segments),
+        count=sum(len(start) for start, _ in sets),
+        yardstick_count=sum(len(start) for start, _ in few),
+    )

@@ -1,0 +1,68 @@
+"""METRIC 1: where an iteration's time goes, by the specification's formulas and exactly."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, tag_bit
+from fastcomm.trace.schema import TAGS
+from fastcomm_kernels import segments
+
+SPEC = ("compute", *(f"comm_{tag}" for tag in TAGS), "idle")
+EXACT = ("compute", *(f"exposed_{tag}" for tag in TAGS), "exposed_mixed", "memcpy", "idle")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Fractions of the iteration time, summed over ranks and iterations before the division.
+
+    `spec`: comm_X is the sum of the events' durations, compute all time without communication,
+    idle what is left of the iteration; it is negative by how much communication overlaps itself.
+    `exact`: a partition of the time. Compute hides communication, and both hide copies.
+    """
+
+    spec: dict[str, float | None]
+    exact: dict[str, float | None]
+
+
+def columns(view: View) -> dict[str, pa.Array]:
+    """One row an iteration: ns of each category of both kinds."""
+    comm = view.comm
+    values = np.zeros(len(comm.start), np.int64)
+    shape = (len(view.number), len(TAGS))
+    lengths = segments.totals(comm.start, comm.stop, values, comm.iteration, comm.tag, shape)[1]
+    spec = dict(zip((f"comm_{tag}" for tag in TAGS), lengths.T, strict=True))
+    spec["compute"] = view.time - view.covered(MASKS & COMM != 0)
+    spec["idle"] = view.time - spec["compute"] - lengths.sum(axis=1)
+    exact = _exact(view)
+    return {
+        **{f"spec_{name}_ns": pa.array(spec[name]) for name in SPEC},
+        **{f"exact_{name}_ns": pa.array(exact[name]) for name in EXACT},
+    }
+
+
+def _exact(view: View) -> dict[str, np.ndarray]:
+    """The partition: each mask of classes belongs to one category."""
+    computes, comm = MASKS & COMPUTE != 0, MASKS & COMM
+    exact = {"compute": view.covered(computes)}
+    one_tag = np.zeros(len(MASKS), np.bool_)
+    for tag, name in enumerate(TAGS):
+        alone = ~computes & (comm == tag_bit(tag))
+        one_tag |= alone
+        exact[f"exposed_{name}"] = view.covered(alone)
+    exact["exposed_mixed"] = view.covered(~computes & (comm != 0) & ~one_tag)
+    exact["memcpy"] = view.covered(MASKS == COPY)
+    exact["idle"] = view.covered(MASKS == 0)
+    return exact
+
+
+def breakdown(iterations: pa.Table) -> Breakdown:
+    """Quotients of the sums over all (iteration, rank)."""
+    total = int(iterations["time_ns"].to_numpy().sum())
+
+    def shares(prefix: str, names: tuple[str, ...]) -> dict[str, float | None]:
+        sums = {n: int(iterations[f"{prefix}_{n}_ns"].to_numpy().sum()) for n in names}
+        return {name: value / total if total else None for name, value in sums.items()}
+
+    return Breakdown(spec=shares("spec", SPEC), exact=shares("exact", EXACT))

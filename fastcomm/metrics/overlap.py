@@ -1,0 +1,49 @@
+"""METRIC 5: how much of the communication hides behind computation."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.metrics.view import COMM, COMPUTE, MASKS, View, tag_bit
+from fastcomm.trace.schema import TAGS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Share of merged communication under merged compute.
+
+    The mean over all (iteration, rank) that communicate; null where none does.
+    """
+
+    average_overlap_ratio: float | None
+    by_tag: dict[str, float]  # of the tags that communicate
+
+
+def columns(view: View) -> dict[str, pa.Array]:
+    """One row an iteration: ns of communication, and of it under compute, in all and by tag."""
+    columns = {}
+    for name, bits in (("comm", COMM), *((tag, tag_bit(t)) for t, tag in enumerate(TAGS))):
+        active = MASKS & bits != 0
+        columns[f"{name}_union_ns"] = pa.array(view.covered(active))
+        columns[f"{name}_overlapped_ns"] = pa.array(
+            view.covered(active & (MASKS & COMPUTE != 0))
+        )
+    return columns
+
+
+def overlap(iterations: pa.Table) -> Overlap:
+    """Means of the ratios over all (iteration, rank)."""
+    by_tag = {tag: _mean_ratio(iterations, tag) for tag in TAGS}
+    return Overlap(
+        average_overlap_ratio=_mean_ratio(iterations, "comm"),
+        by_tag={tag: ratio for tag, ratio in by_tag.items() if ratio is not None},
+    )
+
+
+def _mean_ratio(iterations: pa.Table, name: str) -> float | None:
+    union, overlapped = (
+        iterations[f"{name}_{what}_ns"].to_numpy() for what in ("union", "overlapped")
+    )
+    busy = union > 0
+    return float(np.mean(overlapped[busy] / union[busy])) if busy.any() else None

@@ -1,0 +1,109 @@
+"""What is kept of a rank once its trace is read: small tables that merge in any order."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+import pyarrow as pa
+
+from fastcomm.metrics import bandwidth, breakdown, iterations, overlap, windows
+from fastcomm.metrics.view import ByteKind, View
+from fastcomm.trace.schema import TAG_SOURCES, TAGS
+from fastcomm.trace.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankNote:
+    """What is said of one rank besides its numbers."""
+
+    rank: int
+    path: str
+    world_size: int | None
+    found_by: str
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partial:
+    """The metrics' raw material of some ranks, sorted by rank."""
+
+    notes: tuple[RankNote, ...]
+    iterations: pa.Table  # a row an iteration and rank
+    events: pa.Table  # a row a communication event
+    windows: pa.Table  # a row a window between phases
+    groups: pa.Table  # a row a process group and rank
+
+    @classmethod
+    def of(
+        cls,
+        trace: Trace,
+        *,
+        byte_kind: ByteKind = "payload",
+        only: frozenset[int] | None = None,
+    ) -> Self:
+        """Measure one rank; of its iterations, only those of these numbers."""
+        view = View.of(trace, byte_kind, only)
+        meta = trace.meta
+        return cls(
+            notes=(
+                RankNote(
+                    rank=meta.rank,
+                    path=meta.path,
+                    world_size=meta.world_size,
+                    found_by=meta.found_by,
+                    warnings=meta.warnings,
+                ),
+            ),
+            iterations=pa.table(
+                {
+                    **iterations.columns(view),
+                    **breakdown.columns(view),
+                    **overlap.columns(view),
+                    **bandwidth.iteration_columns(view),
+                }
+            ),
+            events=bandwidth.rows(view),
+            windows=windows.rows(view),
+            groups=_groups(trace),
+        )
+
+
+def merge(partials: Iterable[Partial]) -> Partial:
+    """One partial of all; the same bytes in whatever order they come."""
+    parts = sorted(partials, key=lambda part: part.notes[0].rank)
+
+    def joined(name: str) -> pa.Table:
+        return pa.concat_tables([getattr(part, name) for part in parts]).combine_chunks()
+
+    return Partial(
+        notes=tuple(note for part in parts for note in part.notes),
+        iterations=joined("iterations"),
+        events=joined("events"),
+        windows=joined("windows"),
+        groups=joined("groups"),
+    )
+
+
+def _groups(trace: Trace) -> pa.Table:
+    """The process groups that communicated, with their tags in words."""
+    groups = trace.groups
+    tags = [TAGS[tag] for tag in groups["tag"].to_pylist()]
+    sources = [TAG_SOURCES[source] for source in groups["tag_source"].to_pylist()]
+    candidates = [
+        "/".join(TAGS[tag] for tag in fits) for fits in groups["candidates"].to_pylist()
+    ]
+    used = trace.comm["group"].drop_null().to_numpy()
+    events = [int((used == row).sum()) for row in range(groups.num_rows)]
+    return pa.table(
+        {
+            "rank": pa.array([trace.meta.rank] * groups.num_rows, pa.int64()),
+            "name": groups["name"],
+            "description": groups["description"],
+            "size": groups["size"],
+            "ranks": groups["ranks"],
+            "tag": pa.array(tags, pa.string()),
+            "tag_source": pa.array(sources, pa.string()),
+            "candidates": pa.array(candidates, pa.string()),
+            "events": pa.array(events, pa.int64()),
+        }
+    )

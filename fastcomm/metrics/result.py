@@ -1,0 +1,167 @@
+"""The answer to all questions, typed; it draws nothing and prints nothing."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.metrics import bandwidth as bandwidth_
+from fastcomm.metrics import volume as volume_
+from fastcomm.metrics import windows as windows_
+from fastcomm.metrics.bandwidth import Bandwidth
+from fastcomm.metrics.breakdown import Breakdown, breakdown
+from fastcomm.metrics.iterations import IterationTimes, RankTime, iteration_times, rank_times
+from fastcomm.metrics.overlap import Overlap, overlap
+from fastcomm.metrics.partial import Partial
+from fastcomm.metrics.view import ByteKind
+from fastcomm.metrics.volume import Volume
+from fastcomm.metrics.windows import Window
+from fastcomm.trace.schema import OPS, TAGS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A rank that was left out, and why."""
+
+    rank: int | None
+    path: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """The communication metrics of a run. Times in ns, ratios as fractions, null is unknown."""
+
+    ranks: tuple[int, ...]
+    iterations: int  # distinct numbers over all ranks
+    found_by: tuple[str, ...]  # the rules that found the iterations
+    bytes: ByteKind  # what `bytes` means in bandwidth and volume
+    link_bandwidth: float | None  # bytes per second
+    iteration: IterationTimes
+    by_rank: tuple[RankTime, ...]
+    breakdown: Breakdown
+    windows: tuple[Window, ...]
+    bandwidth: dict[str, Bandwidth]
+    volume: dict[str, Volume]
+    overlap: Overlap
+    warnings: tuple[str, ...] = ()
+    failed: tuple[Failure, ...] = ()
+    tables: dict[str, pa.Table] = field(repr=False, compare=False)
+
+    @property
+    def slowest(self) -> RankTime | None:
+        """The rank whose mean iteration is the longest; the lowest such rank."""
+        return max(self.by_rank, key=lambda each: (each.mean_ns, -each.rank), default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `--json` prints; its schema is `docs/metrics.schema.json`."""
+        window_keys = {"source": "from", "target": "to"}
+        windows = [
+            {window_keys.get(key, key): value for key, value in asdict(window).items()}
+            for window in self.windows
+        ]
+        iteration = asdict(self.iteration)
+        iteration["slowest_rank"] = self.slowest.rank if self.slowest else None
+        iteration["by_rank"] = [asdict(each) for each in self.by_rank]
+        return {
+            "ranks": list(self.ranks),
+            "iterations": self.iterations,
+            "iterations_found_by": list(self.found_by),
+            "bytes": self.bytes,
+            "link_bandwidth": self.link_bandwidth,
+            "iteration": iteration,
+            "breakdown": asdict(self.breakdown),
+            "windows": windows,
+            "bandwidth": {tag: asdict(found) for tag, found in self.bandwidth.items()},
+            "volume": {tag: asdict(found) for tag, found in self.volume.items()},
+            "overlap": asdict(self.overlap),
+            "collectives": self.tables["collectives"].to_pylist(),
+            "groups": self.tables["group_tags"].to_pylist(),
+            "warnings": list(self.warnings),
+            "failed": [asdict(each) for each in self.failed],
+        }
+
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """All tables by name, those with a row a rank, an iteration or an event included."""
+        return dict(self.tables)
+
+
+def answer(
+    partial: Partial,
+    *,
+    byte_kind: ByteKind,
+    link: float | None,
+    warnings: Sequence[str] = (),
+    failed: Sequence[Failure] = (),
+) -> Metrics:
+    """Answer every question from the merged partial of all ranks."""
+    ranks = tuple(note.rank for note in partial.notes)
+    count = len(np.unique(partial.iterations["iteration"].to_numpy()))
+    per_iteration = bandwidth_.iteration_rates(partial.iterations, link)
+    return Metrics(
+        ranks=ranks,
+        iterations=count,
+        found_by=tuple(sorted({note.found_by for note in partial.notes})),
+        bytes=byte_kind,
+        link_bandwidth=link,
+        iteration=iteration_times(partial.iterations),
+        by_rank=rank_times(partial.iterations),
+        breakdown=breakdown(partial.iterations),
+        windows=windows_.windows(partial.windows),
+        bandwidth=bandwidth_.bandwidth(partial.events, link),
+        volume=volume_.volume(partial.events, count, len(ranks)),
+        overlap=overlap(partial.iterations),
+        warnings=(*warnings, *_warnings(partial)),
+        failed=tuple(failed),
+        tables={
+            "iterations": per_iteration,
+            "ranks": pa.Table.from_pylist([asdict(each) for each in rank_times(per_iteration)]),
+            "windows": _in_words(partial.windows, {"from": TAGS, "to": TAGS}),
+            "windows_cdf": windows_.cdf(partial.windows),
+            "events": _in_words(partial.events, {"tag": TAGS, "op": OPS}),
+            "bandwidth_by_rank": bandwidth_.by_rank(partial.events, link),
+            "collectives": bandwidth_.collectives(partial.events),
+            "groups": partial.groups,
+            "group_tags": _group_tags(partial.groups),
+        },
+    )
+
+
+def _in_words(table: pa.Table, columns: dict[str, tuple[str, ...]]) -> pa.Table:
+    """The table with names in place of their numbers."""
+    for name, words in columns.items():
+        column = pa.DictionaryArray.from_arrays(
+            table[name].combine_chunks().cast(pa.int32()), pa.array(words)
+        )
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+def _group_tags(groups: pa.Table) -> pa.Table:
+    """One row a kind of group: description, size, tag and where it comes from; how many ranks."""
+    keys = ["description", "size", "tag", "tag_source", "candidates"]
+    found = groups.group_by(keys, use_threads=False).aggregate(
+        [("rank", "count_distinct"), ("events", "sum")]
+    )
+    found = found.rename_columns([*keys, "on_ranks", "events"])
+    return found.sort_by([(key, "ascending") for key in ("tag", "description", "size")])
+
+
+def _warnings(partial: Partial) -> list[str]:
+    """What the ranks warn of: the same words of several ranks once."""
+    by_text: dict[str, list[int]] = {}
+    for note in partial.notes:
+        for warning in note.warnings:
+            by_text.setdefault(warning, []).append(note.rank)
+    return [
+        text if len(ranks) == len(partial.notes) else f"{_ranks(ranks)}: {text}"
+        for text, ranks in by_text.items()
+    ]
+
+
+def _ranks(ranks: list[int]) -> str:
+    from fastcomm.trace.run import ranges
+
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"

@@ -1,0 +1,99 @@
+"""The kept events of one Kineto file as columns, and how one leads to another."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.trace.schema import KIND
+from fastcomm_kernels import attribution
+from fastcomm_kernels.json_scan import NULL
+
+Ints = NDArray[np.int64]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Events:
+    """All kept events of a file, sorted by start. NULL is unknown; row -1 is no event."""
+
+    columns: dict[str, NDArray[Any]]
+    details: dict[str, Ints]
+    texts: Sequence[str]
+    lane: NDArray[np.int32]
+
+    def rows(self, *kinds: str) -> Rows:
+        """Rows of the events of these kinds."""
+        wanted = np.zeros(len(KIND), np.bool_)
+        wanted[[KIND[kind] for kind in kinds]] = True
+        return np.flatnonzero(wanted[self.columns["kind"]])
+
+    def rows_named(self, accept: Callable[[str], bool], *kinds: str) -> Rows:
+        """Rows of the events of these kinds whose name is accepted."""
+        rows = self.rows(*kinds)
+        accepted = self.by_text(self.columns["name"][rows], lambda text: int(accept(text)))
+        return rows[accepted == 1]
+
+    def by_text(self, codes: NDArray[Any], answer: Callable[[str], int]) -> Ints:
+        """The answer to each text, asked once a text; NULL where there is no text."""
+        present = codes != NULL
+        met = np.bincount(codes[present], minlength=len(self.texts)) > 0
+        answers = np.full(len(self.texts) + 1, NULL, np.int64)
+        for code in np.flatnonzero(met).tolist():
+            answers[code] = answer(self.texts[code])
+        return answers[np.where(present, codes, len(self.texts))]
+
+    def text(self, code: int) -> str | None:
+        """The text of a code; None of NULL."""
+        return None if code == NULL else self.texts[code]
+
+    def names(self, rows: Rows) -> list[str]:
+        """The names of some events."""
+        return [self.texts[code] for code in self.columns["name"][rows].tolist()]
+
+    def detail(self, name: str, rows: Rows) -> Ints:
+        """A detail of some events; NULL where they have none."""
+        column = np.append(self.details[name], NULL)
+        at = np.where(rows >= 0, self.columns["detail"][rows], -1)
+        return column[at]
+
+    @cached_property
+    def _launches(self) -> tuple[Ints, Rows]:
+        """Correlations of the launching calls, sorted, and the calls' rows."""
+        rows = self.rows("runtime")
+        correlation = self.columns["correlation"][rows]
+        order = np.argsort(correlation, kind="stable")
+        return correlation[order], rows[order]
+
+    def launch_of(self, rows: Rows) -> Rows:
+        """The row of the call that launched each of these device events, or -1."""
+        correlations, calls = self._launches
+        wanted = self.columns["correlation"][rows]
+        if not len(calls):
+            return np.full(len(rows), -1, np.int64)
+        at = np.minimum(np.searchsorted(correlations, wanted), len(calls) - 1)
+        return np.where((correlations[at] == wanted) & (wanted != NULL), calls[at], -1)
+
+    def enclosing(self, ranges: Rows, launches: Rows) -> Rows:
+        """The innermost of `ranges` around each launch on its thread, or -1."""
+        start, stop = self.columns["start"], self.columns["stop"]
+        found = np.full(len(launches), -1, np.int64)
+        asked = np.flatnonzero(launches >= 0)
+        if not len(ranges) or not len(asked):
+            return found
+        ranges = ranges[np.lexsort((-stop[ranges], start[ranges], self.lane[ranges]))]
+        asked = asked[np.lexsort((start[launches[asked]], self.lane[launches[asked]]))]
+        points = launches[asked]
+        inner = attribution.enclosing(
+            self.lane[ranges],
+            start[ranges],
+            stop[ranges],
+            self.lane[points],
+            start[points],
+            stop[points],
+        )
+        found[asked] = np.where(inner >= 0, ranges[inner], -1)
+        return found

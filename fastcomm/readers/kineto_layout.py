@@ -1,0 +1,69 @@
+"""What fastcomm takes from a Kineto trace, as data."""
+
+from fastcomm.readers.chrome import Selection
+from fastcomm.trace.schema import KIND
+from fastcomm_kernels.json_scan import KEEP_ALL, KEEP_NAMED, KEEP_NONE
+
+# The value of `cat`, in today's spelling and that of 2021, and its kind.
+CATEGORIES = {
+    b"kernel": KIND["kernel"],
+    b"Kernel": KIND["kernel"],
+    b"gpu_memcpy": KIND["memcpy"],
+    b"Memcpy": KIND["memcpy"],
+    b"gpu_memset": KIND["memset"],
+    b"Memset": KIND["memset"],
+    b"cpu_op": KIND["cpu_op"],
+    b"Operator": KIND["cpu_op"],
+    b"cuda_runtime": KIND["runtime"],
+    b"cuda_driver": KIND["runtime"],
+    b"Runtime": KIND["runtime"],
+    b"user_annotation": KIND["annotation"],
+    b"gpu_user_annotation": KIND["gpu_annotation"],
+    b"cuda_sync": KIND["sync"],
+    b"cuda_event": KIND["sync"],
+    b"python_function": KIND["python"],
+}
+
+# Names of the host's calls into the collective libraries.
+COLLECTIVE_CALLS = (b"record_p", b"c10d::", b"nccl:", b"gloo:")
+
+_KEEP = {
+    "kernel": KEEP_ALL,
+    "memcpy": KEEP_ALL,
+    "memset": KEEP_ALL,
+    "cpu_op": KEEP_NAMED,
+    "runtime": KEEP_ALL,
+    "annotation": KEEP_ALL,
+    "gpu_annotation": KEEP_NONE,
+    "sync": KEEP_NONE,
+    "python": KEEP_NONE,
+    "other": KEEP_NONE,
+}
+
+# For `metrics`: device work, its launches, the marks of the iterations, the collective calls.
+METRICS = Selection(
+    kinds=CATEGORIES,
+    keep=[_KEEP[kind] for kind in KIND],
+    prefixes=COLLECTIVE_CALLS,
+    row_args=("correlation", "External id", "stream", "device", "bytes"),
+    detail_args=(
+        "In msg nelems",
+        "Out msg nelems",
+        "In msg size",  # the names of both until 2023-12
+        "Out msg size",
+        "Group size",
+        "Seq",
+    ),
+    detail_texts=(
+        "Collective name",
+        "dtype",
+        "In split size",
+        "Out split size",
+        "Process Group Name",
+        "Process Group ID",  # its name until 2024-04
+        "Process Group Description",
+        "Process Group Ranks",
+        "Input Dims",
+        "Input type",
+    ),
+)

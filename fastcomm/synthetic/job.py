@@ -1,0 +1,102 @@
+"""A made-up training job: how many ranks, how they are arranged, how big and how fast.
+
+Ranks are laid out as Megatron does, tensor parallelism first: ``tp + TP * (dp + DP * pp)``.
+Expert parallelism takes blocks of neighbours from the data dimension. Times are int ns.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fastcomm.errors import ConfigError
+
+GAP = 900  # between two kernels of one stream
+
+
+def _power_of_two(number: int, limit: int) -> int:
+    """The largest power of two that divides `number`, at most `limit`."""
+    return min(number & -number, limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that decides what the ranks do: two equal jobs give the same bytes."""
+
+    ranks: int
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1  # within dp
+    steps: int = 4
+    first_step: int = 10  # the number of the first step that is profiled
+    micro_batches: int = 4
+    layers: int = 4  # of one stage; every second one has experts
+    hidden: int = 2048
+    tokens: int = 2048  # of one micro-batch
+    bucket: int = 10_000_000  # gradient elements that one layer hands to data parallelism
+    layer_ns: int = (
+        900_000  # compute of a layer's forward pass; its backward pass takes twice that
+    )
+    link_speed: int = 44 * 10**9  # bytes per second that a collective reaches
+    latency_ns: int = 9_000  # of the smallest collective
+    skew_ns: int = 20_000  # how far ranks drift apart between two collectives, at most
+    straggler: int | None = None  # this rank's attention is slower
+    slowdown: int = 15  # by so many percent
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ranks != self.tp * self.pp * self.dp or self.ranks < 1:
+            raise ConfigError(
+                f"a job of {self.ranks} ranks: wanted tp * pp * dp, found "
+                f"{self.tp} * {self.pp} * {self.dp}"
+            )
+        if self.ep < 1 or self.dp % self.ep:
+            raise ConfigError(f"ep {self.ep}: wanted a divisor of dp {self.dp}")
+        if self.straggler is not None and not 0 <= self.straggler < self.ranks:
+            raise ConfigError(f"straggler {self.straggler}: there is no such rank")
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        least = {
+            "steps": 1,
+            "micro_batches": 1,
+            "layers": 1,
+            "hidden": 1,
+            "tokens": 8,
+            "bucket": 1,
+            "layer_ns": 300_000,
+            "link_speed": 10**6,
+            "latency_ns": 5_000,
+            "first_step": 0,
+            "skew_ns": 0,
+            "slowdown": 0,
+            "seed": 0,
+        }
+        for name, minimum in least.items():
+            if getattr(self, name) < minimum:
+                raise ConfigError(f"{name} {getattr(self, name)}: wanted {minimum} or more")
+
+    @classmethod
+    def of(cls, ranks: int = 8, **changes: Any) -> Self:
+        """A sensible job of any size: what is not given follows from the number of ranks."""
+        tp = changes.get("tp") or _power_of_two(ranks, 2 if ranks <= 32 else 8)  # noqa: PLR2004
+        deepest = 1 if ranks < 8 else 2 if ranks <= 32 else 8  # noqa: PLR2004
+        pp = changes.get("pp") or _power_of_two(max(1, ranks // tp), deepest)
+        dp = changes.get("dp") or max(1, ranks // (tp * pp))
+        chosen = {
+            "tp": tp,
+            "pp": pp,
+            "dp": dp,
+            "ep": _power_of_two(dp, 8),
+            "micro_batches": max(4, 2 * pp),
+            "straggler": ranks * 5 // 8 if ranks > 1 else None,
+        }
+        return cls(ranks=ranks, **{**chosen, **changes})
+
+    def place(self, rank: int) -> tuple[int, int, int]:
+        """The coordinates (tp, dp, pp) of a rank."""
+        return rank % self.tp, rank // self.tp % self.dp, rank // (self.tp * self.dp)
+
+    @property
+    def expert_data(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.dp // self.ep

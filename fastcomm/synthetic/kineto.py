@@ -1,0 +1,177 @@
+"""A rank as a Kineto file: every piece of device work, and the host rows that launched it."""
+
+from collections.abc import Iterator
+
+from fastcomm.synthetic import rows
+from fastcomm.synthetic.calls import Call
+from fastcomm.synthetic.catalog import KERNELS, host_args
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.play import COMPUTE, Step
+from fastcomm.synthetic.rows import Variant, complete, flow
+from fastcomm.synthetic.tape import Work
+
+AHEAD_NS = 150_000  # the host is at least so far ahead of its device
+LAUNCH_NS = {"comm": 8_000}  # how long the host is busy with one launch
+OTHER_LAUNCH_NS = 3_800
+DEVICES = 8  # of one machine
+
+_COPIES = {
+    # kind: device row, operator, runtime call, number of the call in CUPTI
+    "memcpy": ("Memcpy HtoD (Pinned -> Device)", "aten::copy_", "cudaMemcpyAsync", 41),
+    "memset": ("Memset (Device)", "aten::zero_", "cudaMemsetAsync", 51),
+}
+
+
+def launch_times(step: Step) -> list[int]:
+    """When the host begins each launch: in the order of the device, one after the other."""
+    free = step.stop
+    found = []
+    for work in reversed(step.works):
+        free = min(work.start - AHEAD_NS, free - LAUNCH_NS.get(work.kind, OTHER_LAUNCH_NS))
+        found.append(free)
+    return found[::-1]
+
+
+class RankText:
+    """The rows of one rank, step after step."""
+
+    def __init__(self, job: Job, rank: int, variant: Variant) -> None:
+        self.job, self.rank, self.variant = job, rank, variant
+        self.device = rank % DEVICES
+        self.process = 41_000 + 97 * self.device
+        self.lanes = {
+            False: rows.lane(self.process, self.process),
+            True: rows.lane(self.process, self.process + 61),
+        }
+        self.inputs = {name: host_args(job, kernel) for name, kernel in KERNELS.items()}
+        self.said: dict[object, str] = {}
+        self.external, self.correlation = 0, 1_000
+
+    def step(self, step: Step) -> Iterator[str]:
+        """All rows of a step."""
+        yield self._mark(f"ProfilerStep#{step.number}", step.start, step.ns)
+        launches = launch_times(step)
+        for work, launch in zip(step.works, launches, strict=True):
+            rows_of = {"compute": self._compute, "comm": self._collective}
+            yield rows_of.get(work.kind, self._copy)(work, launch)
+        yield self._around(step, launches)
+
+    def _around(self, step: Step, launches: list[int]) -> str:
+        """The rows that belong to no single launch."""
+        adam = [
+            at for at, work in zip(launches, step.works, strict=True) if work.name == "adam"
+        ]
+        text = self._mark(
+            "Optimizer.step#AdamW.step", adam[0] - 500, adam[-1] - adam[0] + 5_000
+        )
+        compute = [work for work in step.works if work.stream == COMPUTE]
+        first, last = compute[0].start, max(work.stop for work in step.works)
+        text += complete(
+            "gpu_user_annotation",
+            f"ProfilerStep#{step.number}",
+            rows.lane(self.device, COMPUTE),
+            first - 1,
+            max(work.stop for work in compute) - first + 2,
+            f'"External id": {self._next()}',
+        )
+        begin = launches[-1] + 20_000
+        self.correlation += 1
+        args = f'"cbid": 165, "correlation": {self.correlation}'
+        where = self.lanes[False]
+        name = "cudaDeviceSynchronize"
+        return text + complete("cuda_runtime", name, where, begin, last + 4_000 - begin, args)
+
+    def _next(self) -> int:
+        self.external += 1
+        return self.external
+
+    def _mark(self, name: str, start: int, ns: int) -> str:
+        return complete("user_annotation", name, self.lanes[False], start, ns, self._ids())
+
+    def _ids(self, more: str = "") -> str:
+        """The arguments that every host row has."""
+        external = self._next()
+        between = f"{more}, " if more else ""
+        said = f'"External id": {external},"Record function id": 0, {between}'
+        return f'{said}"Ev Idx": {external - 1}'
+
+    def _launch(self, call: str, number: int, work: Work, start: int, ns: int) -> str:
+        """The row of the runtime, and the arrow from it to the device."""
+        self.correlation += 1
+        where = self.lanes[work.backward]
+        args = (
+            f'"External id": {self.external},      "cbid": {number}, '
+            f'"correlation": {self.correlation}'
+        )
+        return complete("cuda_runtime", call, where, start, ns, args) + flow(
+            "s", self.correlation, where, start
+        )
+
+    def _compute(self, work: Work, launch: int) -> str:
+        kernel = KERNELS[work.name]
+        where = self.lanes[work.backward]
+        host = complete(
+            "cpu_op", kernel.host, where, launch, 3_600, self._ids(self.inputs[work.name])
+        )
+        runtime = self._launch("cudaLaunchKernel", 211, work, launch + 1_000, 2_200)
+        return host + runtime + self._kernel(kernel.name, work, kernel.grid, kernel.registers)
+
+    def _kernel(
+        self, name: str, work: Work, grid: tuple[int, int, int], registers: int, said: str = ""
+    ) -> str:
+        where = f'"pid": {self.device},\n    "tid": {work.stream}'
+        args = (
+            f'"External id": {self.external},      "queued": 0, "device": {self.device}, '
+            f'"context": 1,      "stream": {work.stream}, "correlation": {self.correlation}, '
+            f'     "registers per thread": {registers},      "shared memory": 0,      '
+            f'"blocks per SM": {grid[0] / 132:f},      "warps per SM": {grid[0] / 33:f},      '
+            f'"grid": [{grid[0]}, {grid[1]}, {grid[2]}],      "block": [128, 1, 1],      '
+            f'"est. achieved occupancy %": 0{said}'
+        )
+        row = complete("kernel", name, where, work.start, work.ns, args)
+        return row + flow("f", self.correlation, where, work.start)
+
+    def _copy(self, work: Work, launch: int) -> str:
+        name, host, call, number = _COPIES[work.kind]
+        where = self.lanes[work.backward]
+        text = complete("cpu_op", host, where, launch, 3_600, self._ids())
+        text += self._launch(call, number, work, launch + 1_000, 2_200)
+        size = self.job.tokens * 8 if work.kind == "memcpy" else 4
+        where = rows.lane(self.device, work.stream)
+        args = (
+            f'"External id": {self.external},      "device": {self.device}, "context": 1,      '
+            f'"stream": {work.stream}, "correlation": {self.correlation},      '
+            f'"bytes": {size}, "memory bandwidth (GB/s)": {size / max(work.ns, 1)}'
+        )
+        text += complete(f"gpu_{work.kind}", name, where, work.start, work.ns, args)
+        return text + flow("f", self.correlation, where, work.start)
+
+    def _said(self, call: Call) -> str:
+        splits = (call.send_splits, call.receive_splits)
+        key = (call.operation.collective, call.group.name, call.peers, call.sent, splits)
+        if key not in self.said:
+            self.said[key] = rows.metadata(call, self.variant)
+        return f'{self.said[key]}, "Seq": {call.seq}'
+
+    def _collective(self, work: Work, launch: int) -> str:
+        call = work.call
+        assert call is not None
+        where = self.lanes[work.backward]
+        said = self._said(call)
+        asynchronous = f'{said}, "Is asynchronized op": true, "Rank": {self.rank}'
+        text = complete("cpu_op", call.operation.host, where, launch, 7_600, self._ids())
+        annotation = complete(
+            "user_annotation", call.annotation, where, launch + 1_300, 5_500, self._ids()
+        )
+        text += annotation
+        text += complete(
+            "cpu_op", "record_param_comms", where, launch + 700, 6_500, self._ids(asynchronous)
+        )
+        text += self._launch("cudaLaunchKernelExC", 430, work, launch + 2_600, 3_200)
+        on_kernel = "" if self.variant & Variant.HOST_METADATA else f", {said}"
+        text += self._kernel(work.name, work, (24, 1, 1), 96, on_kernel)
+        device = rows.lane(self.device, work.stream)
+        args = f'"External id": {self.external}'
+        return text + complete(
+            "gpu_user_annotation", call.annotation, device, work.start - 1, work.ns + 2, args
+        )

@@ -1,0 +1,192 @@
+"""What every metric must say of a job, from its construction: no two events are compared.
+
+Sums and counts take whole events, a ratio over all is a quotient of sums, an average is a mean
+over (iteration, rank). Bandwidths are bytes per second, times ns.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.play import Step, steps
+from fastcomm.synthetic.tape import Tally, Window
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """The events of one tag, one number each."""
+
+    payload: list[int] = field(default_factory=list)
+    bus: list[int] = field(default_factory=list)
+    ns: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Sums:
+    lengths: list[int] = field(default_factory=list)  # of each (iteration, rank)
+    tallies: list[Tally] = field(default_factory=list)
+    traffic: dict[str, _Traffic] = field(default_factory=dict)
+    windows: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    widest: dict[str, Any] | None = None
+    by_rank: list[dict[str, Any]] = field(default_factory=list)
+
+
+def truth(
+    job: Job, link_bandwidth: float | None = None, *, ranks: Iterable[int] | None = None
+) -> dict[str, Any]:
+    """Every metric of the job, or of some of its ranks; null where it has no value."""
+    chosen = list(range(job.ranks)) if ranks is None else sorted(ranks)
+    sums = _Sums()
+    for rank in chosen:
+        _add_rank(sums, rank, list(steps(job, rank)))
+    return {
+        "ranks": chosen,
+        "iterations": job.steps,
+        "iteration": {"mean_ns": _mean(sums.lengths), "p99_ns": _percentile(sums.lengths, 99)},
+        "breakdown": {"spec": _spec(sums), "exact": _exact(sums)},
+        "windows": [_window(*item) for item in sorted(sums.windows.items())],
+        "bandwidth": {tag: _bandwidth(traffic, link_bandwidth) for tag, traffic in _tags(sums)},
+        "volume": {
+            tag: _volume(traffic, job.steps, len(chosen)) for tag, traffic in _tags(sums)
+        },
+        "overlap": _overlap(sums),
+        "by_rank": sums.by_rank,
+        "slowest_rank": max(sums.by_rank, key=lambda row: row["mean_ns"])["rank"],
+        "widest_window": sums.widest,
+    }
+
+
+def exact_ns(tally: Tally) -> dict[str, int]:
+    """The partition of a step, in ns."""
+    exposed = {f"exposed_{tag}": ns for tag, ns in sorted(tally.exposed.items())}
+    return {
+        "compute": tally.compute,
+        "idle": tally.idle,
+        "memcpy": tally.memcpy,
+        **exposed,
+        "exposed_mixed": tally.mixed,
+    }
+
+
+def _add_rank(sums: _Sums, rank: int, played: list[Step]) -> None:
+    lengths = [step.ns for step in played]
+    sums.lengths += lengths
+    sums.tallies += [step.tally for step in played]
+    for step in played:
+        _add_traffic(sums, step)
+        for window in step.windows:
+            _add_window(sums, rank, step.number, window)
+    parts = [exact_ns(step.tally) for step in played]
+    sums.by_rank.append(
+        {
+            "rank": rank,
+            "iteration_ns": lengths,
+            "mean_ns": _mean(lengths),
+            "exact_ns": _total(parts),
+        }
+    )
+
+
+def _add_traffic(sums: _Sums, step: Step) -> None:
+    for work in step.works:
+        if work.call:
+            traffic = sums.traffic.setdefault(work.call.group.tag, _Traffic())
+            traffic.payload.append(work.call.payload)
+            traffic.bus.append(work.call.bus)
+            traffic.ns.append(work.ns)
+
+
+def _add_window(sums: _Sums, rank: int, iteration: int, window: Window) -> None:
+    pair = (window.before, window.after)
+    sums.windows.setdefault(pair, []).append(window.ns)
+    if sums.widest is None or window.ns > sums.widest["ns"]:
+        place = {"rank": rank, "iteration": iteration}
+        sums.widest = {"from": pair[0], "to": pair[1], "ns": window.ns, **place}
+
+
+def _tags(sums: _Sums) -> list[tuple[str, _Traffic]]:
+    return sorted(sums.traffic.items())
+
+
+def _total(parts: list[dict[str, int]]) -> dict[str, int]:
+    names = sorted({name for part in parts for name in part})
+    return {name: sum(part.get(name, 0) for part in parts) for name in names}
+
+
+def _exact(sums: _Sums) -> dict[str, float]:
+    whole = sum(sums.lengths)
+    parts = _total([exact_ns(tally) for tally in sums.tallies])
+    return {name: ns / whole for name, ns in parts.items()}
+
+
+def _spec(sums: _Sums) -> dict[str, float]:
+    """The specification's formulas: its idle is below 0 where communication overlaps itself."""
+    whole = sum(sums.lengths)
+    comm = {f"comm_{tag}": sum(traffic.ns) for tag, traffic in _tags(sums)}
+    compute = whole - sum(tally.any_busy for tally in sums.tallies)
+    parts = {"compute": compute, "idle": whole - compute - sum(comm.values()), **comm}
+    return {name: ns / whole for name, ns in parts.items()}
+
+
+def _window(pair: tuple[str, str], spans: list[int]) -> dict[str, Any]:
+    return {
+        "from": pair[0],
+        "to": pair[1],
+        "count": len(spans),
+        "mean_ns": _mean(spans),
+        "p50_ns": _percentile(spans, 50),
+        "p95_ns": _percentile(spans, 95),
+    }
+
+
+def _bandwidth(traffic: _Traffic, link: float | None) -> dict[str, Any]:
+    pairs = zip(traffic.payload, traffic.ns, strict=True)
+    speeds = [count * 1e9 / ns for count, ns in pairs]
+    bus = [count * 1e9 / ns for count, ns in zip(traffic.bus, traffic.ns, strict=True)]
+    pooled = sum(traffic.payload) * 1e9 / sum(traffic.ns)
+    return {
+        "avg_bw": _mean(speeds),
+        "avg_util": _per(_mean(speeds), link),
+        "p95_util": _per(_percentile(speeds, 95), link),
+        "global_avg_util": _per(pooled, link),
+        "total_bytes": sum(traffic.payload),
+        "avg_bus_bw": _mean(bus),
+        "events_without_bytes": 0,
+    }
+
+
+def _volume(traffic: _Traffic, iterations: int, ranks: int) -> dict[str, Any]:
+    total = sum(traffic.payload)
+    return {
+        "comm_bytes": total,
+        "comm_events": len(traffic.ns),
+        "bytes_per_iteration": total / iterations,
+        "bytes_per_step_per_gpu": total / (iterations * ranks),
+    }
+
+
+def _overlap(sums: _Sums) -> dict[str, Any]:
+    """Means over the (iteration, rank) that communicate at all."""
+    ratios = [tally.any_hidden / tally.any_busy for tally in sums.tallies if tally.any_busy]
+    by_tag = {
+        tag: _mean(
+            [tally.hidden[tag] / tally.busy[tag] for tally in sums.tallies if tag in tally.busy]
+        )
+        for tag in sorted(sums.traffic)
+    }
+    return {"average_overlap_ratio": _mean(ratios), "by_tag": by_tag}
+
+
+def _mean(values: list[int] | list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _percentile(values: list[int] | list[float], q: int) -> float:
+    return float(np.percentile(np.asarray(values, dtype=np.float64), q))
+
+
+def _per(speed: float | None, link: float | None) -> float | None:
+    return None if speed is None or link is None else speed / link

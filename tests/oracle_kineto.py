@@ -1,0 +1,516 @@
+"""What a Kineto trace says, by definition: slow, obvious, the standard library alone.
+
+Times are int nanoseconds, bytes are ints, an unknown value is None. Ranges of the host contain
+a launch with both ends included; everything else is half-open.
+"""
+
+import gzip
+import json
+import re
+from collections import Counter
+from decimal import ROUND_HALF_UP, Decimal
+from fractions import Fraction
+from pathlib import Path
+
+RUNTIME = {"cuda_runtime", "cuda_driver"}
+HOST = {"cpu_op", "user_annotation"}
+
+# One word of the host, or of a kernel's name, lower case without underscores -> operation.
+OPS = {
+    "allreduce": "AllReduce",
+    "allreducecoalesced": "AllReduce",
+    "allgather": "AllGather",
+    "allgatherbase": "AllGather",
+    "allgathercoalesced": "AllGather",
+    "allgatherintotensorcoalesced": "AllGather",
+    "reducescatter": "ReduceScatter",
+    "reducescatterbase": "ReduceScatter",
+    "reducescattercoalesced": "ReduceScatter",
+    "reducescattertensorcoalesced": "ReduceScatter",
+    "alltoall": "AllToAll",
+    "alltoallv": "AllToAll",
+    "broadcast": "Broadcast",
+    "broadcastoop": "Broadcast",
+    "reduce": "Reduce",
+    "reduceoop": "Reduce",
+    "gather": "Gather",
+    "scatter": "Scatter",
+    "send": "SendRecv",
+    "recv": "SendRecv",
+    "sendrecv": "SendRecv",
+    "pointtopoint": "SendRecv",
+    "barrier": "Barrier",
+    "allreducebarrier": "Barrier",
+}
+# Choice: these words name no operation, so the next source is asked.
+NO_OPERATION = {"", "wait", "coalesced", "startcoalescing", "endcoalescing"}
+
+# formats.md 3.4, first match wins: pattern, operation (None: from the name), tag of the table.
+NCCL_NAMES = (
+    r"^ncclKernel_(\w+?)_",
+    r"^ncclDevKernel_([A-Za-z]+)",
+    r"ncclDevKernel_(Generic)",
+    r"^ncclSymDevKernel_([A-Za-z]+)",
+    r"^ncclSymkDevKernel_([A-Za-z]+)",
+)
+OTHER_LIBRARIES = (
+    (
+        r"(deep_ep|dpsk::ep)::.*(dispatch|combine)|notify_dispatch|cached_notify",
+        "AllToAll",
+        "EP",
+    ),
+    (r"cross_device_reduce_[12]stage|quickreduce::|allreduce_fusion_kernel", "AllReduce", "TP"),
+    (r"multimem_(all_reduce|one_shot)|(one|two)_shot_all_reduce", "AllReduce", "TP"),
+    (r"userbuffers_fp16_sum_inplace|kuserbuffers_", None, "TP"),
+    (r"nvshmem|mscclpp", "OTHER", None),
+)
+
+SIZES = {
+    1: "byte char bool unsigned_char signed_char",
+    2: "short short_int half bfloat16 c10::half c10::bfloat16",
+    4: "int float complexhalf c10::complex<c10::half>",
+    8: "long long_int long_long double complexfloat c10::complex<float>",
+    16: "complexdouble c10::complex<double>",
+}
+
+
+# ---------------------------------------------------------------- reading
+
+
+def nanoseconds(microseconds):
+    """Decimal text in microseconds as an int; a half nanosecond is rounded up."""
+    return int((Decimal(str(microseconds)) * 1000).to_integral_value(rounding=ROUND_HALF_UP))
+
+
+def read(path):
+    """Everything the metrics need of one file."""
+    path = Path(path)
+    raw = path.read_bytes()
+    if raw[:2] == b"\x1f\x8b":
+        raw = gzip.decompress(raw)
+    text = raw.decode("utf-8", errors="replace")
+    whole = json.loads(text, parse_float=Decimal, parse_int=int, strict=False)
+    info = whole.get("distributedInfo") or {}
+    base = int(whole.get("baseTimeNanoseconds") or 0)
+    rows = whole["traceEvents"]
+    return {
+        "path": str(path),
+        "rank": rank_of(info, path.name),
+        "world_size": info.get("world_size"),
+        "groups": info.get("pg_config") or [],
+        "count": len(rows),
+        "phases": Counter((row.get("ph"), row.get("cat")) for row in rows),
+        "events": [event_of(row, base) for row in rows if row.get("ph") == "X"],
+    }
+
+
+def event_of(row, base):
+    start = nanoseconds(row["ts"]) + base
+    return {
+        "cat": row.get("cat"),
+        "name": row.get("name", ""),
+        "pid": row.get("pid"),
+        "tid": row.get("tid"),
+        "start": start,
+        "stop": start + nanoseconds(row.get("dur", 0)),
+        "args": row.get("args") or {},
+    }
+
+
+def rank_of(info, name):
+    if info.get("rank") is not None:
+        return int(info["rank"])
+    found = re.search(r"(?:rank[-_]?|worker[-_]?|kineto_trace_)(\d+)", name)
+    return int(found[1]) if found else None
+
+
+# ------------------------------------------------- which events communicate
+
+
+def table_row(name):
+    """Operation and tag by the table of 3.4 for a kernel's name; None: it is compute."""
+    for pattern in NCCL_NAMES:
+        if found := re.search(pattern, name):
+            return operation(found[1]) or "OTHER", None
+    if "get_dispatch_layout" in name:
+        return None
+    for pattern, op, tag in OTHER_LIBRARIES:
+        if re.search(pattern, name):
+            return op or userbuffers_operation(name), tag
+    return None
+
+
+def userbuffers_operation(name):
+    # Choice: the table says "RS / AG / SendRecv" and not how to tell; the name's own parts do.
+    found = re.search(r"_(rs|ag)(?![a-z])|(send|recv)", name)
+    if not found:
+        return "OTHER"
+    return {"rs": "ReduceScatter", "ag": "AllGather"}.get(found[1], "SendRecv")
+
+
+def is_peer_copy(event):
+    return event["cat"] == "gpu_memcpy" and "PtoP" in event["name"]
+
+
+def is_communication(event):
+    if event["cat"] == "kernel":
+        return table_row(event["name"]) is not None
+    return is_peer_copy(event)
+
+
+def is_compute(event):
+    return event["cat"] == "kernel" and not is_communication(event)
+
+
+def is_copy(event):
+    return event["cat"] in {"gpu_memcpy", "gpu_memset"} and not is_peer_copy(event)
+
+
+def operation(word):
+    """None where the word names no operation; OTHER where we do not know it."""
+    key = re.sub(r"[^a-z0-9]", "", (word or "").lower())
+    return None if key in NO_OPERATION else OPS.get(key, "OTHER")
+
+
+# ------------------------------------------------------ the events themselves
+
+
+def comm_events(trace):
+    """All communication events of one trace, in the order of the file."""
+    launches, hosts, by_id = {}, {}, {}
+    for event in trace["events"]:
+        if event["cat"] in RUNTIME and "correlation" in event["args"]:
+            launches.setdefault(event["args"]["correlation"], event)
+        elif event["cat"] in HOST:
+            hosts.setdefault((event["pid"], event["tid"]), []).append(event)
+            if "External id" in event["args"]:
+                by_id.setdefault(event["args"]["External id"], event)
+    found = []
+    for event in trace["events"]:
+        if is_peer_copy(event):
+            found.append(peer_copy(event))
+        elif is_communication(event):
+            launch = launches.get(event["args"].get("correlation"))
+            stack = enclosing(launch, hosts)
+            found.append(kernel(event, stack, linked_call(event, stack, by_id), trace))
+    return found
+
+
+def enclosing(launch, hosts):
+    """Host ranges that contain the launch on its own thread, innermost first."""
+    if launch is None:
+        return []
+    ranges = hosts.get((launch["pid"], launch["tid"]), [])
+    holding = [r for r in ranges if contains(r, launch)]
+    return sorted(holding, key=lambda r: (r["stop"] - r["start"], -r["start"]))
+
+
+def contains(outer, inner):
+    return outer["start"] <= inner["start"] and inner["stop"] <= outer["stop"]
+
+
+def linked_call(event, stack, by_id):
+    """The args of the record_param_comms that launched a kernel."""
+    named = by_id.get(event["args"].get("External id"))
+    calls = [h for h in stack if h["name"].split(",")[0] == "record_param_comms"]
+    calls = [h for h in calls if h["args"].get("Collective name") != "wait"]
+    for call in calls:
+        if call is named:
+            return call["args"]
+    return calls[0]["args"] if calls else {}
+
+
+def peer_copy(event):
+    # Choice: a peer copy has its own bytes; the call around it would count them once a copy.
+    moved = number(event["args"].get("bytes"))
+    return {
+        "op": "SendRecv",
+        "name": event["name"],
+        "start": event["start"],
+        "stop": event["stop"],
+        "stream": event["args"].get("stream", event["tid"]),
+        "group_ranks": None,
+        "group_size": None,
+        "description": None,
+        "sent_bytes": moved,
+        "received_bytes": moved,
+        "msg_bytes": moved,
+        "payload_bytes": moved,
+        "bus_bytes": moved,
+        "table_tag": "OTHER",
+    }
+
+
+def kernel(event, stack, call, trace):
+    op_by_name, table_tag = table_row(event["name"])
+    said = {**call, **event["args"]}  # the kernel's own word wins
+    annotation = next((h for h in stack if h["name"].startswith("nccl:")), None)
+    op = operation(said.get("Collective name"))
+    if op is None and annotation:
+        op = operation(re.match(r"nccl:(\w*)", annotation["name"])[1])
+    op = op or op_by_name
+    group = group_of(said, trace)
+    sent, received, even = moved_bytes(op, said, annotation, stack)
+    msg, payload = message_and_payload(op, sent, received, group["group_size"], even)
+    return {
+        "op": op,
+        "name": event["name"],
+        "start": event["start"],
+        "stop": event["stop"],
+        "stream": event["args"].get("stream", event["tid"]),
+        **group,
+        "sent_bytes": sent,
+        "received_bytes": received,
+        "msg_bytes": msg,
+        "payload_bytes": payload,
+        "bus_bytes": bus_bytes(op, payload, group["group_size"]),
+        "table_tag": table_tag,
+    }
+
+
+# -------------------------------------------------------------------- groups
+
+
+def group_of(said, trace):
+    """Members, size and description of the group; the world is never assumed."""
+    listed = group_entry(said, trace["groups"])
+    ranks, complete = items(said.get("Process Group Ranks"))
+    if not ranks or not complete:
+        ranks = entry_ranks(listed, trace["world_size"])
+    size = len(ranks) if ranks else positive(said.get("Group size"))
+    if size is None and listed:
+        size = positive(listed.get("pg_size"))
+    description = said.get("Process Group Description")
+    if description is None and listed:
+        description = listed.get("pg_desc")
+    return {"group_ranks": ranks, "group_size": size, "description": description}
+
+
+def group_entry(said, groups):
+    """The entry of pg_config with this name; of two such, the one with the description."""
+    name = said.get("Process Group Name", said.get("Process Group ID"))
+    if name is None:
+        return None
+    same = [g for g in groups if str(g.get("pg_name")) == str(name)]
+    if len(same) > 1:
+        same = [g for g in same if g.get("pg_desc") == said.get("Process Group Description")]
+    return same[0] if len(same) == 1 else None
+
+
+def entry_ranks(entry, world_size):
+    if entry is None:
+        return None
+    ranks, complete = items(entry.get("ranks"))
+    if ranks:
+        return ranks if complete else None
+    # Choice: an empty list is the whole world only where the size says so.
+    if world_size and entry.get("pg_size") == world_size:
+        return list(range(world_size))
+    return None
+
+
+def items(value):
+    """A list, or its text "[0, 1]": (sorted ints, is it complete)."""
+    parts = value if isinstance(value, list) else str(value or "").strip("[] ").split(",")
+    words = [str(part).strip() for part in parts]
+    numbers = [int(word) for word in words if re.fullmatch(r"-?\d+", word)]
+    return sorted(numbers), "..." not in words
+
+
+# --------------------------------------------------------------------- bytes
+
+
+def number(value):
+    """An int of 5, 5.0, Decimal("5.0") or "5"; None of anything else."""
+    try:
+        exact = Decimal(str(value))
+    except ArithmeticError:
+        return None
+    return int(exact) if exact.is_finite() and exact == int(exact) else None
+
+
+def positive(value):
+    found = number(value)
+    return found if found and found > 0 else None
+
+
+def element_size(name):
+    """Bytes of one element of a ScalarType's or a C++ type's name."""
+    key = re.sub(r"\s+", "_", str(name or "").strip().lower())
+    if "float8_" in key:
+        return 1
+    return next((size for size, names in SIZES.items() if key in names.split()), None)
+
+
+def moved_bytes(op, said, annotation, stack):
+    """(sent, received, are the splits even), None for what nobody says."""
+    counts = [
+        said.get(f"{side} msg nelems", said.get(f"{side} msg size")) for side in ("In", "Out")
+    ]
+    if any(count is not None for count in counts):
+        # Choice: the numbers of a word that names no operation (coalesced) are not its bytes.
+        if "Collective name" in said and operation(said["Collective name"]) is None:
+            return None, None, True
+        return metadata_bytes(said, [number(count) for count in counts])
+    base = base_call(op, stack)
+    if base:
+        received, sent = tensor_bytes(base, 0), tensor_bytes(base, 1)
+        return sent, received, sent == received
+    if annotation:
+        return annotation_bytes(annotation), None, True
+    return None, None, True
+
+
+def metadata_bytes(said, counts):
+    size = element_size(said.get("dtype"))
+    # Choice: one overflowed number makes the whole call unknown.
+    if size is None or any(count is not None and count < 0 for count in counts):
+        return None, None, True
+    sent, received = (None if count is None else count * size for count in counts)
+    return sent, received, sent == received and even_splits(said)
+
+
+def even_splits(said):
+    # Choice: a list that was cut is not known to be even.
+    for key in ("In split size", "Out split size"):
+        splits, complete = items(said.get(key))
+        if len(set(splits)) > 1 or not complete:
+            return False
+    return True
+
+
+BASE_CALLS = {
+    "AllToAll": "c10d::alltoall_base_",
+    "AllGather": "c10d::_allgather_base_",
+    "ReduceScatter": "c10d::_reduce_scatter_base_",
+}
+
+
+def base_call(op, stack):
+    """The enclosing operator whose first two inputs are the output and the input."""
+    for host in stack:
+        if host["name"].split(",")[0] == BASE_CALLS.get(op):
+            dims = host["args"].get("Input Dims")
+            return host if isinstance(dims, list) and len(dims) > 1 else None
+    return None
+
+
+def tensor_bytes(host, index):
+    dims, types = host["args"].get("Input Dims"), host["args"].get("Input type")
+    if not isinstance(types, list) or index >= len(types):
+        return None
+    size = element_size(types[index])
+    return None if size is None else elements(dims[index]) * size
+
+
+def annotation_bytes(annotation):
+    """All tensors that an annotation names: the input of this rank."""
+    dims, types = annotation["args"].get("Input Dims"), annotation["args"].get("Input type")
+    if not dims or not isinstance(types, list):
+        return None
+    tensors = [i for i in range(len(dims)) if types[i : i + 1] not in ([""], ["Scalar"])]
+    total = [tensor_bytes(annotation, i) for i in tensors]
+    return None if not total or None in total else sum(total)
+
+
+def elements(shape):
+    """Of a shape the product, of a list of shapes the sum of the products."""
+    if shape and isinstance(shape[0], list):
+        return sum(elements(inner) for inner in shape)
+    product = 1
+    for length in shape:
+        product *= int(length)
+    return product
+
+
+def message_and_payload(op, sent, received, n, even):
+    """Sections 1.6 and 4. A missing side is derived only where the group's size is known."""
+    if op == "Barrier":
+        return 0, 0
+    known = [side for side in (sent, received) if side is not None]
+    if not known or op not in {*FACTORS, *FACTOR_ONE}:
+        return None, None
+    if op in {"AllReduce", *FACTOR_ONE}:
+        return max(known), max(known)
+    if op == "AllToAll":
+        payload = max(known) if len(known) == 2 else None
+        return (share(payload, n) if even else None), payload
+    if op in {"AllGather", "Gather"}:
+        return one_and_all(sent, received, n)
+    return one_and_all(received, sent, n)
+
+
+def one_and_all(one, whole, n):
+    """The part of one rank and the parts of all."""
+    if whole is None:
+        whole = one * n if n else None
+    elif one is None:
+        one = share(whole, n)
+    return one, None if whole is None else max(whole, one or 0)
+
+
+def share(payload, n):
+    return payload // n if payload is not None and n and payload % n == 0 else None
+
+
+FACTORS = {
+    "AllReduce": 2,
+    "AllGather": 1,
+    "ReduceScatter": 1,
+    "AllToAll": 1,
+    "Gather": 1,
+    "Scatter": 1,
+}
+FACTOR_ONE = {"Broadcast", "Reduce", "SendRecv"}
+
+
+def bus_bytes(op, payload, n):
+    """Payload times the factor of nccl-tests, to the nearest integer, half to even."""
+    if payload is None:
+        return None
+    if payload == 0 or n == 1:
+        return 0
+    # Choice: the factor 1 needs no group size.
+    if op in FACTOR_ONE:
+        return payload
+    return None if n is None else round(Fraction(payload * FACTORS[op] * (n - 1), n))
+
+
+# ---------------------------------------------------------------- iterations
+
+
+def iterations(trace):
+    """[{number, start, stop, source}] by the first rule of 2.11 that finds a mark."""
+    marks = [e for e in trace["events"] if e["cat"] == "user_annotation"]
+    for source, pattern in (
+        ("ProfilerStep", r"ProfilerStep#(\d+)"),
+        ("pattern", r"(?i:iteration|iter|step)[ _:#-]*(\d+)"),
+    ):
+        found = [(re.fullmatch(pattern, e["name"]), e) for e in marks]
+        steps = [iteration(int(m[1]), e["start"], e["stop"], source) for m, e in found if m]
+        if steps:
+            return sorted(steps, key=lambda step: (step["start"], step["stop"]))
+    if not trace["events"]:
+        return []
+    first = min(e["start"] for e in trace["events"])
+    if ends := optimizer_ends(marks):
+        starts = [first, *ends[:-1]]
+        pairs = enumerate(zip(starts, ends, strict=True))
+        return [iteration(n, start, stop, "optimizer") for n, (start, stop) in pairs]
+    last = max(e["stop"] for e in trace["events"])
+    return [iteration(0, first, last, "whole")]
+
+
+def iteration(number_, start, stop, source):
+    return {"number": number_, "start": start, "stop": stop, "source": source}
+
+
+def optimizer_ends(marks):
+    """Choice: one name's marks, the earliest seen (an iteration may have two optimizers)."""
+    for prefix in ("Optimizer.step#", "DeepSpeedEngine.step"):
+        steps = sorted(
+            (e for e in marks if e["name"].startswith(prefix)), key=lambda e: e["start"]
+        )
+        if steps:
+            return sorted({e["stop"] for e in steps if e["name"] == steps[0]["name"]})
+    return []

@@ -1,0 +1,57 @@
+import numpy as np
+import oracles
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm_kernels import attribution
+
+LANES = st.integers(0, 3)
+SPANS = st.tuples(LANES, st.integers(0, 30), st.integers(0, 20)).map(
+    lambda span: (span[0], span[1], span[1] + span[2])
+)
+RANGES = st.lists(SPANS, max_size=16).map(
+    lambda spans: sorted(spans, key=lambda span: (span[0], span[1], -span[2]))
+)
+LAUNCHES = st.lists(SPANS, max_size=16).map(lambda spans: sorted(spans, key=lambda s: s[:2]))
+
+
+def columns(spans):
+    table = zip(*spans, strict=True) if spans else [()] * 3
+    types = np.int32, np.int64, np.int64
+    made = [np.array(column, dtype) for column, dtype in zip(table, types, strict=True)]
+    for column in made:
+        column.flags.writeable = False
+    return made
+
+
+def nested(start, stop, depth):
+    """A range, and in its middle the next."""
+    return [(0, start + i, stop - i) for i in range(depth)]
+
+
+@given(RANGES, LAUNCHES)
+def test_the_range_of_a_launch_is_the_innermost_that_holds_it(ranges, launches):
+    found = attribution.enclosing(*columns(ranges), *columns(launches))
+    assert found.tolist() == [oracles.enclosing(ranges, launch) for launch in launches]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted), max_size=12))
+def test_ranges_that_nest_are_popped_as_they_end(spans):
+    ranges = nested(0, 30, 10)
+    launches = sorted((0, start, stop) for start, stop in spans)
+    found = attribution.enclosing(*columns(ranges), *columns(launches))
+    assert found.tolist() == [oracles.enclosing(ranges, launch) for launch in launches]
+
+
+def test_of_two_equal_ranges_the_last_row_is_the_innermost():
+    ranges = [(0, 0, 9), (0, 2, 8), (0, 2, 8), (0, 2, 5)]
+    found = attribution.enclosing(*columns(ranges), *columns([(0, 2, 7), (0, 3, 5), (0, 5, 9)]))
+    assert found.tolist() == [2, 3, 0]
+
+
+def test_a_launch_that_only_overlaps_a_range_is_not_in_it():
+    ranges = [(0, 0, 10), (0, 2, 20)]
+    found = attribution.enclosing(
+        *columns(ranges), *columns([(0, 1, 9), (0, 1, 15), (0, 3, 25)])
+    )
+    assert found.tolist() == [0, -1, -1]

@@ -1,0 +1,219 @@
+"""A user's TOML file: what it says, what is refused, what wins."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm.errors import ConfigError
+from fastcomm.readers.config import Config, Parallel, read
+from fastcomm.readers.patterns import Pattern
+from fastcomm.trace.tags import TagRule
+
+FULL = r"""
+[parallel]
+tp = 2
+pp = 2
+dp = 4
+ep = 2
+cp = 1
+etp = 1
+dp_replicate = 2
+order = "tp-cp-ep-dp-pp"
+framework = "megatron"
+
+[[tags]]
+description = "my_expert_*"
+tag = "EP"
+
+[[tags]]
+ranks = [0, 4, 8]
+tag = "DP"
+
+[[tags]]
+communicator = "0x8000000000000001"
+tag = "TP"
+
+[[tags]]
+stream = 20
+tag = "PP"
+
+[[kernels]]
+pattern = "my_all_reduce_\\d+"
+op = "AllReduce"
+tag = "TP"
+library = "mine"
+
+[[kernels]]
+pattern = "^other"
+op = "OTHER"
+
+[iterations]
+regex = "^train step (\\d+)$"
+
+[link]
+bandwidth = "400Gbit/s"
+scale_up = "450GB/s"
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        path = tmp_path / "job.toml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write
+
+
+def test_a_full_file_is_read(written):
+    config = read(written(FULL))
+    assert config.parallel == Parallel(
+        tp=2, pp=2, dp=4, ep=2, cp=1, etp=1, dp_replicate=2, order="tp-cp-ep-dp-pp",
+        framework="megatron",
+    )  # fmt: skip
+    assert config.tags == (
+        TagRule(field="description", value="my_expert_*", tag="EP"),
+        TagRule(field="ranks", value=(0, 4, 8), tag="DP"),
+        TagRule(field="communicator", value=2**63 + 1, tag="TP"),
+        TagRule(field="stream", value=20, tag="PP"),
+    )
+    assert config.kernels == (
+        Pattern(regex=r"my_all_reduce_\d+", op="AllReduce", tag="TP", library="mine"),
+        Pattern(regex="^other", op="OTHER", library="user"),
+    )
+    assert config.iterations == r"^train step (\d+)$"
+    assert (config.bandwidth, config.scale_out, config.scale_up) == (50e9, None, 450e9)
+
+
+def test_an_empty_file_says_nothing(written):
+    config = read(written(""))
+    assert config == Config()
+    assert config.tag_rules(8).grid is None
+
+
+def test_the_grid_is_made_once_the_world_is_known(written):
+    rules = read(
+        written("[parallel]\ntp = 2\nframework = 'megatron-tp-pp-dp'\npp = 2")
+    ).tag_rules(16, guess=True)
+    assert rules.guess
+    assert rules.grid is not None
+    assert (rules.grid.dp, rules.grid.order) == (4, "tp-cp-ep-pp-dp")
+    with pytest.raises(ConfigError, match="no world size"):
+        Parallel(tp=2).grid(None)
+    with pytest.raises(ConfigError, match="divisor"):
+        Parallel(tp=3).grid(16)
+    assert Parallel(framework="deepspeed").grid(16) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[paralel]", r"job.toml: unknown key 'paralel', wanted one of .*mean 'parallel'\?"),
+        ("[parallel]\ntpp = 2", r"\[parallel\]: unknown key 'tpp'.*did you mean 'tp'\?"),
+        ("[parallel]\ntp = '2'", r"\[parallel\] tp: found '2', wanted a whole number"),
+        ("[parallel]\ntp = 0", "tp: found 0, wanted"),
+        ("[parallel]\ntp = true", "tp: found True, wanted"),
+        ("[parallel]\ntp = 2.0", "tp: found 2.0, wanted"),
+        ("[parallel]\ntp = 99999999999999", "tp: found 99999999999999, wanted"),
+        ("[parallel]\norder = 3", "order: found 3, wanted text"),
+        ("[parallel]\norder = 'tp-qp'", r"\[parallel\] order 'tp-qp': unknown dimension 'qp'"),
+        (
+            "[parallel]\nframework = 'megatrn'",
+            "found 'megatrn', wanted one of.*mean 'megatron'",
+        ),
+        ("[parallel]\nframework = []", "framework: found \\[\\], wanted one of"),
+        ("parallel = 3", r"parallel: found 3, wanted a table \[parallel\]"),
+        ("[tags]\ntag = 'DP'", r"tags: found .*, wanted tables \[\[tags\]\]"),
+        ("tags = [3]", r"wanted tables \[\[tags\]\]"),
+        ("[[tags]]\nname = 'x'", r"\[\[tags\]\] number 1: no key tag"),
+        ("[[tags]]\ntag = 'DP'", "found only a tag, wanted one of name, description"),
+        ("[[tags]]\nname = 'x'\nstream = 1\ntag = 'DP'", "found name and stream, wanted one"),
+        ("[[tags]]\nname = 3\ntag = 'DP'", "name: found 3, wanted text"),
+        ("[[tags]]\nname = 'x'\ntag = 'dp'", "tag: found 'dp', wanted one of DP, TP"),
+        ("[[tags]]\nranks = [0, -1]\ntag = 'DP'", "ranks: found .*, wanted a list of ranks"),
+        ("[[tags]]\nranks = 'all'\ntag = 'DP'", "ranks: found 'all', wanted a list"),
+        ("[[tags]]\nstream = '7'\ntag = 'DP'", "stream: found '7', wanted a number"),
+        (
+            "[[tags]]\ncommunicator = '0xg'\ntag = 'DP'",
+            "communicator: found '0xg', wanted a num",
+        ),
+        ("[[tags]]\nnme = 'x'\ntag = 'DP'", "unknown key 'nme'.*mean 'name'"),
+        ("[[kernels]]\nop = 'AllReduce'", "number 1: no key pattern"),
+        ("[[kernels]]\npattern = 'x'", "no key op"),
+        ("[[kernels]]\npattern = '('\nop = 'AllReduce'", "pattern: found '\\('.*regular expr"),
+        ("[[kernels]]\npattern = 'x'\nop = 'Allreduce'", "wanted one of.*mean 'AllReduce'"),
+        ("[[kernels]]\npattern = 'x'\nop = 'OTHER'\ntag = 'X'", "tag: found 'X'"),
+        ("[iterations]\nregex = '['", r"\[iterations\] regex: found '\['"),
+        ("[iterations]\nregex = 1", "regex: found 1, wanted text"),
+        (
+            "[link]\nbandwidth = 400",
+            r"\[link\] bandwidth: bandwidth '400': wanted a number and",
+        ),
+        ("[link]\nspeed = '1GB/s'", r"\[link\]: unknown key 'speed'"),
+        ("tp = 1\ntp", "not TOML: .*at end of document"),
+        ("tp = 1 1", "not TOML: .*line 1"),
+        ("a = " + "[" * 100_000, "not TOML"),
+        ("a = " + "9" * 5_000, "not TOML"),
+        (b"\xff = 1", "byte 0 is not UTF-8"),
+        (b"#" * (1 << 21), "larger than 1048576 bytes"),
+    ],
+)
+def test_a_bad_file_is_an_error_with_an_address(written, text, message):
+    path = written(text)
+    with pytest.raises(ConfigError, match=message) as raised:
+        read(path)
+    assert str(path) in str(raised.value)
+    assert len(str(raised.value)) < len(str(path)) + 400
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(ConfigError, match=str(path)):
+            read(path)
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_card():
+    line = Config(parallel=Parallel(tp=4), bandwidth=1e9)
+    file = Config(
+        parallel=Parallel(tp=2, pp=2, framework="deepspeed"),
+        tags=(TagRule(field="name", value="a", tag="DP"),),
+        iterations="x",
+    )
+    card = Config(
+        parallel=Parallel(order="tp-pp-dp", cp=2),
+        tags=(TagRule(field="name", value="b", tag="TP"),),
+        scale_up=5.0,
+    )
+    merged = line.over(file).over(card)
+    assert merged.parallel == Parallel(tp=4, pp=2, cp=2, framework="deepspeed")
+    assert [rule.value for rule in merged.tags] == ["a", "b"]
+    assert (merged.iterations, merged.bandwidth, merged.scale_up) == ("x", 1e9, 5.0)
+
+
+PARTS = st.builds(
+    Config,
+    parallel=st.builds(
+        Parallel,
+        tp=st.none() | st.integers(1, 3),
+        order=st.none() | st.sampled_from(["tp-dp", "dp-tp"]),
+        framework=st.none() | st.sampled_from(["megatron", "deepspeed"]),
+    ),
+    iterations=st.none() | st.sampled_from("ab"),
+)
+
+
+@given(PARTS, PARTS, PARTS)
+def test_layers_may_be_laid_in_any_grouping(a, b, c):
+    assert a.over(b).over(c) == a.over(b.over(c))
+    assert a.over(Config()) == Config().over(a) == a
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_read_or_refused(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("toml") / "job.toml"
+    path.write_text(text, encoding="utf-8", errors="replace")
+    with contextlib.suppress(ConfigError):
+        assert isinstance(read(path), Config)

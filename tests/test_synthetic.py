@@ -1,0 +1,460 @@
+"""The made-up job: real files, a schedule that ranks could have had, and its own truth."""
+
+import gzip
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import oracle_kineto
+import oracle_metrics
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcomm.errors import ConfigError
+from fastcomm.synthetic import Job, Variant, truth, write
+from fastcomm.synthetic.files import text
+from fastcomm.synthetic.filler import FIRST_ID
+from fastcomm.synthetic.groups import groups
+from fastcomm.synthetic.kineto import launch_times
+from fastcomm.synthetic.play import steps
+
+LINK = 50e9
+SMALL = {"steps": 2, "layers": 2, "micro_batches": 2}
+VARIANTS = [
+    Variant.TODAY,
+    Variant.BASE_LAST,
+    Variant.COMPACT,
+    Variant.HOST_METADATA,
+    Variant.UNDESCRIBED,
+    Variant.BASE_LAST | Variant.COMPACT | Variant.HOST_METADATA,
+]
+TAG_OF = {
+    "TENSOR_MODEL_PARALLEL_GROUP": "TP",
+    "DATA_PARALLEL_GROUP": "DP",
+    "EXPERT_DATA_PARALLEL_GROUP": "DP",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "PP",
+    "EXPERT_MODEL_PARALLEL_GROUP": "EP",
+}
+
+shapes = st.builds(
+    lambda tp, pp, ep, edp, changes: Job.of(
+        tp * pp * ep * edp, tp=tp, pp=pp, dp=ep * edp, ep=ep, **changes
+    ),
+    st.sampled_from([1, 2, 3]),
+    st.integers(1, 4),
+    st.sampled_from([1, 2, 3]),
+    st.integers(1, 2),
+    st.fixed_dictionaries(
+        {"steps": st.integers(1, 2), "micro_batches": st.integers(1, 5)},
+        optional={
+            "layers": st.integers(1, 3),
+            "hidden": st.integers(1, 5000),
+            "tokens": st.integers(8, 5000),
+            "bucket": st.integers(1, 10**8),
+            "layer_ns": st.integers(300_000, 3_000_000),
+            "skew_ns": st.integers(0, 100_000),
+            "slowdown": st.integers(0, 80),
+            "straggler": st.just(0) | st.none(),
+            "seed": st.integers(0, 2**40),
+        },
+    ),
+)
+
+
+def load(path):
+    raw = path.read_bytes()
+    return json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+
+
+def written(job, rank, variant=Variant.TODAY, filler_bytes=0):
+    return json.loads(b"".join(text(job, rank, "name", variant, filler_bytes)))
+
+
+def nanoseconds(row, key):
+    return round(row[key] * 1000)
+
+
+# -- the job
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 6, 7, 8, 16, 64, 96, 512, 1024, 4096])
+def test_any_number_of_ranks_makes_a_job(ranks):
+    job = Job.of(ranks)
+    assert job.tp * job.pp * job.dp == ranks
+    assert job.dp % job.ep == 0
+
+
+def test_eight_ranks_have_every_kind_of_parallelism():
+    job = Job.of()
+    assert (job.tp, job.pp, job.dp, job.ep, job.straggler) == (2, 2, 2, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tp": 3, "dp": 1, "pp": 1}, "wanted tp \\* pp \\* dp"),
+        ({"ep": 4}, "wanted a divisor of dp 2"),
+        ({"straggler": 8}, "no such rank"),
+        ({"steps": 0}, "steps 0: wanted 1 or more"),
+        ({"layer_ns": 10}, "layer_ns 10: wanted"),
+    ],
+)
+def test_a_job_that_cannot_be_says_why(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        Job.of(8, **changes)
+
+
+@given(shapes)
+def test_groups_are_seen_alike_by_all_members(job):
+    found = [groups(job, rank) for rank in range(job.ranks)]
+    names = {}
+    for rank, mine in enumerate(found):
+        for kind, group in mine.items():
+            assert rank in group.ranks
+            assert all(found[member][kind] == group for member in group.ranks)
+            assert names.setdefault(group.name, (kind, group.ranks)) == (kind, group.ranks)
+    assert sorted(map(int, names)) == list(range(len(names)))
+
+
+def test_groups_are_those_of_megatron():
+    job = Job.of(16, tp=2, pp=2, dp=4, ep=2)
+    first = groups(job, 0)
+    assert {kind: group.ranks for kind, group in first.items() if kind != "world"} == {
+        "tp": (0, 1),
+        "dp": (0, 2, 4, 6),
+        "ep": (0, 2),
+        "edp": (0, 4),
+        "pp": (0, 8),
+    }
+    assert groups(job, 15)["ep"].ranks == (13, 15)
+    assert groups(job, 15)["edp"].ranks == (11, 15)
+
+
+# -- the schedule
+
+
+def calls_by_identity(job):
+    """(what all members agree on) -> [(rank, work)]."""
+    found = defaultdict(list)
+    for rank in range(job.ranks):
+        for step in steps(job, rank):
+            for work in step.works:
+                if work.call:
+                    call = work.call
+                    what = call.peers or call.operation.collective
+                    found[call.group.name, what, call.seq].append((rank, work))
+    return found
+
+
+@given(shapes)
+@settings(max_examples=40)
+def test_members_of_a_collective_end_together_and_none_begins_after_all_were_there(job):
+    for members in calls_by_identity(job).values():
+        call = members[0][1].call
+        assert tuple(rank for rank, _ in members) == tuple(
+            sorted(call.peers or call.group.ranks)
+        )
+        assert len({work.stop for _, work in members}) == 1
+        assert min(work.ns for _, work in members) >= job.latency_ns
+        if call.operation.op == "AllToAll":
+            assert sum(work.call.sent for _, work in members) == sum(
+                work.call.received for _, work in members
+            )
+        elif call.operation.op != "SendRecv":
+            assert len({(work.call.sent, work.call.received) for _, work in members}) == 1
+
+
+@given(shapes)
+@settings(max_examples=40)
+def test_a_stream_does_one_thing_at_a_time_inside_the_mark(job):
+    for rank in {0, job.ranks // 2, job.ranks - 1}:
+        end = 0
+        for step in steps(job, rank):
+            assert step.start >= end
+            end = step.stop
+            launches = launch_times(step)
+            assert step.start <= launches[0]
+            assert launches == sorted(launches)
+            free = {}
+            for work, launch in zip(step.works, launches, strict=True):
+                assert launch < work.start
+                assert step.start < work.start <= work.stop < step.stop
+                assert work.start >= free.get(work.stream, 0)
+                free[work.stream] = work.stop
+
+
+def test_peers_wait_for_the_straggler():
+    """Its TP peer waits in TP, its expert peers in EP, and it waits for nobody."""
+    job = Job.of()
+    exposed = {row["rank"]: row["exact_ns"] for row in truth(job)["by_rank"]}
+    assert exposed[5]["exposed_TP"] < 0.9 * exposed[4]["exposed_TP"]
+    assert max(exposed, key=lambda rank: exposed[rank]["exposed_TP"]) == 4
+    assert {rank for rank in exposed if exposed[rank]["exposed_EP"] > 5_000_000} == {6, 7}
+    assert truth(job)["slowest_rank"] == 5
+
+
+# -- the truth
+
+
+def test_the_truth_of_a_single_rank_is_plain_arithmetic():
+    job = Job.of(1, steps=1, layers=1, micro_batches=3, skew_ns=0, layer_ns=1_000_000)
+    said = truth(job)
+    # A layer takes 1 ms forward and 2 ms backward; 0.03 ms before, 1.16 ms after them; 18 us of
+    # compute while the tokens arrive.
+    compute = 3 * (1_000_000 + 2_000_000) + 30_000 + 1_160_000 + 18_000
+    assert said["by_rank"][0]["exact_ns"]["compute"] == compute
+    assert said["by_rank"][0]["exact_ns"]["memcpy"] == 12_000 + 1
+    assert said["windows"] == []
+    assert said["bandwidth"] == said["volume"] == {}
+    assert said["overlap"] == {"average_overlap_ratio": None, "by_tag": {}}
+
+
+def test_volume_is_what_the_sizes_say():
+    job = Job.of(8)
+    volume = truth(job)["volume"]
+    stages, slots = job.pp - 1, 2 * job.micro_batches
+    message = job.tokens * job.hidden * 2 // job.tp
+    # Each message counts on both sides, in every pipeline.
+    assert volume["PP"]["bytes_per_iteration"] == stages * slots * message * 2 * job.tp * job.dp
+    buckets = job.layers * job.bucket * (2 + 4) + 4
+    assert volume["DP"]["bytes_per_step_per_gpu"] == buckets
+
+
+@given(shapes)
+@settings(max_examples=40)
+def test_the_truth_adds_up(job):
+    said = truth(job, LINK)
+    assert sum(said["breakdown"]["exact"].values()) == pytest.approx(1)
+    assert sum(said["breakdown"]["spec"].values()) == pytest.approx(1)
+    for row in said["by_rank"]:
+        assert sum(row["exact_ns"].values()) == sum(row["iteration_ns"])
+    for tag, ratio in said["overlap"]["by_tag"].items():
+        assert 0 <= ratio <= 1
+        assert said["volume"][tag]["comm_bytes"] == said["bandwidth"][tag]["total_bytes"]
+
+
+def test_the_demo_has_everything_to_see():
+    said = truth(Job.of(), LINK)
+    exact, hidden = said["breakdown"]["exact"], said["overlap"]["by_tag"]
+    exposed = {name: share for name, share in exact.items() if name.startswith("exposed_")}
+    assert max(exposed, key=exposed.get) == "exposed_TP"
+    assert exposed["exposed_mixed"] > 0
+    assert exact["memcpy"] > 0
+    assert exact["idle"] > 0.1
+    assert hidden["DP"] > hidden["EP"] > hidden["TP"] > 0
+    assert 60e6 < said["iteration"]["mean_ns"] < 120e6
+    assert any(window["mean_ns"] < 0 for window in said["windows"])
+    assert 1000 < sum(len(step.works) for step in steps(Job.of(), 0)) < 3000
+
+
+# -- the files
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_is_strict_json_with_the_same_rows(variant):
+    job = Job.of(8, **SMALL)
+    plain, other = written(job, 3), written(job, 3, variant)
+    times = [
+        [(row["name"], row["ts"]) for row in file["traceEvents"]] for file in (plain, other)
+    ]
+    assert times[0] == times[1]
+    assert other["baseTimeNanoseconds"] % 7_889_238_000_000_000 == 0
+    whole = b"".join(text(job, 3, "name", variant, 0))
+    after = whole.index(b"baseTimeNanoseconds") > whole.index(b"traceEvents")
+    assert after == bool(variant & Variant.BASE_LAST)
+    assert (b"\n" in whole.strip()) != bool(variant & Variant.COMPACT)
+    described = b"TENSOR_MODEL_PARALLEL_GROUP" in whole
+    assert described != bool(variant & Variant.UNDESCRIBED)
+    kernels = [row for row in other["traceEvents"] if row.get("cat") == "kernel"]
+    told = any("Collective name" in row["args"] for row in kernels)
+    assert told != bool(variant & Variant.HOST_METADATA)
+
+
+def test_rows_hang_together():
+    rows = written(Job.of(8, **SMALL), 0)["traceEvents"]
+    device = [row for row in rows if row.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}]
+    runtime = {
+        row["args"]["correlation"]: row for row in rows if row.get("cat") == "cuda_runtime"
+    }
+    hosts = {row["args"]["External id"]: row for row in rows if row.get("cat") == "cpu_op"}
+    assert len({row["args"]["correlation"] for row in device}) == len(device)
+    for row in device:
+        launch, host = runtime[row["args"]["correlation"]], hosts[row["args"]["External id"]]
+        assert launch["ts"] < row["ts"]
+        assert host["ts"] <= launch["ts"]
+        assert launch["ts"] + launch["dur"] <= host["ts"] + host["dur"]
+        assert (launch["pid"], launch["tid"]) == (host["pid"], host["tid"])
+    assert sum(row["ph"] == "s" for row in rows) == sum(row["ph"] == "f" for row in rows)
+    assert {0, 0.001} <= {row["dur"] for row in device}
+
+
+def test_long_lists_are_cut_in_arguments_and_whole_in_the_configuration():
+    job = Job.of(64, tp=1, pp=1, dp=64, ep=1, **SMALL)
+    whole = written(job, 5)
+    said = next(
+        row["args"]["Process Group Ranks"]
+        for row in whole["traceEvents"]
+        if row["name"].startswith("ncclDevKernel") and row.get("cat") == "kernel"
+    )
+    assert said.endswith("28, 29, ...]")
+    assert max(len(group["ranks"]) for group in whole["distributedInfo"]["pg_config"]) == 64
+
+
+def test_files_are_written_whole_and_alike_by_any_number_of_workers(tmp_path):
+    job = Job.of(4, **SMALL)
+    one = write(job, tmp_path / "one")
+    two = write(job, tmp_path / "two", workers=2)
+    assert [path.name for path in one] == [f"rank{rank}.pt.trace.json.gz" for rank in range(4)]
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [p.name for p in one]
+    (plain,) = write(job, tmp_path, ranks=[2], compress=False)
+    assert load(plain) == {**load(one[2]), "traceName": plain.name}
+    assert load(plain)["distributedInfo"]["rank"] == 2
+
+
+def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch):
+    def broken(*_):
+        yield b"{"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fastcomm.synthetic.files.text", broken)
+    with pytest.raises(KeyboardInterrupt):
+        write(Job.of(1), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("variant", [Variant.TODAY, Variant.COMPACT])
+def test_filler_makes_the_file_big_and_changes_no_other_row(variant):
+    job = Job.of(1, **SMALL)
+    raw = b"".join(text(job, 0, "name", variant, 3_000_000))
+    assert 3_000_000 <= len(raw) < 4_000_000
+    rows = json.loads(raw)["traceEvents"]
+    names = ("External id", "Python id")
+    added = [
+        row
+        for row in rows
+        if any(row.get("args", {}).get(name, 0) >= FIRST_ID for name in names)
+    ]
+    assert len(added) > 3_000
+    assert {row["cat"] for row in added} == {"cpu_op", "python_function"}
+    numbers = {id(row) for row in added}
+    kept = [row for row in rows if id(row) not in numbers]
+    assert kept == written(job, 0, variant)["traceEvents"]
+    assert len({row["args"]["Ev Idx"] for row in added}) == len(added)
+    marks = [row for row in rows if row["name"].startswith("ProfilerStep#")]
+    first, last = marks[0]["ts"], max(row["ts"] + row["dur"] for row in marks)
+    stamps = [row["ts"] for row in added]
+    assert stamps == sorted(stamps)
+    assert first <= stamps[0] <= stamps[-1] < last
+
+
+# -- against others
+
+
+def tag_by_description(event):
+    return TAG_OF[event["description"]]
+
+
+def tag_by_operation(event):
+    """Enough where nothing has a description: tags follow from the ranks and the calls."""
+    kinds = {"AllToAll": "EP", "SendRecv": "PP", "Broadcast": "TP"}
+    stride = event["group_ranks"][1] - event["group_ranks"][0]
+    return kinds.get(event["op"], "TP" if stride == 1 else "DP")
+
+
+def assert_says(found, wanted, place=""):
+    """`found` has all that `wanted` has; floats may differ in the last digits."""
+    if isinstance(wanted, dict):
+        for key, value in wanted.items():
+            assert_says(found.get(key), value, f"{place}.{key}")
+        rest = {key: value for key, value in found.items() if key not in wanted}
+        assert not any(rest.values()), f"{place}: more than expected: {rest}"
+    elif isinstance(wanted, list):
+        assert len(found) == len(wanted), place
+        for number, (one, two) in enumerate(zip(found, wanted, strict=True)):
+            assert_says(one, two, f"{place}[{number}]")
+    elif isinstance(wanted, float):
+        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12), place
+    else:
+        assert found == wanted, place
+
+
+def compare(job, tag_of, **options):
+    with TemporaryDirectory() as folder:
+        paths = write(job, Path(folder), **options)
+        traces = [oracle_kineto.read(path) for path in paths]
+    found = oracle_metrics.metrics(traces, tag_of, LINK)
+    said = truth(job, LINK)
+    ours = {"by_rank", "slowest_rank", "widest_window"}
+    assert_says(found, {key: value for key, value in said.items() if key not in ours})
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_truth_is_what_the_oracle_finds_in_every_variant(variant):
+    tag_of = tag_by_operation if variant & Variant.UNDESCRIBED else tag_by_description
+    compare(Job.of(8, **SMALL), tag_of, variant=variant)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job.of(1, **SMALL),
+        Job.of(2, **SMALL),
+        Job.of(8, steps=2),
+        Job.of(6, tp=1, pp=3, dp=2, ep=1, straggler=None, **SMALL),
+        Job.of(16, tp=2, pp=2, dp=4, ep=2, straggler=3, **SMALL),
+        Job.of(8, tp=2, pp=4, dp=1, ep=1, steps=1, layers=3, micro_batches=2),
+    ],
+    ids=lambda job: f"tp{job.tp}-pp{job.pp}-dp{job.dp}-ep{job.ep}",
+)
+def test_truth_is_what_the_oracle_finds_in_jobs_of_any_shape(job):
+    compare(job, tag_by_description)
+
+
+@given(shapes.filter(lambda job: job.ranks <= 12))
+@settings(max_examples=8)
+def test_truth_is_what_the_oracle_finds_in_any_job(job):
+    compare(job, tag_by_description, compress=False)
+
+
+def test_filler_changes_no_metric():
+    compare(Job.of(2, **SMALL), tag_by_description, compress=False, filler_bytes=1_500_000)
+
+
+def test_a_walk_over_all_boundaries_finds_the_partition():
+    """Independent of the oracle: every nanosecond between two boundaries has one class."""
+    job = Job.of(8, **SMALL)
+    rank = 6
+    rows = written(job, rank)["traceEvents"]
+    marks = [row for row in rows if row["name"].startswith("ProfilerStep")]
+    marks = [row for row in marks if row["cat"] == "user_annotation"]
+    found = defaultdict(int)
+    live = [row for row in rows if row.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}]
+    spans = []
+    for row in live:
+        start, stop = nanoseconds(row, "ts"), nanoseconds(row, "ts") + nanoseconds(row, "dur")
+        described = row["args"].get("Process Group Description")
+        kind = "compute" if row["cat"] == "kernel" else "memcpy"
+        spans.append((start, stop, TAG_OF[described] if described else kind))
+    edges = {edge for start, stop, _ in spans for edge in (start, stop)}
+    for mark in marks:
+        start = nanoseconds(mark, "ts")
+        stop = start + nanoseconds(mark, "dur")
+        inside = sorted({start, stop, *(edge for edge in edges if start < edge < stop)})
+        for one, two in pairwise(inside):
+            kinds = {kind for begin, end, kind in spans if begin <= one and two <= end}
+            found[category(kinds)] += two - one
+    wanted = {name: ns for name, ns in truth(job)["by_rank"][rank]["exact_ns"].items() if ns}
+    assert dict(found) == wanted
+
+
+def category(kinds):
+    if "compute" in kinds:
+        return "compute"
+    tags = kinds - {"memcpy"}
+    if tags:
+        return f"exposed_{tags.pop()}" if len(tags) == 1 else "exposed_mixed"
+    return "memcpy" if kinds else "idle"
