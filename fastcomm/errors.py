@@ -10,7 +10,7 @@ class SchemaError(FastcommError):
 
 
 class TraceFileError(FastcommError):
-    """One file cannot be read: with `--keep-going` its rank is left out and the rest goes on."""
+    """One file cannot be read; `--keep-going` leaves its rank out and goes on."""
 
 
 class ConfigError(FastcommError):

@@ -1,1 +1,1 @@
-
+"""Map the ranks of a run to partials: here, on one core or on several."""

@@ -80,8 +80,13 @@ class Events:
 
     def chosen(self, which: NDArray[np.bool_]) -> "Events":
         """Some of them."""
-        columns = (self.tag, self.duration, self.bytes, self.rate, self.bus_rate)
-        return Events(*(column[which] for column in columns))
+        return Events(
+            self.tag[which],
+            self.duration[which],
+            self.bytes[which],
+            self.rate[which],
+            self.bus_rate[which],
+        )
 
 
 def _rate(count: NDArray[np.int64], duration: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -204,7 +209,7 @@ def iteration_columns(view: View) -> dict[str, pa.Array]:
 
 
 def iteration_rates(iterations: pa.Table, link: float | None) -> pa.Table:
-    """The table with `iteration_bw` and `iteration_util`: bytes over the union of communication."""
+    """The table with bytes over the union of communication: `iteration_bw`, `iteration_util`."""
     union = iterations["comm_union_ns"].to_numpy()
     total = iterations["comm_bytes"].fill_null(UNKNOWN).to_numpy()
     rate = _rate(total, union)

@@ -18,7 +18,7 @@ class Breakdown:
     """Fractions of the iteration time, summed over ranks and iterations before the division.
 
     `spec`: comm_X is the sum of the events' durations, compute all time without communication,
-    idle what is left of the iteration; it is negative by how much communication overlaps itself.
+    idle what is left of the iteration: negative by how much communication overlaps itself.
     `exact`: a partition of the time. Compute hides communication, and both hide copies.
     """
 

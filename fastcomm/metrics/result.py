@@ -140,7 +140,7 @@ def _in_words(table: pa.Table, columns: dict[str, tuple[str, ...]]) -> pa.Table:
 
 
 def _group_tags(groups: pa.Table) -> pa.Table:
-    """One row a kind of group: description, size, tag and where it comes from; how many ranks."""
+    """One row a kind of group: what it is, its tag and the tag's source, how many ranks."""
     keys = ["description", "size", "tag", "tag_source", "candidates"]
     found = groups.group_by(keys, use_threads=False).aggregate(
         [("rank", "count_distinct"), ("events", "sum")]

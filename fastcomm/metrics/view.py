@@ -74,7 +74,8 @@ class View:
 
     def covered(self, wanted: NDArray[np.bool_]) -> Ints:
         """Per iteration: how long one of the wanted masks holds. Clipped to the iteration."""
-        return self.coverage[:, wanted].sum(axis=1)
+        covered: Ints = self.coverage[:, wanted].sum(axis=1)
+        return covered
 
     @property
     def time(self) -> Ints:
@@ -111,4 +112,5 @@ def _communication(
 
 
 def _filled(column: pa.Array | pa.ChunkedArray) -> Ints:
-    return column.cast(pa.int64()).fill_null(UNKNOWN).to_numpy(zero_copy_only=False)
+    whole: Ints = column.cast(pa.int64()).fill_null(UNKNOWN).to_numpy()
+    return whole

@@ -13,7 +13,7 @@ from fastcomm_kernels import phases
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The windows from phases of one tag to phases of another, in ns; negative: they overlap."""
+    """Windows from phases of one tag to phases of another, in ns; negative: they overlap."""
 
     source: str
     target: str

@@ -98,7 +98,7 @@ def _communication(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Host:
-    """What the host did about each communication event: rows of the events, -1 where unknown."""
+    """What the host did about each communication event: rows of events, -1 where unknown."""
 
     events: Events
     rows: Rows  # the communication itself
@@ -108,7 +108,7 @@ class _Host:
 
     @classmethod
     def of(cls, events: Events, rows: Rows) -> "_Host":
-        """Follow the launches; those of kernels that say everything themselves are left alone."""
+        """Follow the launches, but for kernels that say everything themselves."""
         call, mark, operator = (np.full(len(rows), -1, np.int64) for _ in range(3))
         word = events.by_text(
             events.detail("Collective name", rows), lambda text: int(text not in _NO_OPERATION)
@@ -129,7 +129,7 @@ class _Host:
         return cls(events=events, rows=rows, call=call, mark=mark, operator=operator)
 
     def metadata(self, *names: str) -> Ints:
-        """A value of the event's own metadata, else of the host's call; the first name that is."""
+        """A value of the event's own metadata, else of the host's call, by the first name."""
         value = np.full(len(self.rows), NULL, np.int64)
         for name in names:
             for rows in (self.rows, self.call):
@@ -285,7 +285,10 @@ _KERNEL = 0
 
 def _coalesced(host: _Host) -> NDArray[np.bool_]:
     """Events of which the host says only that they end a group: their counts mean nothing."""
-    return host.per_text("Collective name", lambda text: int(text in _NO_OPERATION)) == 1
+    says_so: NDArray[np.bool_] = (
+        host.per_text("Collective name", lambda text: int(text in _NO_OPERATION)) == 1
+    )
+    return says_so
 
 
 def _of_metadata(host: _Host) -> tuple[Ints, Ints]:
@@ -308,7 +311,7 @@ def _of_ranges(host: _Host) -> tuple[Ints, Ints]:
     The range of the library shows the input; the operator shows the output first.
     """
     dims, types = (host.events.detail(name, host.mark) for name in _DIMENSIONS)
-    given = _per_pair(host.events, dims, types, lambda tensors: _total(tensors))
+    given = _per_pair(host.events, dims, types, _total)
     got = np.full(len(given), NULL, np.int64)
     base = host.operator.copy()
     first = host.events.by_text(

@@ -35,7 +35,8 @@ class Events:
         """Rows of the events of these kinds whose name is accepted."""
         rows = self.rows(*kinds)
         accepted = self.by_text(self.columns["name"][rows], lambda text: int(accept(text)))
-        return rows[accepted == 1]
+        kept: Rows = rows[accepted == 1]
+        return kept
 
     def by_text(self, codes: NDArray[Any], answer: Callable[[str], int]) -> Ints:
         """The answer to each text, asked once a text; NULL where there is no text."""

@@ -117,10 +117,10 @@ def peek(path: Path) -> Peek:
 def _events(scanned: Scanned) -> tuple[Events, pa.Table, str | None, list[str]]:
     """The events sorted by start on the absolute clock, their lanes, the clock, what is odd."""
     columns = scanned.columns
-    order = np.argsort(columns["start"], kind="stable")
-    if len(order) and (order[1:] > order[:-1]).all():
-        order = slice(None)
-    columns = {name: column[order] for name, column in columns.items()}
+    start = columns["start"]
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        columns = {name: column[order] for name, column in columns.items()}
     lane, lanes = _lanes(columns, scanned.texts)
     base, clock, notes = _base(columns["start"], scanned.envelope)
     columns["start"] += base
@@ -136,8 +136,7 @@ def _base(start: Ints, envelope: Mapping[str, Any]) -> tuple[int, str | None, li
         return base, "unix", []
     if not len(start) or int(start[-1]) >= _ABSOLUTE:
         return 0, "unix", []
-    note = "the file has no baseTimeNanoseconds: its absolute time is unknown, inside it all is well"
-    return 0, None, [note]
+    return 0, None, ["no baseTimeNanoseconds: the absolute time of the events is unknown"]
 
 
 def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.int32], pa.Table]:

@@ -94,7 +94,7 @@ class Call:
     sent: int
     received: int
     seq: int
-    send_splits: tuple[int, ...] = ()
+    send_splits: tuple[int, ...] = ()  # rows, as every split of PyTorch
     receive_splits: tuple[int, ...] = ()
     peers: tuple[int, int] | None = None  # source and destination of a message, global ranks
 

@@ -93,5 +93,9 @@ def _places(text: str, run: str, within: list[int]) -> Ints:
 
 def _digits(values: Ints, width: int) -> Bytes:
     """The decimal digits of each value, as text."""
-    powers = 10 ** np.arange(width - 1, -1, -1, dtype=np.int64)
-    return (values[:, None] // powers % 10 + ord("0")).astype(np.uint8)
+    text = np.empty((len(values), width), np.uint8)
+    for column in reversed(range(width)):
+        rest = values // 10
+        text[:, column] = values - 10 * rest + ord("0")
+        values = rest
+    return text

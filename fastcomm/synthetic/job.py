@@ -11,10 +11,18 @@ from fastcomm.errors import ConfigError
 
 GAP = 900  # between two kernels of one stream
 
+# Up to so many ranks, at most that much parallelism.
+_WIDEST = {32: 2, 128: 4}
+_DEEPEST = {7: 1, 64: 2, 512: 4}
+
+
+def _largest(ranks: int, table: dict[int, int]) -> int:
+    return next((limit for most, limit in table.items() if ranks <= most), 8)
+
 
 def _power_of_two(number: int, limit: int) -> int:
     """The largest power of two that divides `number`, at most `limit`."""
-    return min(number & -number, limit)
+    return max(1, min(number & -number, limit))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +52,8 @@ class Job:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.ranks != self.tp * self.pp * self.dp or self.ranks < 1:
+        sizes = self.tp, self.pp, self.dp
+        if self.ranks != self.tp * self.pp * self.dp or min(sizes) < 1:
             raise ConfigError(
                 f"a job of {self.ranks} ranks: wanted tp * pp * dp, found "
                 f"{self.tp} * {self.pp} * {self.dp}"
@@ -78,15 +87,14 @@ class Job:
     @classmethod
     def of(cls, ranks: int = 8, **changes: Any) -> Self:
         """A sensible job of any size: what is not given follows from the number of ranks."""
-        tp = changes.get("tp") or _power_of_two(ranks, 2 if ranks <= 32 else 8)  # noqa: PLR2004
-        deepest = 1 if ranks < 8 else 2 if ranks <= 32 else 8  # noqa: PLR2004
-        pp = changes.get("pp") or _power_of_two(max(1, ranks // tp), deepest)
+        tp = changes.get("tp") or _power_of_two(ranks, _largest(ranks, _WIDEST))
+        pp = changes.get("pp") or _power_of_two(max(1, ranks // tp), _largest(ranks, _DEEPEST))
         dp = changes.get("dp") or max(1, ranks // (tp * pp))
         chosen = {
             "tp": tp,
             "pp": pp,
             "dp": dp,
-            "ep": _power_of_two(dp, 8),
+            "ep": _power_of_two(dp, min(8, max(2, dp // 2))),
             "micro_batches": max(4, 2 * pp),
             "straggler": ranks * 5 // 8 if ranks > 1 else None,
         }

@@ -228,7 +228,7 @@ class _Player:
         splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         if operation == "AllToAll":
             splits = _splits(self.job, self.job.place(self.rank)[1] % self.job.ep, seq)
-            sent, received = sum(splits[0]), sum(splits[1])
+            sent, received = (sum(rows) * self.job.hidden for rows in splits)
         call = Call(OPERATIONS[operation], group, dtype, sent, received, seq, *splits)
         return self.tape.open("comm", call.kernel, STREAMS[kind], call)
 
@@ -279,14 +279,14 @@ def _marks(job: Job, rank: int) -> Iterator[tuple[int, int]]:
 
 
 def _splits(job: Job, place: int, seq: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Elements that a member sends to each and receives from each: some experts are liked."""
+    """Rows that a member sends to each and receives from each: some experts are liked."""
     rows, limit = -(-job.tokens // job.ep), max(1, job.tokens // job.ep // 8)
 
     def pair(source: int, target: int) -> int:
         if source == target:
-            return rows * job.hidden
+            return rows
         unequal = (source * 7 + target * 13 + source * target * 5 + seq * 11) % (2 * limit + 1)
-        return (rows + unequal - limit) * job.hidden
+        return rows + unequal - limit
 
     peers = range(job.ep)
     return tuple(pair(place, peer) for peer in peers), tuple(

@@ -40,7 +40,8 @@ def lane(process: int | str, thread: int | str) -> str:
 
 def microseconds(ns: int) -> str:
     """Decimal text, three places, without a float."""
-    return f"{ns // 1000}.{ns % 1000:03d}"
+    digits = f"{ns:04d}"
+    return f"{digits[:-3]}.{digits[-3:]}"
 
 
 def complete(cat: str, name: str, where: str, start: int, ns: int, args: str) -> str:

@@ -1,1 +1,1 @@
-"""What a trace is: its tables, its groups and their tags, its iterations, a run of many ranks."""
+"""What a trace is: tables, groups and their tags, iterations; and a run of many ranks."""

@@ -148,6 +148,8 @@ def _bus(op: NDArray[np.int8], payload: Ints, n: Ints) -> Ints:
     for name, count in _ROUNDS.items():
         times[OP[name]] = count
     rounds = times[op]
+    # What crosses once crosses once in a group of any size, but that of one.
+    n = np.where((n == NULL) & (rounds == 0), 2, n)
     known = (payload != NULL) & (n != NULL) & ~_is(op, "OTHER") & (payload <= _LIMITS.max // 2)
     total, ranks = np.where(known, payload, 0), np.where(known, n, 1)
     # rounds * S * (n-1) / n = rounds * S - less - rest / n, with 0 <= rest < n.

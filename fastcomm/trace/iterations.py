@@ -53,7 +53,7 @@ class Iterations:
 
 
 def find_iterations(marks: Marks, rule: IterationRule) -> Iterations:
-    """The iterations on the host's clock. Raises ConfigError where the user's regex finds none."""
+    """The iterations on the host's clock; ConfigError where the user's regex finds none."""
     if rule.ranges:
         number, start, stop = np.array(sorted(rule.ranges, key=lambda r: r[1]), np.int64).T
         return _disjoint(Iterations(number=number, start=start, stop=stop, found_by="ranges"))

@@ -27,7 +27,7 @@ class Meta:
 
 
 def checked(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
-    """`table` cast to the schema `wanted`; SchemaError where that fails or a null is in the way."""
+    """`table` cast to the schema `wanted`; SchemaError where that fails or finds a null."""
     if missing := [column for column in wanted.names if column not in table.column_names]:
         raise SchemaError(f"{name}: no column {', '.join(missing)}; found {table.column_names}")
     try:

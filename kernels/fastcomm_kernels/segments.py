@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from fastcomm_kernels._jit import kernel
 
 Column = NDArray[np.int64]
+Matrix = NDArray[np.int64]
 Tag = NDArray[np.int8]
 Segment = NDArray[np.int32]
 
@@ -35,7 +36,7 @@ def totals(
     segment: Segment,
     tag: Tag,
     shape: tuple[int, int],
-) -> tuple[Column, Column, Column, Column]:
+) -> tuple[Matrix, Matrix, Matrix, Matrix]:
     """Return events, length, value and events of unknown value: four matrices, segment by tag.
 
     The length is the sum of the events' own, overlapping or not; the value that of the known.

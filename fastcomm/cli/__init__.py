@@ -1,0 +1,44 @@
+"""The command line: words in, a report out. No command computes.
+
+Exit codes: 0 done, 1 a user's error in one line, 2 wrong usage, 3 done but ranks were left out.
+"""
+
+from importlib import import_module
+
+import click
+
+from fastcomm.errors import FastcommError
+
+# A command is a module of its name: loaded when it is called for, or its help is.
+COMMANDS = ("metrics", "demo")
+
+INCOMPLETE = 3
+
+
+class _Group(click.Group):
+    """Loads commands late; here alone an error of ours becomes one line and exit code 1."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"fastcomm.cli.{cmd_name}").run
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except FastcommError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fastcomm")
+def main() -> None:
+    """Find where a distributed training step's time goes.
+
+    Start with `fastcomm demo`, or point `fastcomm metrics` at a directory of PyTorch profiler
+    traces, one file a rank.
+    """

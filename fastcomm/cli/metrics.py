@@ -1,0 +1,88 @@
+"""``fastcomm metrics``."""
+
+from typing import Any
+
+import click
+
+from fastcomm.cli.options import run_options
+
+
+@click.command("metrics")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "--link-bandwidth",
+    metavar="RATE",
+    help='Bandwidth of one GPU\'s link, one direction: "400Gbit/s", "50GB/s".',
+)
+@click.option(
+    "--bytes",
+    "byte_kind",
+    type=click.Choice(["payload", "bus", "msg"]),
+    default="payload",
+    show_default=True,
+    help="Which bytes bandwidth and volume count.",
+)
+@click.option("--iterations", metavar="LIST", help="Only iterations of these numbers: 4-6.")
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Write every table as CSV and Parquet, and metrics.json.",
+)
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    paths: tuple[str, ...],
+    as_json: bool,
+    output: str | None,
+    **words: Any,
+) -> None:
+    r"""Measure what communication costs a training run, by parallelism.
+
+    PATH is a directory of PyTorch profiler traces (.json, .json.gz), one file a rank, or files,
+    or globs. Printed are: the time breakdown of an iteration, how much of the communication
+    hides behind compute, the windows between phases, bandwidth and volume of DP, TP, PP, EP
+    and CP.
+
+    \b
+      fastcomm metrics traces/ --link-bandwidth 400Gbit/s
+      fastcomm metrics traces/ --tp 2 --pp 4 --workers 8 --output report/
+      fastcomm metrics traces/ --json | jq .breakdown.exact
+
+    Where the traces do not name their process groups, say how ranks are laid out (--tp, --pp,
+    --ep, --cp, --order). Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some
+    ranks (--keep-going).
+    """
+    from fastcomm.engine import local
+
+    if words["workers"] > 1:
+        local.start_early()
+
+    from fastcomm.cli import INCOMPLETE
+    from fastcomm.cli.options import numbers, opened
+    from fastcomm.engine import warm
+    from fastcomm.engine.measure import compute_metrics
+    from fastcomm.report import tables, terminal
+    from fastcomm.report.progress import progress
+
+    found_run = opened(paths, words)
+    wanted = words["iterations"]
+    warm.compile_kernels()
+    with progress(found_run) as advance:
+        found = compute_metrics(
+            found_run,
+            link_bandwidth=words["link_bandwidth"],
+            bytes=words["byte_kind"],
+            iterations=numbers("--iterations", wanted) if wanted else None,
+            workers=words["workers"],
+            keep_going=words["keep_going"],
+            progress=advance,
+        )
+    if output is not None:
+        tables.write(found, output)
+    click.echo(tables.to_json(found)) if as_json else terminal.show(found)
+    if found.failed:
+        ctx.exit(INCOMPLETE)

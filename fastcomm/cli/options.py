@@ -1,0 +1,114 @@
+"""Options that several commands share, and the words behind them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fastcomm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fastcomm.trace.run import Run
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SIZES = ("tp", "pp", "dp", "ep", "cp")
+
+
+def run_options(command: F) -> F:
+    """The options that say what a run is and how to read it; `opened` takes them."""
+    for option in reversed(_options()):
+        command = option(command)
+    return command
+
+
+def _options() -> list[Callable[[F], F]]:
+    sizes = [
+        click.option(f"--{name}", type=click.IntRange(1), help=f"Size of {name.upper()}.")
+        for name in _SIZES
+    ]
+    return [
+        click.option("--ranks", metavar="LIST", help="Only these ranks: 0-7,12."),
+        *sizes,
+        click.option(
+            "--order",
+            metavar="ORDER",
+            help="Dimensions, adjacent ranks first, or a name: megatron (tp-cp-ep-dp-pp, the "
+            "default), deepspeed, torchtitan, vllm.",
+        ),
+        click.option(
+            "--config",
+            "config_path",
+            type=click.Path(exists=True, dir_okay=False),
+            help="TOML file: parallelism, tags, kernel patterns, iterations, link.",
+        ),
+        click.option(
+            "--guess-tags", is_flag=True, help="Tag by behaviour what nothing else tells."
+        ),
+        click.option(
+            "--iteration-regex",
+            metavar="REGEX",
+            help="Annotations that mark iterations; the first group is the number.",
+        ),
+        click.option(
+            "--iteration-clock",
+            type=click.Choice(["host", "device"]),
+            default="host",
+            show_default=True,
+            help="device: from the first GPU work launched in a mark to that of the next mark; "
+            "the GPU runs behind the host.",
+        ),
+        click.option(
+            "--allow-truncated", is_flag=True, help="Read the whole events of a cut file."
+        ),
+        click.option(
+            "--keep-going", is_flag=True, help="Leave bad files out, list them, exit with 3."
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(1),
+            default=1,
+            show_default=True,
+            help="Processes that read ranks at the same time.",
+        ),
+    ]
+
+
+def opened(paths: tuple[str, ...], words: dict[str, Any]) -> "Run":
+    """The run that the paths and the words of `run_options` describe."""
+    from pathlib import Path
+
+    from fastcomm.readers import config as config_
+    from fastcomm.readers.runs import OpenOptions, open_run
+    from fastcomm.trace.iterations import IterationRule
+
+    said = config_.Config(
+        parallel=config_.Parallel(
+            order=words["order"], **{name: words[name] for name in _SIZES}
+        )
+    )
+    if words["config_path"]:
+        said = said.over(config_.read(Path(words["config_path"])))
+    options = OpenOptions(
+        config=said,
+        guess_tags=words["guess_tags"],
+        iterations=IterationRule(
+            regex=words["iteration_regex"], clock=words["iteration_clock"]
+        ),
+        allow_truncated=words["allow_truncated"],
+    )
+    run = open_run(*paths, options=options)
+    return run.only(numbers("--ranks", words["ranks"])) if words["ranks"] else run
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """The numbers of "0-7,12"; ConfigError for anything else."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ConfigError(f"{option}: found {part!r} in {text!r}, wanted as in 0-7,12")
+        found.extend(range(int(first), int(last or first) + 1))
+    if not found:
+        raise ConfigError(f"{option}: {text!r} names nothing, wanted as in 0-7,12")
+    return found

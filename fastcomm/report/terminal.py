@@ -1,0 +1,242 @@
+"""The metrics on one screen: what matters in sentences, then the tables."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from fastcomm.metrics.result import Metrics
+from fastcomm.trace.run import ranges
+from fastcomm.trace.schema import TAGS
+from fastcomm.units import format_bandwidth, format_bytes, format_ns
+
+T = TypeVar("T")
+
+_PIPE_WIDTH = 110
+_BAR = 24
+_MOST_ROWS = 8
+_COLORS = {
+    "compute": "green",
+    "exposed_DP": "blue",
+    "exposed_TP": "red",
+    "exposed_PP": "magenta",
+    "exposed_EP": "yellow",
+    "exposed_CP": "cyan",
+    "exposed_OTHER": "bright_red",
+    "exposed_mixed": "bright_magenta",
+    "memcpy": "bright_blue",
+    "idle": "bright_black",
+}
+_NA = "n/a"
+
+
+def show(found: Metrics, console: Console | None = None) -> None:
+    """Print the report to stdout; plain text where that is no terminal."""
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
+    console.print(_title(found), highlight=False)
+    for sentence in headlines(found):
+        console.print(f"  {sentence}", highlight=False)
+    console.print(_stack(found))
+    for table in (_breakdown(found), _tags(found), _windows(found), _groups(found)):
+        if table.row_count:
+            console.print(table)
+    for note in (*_notes(found), *_problems(found)):
+        console.print(note, highlight=False)
+
+
+def headlines(found: Metrics) -> list[str]:
+    """The sentences that matter: the costliest tag, the widest window, the slowest rank."""
+    sentences = []
+    exposed = {tag: found.breakdown.exact[f"exposed_{tag}"] or 0.0 for tag in TAGS}
+    worst = max(exposed, key=lambda tag: exposed[tag])
+    if exposed[worst]:
+        use = found.bandwidth[worst].global_avg_util if worst in found.bandwidth else None
+        busy = f"at {_percent(use)} of the link" if use is not None else "utilisation n/a"
+        sentences.append(
+            f"[bold]{worst}[/] costs the most exposed time: {_percent(exposed[worst])} of the "
+            f"iteration, {busy}."
+        )
+    else:
+        sentences.append("No communication is exposed.")
+    widest = max(found.windows, key=lambda window: window.mean_ns, default=None)
+    if widest is not None:
+        sentences.append(
+            f"The widest window is [bold]{widest.source} to {widest.target}[/]: "
+            f"{format_ns(widest.mean_ns)} on average ({widest.count} windows)."
+        )
+    slowest, mean = found.slowest, found.iteration.mean_ns
+    if slowest is not None and mean and len(found.ranks) > 1:
+        sentences.append(
+            f"The slowest rank is [bold]{slowest.rank}[/]: {format_ns(slowest.mean_ns)} an "
+            f"iteration, {_percent(slowest.mean_ns / mean - 1)} above the mean."
+        )
+    return sentences
+
+
+def _title(found: Metrics) -> str:
+    times = found.iteration
+    measured = (
+        f"iteration {format_ns(times.mean_ns)} mean, {format_ns(times.p99_ns)} p99"
+        if times.mean_ns is not None and times.p99_ns is not None
+        else "no iteration"
+    )
+    ranks = f"{len(found.ranks)} rank{'s' if len(found.ranks) > 1 else ''}"
+    return (
+        f"[bold]{ranks}, {found.iterations} iterations[/] "
+        f"({escape(', '.join(found.found_by))}): {measured}"
+    )
+
+
+def _stack(found: Metrics) -> Text:
+    """The exact breakdown as one stacked bar, as wide as four small ones."""
+    width, bar = 4 * _BAR, Text("  ")
+    edge = 0.0
+    for name, share in found.breakdown.exact.items():
+        cells = round((edge + (share or 0)) * width) - round(edge * width)
+        edge += share or 0
+        bar.append("█" * cells if name != "idle" else "░" * cells, style=_COLORS[name])
+    return bar
+
+
+def _breakdown(found: Metrics) -> Table:
+    """Exact shares, and beside each what the specification's formula says."""
+    table = _table("time of an iteration", "exact", "", "a step", "formula")
+    exact, spec = found.breakdown.exact, found.breakdown.spec
+    for name, share in exact.items():
+        tag = name.removeprefix("exposed_")
+        formula = spec.get(name, spec.get(f"comm_{tag}"))
+        if not share and not formula and name != "idle":
+            continue
+        table.add_row(
+            name.replace("_", " "),
+            _percent(share),
+            Text("█" * round((share or 0) * _BAR), style=_COLORS[name]),
+            _na(share and (found.iteration.mean_ns or 0) * share, format_ns),
+            _percent(formula) if name not in ("memcpy", "exposed_mixed") else "",
+        )
+    return table
+
+
+def _tags(found: Metrics) -> Table:
+    table = _table(
+        "by parallelism",
+        "events",
+        f"{found.bytes} a step+GPU",
+        "avg bw",
+        "avg bus bw",
+        "util",
+        "bus util",
+        "p95 util",
+        "overlap",
+    )
+    for tag in TAGS:
+        if tag not in found.volume:
+            continue
+        speed, amount = found.bandwidth[tag], found.volume[tag]
+        table.add_row(
+            tag,
+            str(amount.comm_events),
+            _na(amount.bytes_per_step_per_gpu, format_bytes),
+            _na(speed.avg_bw, format_bandwidth),
+            _na(speed.avg_bus_bw, format_bandwidth),
+            _percent(speed.global_avg_util),
+            _percent(speed.avg_bus_util),
+            _percent(speed.p95_util),
+            _percent(found.overlap.by_tag.get(tag)),
+        )
+    if found.volume:
+        all_tags = _percent(found.overlap.average_overlap_ratio)
+        table.add_row("all", *[""] * 7, all_tags)
+    return table
+
+
+def _windows(found: Metrics) -> Table:
+    table = _table("windows between phases", "count", "mean", "p50", "p95")
+    for window in sorted(found.windows, key=lambda window: -window.mean_ns)[:_MOST_ROWS]:
+        table.add_row(
+            f"{window.source} to {window.target}",
+            str(window.count),
+            *(format_ns(ns) for ns in (window.mean_ns, window.p50_ns, window.p95_ns)),
+        )
+    return table
+
+
+def _groups(found: Metrics) -> Table:
+    table = _table("process groups", "ranks each", "tag", "by", "on ranks", "events")
+    for row in found.tables["group_tags"].to_pylist()[:_MOST_ROWS]:
+        source = row["tag_source"]
+        fits = f" ({row['candidates']})" if row["candidates"] else ""
+        table.add_row(
+            escape(row["description"] or "undefined"),
+            _na(row["size"], str),
+            row["tag"],
+            f"{source}{fits}",
+            str(row["on_ranks"]),
+            str(row["events"]),
+        )
+    return table
+
+
+def _notes(found: Metrics) -> list[str]:
+    """What a reader might take for something else."""
+    link = found.link_bandwidth
+    notes = [
+        "exact: a partition of the iteration; compute hides communication, both hide copies.",
+        "formula: sums of durations; compute = iteration - union of communication.",
+        f"bandwidth counts {found.bytes} bytes, and the wait for the slowest rank; "
+        + (
+            f"util = bytes / time / {format_bandwidth(link)}, physical only for bus bytes."
+            if link
+            else "utilisation n/a: --link-bandwidth is not given."
+        ),
+    ]
+    idle = found.breakdown.spec["idle"]
+    if idle is not None and idle < 0:
+        notes.append(
+            "idle by the formula is negative: communication overlaps itself, and its sum of "
+            "durations counts that time twice."
+        )
+    silent = {
+        tag: speed.events_without_bytes
+        for tag, speed in found.bandwidth.items()
+        if speed.events_without_bytes
+    }
+    if silent:
+        words = ", ".join(f"{count} of {tag}" for tag, count in silent.items())
+        notes.append(f"events of unknown size are in no bandwidth and no volume: {words}.")
+    return [f"[dim]{note}[/]" for note in notes]
+
+
+def _problems(found: Metrics) -> list[str]:
+    warnings = [f"[yellow]warning:[/] {escape(warning)}" for warning in found.warnings]
+    failed = [
+        f"[red]left out:[/] rank {_na(each.rank, str)}: {escape(each.error)}"
+        for each in found.failed
+    ]
+    if failed:
+        ranks = ranges(sorted(each.rank for each in found.failed if each.rank is not None))
+        failed.append(f"[red]{len(failed)} ranks are in no number above:[/] {ranks}")
+    return warnings + failed
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=None)
+    table.add_column(first, style="bold", header_style="underline", no_wrap=True)
+    for name in others:
+        table.add_column(
+            name, justify="right" if name else "left", header_style="dim", no_wrap=True
+        )
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return _NA if value is None else f"{value:.1%}"
+
+
+def _na(value: T | None, words: Callable[[T], str]) -> str:
+    return _NA if value is None else words(value)

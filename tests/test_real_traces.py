@@ -1,0 +1,42 @@
+"""Every real trace end to end, against the oracle, which reads and measures it on its own."""
+
+import oracle_kineto
+import oracle_metrics
+import pytest
+from numba.core import config
+from same import same
+
+import fastcomm
+
+RUNS = {
+    "nccl": ["nccl_2rank_rank0.json.gz"],
+    "dlrm": ["dlrm_8rank"],
+    "sampled": ["sampled_2of128"],
+    "gloo": ["gloo_4rank"],
+    "gloo_et": ["gloo_4rank_et"],
+}
+LINK = 25e9
+
+
+def traces_of(folder, names):
+    paths = [
+        path
+        for name in names
+        for path in (
+            sorted((folder / name).glob("*")) if (folder / name).is_dir() else [folder / name]
+        )
+    ]
+    return [path for path in paths if not path.name.startswith("torch_et")]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_real_run_measures_what_the_oracle_does(kineto, name):
+    if config.DISABLE_JIT and name == "nccl":
+        pytest.skip("10 MB of JSON byte by byte: read with the JIT on")
+    paths = traces_of(kineto, RUNS[name])
+    found = fastcomm.compute_metrics(fastcomm.open_run(*paths), link_bandwidth=LINK).to_dict()
+    traces = [oracle_kineto.read(path) for path in paths]
+    wanted = oracle_metrics.metrics(traces, tag_of=lambda event: "OTHER", link_bandwidth=LINK)
+    same(found, wanted)
+    assert set(found["bandwidth"]) == set(wanted["bandwidth"])
+    assert set(found["overlap"]["by_tag"]) == set(wanted["overlap"]["by_tag"])

@@ -1,0 +1,79 @@
+"""The made-up job end to end: what fastcomm measures is what the job was built to show."""
+
+import pytest
+from same import same
+
+import fastcomm
+from fastcomm.readers.config import Config, Parallel
+from fastcomm.readers.runs import OpenOptions
+from fastcomm.synthetic import Job, Variant, truth, write
+
+LINK = 50e9
+KEYS = (
+    "ranks",
+    "iterations",
+    "iteration",
+    "breakdown",
+    "windows",
+    "bandwidth",
+    "volume",
+    "overlap",
+)
+
+
+def measured(folder, **options):
+    run = fastcomm.open_run(folder, options=OpenOptions(**options))
+    return fastcomm.compute_metrics(run, link_bandwidth=LINK)
+
+
+def comparable(job):
+    return {key: value for key, value in truth(job, LINK).items() if key in KEYS}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])
+def test_a_made_up_job_measures_what_it_was_built_to_show(tmp_path, ranks):
+    job = Job.of(ranks=ranks)
+    write(job, tmp_path)
+    found = measured(tmp_path)
+    same(found.to_dict(), comparable(job))
+    assert found.warnings == (() if ranks > 1 else ("no communication on the device",))
+
+
+@pytest.mark.parametrize("variant", [Variant.BASE_LAST, Variant.COMPACT, Variant.HOST_METADATA])
+def test_every_way_to_write_a_job_measures_the_same(tmp_path, variant):
+    job = Job.of(ranks=8)
+    write(job, tmp_path / "today", ranks=[0, 5])
+    write(job, tmp_path / "variant", ranks=[0, 5], variant=variant, compress=False)
+    today, other = measured(tmp_path / "today"), measured(tmp_path / "variant")
+    assert other.to_dict() == today.to_dict()
+
+
+def test_tags_come_from_the_grid_where_the_groups_are_not_described(tmp_path):
+    job = Job.of(ranks=64)
+    ranks = [0, 21, 63]
+    write(job, tmp_path / "today", ranks=ranks)
+    write(job, tmp_path / "variant", ranks=ranks, variant=Variant.UNDESCRIBED)
+    sizes = {name: getattr(job, name) for name in ("tp", "pp", "dp", "ep")}
+    by_grid = measured(tmp_path / "variant", config=Config(parallel=Parallel(**sizes)))
+    by_description = measured(tmp_path / "today")
+    assert by_grid.volume == by_description.volume
+    assert by_grid.breakdown == by_description.breakdown
+    sources = set(by_grid.tables["groups"]["tag_source"].to_pylist())
+    assert sources <= {"ranks", "heuristic"}
+
+
+def test_the_slowest_rank_and_the_widest_window_are_named(tmp_path):
+    job = Job.of(ranks=8)
+    write(job, tmp_path)
+    found = measured(tmp_path)
+    wanted = truth(job, LINK)
+    assert found.slowest.rank == wanted["slowest_rank"]
+    table = found.tables["windows"].to_pylist()
+    widest = max(table, key=lambda row: row["window_ns"])
+    assert wanted["widest_window"] == {
+        "from": widest["from"],
+        "to": widest["to"],
+        "ns": widest["window_ns"],
+        "rank": widest["rank"],
+        "iteration": widest["iteration"],
+    }
