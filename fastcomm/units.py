@@ -11,7 +11,7 @@ from fastcomm.errors import ConfigError
 _PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _RATE = re.compile(
-    r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([kKMGT]i?)?(bit|b|B|byte|bytes)(?:/s|ps)\s*"
+    r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([kKmMgGtT]i?)?(bit|b|B|byte|bytes)(?:/s|ps)\s*"
 )
 
 

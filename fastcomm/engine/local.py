@@ -14,7 +14,7 @@ from fastcomm.trace.trace import Trace
 P = TypeVar("P")
 
 # What a worker needs; the server that they are forked from imports it once.
-_PRELOAD = ["fastcomm.engine.warm"]
+_PRELOAD = ["fastcomm.engine.preload"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

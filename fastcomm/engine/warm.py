@@ -24,8 +24,13 @@ def compile_kernels() -> None:
     if _jit.is_compiled():
         return
     sys.stderr.write("fastcomm: compiling its kernels for this machine (the first run only)\n")
+    run_kernels()
+    _jit.mark_compiled()
+
+
+def run_kernels() -> None:
+    """Run every kernel of the way once."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rank0.json"
         path.write_text(_TRACE)
         Partial.of(kineto.read(path, kineto.ReadOptions()))
-    _jit.mark_compiled()

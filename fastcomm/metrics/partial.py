@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import pyarrow as pa
 
 from fastcomm.metrics import bandwidth, breakdown, iterations, overlap, windows
@@ -69,19 +70,25 @@ class Partial:
 
 
 def merge(partials: Iterable[Partial]) -> Partial:
-    """One partial of all; the same bytes in whatever order they come."""
-    parts = sorted(partials, key=lambda part: part.notes[0].rank)
-
-    def joined(name: str) -> pa.Table:
-        return pa.concat_tables([getattr(part, name) for part in parts]).combine_chunks()
-
+    """One partial of all; the same bytes in whatever order they come. Ranks differ."""
+    parts = list(partials)
+    notes = (note for part in parts for note in part.notes)
     return Partial(
-        notes=tuple(note for part in parts for note in part.notes),
-        iterations=joined("iterations"),
-        events=joined("events"),
-        windows=joined("windows"),
-        groups=joined("groups"),
+        notes=tuple(sorted(notes, key=lambda note: note.rank)),
+        iterations=_by_rank([part.iterations for part in parts]),
+        events=_by_rank([part.events for part in parts]),
+        windows=_by_rank([part.windows for part in parts]),
+        groups=_by_rank([part.groups for part in parts]),
     )
+
+
+def _by_rank(tables: list[pa.Table]) -> pa.Table:
+    """The rows of all, sorted by rank, those of one rank in their order."""
+    table = pa.concat_tables(tables)
+    rank = table["rank"].to_numpy()
+    if (rank[1:] < rank[:-1]).any():
+        table = table.take(pa.array(np.argsort(rank, kind="stable")))
+    return table.combine_chunks()
 
 
 def _groups(trace: Trace) -> pa.Table:

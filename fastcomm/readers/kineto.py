@@ -1,5 +1,6 @@
 """Kineto traces of the PyTorch profiler: one file, one rank, one `Trace`."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ Ints = NDArray[np.int64]
 _DEVICE_KINDS = ("kernel", "memcpy", "memset")
 _SOURCE = {name: number for number, name in enumerate(TAG_SOURCES)}
 # A relative time is less than the three months between two base times; since 1970 is more.
+_MOST_DEVICES = 1 << 16
 _ABSOLUTE = 1_600_000_000_000_000_000
 
 
@@ -56,10 +58,9 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     scanned = scan_file(path, METRICS, allow_truncated=options.allow_truncated)
     info = scanned.envelope.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    own = info.get("rank")
-    if isinstance(own, int) and rank is not None and own != rank:
+    own, world = (info[key] if _is_count(info.get(key)) else None for key in _RANK_KEYS)
+    if own is not None and rank is not None and own != rank:
         raise TraceFileError(f"{path}: distributedInfo says rank {own}, taken for rank {rank}")
-    world = info.get("world_size")
     events, lanes, clock, notes = _events(scanned)
     found = find_collectives(events, known_groups(info), options.patterns)
     iterations = _iterations(events, found, options.iterations, path)
@@ -74,8 +75,8 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
             {name: getattr(iterations, name) for name in ("number", "start", "stop")}
         ),
         meta=Meta(
-            rank=own if isinstance(own, int) else rank if rank is not None else 0,
-            world_size=world if isinstance(world, int) else None,
+            rank=own if own is not None else rank or 0,
+            world_size=world,
             format="kineto",
             path=str(path),
             clock=clock,
@@ -101,17 +102,28 @@ def peek(path: Path) -> Peek:
     except CutShortError:
         return Peek(is_trace=False)
     at = head.find(b'"traceEvents"')
-    rank, world = (
-        re.search(
-            rb'"distributedInfo"\s*:\s*\{[^[]*?"%s"\s*:\s*(\d+)' % key, head[: max(at, 0)]
-        )
-        for key in (b"rank", b"world_size")
-    )
+    is_trace = at >= 0 or head.lstrip()[:1] == b"[" or b'"schemaVersion"' in head
+    info = _info(head[: max(at, 0)])
     return Peek(
-        is_trace=at >= 0 or head.lstrip()[:1] == b"[" or b'"schemaVersion"' in head,
-        rank=int(rank[1]) if rank else None,
-        world_size=int(world[1]) if world else None,
+        is_trace, *(info[key] if _is_count(info.get(key)) else None for key in _RANK_KEYS)
     )
+
+
+_RANK_KEYS = ("rank", "world_size")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _info(head: bytes) -> dict[str, Any]:
+    """The `distributedInfo` in the text before the events, if it is whole."""
+    found = re.search(rb'"distributedInfo"\s*:\s*(?=\{)', head)
+    try:
+        text = head[found.end() :].decode(errors="replace") if found else "{}"
+        return dict(json.JSONDecoder().raw_decode(text)[0])
+    except ValueError:
+        return {}
 
 
 def _events(scanned: Scanned) -> tuple[Events, pa.Table, str | None, list[str]]:
@@ -154,23 +166,26 @@ def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.in
         _, first, lane = np.unique(parts, axis=0, return_index=True, return_inverse=True)
         lane = lane.reshape(-1)
 
-    def words(column: Ints) -> list[str]:
-        return [
-            texts[WORD - value] if NULL < value <= WORD else str(value)
-            for value in column.tolist()
-        ]
-
     device = columns["device"][first]
     device = np.where(is_device[first] & (device == NULL), process[first], device)
+    no_device = ~is_device[first] | (device < 0) | (device > _MOST_DEVICES)
     lanes = pa.table(
         {
-            "process": words(process[first]),
-            "thread": words(thread[first]),
-            "device": pa.array(device, mask=~is_device[first] | (np.abs(device) > 1 << 30)),
+            "process": _lane_words(process[first], texts),
+            "thread": _lane_words(thread[first], texts),
+            "device": pa.array(device, mask=no_device),
             "is_device": is_device[first],
         }
     )
     return lane.astype(np.int32), lanes
+
+
+def _lane_words(column: Ints, texts: Sequence[str]) -> list[str]:
+    """Processes or threads in words: a number, the word that stood for it, or nothing."""
+    return [
+        "" if value == NULL else texts[WORD - value] if value <= WORD else str(value)
+        for value in column.tolist()
+    ]
 
 
 def _iterations(

@@ -55,8 +55,12 @@ def headlines(found: Metrics) -> list[str]:
     exposed = {tag: found.breakdown.exact[f"exposed_{tag}"] or 0.0 for tag in TAGS}
     worst = max(exposed, key=lambda tag: exposed[tag])
     if exposed[worst]:
-        use = found.bandwidth[worst].global_avg_util if worst in found.bandwidth else None
-        busy = f"at {_percent(use)} of the link" if use is not None else "utilisation n/a"
+        use = found.bandwidth[worst].avg_bus_util if worst in found.bandwidth else None
+        busy = (
+            f"its bus bandwidth is {_percent(use)} of the link's"
+            if use is not None
+            else "utilisation n/a"
+        )
         sentences.append(
             f"[bold]{worst}[/] costs the most exposed time: {_percent(exposed[worst])} of the "
             f"iteration, {busy}."
@@ -73,7 +77,7 @@ def headlines(found: Metrics) -> list[str]:
     if slowest is not None and mean and len(found.ranks) > 1:
         sentences.append(
             f"The slowest rank is [bold]{slowest.rank}[/]: {format_ns(slowest.mean_ns)} an "
-            f"iteration, {_percent(slowest.mean_ns / mean - 1)} above the mean."
+            f"iteration, {slowest.mean_ns / mean - 1:.2%} above the mean."
         )
     return sentences
 

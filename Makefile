@@ -1,0 +1,66 @@
+# What a checkout can do. Everything is installed into .venv; nothing lands outside this folder.
+
+# The interpreter that makes .venv: Python 3.11 or newer, with venv.
+PYTHON ?= python3
+
+BIN := .venv/bin
+# pip's downloads and the machine code of the kernels.
+export XDG_CACHE_HOME := $(CURDIR)/.cache
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint unit coverage docs pages bench bench-check clean
+
+help: ## List what there is
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/.runtime ## Write a made-up run of 8 ranks into ./demo and measure it
+	$(BIN)/fastcomm demo demo
+
+test: lint unit coverage docs ## Run every check: style, types, floors, tests, coverage, docs
+
+lint: .venv/.dev ## Check style, types and which package imports which
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: .venv/.dev ## Run the tests as they ship: with the JIT
+	$(BIN)/python -m pytest --durations=10
+
+coverage: .venv/.dev ## Run the tests as plain Python; every line of every kernel must run
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest --durations=10 \
+		--cov=fastcomm_kernels --cov-report=term-missing --cov-fail-under=100
+
+docs: .venv/.dev ## Build the documentation into docs/_build; a warning is an error
+	$(BIN)/python -m sphinx -W -n --keep-going -q docs docs/_build/html
+
+pages: .venv/.dev ## Write docs/cli.md and the outputs that pages show anew
+	$(BIN)/python docs/pages.py
+
+bench: .venv/.dev ## Measure the kernels against their yardsticks
+	$(BIN)/python -m pytest bench --benchmark-only
+
+bench-check: .venv/.dev ## The same; a kernel under its bar fails
+	$(BIN)/python -m pytest bench --benchmark-only --check-bars
+
+clean: ## Remove all that these commands made, .venv and ./demo included
+	rm -rf .venv .cache demo docs/_build .coverage .benchmarks .hypothesis
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and \
+		"Python 3.11 or newer is needed, this is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
+	$(PYTHON) -m venv .venv
+
+# pip from 25.1 on knows --group.
+.venv/.runtime: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv/.dev: .venv/.runtime
+	$(BIN)/python -m pip install --quiet --group dev --editable .
+	@touch $@

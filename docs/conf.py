@@ -1,0 +1,17 @@
+"""How Sphinx builds these pages."""
+
+from importlib.metadata import version
+
+project = "fastcomm"
+author = "The fastcomm authors"
+project_copyright = f"2026, {author}"
+release = version("fastcomm")
+
+extensions = ["myst_parser"]
+exclude_patterns = ["_build"]
+# The schema keeps its name, so that others can refer to it.
+html_extra_path = ["metrics.schema.json"]
+html_theme = "furo"
+html_title = f"fastcomm {release}"
+html_copy_source = False
+myst_heading_anchors = 3

@@ -1,0 +1,102 @@
+"""What in the pages the program itself says: `docs/cli.md`, and the output of commands.
+
+In a page, a block of the language `console` is a session: lines that begin with "$ " are
+commands, the rest is what they print. They run in a folder of their own, where `demo/` holds
+the traces of `fastcomm demo demo`. Run this file to write everything anew.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from fastcomm.cli import main
+
+DOCS = Path(__file__).parent
+PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+CLI_PAGE = DOCS / "cli.md"
+
+_SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
+_WIDTH = 90
+_CLI_HEAD = """\
+# Command line
+
+What each command prints with `--help`. Results go to stdout, all else to stderr.
+"""
+
+
+def cli_page() -> str:
+    """The page of all commands: what each prints with `--help`."""
+    parent = click.Context(
+        main, info_name="fastcomm", terminal_width=_WIDTH, **main.context_settings
+    )
+    sections = [_CLI_HEAD, _help(parent)]
+    for name in main.list_commands(parent):
+        if (command := main.get_command(parent, name)) is not None:
+            context = click.Context(command, info_name=name, parent=parent)
+            sections += [f"## `fastcomm {name}`\n", _help(context)]
+    return "\n".join(sections)
+
+
+def _help(context: click.Context) -> str:
+    return f"```text\n{context.get_help()}\n```\n"
+
+
+def has_sessions(text: str) -> bool:
+    """Whether a page shows what a command prints."""
+    return _SESSION.search(text) is not None
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder with the traces of the demo, in which sessions run."""
+    with tempfile.TemporaryDirectory() as folder:
+        _output("fastcomm demo demo", Path(folder))
+        yield Path(folder)
+
+
+def replayed(text: str, folder: Path) -> str:
+    """The page with what its commands print today."""
+
+    def session(block: re.Match[str]) -> str:
+        commands = [line[2:] for line in block[0].splitlines() if line.startswith("$ ")]
+        return "".join(f"$ {command}\n{_output(command, folder)}" for command in commands)
+
+    return _SESSION.sub(session, text)
+
+
+def _output(command: str, folder: Path) -> str:
+    """What a shell shows: stdout and stderr together."""
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env={**os.environ, "PATH": programs, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+
+
+def refresh() -> None:
+    """Write every page anew."""
+    CLI_PAGE.write_text(cli_page(), "utf-8")
+    with workplace() as folder:
+        for page in PAGES:
+            text = page.read_text("utf-8")
+            if has_sessions(text):
+                page.write_text(replayed(text, folder), "utf-8")
+
+
+if __name__ == "__main__":
+    refresh()

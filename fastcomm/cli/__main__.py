@@ -1,0 +1,5 @@
+"""``python -m fastcomm.cli``."""
+
+from fastcomm.cli import main
+
+main(prog_name="fastcomm")

@@ -1,0 +1,147 @@
+import kineto_text as k
+import pytest
+
+from fastcomm.errors import TraceFileError
+from fastcomm.readers import kineto
+from fastcomm.trace.iterations import IterationRule
+
+
+def iterations(tmp_path, events, **rule):
+    path = k.write(tmp_path / "rank0.json", events)
+    options = kineto.ReadOptions(iterations=IterationRule(**rule))
+    trace = kineto.read(path, options)
+    rows = [(r["number"], r["start"], r["stop"]) for r in trace.iterations.to_pylist()]
+    return rows, trace.meta
+
+
+WORK = [k.kernel("gemm", 0, 5), k.kernel("gemm", 90, 10)]
+
+
+def test_profiler_steps_come_before_all_other_names(tmp_path):
+    marks = [
+        k.mark("ProfilerStep#7", 1, 4),
+        k.mark("ProfilerStep#8", 5, 4),
+        k.mark("step 1", 0, 9),
+    ]
+    rows, meta = iterations(tmp_path, WORK + marks)
+    assert rows == [(7, 1000, 5000), (8, 5000, 9000)]
+    assert meta.found_by == "ProfilerStep#N"
+
+
+@pytest.mark.parametrize("name", ["iteration 3", "Iter_3", "STEP:3", "step-3", "iter3"])
+def test_common_names_mark_iterations_in_any_case(tmp_path, name):
+    rows, _ = iterations(tmp_path, [*WORK, k.mark(name, 10, 20)])
+    assert rows == [(3, 10_000, 30_000)]
+
+
+@pytest.mark.parametrize("name", ["steps 3", "my step 3", "iteration"])
+def test_names_that_only_look_like_marks_are_none(tmp_path, name):
+    _, meta = iterations(tmp_path, [*WORK, k.mark(name, 10, 20)])
+    assert meta.found_by == "whole trace"
+
+
+def test_the_projection_of_a_mark_on_a_stream_is_no_mark(tmp_path):
+    projected = k.event("ProfilerStep#1", "gpu_user_annotation", 0, 9)
+    _, meta = iterations(tmp_path, [*WORK, projected])
+    assert meta.found_by == "whole trace"
+
+
+def test_optimizer_steps_end_iterations_and_the_first_name_counts(tmp_path):
+    marks = [
+        k.mark("Optimizer.step#Adam.step", 10, 5),
+        k.mark("Optimizer.step#EMA.step", 16, 2),
+        k.mark("Optimizer.step#Adam.step", 50, 5),
+    ]
+    rows, meta = iterations(tmp_path, WORK + marks)
+    assert rows == [(0, 0, 15_000), (1, 15_000, 55_000)]
+    assert meta.found_by == "ends of Optimizer.step#Adam.step"
+
+
+def test_a_regex_comes_first_and_its_group_is_the_number(tmp_path):
+    marks = [k.mark("ProfilerStep#7", 1, 4), k.mark("train batch=12 x", 20, 5)]
+    rows, _ = iterations(tmp_path, WORK + marks, regex=r"batch=(\d+)")
+    assert rows == [(12, 20_000, 25_000)]
+
+
+def test_a_regex_without_a_group_counts(tmp_path):
+    marks = [k.mark("train", 20, 5), k.mark("train", 40, 5)]
+    rows, _ = iterations(tmp_path, WORK + marks, regex="^train$")
+    assert rows == [(0, 20_000, 25_000), (1, 40_000, 45_000)]
+
+
+def test_a_regex_that_matches_nothing_names_what_there_is(tmp_path):
+    with pytest.raises(TraceFileError, match=r"no annotation matches 'nope'.*ProfilerStep#7"):
+        iterations(tmp_path, [*WORK, k.mark("ProfilerStep#7", 1, 4)], regex="nope")
+
+
+def test_a_broken_regex_is_said_to_be_one(tmp_path):
+    with pytest.raises(TraceFileError, match="no regular expression"):
+        iterations(tmp_path, [*WORK, k.mark("a", 1, 4)], regex="(")
+
+
+def test_marks_of_one_number_on_two_threads_are_one_iteration(tmp_path):
+    marks = [k.mark("ProfilerStep#1", 1, 4, tid=1), k.mark("ProfilerStep#1", 2, 5, tid=2)]
+    rows, _ = iterations(tmp_path, WORK + marks)
+    assert rows == [(1, 1000, 7000)]
+
+
+def test_overlapping_marks_end_where_the_next_begins_and_say_so(tmp_path):
+    marks = [k.mark("step 1", 0, 10), k.mark("step 2", 8, 10)]
+    rows, meta = iterations(tmp_path, WORK + marks)
+    assert rows == [(1, 0, 8000), (2, 8000, 18_000)]
+    assert "1 iteration marks overlap" in meta.warnings[0]
+
+
+def test_the_period_of_the_collectives_is_the_last_guess(tmp_path):
+    comm = []
+    for step in range(3):
+        comm += [k.all_reduce(100 * step, 1), k.all_reduce(100 * step + 10, 1, nelems=7)]
+    rows, meta = iterations(tmp_path, [*comm, k.kernel("gemm", 290, 10)])
+    assert rows == [(0, 0, 100_000), (1, 100_000, 200_000), (2, 200_000, 300_000)]
+    assert "repeat every 2 events" in meta.warnings[0]
+
+
+def test_one_collective_over_and_over_is_no_period(tmp_path):
+    _, meta = iterations(tmp_path, [k.all_reduce(10 * step, 1) for step in range(6)])
+    assert meta.found_by == "whole trace"
+
+
+def test_the_whole_trace_is_one_iteration_with_a_warning(tmp_path):
+    rows, meta = iterations(tmp_path, WORK)
+    assert rows == [(0, 0, 100_000)]
+    assert "whole trace" in meta.warnings[0]
+
+
+def test_given_ranges_come_before_everything(tmp_path):
+    marks = [k.mark("ProfilerStep#7", 1, 4)]
+    rows, meta = iterations(tmp_path, WORK + marks, ranges=((2, 50, 60), (1, 10, 20)))
+    assert rows == [(1, 10, 20), (2, 50, 60)]
+    assert meta.found_by == "ranges"
+
+
+def test_on_the_device_clock_a_step_lasts_from_its_first_work_to_the_next_steps(tmp_path):
+    events = [
+        *(k.mark("ProfilerStep#1", 0, 10), k.mark("ProfilerStep#2", 10, 10)),
+        *(k.launch(1, 11), k.kernel("late", 30, 5, correlation=11)),
+        *(k.launch(9, 12), k.kernel("later", 35, 5, correlation=12)),
+        *(k.launch(12, 13), k.kernel("next", 41, 5, correlation=13)),
+        *(k.launch(14, 14), k.kernel("last", 46, 9, correlation=14)),
+    ]
+    rows, meta = iterations(tmp_path, events, clock="device")
+    assert rows == [(1, 30_000, 41_000), (2, 41_000, 55_000)]
+    assert "device" in meta.found_by
+
+
+def test_a_step_without_device_work_is_left_out_on_the_device_clock(tmp_path):
+    events = [
+        *(k.mark("ProfilerStep#1", 0, 10), k.mark("ProfilerStep#2", 10, 10)),
+        *(k.launch(1, 11), k.kernel("late", 30, 5, correlation=11)),
+    ]
+    rows, meta = iterations(tmp_path, events, clock="device")
+    assert rows == [(1, 30_000, 35_000)]
+    assert "left out: 2" in meta.warnings[0]
+
+
+def test_the_device_clock_without_launches_is_an_error(tmp_path):
+    with pytest.raises(TraceFileError, match="no device work was launched"):
+        iterations(tmp_path, [*WORK, k.mark("ProfilerStep#1", 0, 10)], clock="device")

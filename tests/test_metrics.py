@@ -1,0 +1,181 @@
+"""Runs drawn at random, measured by fastcomm and by the oracle."""
+
+from tempfile import TemporaryDirectory
+from pathlib import Path
+
+import kineto_text as k
+import oracle_kineto
+import oracle_metrics
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from same import same
+
+import fastcomm
+from fastcomm.errors import FastcommError
+from fastcomm.metrics.partial import Partial, merge
+from fastcomm.metrics.result import answer
+
+DESCRIPTIONS = {
+    "DATA_PARALLEL_GROUP": "DP",
+    "TENSOR_MODEL_PARALLEL_GROUP": "TP",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "PP",
+    "EXPERT_MODEL_PARALLEL_GROUP": "EP",
+    "CONTEXT_PARALLEL_GROUP": "CP",
+    None: "OTHER",
+}
+OPS = {
+    "allreduce": "AllReduce",
+    "_allgather_base": "AllGather",
+    "all_to_all": "AllToAll",
+    "send": "SendRecv",
+    "broadcast": "Broadcast",
+}
+TIMES = st.tuples(st.integers(0, 300), st.integers(0, 60))
+
+
+@st.composite
+def communication(draw):
+    ts, dur = draw(TIMES)
+    said = {
+        "Collective_name": draw(st.sampled_from(list(OPS))),
+        "Group_size": draw(st.integers(1, 8)),
+    }
+    if draw(st.integers(0, 4)):
+        said |= {
+            "In_msg_nelems": draw(st.integers(0, 10**9)),
+            "dtype": draw(st.sampled_from(["Float", "Byte"])),
+        }
+        said["Out_msg_nelems"] = said["In_msg_nelems"]
+    if description := draw(st.sampled_from(list(DESCRIPTIONS))):
+        said["Process_Group_Description"] = description
+    return k.kernel("ncclDevKernel_Generic(x)", ts, dur, draw(st.integers(20, 22)), **said)
+
+
+@st.composite
+def work(draw):
+    ts, dur = draw(TIMES)
+    name, cat = draw(
+        st.sampled_from(
+            [("gemm", "kernel"), ("Memcpy HtoD", "gpu_memcpy"), ("Memset", "gpu_memset")]
+        )
+    )
+    return k.event(name, cat, ts, dur, tid=7)
+
+
+@st.composite
+def rank_events(draw):
+    events = draw(st.lists(st.one_of(communication(), work()), max_size=25))
+    edges = sorted(draw(st.sets(st.integers(0, 300), min_size=2, max_size=4)))
+    gap = draw(st.integers(0, 5))
+    marks = [
+        k.mark(f"ProfilerStep#{number}", start, max(stop - start - gap, 0))
+        for number, (start, stop) in enumerate(zip(edges, edges[1:], strict=False))
+    ]
+    return events + marks
+
+
+def tag_of(event):
+    return DESCRIPTIONS[event["description"]]
+
+
+@settings(max_examples=60)
+@given(st.lists(rank_events(), min_size=1, max_size=3), st.sampled_from([None, 25e9]))
+def test_a_run_measures_what_the_definitions_say(ranks, link):
+    with TemporaryDirectory() as folder:
+        paths = [
+            k.write(Path(folder) / f"rank{rank}.json", events, rank=rank, world=len(ranks))
+            for rank, events in enumerate(ranks)
+        ]
+        found = fastcomm.compute_metrics(
+            fastcomm.open_run(*paths), link_bandwidth=link
+        ).to_dict()
+        traces = [oracle_kineto.read(path) for path in paths]
+    wanted = oracle_metrics.metrics(traces, tag_of=tag_of, link_bandwidth=link)
+    same(found, wanted)
+    assert set(found["volume"]) == set(wanted["volume"])
+
+
+@settings(max_examples=20)
+@given(st.lists(rank_events(), min_size=1, max_size=3), st.randoms())
+def test_partials_merge_to_the_same_in_any_order(ranks, random):
+    with TemporaryDirectory() as folder:
+        for rank, events in enumerate(ranks):
+            k.write(Path(folder) / f"rank{rank}.json", events, rank=rank, world=len(ranks))
+        run = fastcomm.open_run(folder)
+        partials = [Partial.of(run.read(rank)) for rank in run.ranks]
+    whole = answer(merge(partials), byte_kind="payload", link=1e9).to_dict()
+    random.shuffle(partials)
+    stepwise = partials[0]
+    for part in partials[1:]:
+        stepwise = merge([stepwise, part])
+    assert answer(stepwise, byte_kind="payload", link=1e9).to_dict() == whole
+
+
+def measure(tmp_path, events, **words):
+    k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 100), *events])
+    return fastcomm.compute_metrics(fastcomm.open_run(tmp_path), **words)
+
+
+def test_the_exact_breakdown_sums_to_the_iteration_to_the_nanosecond(tmp_path):
+    events = [k.kernel("gemm", 5, 20), k.all_reduce(20, 20), k.all_reduce(30, 40, stream=21)]
+    row = measure(tmp_path, events).tables["iterations"].to_pylist()[0]
+    parts = [value for name, value in row.items() if name.startswith("exact_")]
+    assert sum(parts) == row["time_ns"] == 100_000
+
+
+def test_communication_that_overlaps_itself_makes_the_formulas_idle_negative(tmp_path):
+    events = [k.all_reduce(20, 20), k.all_reduce(30, 20, stream=21)]
+    spec = measure(tmp_path, events).breakdown.spec
+    assert spec["idle"] == pytest.approx(-0.1)
+    assert spec["comm_OTHER"] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("kind", "total"), [("payload", 4000), ("msg", 4000), ("bus", 6000)])
+def test_bytes_are_of_the_kind_that_is_asked_for(tmp_path, kind, total):
+    found = measure(tmp_path, [k.all_reduce(10, 5)], bytes=kind)
+    assert found.volume["OTHER"].comm_bytes == total
+    assert found.to_dict()["bytes"] == kind
+
+
+def test_events_of_no_duration_or_no_bytes_are_counted_and_left_out(tmp_path):
+    events = [k.all_reduce(10, 5), k.all_reduce(20, 0), k.all_reduce(30, 5, dtype="none")]
+    speed = measure(tmp_path, events, link_bandwidth="8Gbit/s").bandwidth["OTHER"]
+    assert (speed.events, speed.events_without_bytes, speed.events_without_duration) == (
+        3,
+        1,
+        1,
+    )
+    assert speed.avg_bw == pytest.approx(4000 / 5e-6)
+    assert speed.avg_util == pytest.approx(0.8)
+    assert speed.total_bytes == 8000
+
+
+def test_the_table_of_collectives_is_by_powers_of_two(tmp_path):
+    events = [
+        k.all_reduce(10 * i, 5, nelems=nelems) for i, nelems in enumerate([255, 256, 511, 512])
+    ]
+    rows = measure(tmp_path, events).tables["collectives"].to_pylist()
+    assert [(row["op"], row["group_size"], row["size_from"], row["count"]) for row in rows] == [
+        ("AllReduce", 4, 512, 1),
+        ("AllReduce", 4, 1024, 2),
+        ("AllReduce", 4, 2048, 1),
+    ]
+    assert rows[0]["p50_bus_bw"] == pytest.approx(255 * 4 * 1.5 / 5e-6)
+
+
+def test_only_the_iterations_that_are_asked_for_count(tmp_path):
+    events = [k.mark("ProfilerStep#1", 100, 100), k.all_reduce(110, 5), k.all_reduce(10, 5)]
+    found = measure(tmp_path, events, iterations=[1])
+    assert (found.iterations, found.volume["OTHER"].comm_events) == (1, 1)
+    with pytest.raises(
+        FastcommError, match=r"no iteration of the run has one of the numbers \[7\]"
+    ):
+        measure(tmp_path, events, iterations=[7])
+
+
+def test_iteration_bandwidth_is_bytes_over_the_union(tmp_path):
+    events = [k.all_reduce(10, 10), k.all_reduce(15, 10, stream=21)]
+    row = measure(tmp_path, events, link_bandwidth=1e9).tables["iterations"].to_pylist()[0]
+    assert row["iteration_bw"] == pytest.approx(8000 / 15e-6)
+    assert row["iteration_util"] == pytest.approx(8000 / 15e-6 / 1e9)

@@ -1,0 +1,138 @@
+"""`docs/metrics.schema.json` says exactly what `fastcomm metrics --json` prints."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from jsonschema import Draft202012Validator
+from numba.core import config
+
+import fastcomm
+from fastcomm.cli import main
+from fastcomm.synthetic import Job, write
+
+SCHEMA = json.loads((Path(__file__).parents[1] / "docs/metrics.schema.json").read_text("utf-8"))
+VALID = Draft202012Validator(SCHEMA)
+REAL = ["nccl_2rank_rank0.json.gz", "dlrm_8rank", "sampled_2of128", "gloo_4rank"]
+
+# Three steps: an all-reduce whose size and group are known, one of which nothing is known and
+# that takes no time, and none.
+TINY = """{"schemaVersion": 1, "baseTimeNanoseconds": 0,
+"distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 2}, "traceEvents": [
+{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "pid": 9, "tid": 9, "ts": 0, "dur": 20},
+{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "pid": 9, "tid": 9, "ts": 20, "dur": 20},
+{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#5", "pid": 9, "tid": 9, "ts": 40, "dur": 20},
+{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 2, "dur": 6},
+{"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoD", "pid": 0, "tid": 7, "ts": 12, "dur": 1},
+{"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": 0, "tid": 8, "ts": 5, "dur": 5,
+ "args": {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 1024,
+ "Out msg nelems": 1024, "Group size": 2, "Process Group Name": "0",
+ "Process Group Description": "TENSOR_MODEL_PARALLEL_GROUP"}},
+{"ph": "X", "cat": "kernel", "name": "ncclDevKernel_Generic", "pid": 0, "tid": 8, "ts": 25, "dur": 0}
+]}"""
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.json"
+    path.write_text(TINY)
+    return path
+
+
+def measured(*paths, **options):
+    """What `--json` prints, read back."""
+    found = fastcomm.compute_metrics(fastcomm.open_run(*paths), **options)
+    return json.loads(json.dumps(found.to_dict(), allow_nan=False))
+
+
+def objects(schema):
+    """Every schema of an object."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "object":
+            yield schema
+        for inner in schema.values():
+            yield from objects(inner)
+
+
+def test_it_is_a_schema_and_lets_nothing_else_pass():
+    Draft202012Validator.check_schema(SCHEMA)
+    for each in objects(SCHEMA):
+        if "properties" in each:
+            assert each["additionalProperties"] is False
+            assert each["required"] == list(each["properties"])
+        else:
+            assert each["propertyNames"] == {"$ref": "#/$defs/tag"}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_real_run_is_valid(kineto, name):
+    if config.DISABLE_JIT and name not in ("gloo_4rank",):
+        pytest.skip("megabytes of JSON byte by byte: read with the JIT on")
+    VALID.validate(measured(kineto / name))
+    VALID.validate(measured(kineto / name, link_bandwidth="400Gbit/s", bytes="bus"))
+
+
+def test_a_made_up_run_is_valid(tmp_path):
+    write(Job.of(ranks=2, steps=1, layers=1), tmp_path)
+    VALID.validate(measured(tmp_path, link_bandwidth=50e9))
+
+
+@pytest.mark.parametrize("kind", ["payload", "bus", "msg"])
+@pytest.mark.parametrize("link", [None, 1e9, 1_000_000_000, "8Gbit/s"])
+def test_a_small_run_is_valid_whatever_is_asked_for(tiny, kind, link):
+    found = measured(tiny, bytes=kind, link_bandwidth=link)
+    VALID.validate(found)
+    assert found["bytes"] == kind
+    assert found["link_bandwidth"] == (None if link is None else 1e9)
+
+
+def test_what_is_unknown_is_null(tiny):
+    found = measured(tiny)
+    known, unknown = found["bandwidth"]["TP"], found["bandwidth"]["OTHER"]
+    assert known["avg_bw"] == pytest.approx(4096 / 5e-6)
+    assert known["avg_util"] is known["p95_util"] is known["avg_bus_util"] is None
+    assert unknown["avg_bw"] is unknown["total_bytes"] is unknown["avg_bus_bw"] is None
+    assert (unknown["events"], unknown["events_without_bytes"]) == (1, 1)
+    assert found["volume"]["OTHER"]["bytes_per_iteration"] is None
+    assert [each["group_size"] for each in found["collectives"]] == [2]
+
+
+def test_a_rank_that_was_left_out_is_listed(tiny):
+    cut = tiny.with_name("rank1.json")
+    cut.write_text(TINY.replace('"rank": 0', '"rank": 1')[:-4])
+    found = measured(tiny.parent, keep_going=True)
+    VALID.validate(found)
+    assert [each["rank"] for each in found["failed"]] == [1]
+
+
+def test_a_run_without_communication_or_time_is_valid(tmp_path):
+    step = '{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 5, "dur": 0}'
+    path = tmp_path / "rank0.json"
+    path.write_text(f'{{"traceEvents": [\n{step}\n]}}')
+    found = measured(path)
+    VALID.validate(found)
+    assert set(found["breakdown"]["spec"].values()) == {None}
+    assert found["overlap"] == {"average_overlap_ratio": None, "by_tag": {}}
+
+
+def test_the_command_prints_it(tiny):
+    done = CliRunner().invoke(main, ["metrics", str(tiny), "--json"])
+    assert done.exit_code == 0
+    VALID.validate(json.loads(done.stdout))
+
+
+def test_a_key_more_or_less_is_invalid(tiny):
+    found = measured(tiny)
+    for change in (
+        lambda d: d.pop("overlap"),
+        lambda d: d["bandwidth"]["TP"].pop("avg_bw"),
+        lambda d: d.update(extra=1),
+        lambda d: d["breakdown"]["exact"].update(exposed_XP=0.0),
+        lambda d: d["volume"].update(XP=d["volume"]["TP"]),
+        lambda d: d["iteration"].update(mean_ns=-1),
+    ):
+        other = copy.deepcopy(found)
+        change(other)
+        assert not VALID.is_valid(other)
