@@ -4,6 +4,8 @@
 PYTHON ?= python3
 
 BIN := .venv/bin
+# The options of pyproject.toml leave benchmarks out of the tests.
+BENCH := $(BIN)/python -m pytest bench -o addopts=--strict-markers
 # pip's downloads and the machine code of the kernels.
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -31,7 +33,7 @@ unit: .venv/.dev ## Run the tests as they ship: with the JIT
 	$(BIN)/python -m pytest --durations=10
 
 coverage: .venv/.dev ## Run the tests as plain Python; every line of every kernel must run
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest --durations=10 \
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m 'not compiled' --durations=10 \
 		--cov=fastcomm_kernels --cov-report=term-missing --cov-fail-under=100
 
 docs: .venv/.dev ## Build the documentation into docs/_build; a warning is an error
@@ -40,11 +42,11 @@ docs: .venv/.dev ## Build the documentation into docs/_build; a warning is an er
 pages: .venv/.dev ## Write docs/cli.md and the outputs that pages show anew
 	$(BIN)/python docs/pages.py
 
-bench: .venv/.dev ## Measure the kernels against their yardsticks
-	$(BIN)/python -m pytest bench --benchmark-only
+bench: .venv/.dev ## Measure kernels and whole commands against yardsticks
+	$(BENCH)
 
-bench-check: .venv/.dev ## The same; a kernel under its bar fails
-	$(BIN)/python -m pytest bench --benchmark-only --check-bars
+bench-check: .venv/.dev ## The same; what is under its bar fails
+	$(BENCH) --check-bars
 
 clean: ## Remove all that these commands made, .venv and ./demo included
 	rm -rf .venv .cache demo docs/_build .coverage .benchmarks .hypothesis

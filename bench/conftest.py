@@ -32,6 +32,7 @@ SECONDS = 2.5
 ROUNDS = 15
 BARS = tomllib.loads(Path(__file__).with_name("bars.toml").read_text("utf-8"))
 MEASURED = pytest.StashKey[list["Measured"]]()
+HELD = pytest.StashKey[list["Held"]]()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +59,38 @@ class Measured:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A number with a limit of its own: seconds or a quotient of whole processes."""
+
+    name: str
+    value: float
+
+    @property
+    def holds(self) -> bool:
+        bar = BARS[self.name]
+        return (
+            self.value <= bar["at_most"] if "at_most" in bar else self.value >= bar["at_least"]
+        )
+
+    @property
+    def limit(self) -> str:
+        bar = BARS[self.name]
+        return (
+            f"at most {bar['at_most']}" if "at_most" in bar else f"at least {bar['at_least']}"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.value:.3f} {BARS[self.name]['unit']}, wanted {self.limit}"
+
+
 def pytest_addoption(parser):
     parser.addoption("--check-bars", action="store_true", help="Fail what is under its bar.")
 
 
 def pytest_configure(config):
     config.stash[MEASURED] = []
+    config.stash[HELD] = []
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -103,6 +130,19 @@ def bar(benchmark, request):
     return measure
 
 
+@pytest.fixture
+def held(request):
+    """Hold a number that a test measured to the limit of that name."""
+
+    def hold(name, value):
+        found = Held(name=name, value=value)
+        request.config.stash[HELD].append(found)
+        if request.config.getoption("--check-bars"):
+            assert found.holds, str(found)
+
+    return hold
+
+
 def pytest_terminal_summary(terminalreporter, config):
     """Print the table: promised and measured rate in millions a second, ratio and its bar."""
     measured = config.stash[MEASURED]
@@ -119,5 +159,9 @@ def pytest_terminal_summary(terminalreporter, config):
             f"{'' if found.holds else '  UNDER ITS BAR'}",
             red=not found.holds,
         )
-    if absent := BARS.keys() - {found.name for found in measured}:
+    for found in config.stash[HELD]:
+        mark = "" if found.holds else "  UNDER ITS BAR"
+        terminalreporter.line(f"{found}{mark}", red=not found.holds)
+    named = {found.name for found in (*measured, *config.stash[HELD])}
+    if absent := BARS.keys() - named:
         terminalreporter.line(f"not measured: {', '.join(sorted(absent))}")

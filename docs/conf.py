@@ -1,11 +1,10 @@
 """How Sphinx builds these pages."""
 
-from importlib.metadata import version
+from fastcomm import __version__ as release
 
 project = "fastcomm"
 author = "The fastcomm authors"
 project_copyright = f"2026, {author}"
-release = version("fastcomm")
 
 extensions = ["myst_parser"]
 exclude_patterns = ["_build"]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
-from numba.core import config
 
 import fastcomm
 from fastcomm.cli import main
@@ -17,27 +16,42 @@ SCHEMA = json.loads((Path(__file__).parents[1] / "docs/metrics.schema.json").rea
 VALID = Draft202012Validator(SCHEMA)
 REAL = ["nccl_2rank_rank0.json.gz", "dlrm_8rank", "sampled_2of128", "gloo_4rank"]
 
-# Three steps: an all-reduce whose size and group are known, one of which nothing is known and
-# that takes no time, and none.
-TINY = """{"schemaVersion": 1, "baseTimeNanoseconds": 0,
-"distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 2}, "traceEvents": [
-{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#3", "pid": 9, "tid": 9, "ts": 0, "dur": 20},
-{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#4", "pid": 9, "tid": 9, "ts": 20, "dur": 20},
-{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#5", "pid": 9, "tid": 9, "ts": 40, "dur": 20},
-{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 2, "dur": 6},
-{"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoD", "pid": 0, "tid": 7, "ts": 12, "dur": 1},
-{"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": 0, "tid": 8, "ts": 5, "dur": 5,
- "args": {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 1024,
- "Out msg nelems": 1024, "Group size": 2, "Process Group Name": "0",
- "Process Group Description": "TENSOR_MODEL_PARALLEL_GROUP"}},
-{"ph": "X", "cat": "kernel", "name": "ncclDevKernel_Generic", "pid": 0, "tid": 8, "ts": 25, "dur": 0}
-]}"""
+ALL_REDUCE = {
+    "Collective name": "allreduce",
+    "dtype": "Float",
+    "In msg nelems": 1024,
+    "Out msg nelems": 1024,
+    "Group size": 2,
+    "Process Group Name": "0",
+    "Process Group Description": "TENSOR_MODEL_PARALLEL_GROUP",
+}
+# One step with an all-reduce of known size and group, one with a kernel of which nothing is
+# known and that takes no time, and one without communication. Times are in us.
+EVENTS = [
+    ("user_annotation", "ProfilerStep#3", 0, 20, {}),
+    ("user_annotation", "ProfilerStep#4", 20, 20, {}),
+    ("user_annotation", "ProfilerStep#5", 40, 20, {}),
+    ("kernel", "gemm", 2, 6, {}),
+    ("kernel", "ncclDevKernel_AllReduce", 5, 5, ALL_REDUCE),
+    ("gpu_memcpy", "Memcpy DtoD", 12, 1, {}),
+    ("kernel", "ncclDevKernel_Generic", 25, 0, {}),
+]
+KEYS = ("cat", "name", "ts", "dur", "args")
+
+
+def text(rank=0, events=EVENTS):
+    """A trace of one of two ranks."""
+    rows = [{"ph": "X", **dict(zip(KEYS, event, strict=True))} for event in events]
+    info = {"backend": "nccl", "rank": rank, "world_size": 2}
+    return json.dumps(
+        {"baseTimeNanoseconds": 0, "distributedInfo": info, "traceEvents": rows}, indent=1
+    )
 
 
 @pytest.fixture
 def tiny(tmp_path):
     path = tmp_path / "tiny.json"
-    path.write_text(TINY)
+    path.write_text(text())
     return path
 
 
@@ -66,14 +80,14 @@ def test_it_is_a_schema_and_lets_nothing_else_pass():
             assert each["propertyNames"] == {"$ref": "#/$defs/tag"}
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("name", REAL)
 def test_a_real_run_is_valid(kineto, name):
-    if config.DISABLE_JIT and name not in ("gloo_4rank",):
-        pytest.skip("megabytes of JSON byte by byte: read with the JIT on")
     VALID.validate(measured(kineto / name))
     VALID.validate(measured(kineto / name, link_bandwidth="400Gbit/s", bytes="bus"))
 
 
+@pytest.mark.compiled
 def test_a_made_up_run_is_valid(tmp_path):
     write(Job.of(ranks=2, steps=1, layers=1), tmp_path)
     VALID.validate(measured(tmp_path, link_bandwidth=50e9))
@@ -101,16 +115,15 @@ def test_what_is_unknown_is_null(tiny):
 
 def test_a_rank_that_was_left_out_is_listed(tiny):
     cut = tiny.with_name("rank1.json")
-    cut.write_text(TINY.replace('"rank": 0', '"rank": 1')[:-4])
+    cut.write_text(text(rank=1)[:-4])
     found = measured(tiny.parent, keep_going=True)
     VALID.validate(found)
     assert [each["rank"] for each in found["failed"]] == [1]
 
 
 def test_a_run_without_communication_or_time_is_valid(tmp_path):
-    step = '{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 5, "dur": 0}'
     path = tmp_path / "rank0.json"
-    path.write_text(f'{{"traceEvents": [\n{step}\n]}}')
+    path.write_text(text(events=[("user_annotation", "ProfilerStep#1", 5, 0, {})]))
     found = measured(path)
     VALID.validate(found)
     assert set(found["breakdown"]["spec"].values()) == {None}

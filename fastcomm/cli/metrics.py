@@ -1,10 +1,13 @@
 """``fastcomm metrics``."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastcomm.cli.options import run_options
+
+if TYPE_CHECKING:
+    from fastcomm.metrics.result import Metrics
 
 
 @click.command("metrics")
@@ -65,7 +68,6 @@ def run(
     from fastcomm.cli.options import numbers, opened
     from fastcomm.engine import warm
     from fastcomm.engine.measure import compute_metrics
-    from fastcomm.report import tables, terminal
     from fastcomm.report.progress import progress
 
     found_run = opened(paths, words)
@@ -82,7 +84,22 @@ def run(
             progress=advance,
         )
     if output is not None:
+        from fastcomm.report import tables
+
         tables.write(found, output)
-    click.echo(tables.to_json(found)) if as_json else terminal.show(found)
+    show(found, as_json)
     if found.failed:
         ctx.exit(INCOMPLETE)
+
+
+def show(found: "Metrics", as_json: bool) -> None:
+    """Print the result to stdout, for a machine or for a person."""
+    if as_json:
+        import json
+
+        click.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        return
+
+    from fastcomm.report import terminal
+
+    terminal.show(found)

@@ -11,6 +11,8 @@ from fastcomm.metrics.view import ByteKind
 from fastcomm.trace.run import Run
 from fastcomm.units import parse_bandwidth
 
+_BLOCK = 16  # ranks
+
 Progress = Callable[[Outcome[Partial]], None]
 
 
@@ -36,19 +38,19 @@ def compute_metrics(
     )
     only = None if iterations is None else frozenset(iterations)
     measure = partial(Partial.of, byte_kind=bytes, only=only)
-    partials, failed = [], []
+    partials, failed = _Blocks(), []
     for outcome in map_ranks(run, measure, workers):
         if outcome.partial is not None:
-            partials.append(outcome.partial)
+            partials.add(outcome.partial)
         elif keep_going:
             failed.append(_failure(outcome))
         elif outcome.error is not None:
             raise outcome.error
         if progress is not None:
             progress(outcome)
-    if not partials:
+    if len(failed) == len(run.sources):
         raise FastcommError(f"no rank could be read: {failed[0].error}")
-    whole = merge(partials)
+    whole = partials.merged()
     if only is not None and not whole.iterations.num_rows:
         raise FastcommError(f"no iteration of the run has one of the numbers {sorted(only)}")
     return answer(
@@ -58,6 +60,23 @@ def compute_metrics(
         warnings=run.warnings,
         failed=sorted(failed, key=lambda failure: failure.path),
     )
+
+
+class _Blocks:
+    """Partials, merged block by block: many small tables would pin the memory between them."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Partial] = []
+        self.fresh: list[Partial] = []
+
+    def add(self, partial: Partial) -> None:
+        self.fresh.append(partial)
+        if len(self.fresh) == _BLOCK:
+            self.blocks.append(merge(self.fresh))
+            self.fresh = []
+
+    def merged(self) -> Partial:
+        return merge(self.blocks + self.fresh)
 
 
 def _failure(outcome: Outcome[Partial]) -> Failure:

@@ -7,7 +7,7 @@ from glob import glob
 from pathlib import Path
 
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
-from fastcomm.readers import cards, kineto
+from fastcomm.readers import kineto
 from fastcomm.readers.config import Config
 from fastcomm.readers.ranks import NAME_PATTERNS, rank_from_name
 from fastcomm.trace.iterations import IterationRule
@@ -140,8 +140,11 @@ def _missing(ranks: Sequence[int], world: int | None) -> list[str]:
 def _with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tuple[str, ...]]:
     """The configuration over the workload card that lies in one of the directories."""
     for path in map(Path, paths):
-        card = cards.find_card(path) if path.is_dir() else None
-        if card is not None:
+        if not path.is_dir() or not any(path.glob("*.yaml")):
+            continue
+        from fastcomm.readers import cards  # most runs have none, and need no YAML
+
+        if (card := cards.find_card(path)) is not None:
             read = cards.read_card(card)
             return config.over(read.config), read.warnings
     return config, ()

@@ -14,11 +14,6 @@ from fastcomm.errors import FastcommError
 from fastcomm.metrics.result import Metrics
 
 
-def to_json(found: Metrics) -> str:
-    """The object of `docs/metrics.schema.json` as text."""
-    return json.dumps(found.to_dict(), indent=2, allow_nan=False)
-
-
 def write(found: Metrics, folder: str | Path) -> list[Path]:
     """Write metrics.json and a CSV and a Parquet file a table; give their paths.
 
@@ -28,7 +23,7 @@ def write(found: Metrics, folder: str | Path) -> list[Path]:
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = to_json(found)
+        text = json.dumps(found.to_dict(), indent=2, allow_nan=False)
         written.append(_aside(folder / "metrics.json", lambda path: path.write_text(text)))
         for name, table in found.to_arrow().items():
             writers = {

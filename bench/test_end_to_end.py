@@ -1,0 +1,88 @@
+"""The whole command, as a user runs it: processes, timed from outside, in turn.
+
+What a process costs before it reads anything (the interpreter, imports, and numba's registries,
+which it loads at the first call of a kernel) is measured beside it and taken away.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from time import perf_counter
+
+import pytest
+
+from fastcomm.synthetic import Job, write
+
+MB = 1_000_000
+ROUNDS = 5
+COMMAND = [sys.executable, "-m", "fastcomm.cli", "metrics", "--json"]
+# All that the command imports, by itself or through numba.
+IMPORTS = """
+import pyarrow.compute, fastcomm.cli.metrics, fastcomm.cli.options, fastcomm.engine.measure
+import fastcomm.engine.warm, fastcomm.readers.runs, fastcomm.report.progress
+from numba.core.registry import cpu_target
+cpu_target.target_context.refresh()
+cpu_target.typing_context.refresh()
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A rank of 50 MB as text; 16 and 64 ranks of 50 MB, and 16 small ones, compressed."""
+    folder = tmp_path_factory.mktemp("runs")
+    job = Job.of(ranks=64)
+    big = write(job, folder / "64", filler_bytes=50 * MB, workers=2)
+    write(job, folder / "one", ranks=[0], filler_bytes=50 * MB, compress=False)
+    write(job, folder / "small", ranks=range(16))
+    (folder / "16").mkdir()
+    for path in big[:16]:
+        os.link(path, folder / "16" / path.name)
+    subprocess.run([*COMMAND, folder / "small"], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def seconds(*words):
+    begun = perf_counter()
+    subprocess.run([*map(str, words)], check=True, stdout=subprocess.DEVNULL)
+    return perf_counter() - begun
+
+
+def best(*commands):
+    """The best time of each command of several rounds, taken in turn."""
+    rounds = [[seconds(*command) for command in commands] for _ in range(ROUNDS)]
+    return [min(times) for times in zip(*rounds, strict=True)]
+
+
+def test_one_trace_of_50_mb(runs, held):
+    whole, imports = best([*COMMAND, runs / "one"], [sys.executable, "-c", IMPORTS])
+    held("one_trace", whole - imports)
+
+
+def test_two_workers(runs, held):
+    one, two = ([*COMMAND, "--workers", n] for n in (1, 2))
+    big_1, small_1, big_2, small_2 = best(
+        [*one, runs / "16"], [*one, runs / "small"], [*two, runs / "16"], [*two, runs / "small"]
+    )
+    held("two_workers", (big_1 - small_1) / (big_2 - small_2))
+
+
+def test_memory_does_not_grow_with_ranks(runs, held):
+    held("memory", peak(runs / "64") / peak(runs / "16"))
+
+
+def peak(folder):
+    """Bytes of the largest process of the command, by a process that has no other child."""
+    code = (
+        "import json, resource, subprocess, sys;"
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL);"
+        "print(json.dumps(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *COMMAND, folder], check=True, capture_output=True
+    )
+    return json.loads(done.stdout)
+
+
+def test_help(held):
+    held("help", best([*COMMAND[:3], "--help"])[0])

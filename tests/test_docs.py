@@ -1,0 +1,131 @@
+"""The pages say what the program does."""
+
+import doctest
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fastcomm
+from docs import pages
+from fastcomm.cli import COMMANDS, main
+from fastcomm.readers import config
+from fastcomm.readers.ranks import NAME_PATTERNS
+from fastcomm.synthetic import Job, write
+from fastcomm.trace.iterations import IterationRule
+from fastcomm.trace.parallel import ORDERS
+from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.tags import RULE_FIELDS
+
+ROOT = Path(__file__).parents[1]
+REFRESH = "`make pages` writes it anew"
+WITH_SESSIONS = [page for page in pages.PAGES if pages.has_sessions(page.read_text("utf-8"))]
+ALL = (*pages.PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
+
+
+def text_of(name):
+    return (ROOT / name).read_text("utf-8")
+
+
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def words(text):
+    """What stands in backquotes; `<tag>` stands for every tag."""
+    found = set(re.findall(r"`([^`\n]+)`", text))
+    return found | {word.replace("<tag>", tag) for word in found for tag in TAGS}
+
+
+@pytest.fixture(scope="module")
+def workplace():
+    with pages.workplace() as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_a_heading(name):
+    assert main.get_command(None, name).help
+    assert f"## `fastcomm {name}`\n" in text_of("docs/cli.md")
+
+
+def test_the_page_of_commands_is_current():
+    # A release of click may break its lines elsewhere.
+    assert text_of("docs/cli.md").split() == pages.cli_page().split(), REFRESH
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("page", WITH_SESSIONS, ids=lambda page: page.name)
+def test_a_page_shows_what_commands_print(page, workplace):
+    text = page.read_text("utf-8")
+    assert pages.replayed(text, workplace) == text, REFRESH
+
+
+@pytest.mark.compiled
+def test_the_python_page_runs(workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    text = "\n".join(blocks(text_of("docs/python.md"), "pycon"))
+    test = doctest.DocTestParser().get_doctest(text, {}, "docs/python.md", None, 0)
+    assert len(test.examples) > 10
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
+def test_every_example_of_a_configuration_is_one(tmp_path):
+    examples = [each for page in ALL for each in blocks(page.read_text("utf-8"), "toml")]
+    for example in examples:
+        path = tmp_path / "fastcomm.toml"
+        path.write_text(example)
+        assert config.read(path) != config.Config()
+    tables = {key for example in examples for key in tomllib.loads(example)}
+    assert tables == {"parallel", "tags", "kernels", "iterations", "link"}
+
+
+def test_the_configuration_page_knows_every_key():
+    keys = {
+        *config.Parallel.__slots__,
+        *RULE_FIELDS,
+        *("pattern", "op", "tag", "library", "regex", "bandwidth", "scale_out", "scale_up"),
+    }
+    assert keys | {*OPS, *TAGS, *ORDERS} <= words(text_of("docs/configuration.md"))
+
+
+def test_the_python_page_knows_every_table_and_column(tmp_path):
+    write(Job.of(ranks=2, steps=1, layers=1), tmp_path)
+    found = fastcomm.compute_metrics(fastcomm.open_run(tmp_path))
+    known = words(text_of("docs/python.md"))
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| [^|]* \| (.*) \|$", text_of("docs/python.md"), re.M)
+    )
+    for name, table in found.to_arrow().items():
+        assert set(table.column_names) <= words(rows[name]), name
+    assert {*fastcomm.readers.runs.OpenOptions.__slots__, *IterationRule.__slots__} <= known
+
+
+def test_the_page_of_metrics_knows_every_key():
+    def keys(schema):
+        if isinstance(schema, dict):
+            yield from schema.get("properties", ())
+            for inner in schema.values():
+                yield from keys(inner)
+
+    schema = json.loads(text_of("docs/metrics.schema.json"))
+    assert set(keys(schema)) - words(text_of("docs/metrics.md")) == set()
+
+
+def test_the_pages_of_tags_and_traces_know_every_order_and_name():
+    known = words(text_of("docs/tags.md"))
+    assert {*ORDERS, *ORDERS.values()} <= known
+    assert {name.replace("N", "3") for name in NAME_PATTERNS} <= words(
+        text_of("docs/traces.md")
+    )
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
+def test_links_lead_to_files_and_commands_exist(page):
+    text = page.read_text("utf-8")
+    for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
+        assert (page.parent / link).exists(), link
+    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)) <= targets

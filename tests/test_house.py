@@ -1,0 +1,53 @@
+"""The floors hold, and the door is quick: what a command does not need is not loaded."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastcomm.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"numba", "llvmlite", "numpy", "pyarrow"}
+
+
+def python(code):
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded(code):
+    """The heavy modules that are there once the code has run."""
+    said = python(f"import sys\n{code}\nprint('loaded:', *{HEAVY!r} & set(sys.modules))")
+    return said.rpartition("loaded:")[2].split()
+
+
+def test_imports_point_down():
+    pytest.importorskip("importlinter")
+    assert "0 broken" in python("from importlinter.cli import lint_imports; lint_imports()")
+
+
+def test_the_command_line_and_the_package_import_nothing_heavy():
+    assert loaded("import fastcomm, fastcomm.cli") == []
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_imports_nothing_heavy(command):
+    arguments = [*command.split(), "--help"]
+    code = f"from fastcomm.cli import main\nmain({arguments!r}, standalone_mode=False)"
+    assert loaded(code) == []
+
+
+def test_what_is_imported_late_is_where_the_package_says():
+    names = python("import fastcomm; print(*(getattr(fastcomm, n) for n in fastcomm.__all__))")
+    assert "open_run" in names
+    assert "compute_metrics" in names
