@@ -24,7 +24,8 @@ import sys, time, warnings
 warnings.filterwarnings("ignore")
 from hta.trace_analysis import TraceAnalysis
 begun = time.perf_counter()
-analysis = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir="", include_last_profiler_step=True)
+words = {"trace_dir": "", "include_last_profiler_step": True}
+analysis = TraceAnalysis(trace_files={0: sys.argv[1]}, **words)
 loaded = time.perf_counter()
 analysis.get_comm_comp_overlap(visualize=False)
 analysis.get_temporal_breakdown(visualize=False)

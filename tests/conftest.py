@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from numba.core import config
 
-settings.register_profile("jit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("jit")
+quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("compiled", quick)
+# Plain Python takes a thousand times as long: its few examples have to reach every line.
+settings.register_profile("plain", quick, max_examples=15)
+settings.load_profile("plain" if config.DISABLE_JIT else "compiled")
 
 SHARED = Path(__file__).parents[2] / "shared"
 

@@ -3,7 +3,6 @@
 import kineto_text as k
 import oracle_kineto
 import pytest
-from numba.core import config
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import kineto
@@ -43,6 +42,7 @@ def comm(trace):
     ]
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     "name",
     [
@@ -53,8 +53,6 @@ def comm(trace):
     ],
 )
 def test_every_collective_of_a_real_trace_is_that_of_the_oracle(kineto, name):
-    if config.DISABLE_JIT and name.startswith("nccl"):
-        pytest.skip("10 MB of JSON byte by byte: read with the JIT on")
     from fastcomm.readers import kineto as reader
 
     keys = ("start", "stop", "op", "msg_bytes", "payload_bytes", "bus_bytes")
@@ -68,9 +66,8 @@ def test_every_collective_of_a_real_trace_is_that_of_the_oracle(kineto, name):
     )
 
 
+@pytest.mark.compiled
 def test_the_reference_numbers_of_the_nccl_trace(kineto):
-    if config.DISABLE_JIT:
-        pytest.skip("10 MB of JSON byte by byte: read with the JIT on")
     from fastcomm.readers import kineto as reader
 
     trace = reader.read(kineto / "nccl_2rank_rank0.json.gz", reader.ReadOptions())

@@ -1,13 +1,14 @@
 """Runs drawn at random, measured by fastcomm and by the oracle."""
 
-from tempfile import TemporaryDirectory
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import kineto_text as k
 import oracle_kineto
 import oracle_metrics
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from same import same
 
@@ -70,7 +71,7 @@ def rank_events(draw):
     gap = draw(st.integers(0, 5))
     marks = [
         k.mark(f"ProfilerStep#{number}", start, max(stop - start - gap, 0))
-        for number, (start, stop) in enumerate(zip(edges, edges[1:], strict=False))
+        for number, (start, stop) in enumerate(pairwise(edges))
     ]
     return events + marks
 
@@ -79,7 +80,6 @@ def tag_of(event):
     return DESCRIPTIONS[event["description"]]
 
 
-@settings(max_examples=60)
 @given(st.lists(rank_events(), min_size=1, max_size=3), st.sampled_from([None, 25e9]))
 def test_a_run_measures_what_the_definitions_say(ranks, link):
     with TemporaryDirectory() as folder:
@@ -96,7 +96,6 @@ def test_a_run_measures_what_the_definitions_say(ranks, link):
     assert set(found["volume"]) == set(wanted["volume"])
 
 
-@settings(max_examples=20)
 @given(st.lists(rank_events(), min_size=1, max_size=3), st.randoms())
 def test_partials_merge_to_the_same_in_any_order(ranks, random):
     with TemporaryDirectory() as folder:

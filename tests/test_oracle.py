@@ -21,6 +21,8 @@ from oracle_kineto import (
 )
 from oracle_metrics import metrics, percentile, phases_of, segments
 
+pytestmark = pytest.mark.compiled
+
 read_once = cache(read)
 
 

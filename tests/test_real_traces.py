@@ -3,7 +3,6 @@
 import oracle_kineto
 import oracle_metrics
 import pytest
-from numba.core import config
 from same import same
 
 import fastcomm
@@ -29,10 +28,9 @@ def traces_of(folder, names):
     return [path for path in paths if not path.name.startswith("torch_et")]
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("name", RUNS)
 def test_a_real_run_measures_what_the_oracle_does(kineto, name):
-    if config.DISABLE_JIT and name == "nccl":
-        pytest.skip("10 MB of JSON byte by byte: read with the JIT on")
     paths = traces_of(kineto, RUNS[name])
     found = fastcomm.compute_metrics(fastcomm.open_run(*paths), link_bandwidth=LINK).to_dict()
     traces = [oracle_kineto.read(path) for path in paths]

@@ -90,7 +90,7 @@ def test_a_directory_without_traces_is_an_error(tmp_path):
 
 def test_a_grid_that_contradicts_the_world_is_an_error(tmp_path):
     k.write(tmp_path / "rank0.json", STEP, world=8)
-    with pytest.raises(FastcommError, match="parallelism: .*3"):
+    with pytest.raises(FastcommError, match=r"parallelism: .*3"):
         fastcomm.open_run(tmp_path, options=OpenOptions(config=Config(parallel=Parallel(tp=3))))
 
 

@@ -21,6 +21,8 @@ from fastcomm.synthetic.groups import groups
 from fastcomm.synthetic.kineto import launch_times
 from fastcomm.synthetic.play import steps
 
+pytestmark = pytest.mark.compiled
+
 LINK = 50e9
 SMALL = {"steps": 2, "layers": 2, "micro_batches": 2}
 VARIANTS = [

@@ -8,6 +8,8 @@ from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.runs import OpenOptions
 from fastcomm.synthetic import Job, Variant, truth, write
 
+pytestmark = pytest.mark.compiled
+
 LINK = 50e9
 KEYS = (
     "ranks",
