@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from numba.core import config
 
 quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("compiled", quick)
 # Plain Python takes a thousand times as long: its few examples have to reach every line.
-settings.register_profile("plain", quick, max_examples=15)
+settings.register_profile("plain", quick, max_examples=15, phases=set(Phase) - {Phase.shrink})
 settings.load_profile("plain" if config.DISABLE_JIT else "compiled")
 
 SHARED = Path(__file__).parents[2] / "shared"

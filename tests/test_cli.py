@@ -103,6 +103,14 @@ def test_wrong_usage_is_exit_code_2(words):
     invoke(*words, code=2)
 
 
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b\x08\x00garbage", b"PNG"])
+def test_keep_going_survives_a_file_that_cannot_even_be_opened(run_folder, content):
+    (run_folder / "rank1.json").write_bytes(content)
+    found = json.loads(invoke("metrics", run_folder, "--keep-going", "--json", code=3).stdout)
+    assert found["ranks"] == [0, 2]
+    assert [each["rank"] for each in found["failed"]] == [1]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_keep_going_leaves_bad_files_out_and_says_so(run_folder, workers):
     path = run_folder / "rank1.json"

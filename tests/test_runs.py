@@ -1,5 +1,7 @@
 """What a run is: which files, which ranks."""
 
+import json
+
 import kineto_text as k
 import pytest
 
@@ -41,6 +43,14 @@ def test_a_rank_that_cannot_be_told_lists_what_was_tried(tmp_path):
         TraceFileError, match=r"a\.json: of which rank is it.*rankN.*kineto_trace_N"
     ):
         fastcomm.open_run(tmp_path)
+
+
+def test_a_file_alone_is_of_the_rank_that_it_says_behind_its_events(tmp_path):
+    path = tmp_path / "on_demand.json"
+    events = ", ".join(json.dumps(event) for event in STEP)
+    info = '"distributedInfo": {"rank": 3, "world_size": 8, "ranks": "[0, 1]"}'
+    path.write_text(f'{{"schemaVersion": 1, "traceEvents": [{events}], {info}}}')
+    assert fastcomm.compute_metrics(fastcomm.open_run(path)).ranks == (3,)
 
 
 def test_two_files_of_one_rank_are_both_named(tmp_path):

@@ -10,7 +10,15 @@ if TYPE_CHECKING:
     from fastcomm.metrics.result import Metrics
 
 
-@click.command("metrics")
+_EXAMPLES = """\b
+Examples:
+  fastcomm metrics traces/ --link-bandwidth 400Gbit/s
+  fastcomm metrics traces/ --tp 2 --pp 4 --workers 8 --output report/
+  fastcomm metrics traces/ --json | jq .breakdown.exact
+"""
+
+
+@click.command("metrics", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
     "--link-bandwidth",
@@ -43,17 +51,12 @@ def run(
     output: str | None,
     **words: Any,
 ) -> None:
-    r"""Measure what communication costs a training run, by parallelism.
+    """Measure what communication costs a training run, by parallelism.
 
     PATH is a directory of PyTorch profiler traces (.json, .json.gz), one file a rank, or files,
     or globs. Printed are: the time breakdown of an iteration, how much of the communication
     hides behind compute, the windows between phases, bandwidth and volume of DP, TP, PP, EP
     and CP.
-
-    \b
-      fastcomm metrics traces/ --link-bandwidth 400Gbit/s
-      fastcomm metrics traces/ --tp 2 --pp 4 --workers 8 --output report/
-      fastcomm metrics traces/ --json | jq .breakdown.exact
 
     Where the traces do not name their process groups, say how ranks are laid out (--tp, --pp,
     --ep, --cp, --order). Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some

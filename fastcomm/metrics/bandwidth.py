@@ -209,7 +209,7 @@ def iteration_columns(view: View) -> dict[str, pa.Array]:
 
 
 def iteration_rates(iterations: pa.Table, link: float | None) -> pa.Table:
-    """The table with bytes over the union of communication: `iteration_bw`, `iteration_util`."""
+    """The table with bytes over the union of communication, and their share of the link."""
     union = iterations["comm_union_ns"].to_numpy()
     total = iterations["comm_bytes"].fill_null(UNKNOWN).to_numpy()
     rate = _rate(total, union)

@@ -7,13 +7,13 @@ from typing import Any, BinaryIO
 
 from fastcomm.errors import TraceFileError
 
+_engine: Any
 try:
-    from isal import isal_zlib as _engine
-
-    _BROKEN: tuple[type[Exception], ...] = (zlib.error, _engine.error)
+    from isal import isal_zlib
 except ImportError:  # no wheel for this platform: the standard library is half as fast
     _engine = zlib
-    _BROKEN = (zlib.error,)
+else:
+    _engine = isal_zlib
 
 BLOCK = 1 << 20
 
@@ -55,7 +55,7 @@ def _gunzipped(file: BinaryIO | Any, data: bytes, path: Path) -> Iterator[bytes]
             member = _engine.decompressobj(_GZIP_WINDOW)
         try:
             text = member.decompress(data, BLOCK)
-        except _BROKEN as error:
+        except (zlib.error, _engine.error) as error:
             raise TraceFileError(
                 f"{path}: the gzip data is corrupt before byte {read} of the file ({error})"
             ) from error

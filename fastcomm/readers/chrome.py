@@ -20,6 +20,7 @@ from fastcomm_kernels import json_scan, words
 from fastcomm_kernels._llvm import STEP
 
 _EVENTS = re.compile(rb'^(?:\xef\xbb\xbf)?\s*\[|"traceEvents"\s*:\s*\[')
+_PHASE = re.compile(rb'[{,]\s*"ph"\s*:\s*"[A-Za-z]"')
 _ENVELOPE_LIMIT = 1 << 26
 _CHUNK = 1 << 15
 _TEXT_LIMIT = 1 << 30
@@ -184,15 +185,18 @@ class _Reader:
             if why == json_scan.STRINGS_FULL:
                 self.strings = words.grown(self.strings)
                 continue
-            if why == json_scan.ROWS_FULL or why == json_scan.DONE:
+            if why in (json_scan.ROWS_FULL, json_scan.DONE):
                 self._keep(rows, detail_rows)
             if why == json_scan.DONE:
                 return True
             if why == json_scan.MORE:
                 at, state[json_scan.AT] = int(state[json_scan.AT]), 0
-                if not window.more(at):
+                if window.more(at):
+                    continue
+                if state[json_scan.LAST]:
                     self._keep(rows, detail_rows)
                     return False
+                state[json_scan.LAST] = 1
 
     def _keep(self, rows: Ints, details: Ints) -> None:
         """Move the filled rows to columns."""
@@ -243,10 +247,11 @@ class _Reader:
         dropped, seen = int(self.state[json_scan.DROPPED]), int(self.state[json_scan.SEEN])
         if not dropped:
             return
+        known = json_scan.STATE_SIZE - json_scan.DROPS
         offsets = ", ".join(map(str, self.state[json_scan.DROPS :][:dropped]))
         message = (
-            f"{self.path}: {dropped} of {seen + dropped} events do not parse and were left out, "
-            f"at byte {offsets}{', ...' if dropped > json_scan.STATE_SIZE - json_scan.DROPS else ''}"
+            f"{self.path}: {dropped} of {seen + dropped} events do not parse and were left "
+            f"out, at byte {offsets}{', ...' if dropped > known else ''}"
         )
         if seen == 0 or dropped > max(1, (seen + dropped) // 1000):
             raise TraceFileError(f"{message}: too many to trust the rest")
@@ -255,6 +260,12 @@ class _Reader:
     def _envelope(self, head: bytes, tail: bytes) -> dict[str, Any]:
         if b'"traceEvents"' in tail:
             raise TraceFileError(f"{self.path}: two lists of traceEvents; wanted one")
+        if found := _PHASE.search(tail):
+            end = self.window.base + self.window.n - len(tail)
+            raise TraceFileError(
+                f"{self.path}: the list of events ends at byte {end}, and an event follows at "
+                f"byte {end + found.start()}"
+            )
         text = head.removeprefix(b"\xef\xbb\xbf") + b"]" + tail
         try:
             found = orjson.loads(text)
@@ -302,9 +313,11 @@ def _unescaped(word: bytes) -> str:
     if "\\" not in text:
         return text
     try:
-        return str(json.loads(f'"{text}"', strict=False))
+        text = str(json.loads(f'"{text}"', strict=False))
     except ValueError:
         return text
+    # Half a surrogate pair is no character: nothing could write it.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _known_members(text: bytes) -> dict[str, Any]:

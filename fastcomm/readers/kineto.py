@@ -19,6 +19,7 @@ from fastcomm.readers.collectives import Collectives, find_collectives, known_gr
 from fastcomm.readers.events import Events
 from fastcomm.readers.kineto_layout import METRICS
 from fastcomm.readers.patterns import Pattern
+from fastcomm.readers.ranks import rank_from_name
 from fastcomm.trace.iterations import (
     IterationRule,
     Iterations,
@@ -33,6 +34,7 @@ from fastcomm_kernels.json_scan import NULL, WORD
 
 Ints = NDArray[np.int64]
 
+_BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
 _DEVICE_KINDS = ("kernel", "memcpy", "memset")
 _SOURCE = {name: number for number, name in enumerate(TAG_SOURCES)}
 # A relative time is less than the three months between two base times; since 1970 is more.
@@ -96,11 +98,16 @@ class Peek:
 
 
 def peek(path: Path) -> Peek:
-    """Look at the first block: whether it is a trace, and of which rank if it says so there."""
+    """Look at the first block: whether it is a trace, and of which rank if it says so there.
+
+    A file that is no JSON is one if its name has a rank: reading it says what is wrong.
+    """
     try:
         head = next(blocks(path), b"")
-    except CutShortError:
-        return Peek(is_trace=False)
+    except (CutShortError, TraceFileError):
+        head = b""
+    if head.lstrip(_BEFORE_JSON)[:1] not in (b"{", b"["):
+        return Peek(is_trace=rank_from_name(path.name) is not None)
     at = head.find(b'"traceEvents"')
     is_trace = at >= 0 or head.lstrip()[:1] == b"[" or b'"schemaVersion"' in head
     info = _info(head[: max(at, 0)])

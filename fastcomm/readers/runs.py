@@ -49,6 +49,7 @@ def open_run(
     others = [path.name for path in files if path not in found]
     warnings = [f"no traces, not read: {', '.join(others)}"] if others else []
     ranks = _ranks(found)
+    alone = len(found) == 1 and all(_told(path, peek) is None for path, peek in found.items())
     world = _world(found, ranks)
     config, card_warnings = _with_card(options.config, paths if use_card else ())
     read = _read_options(replace(options, config=config), world)
@@ -57,7 +58,7 @@ def open_run(
             rank=rank,
             path=path,
             size=path.stat().st_size,
-            read=partial(kineto.read, path, read, rank),
+            read=partial(kineto.read, path, read, None if alone else rank),
         )
         for rank, path in sorted(ranks.items())
     )
@@ -98,9 +99,9 @@ def _ranks(found: dict[Path, kineto.Peek]) -> dict[int, Path]:
     """The file of each rank: by what it says itself, else by its name, else if it is alone."""
     ranks: dict[int, Path] = {}
     for path, peek in found.items():
-        rank = peek.rank if peek.rank is not None else rank_from_name(path.name)
+        rank = _told(path, peek)
         if rank is None and len(found) == 1:
-            rank = 0
+            rank = 0  # what stands behind the events may say otherwise
         if rank is None:
             raise TraceFileError(
                 f"{path}: of which rank is it? No distributedInfo.rank before the events, and "
@@ -110,6 +111,10 @@ def _ranks(found: dict[Path, kineto.Peek]) -> dict[int, Path]:
             raise TraceFileError(f"two files of rank {rank}: {ranks[rank]} and {path}")
         ranks[rank] = path
     return ranks
+
+
+def _told(path: Path, peek: kineto.Peek) -> int | None:
+    return peek.rank if peek.rank is not None else rank_from_name(path.name)
 
 
 def _world(found: dict[Path, kineto.Peek], ranks: dict[int, Path]) -> int | None:

@@ -18,6 +18,8 @@ T = TypeVar("T")
 _PIPE_WIDTH = 110
 _BAR = 24
 _MOST_ROWS = 8
+# Ranks that differ by less wait for each other, and their times say nothing of who is slow.
+_LEVEL = 0.01
 _COLORS = {
     "compute": "green",
     "exposed_DP": "blue",
@@ -75,9 +77,11 @@ def headlines(found: Metrics) -> list[str]:
         )
     slowest, mean = found.slowest, found.iteration.mean_ns
     if slowest is not None and mean and len(found.ranks) > 1:
+        above = slowest.mean_ns / mean - 1
         sentences.append(
             f"The slowest rank is [bold]{slowest.rank}[/]: {format_ns(slowest.mean_ns)} an "
-            f"iteration, {slowest.mean_ns / mean - 1:.2%} above the mean."
+            f"iteration, {above:.2%} above the mean"
+            + ("." if above > _LEVEL else ": who waits for whom does not show in these times.")
         )
     return sentences
 

@@ -11,7 +11,7 @@ tenths of its speed. Whoever takes an address keeps the array alive while it is 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
@@ -35,7 +35,7 @@ _setting: Any = config
 
 def address_twin(array: NDArray[Any]) -> Address:
     """Where the numbers of a contiguous array lie."""
-    return array
+    return array.reshape(-1)
 
 
 def byte_twin(text: Address, i: int) -> int:
@@ -64,7 +64,7 @@ def load64_twin(text: Address, i: int) -> int:
 
 
 def mix_twin(state: int, word: int) -> int:
-    """A step of a multiplicative hash over 64-bit words, which are signed here as everywhere."""
+    """A step of a multiplicative hash over 64-bit words, signed here as everywhere."""
     product = ((int(state) ^ int(word)) * _MULTIPLIER) & _WORD
     mixed = product ^ (product >> 32)
     return mixed - (mixed >> 63 << 64)
@@ -91,7 +91,7 @@ def top_twin(mask: int) -> int:
 
 
 def insides_twin(quotes: int, carry: int) -> int:
-    """Bits from each opening quote to before its closing one; `carry` is 1 where one is open."""
+    """Bits from each opening quote to before its closing one; `carry`: 1 where one is open."""
     mask, inside = 0, carry
     for k in range(STEP):
         inside ^= quotes >> k & 1
@@ -140,15 +140,15 @@ def _intrinsic(answer: Any, arguments: int, code: Callable[[Any, Any], Any]) -> 
     """An intrinsic of 64-bit arguments; `code` takes the builder and the values."""
     kinds = [types.int64] * arguments
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def one(typing: Any, a: Any) -> Any:
         return answer(*kinds), lambda _context, builder, _signature, args: code(builder, args)
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def two(typing: Any, a: Any, b: Any) -> Any:
         return answer(*kinds), lambda _context, builder, _signature, args: code(builder, args)
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def three(typing: Any, a: Any, b: Any, c: Any) -> Any:
         return answer(*kinds), lambda _context, builder, _signature, args: code(builder, args)
 
@@ -170,7 +170,7 @@ def _mask(members: frozenset[int], width: int) -> Any:
         return ir.Constant(vector, [byte] * width)
 
     def code(builder: Any, args: Any) -> Any:
-        block = _load(builder, *args, vector)
+        block = _load(builder, args[0], args[1], vector)
         found = None
         for first, last in _ranges(members):
             # A wrapped difference makes one comparison of a range.
@@ -183,7 +183,7 @@ def _mask(members: frozenset[int], width: int) -> Any:
     return _intrinsic(types.int64, 2, code)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _address(typing: Any, array: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         made = context.make_array(signature.args[0])(context, builder, args[0])
@@ -193,7 +193,7 @@ def _address(typing: Any, array: Any) -> Any:
 
 
 def _byte(builder: Any, args: Any) -> Any:
-    return builder.zext(_load(builder, *args, _I8), _I64)
+    return builder.zext(_load(builder, args[0], args[1], _I8), _I64)
 
 
 def _put_byte(builder: Any, args: Any) -> Any:
@@ -201,7 +201,7 @@ def _put_byte(builder: Any, args: Any) -> Any:
 
 
 def _get(builder: Any, args: Any) -> Any:
-    return _load(builder, *args, _I64, 8)
+    return _load(builder, args[0], args[1], _I64, 8)
 
 
 def _put(builder: Any, args: Any) -> Any:
@@ -209,7 +209,7 @@ def _put(builder: Any, args: Any) -> Any:
 
 
 def _load64(builder: Any, args: Any) -> Any:
-    return _load(builder, *args, _I64)
+    return _load(builder, args[0], args[1], _I64)
 
 
 def _trailing_zeros(builder: Any, args: Any) -> Any:
@@ -255,7 +255,7 @@ if _setting.DISABLE_JIT:
     load64, mix, trailing_zeros = load64_twin, mix_twin, trailing_zeros_twin
     count, up, top, insides = count_twin, up_twin, top_twin, insides_twin
 else:
-    address = _address
+    address = cast("Any", _address)
     byte, put_byte = _intrinsic(types.int64, 2, _byte), _intrinsic(types.void, 3, _put_byte)
     get, put = _intrinsic(types.int64, 2, _get), _intrinsic(types.void, 3, _put)
     load64, mix = _intrinsic(types.int64, 2, _load64), _intrinsic(types.int64, 2, _mix)

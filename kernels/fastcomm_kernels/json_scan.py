@@ -9,7 +9,7 @@ that did not fit; at `n` or beyond, that byte is only not there yet.
 These kernels write into their arguments: what one block leaves, the next goes on from.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,8 +59,10 @@ KIND, NAME, PROCESS, THREAD, START, STOP, OFFSET, DETAIL, ARGS = range(9)
 # A thread or process that is no number but a word: its code, counted down from here.
 WORD = -(1 << 62)
 
-# What the state holds between two calls.
-AT, ROWS, DETAILS, SEEN, DROPPED, LOST, BASE, DROPS = range(8)
+# What the state holds between two calls: where in the block to go on, how much is filled, whole
+# and broken events, whether the next has to be found, whether this block is the last, where in
+# the file it begins, and the places of the first broken events.
+AT, ROWS, DETAILS, SEEN, DROPPED, LOST, LAST, BASE, DROPS = range(9)
 STATE_SIZE = DROPS + 8
 
 # Why `scan` came back.
@@ -71,7 +73,7 @@ KEEP_NONE, KEEP_ALL, KEEP_NAMED = range(3)
 
 _QUOTE, _ESCAPE, _COMMA, _COLON = ord('"'), ord("\\"), ord(","), ord(":")
 _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = ord("{"), ord("}"), ord("["), ord("]")
-_MINUS, _POINT, _ZERO, _SPACE, _U = ord("-"), ord("."), ord("0"), ord(" "), ord("u")
+_MINUS, _POINT, _ZERO, _SPACE = ord("-"), ord("."), ord("0"), ord(" ")
 _BIG_E, _SMALL_E, _PLUS = ord("E"), ord("e"), ord("+")
 _LINE_BREAKS = (ord("\n"), ord("\r"), 0)
 _COMPLETE = ord("X")
@@ -88,6 +90,11 @@ _PH_START, _NAME_START, _CAT_START = map(_key, (b'"ph"', b'"nam', b'"cat'))
 
 _POWER = tuple(10**n for n in range(19))
 _LARGEST = (1 << 63) - 1
+
+# No plain integers: Numba compiles a function anew for each of those that it is called with.
+_Pair = tuple[int, int]
+_WHOLE, _THOUSANDTHS = cast("_Pair", (np.int64(0), np.int64(3)))
+_OUTSIDE, _INSIDE = cast("_Pair", (np.int64(0), np.int64(1)))
 
 
 class Wanted(NamedTuple):
@@ -252,7 +259,7 @@ def skip_value(text: Address, i: int) -> int:
         i = string_end(text, i + 1)
         return i + 1 if i >= 0 else i
     if c in (_OPEN, _OPEN_LIST):
-        return skip_to_depth(text, i, 0)
+        return skip_to_depth(text, i, _OUTSIDE)
     while c > _SPACE and c not in (_COMMA, _CLOSE, _CLOSE_LIST, _QUOTE, _COLON):
         i += 1
         c = byte(text, i)
@@ -281,7 +288,7 @@ def decimal(text: Address, i: int, scale: int) -> tuple[int, int]:
     if byte(text, i) == _POINT:
         i += 1
         digit = byte(text, i) - _ZERO
-        while 0 <= digit <= 9 and places > 0 and value < _LARGEST // 100:
+        while 0 <= digit <= 9 and places > 0 and value < _LARGEST // 10:
             value = 10 * value + digit
             places -= 1
             i += 1
@@ -345,9 +352,9 @@ def integer(text: Address, i: int) -> tuple[int, int]:
         end = string_end(text, i + 1)
         if end < 0:
             return NULL, end
-        value, stop = decimal(text, i + 1, 0)
+        value, stop = decimal(text, i + 1, _WHOLE)
         return (value if stop == end else NULL), end + 1
-    value, stop = decimal(text, i, 0)
+    value, stop = decimal(text, i, _WHOLE)
     return value, (stop if value != NULL else skip_value(text, i))
 
 
@@ -423,9 +430,11 @@ def read_args(text: Address, i: int, wanted: WantedAt, strings: StringsAt, row: 
         if end < 0:
             return end
         to = find(wanted.args, wanted.last_arg, text, i + 1, end - i - 1)
-        if to < 0 and byte(text, i + 1) == _ESCAPE and byte(text, i + 2) == _U:
-            # A key may be spelled in escapes. None of ours ever was: say so, do not guess.
-            return ~i
+        if to < 0:
+            marks = escapes(text, i + 1)
+            if marks != 0 and trailing_zeros(marks) < end - i - 1:
+                # A key may be spelled in escapes. None of ours ever was: say so, do not guess.
+                return ~i
         i = skip_blanks(text, end + 1)
         if byte(text, i) != _COLON:
             return ~i
@@ -464,9 +473,9 @@ def read_event(
         i = skip_blanks(text, i + 1)
         c = byte(text, i)
         if key == _TS:
-            start, i = decimal(text, i, 3)
+            start, i = decimal(text, i, _THOUSANDTHS)
         elif key == _DUR:
-            length, i = decimal(text, i, 3)
+            length, i = decimal(text, i, _THOUSANDTHS)
         elif key in (_PID, _TID):
             value, i = lane_part(text, i, strings)
             put(row.rows, row.at + (PROCESS if key == _PID else THREAD), value)
@@ -489,7 +498,7 @@ def read_event(
                 and (name_size >= 0 or get(wanted.keep, kind) != KEEP_NAMED)
                 and not keeps(wanted, kind, text, name, max(name_size, 0))
             ):
-                return skip_to_depth(text, i, 1), False
+                return skip_to_depth(text, i, _INSIDE), False
         else:
             i = skip_value(text, i)
         if i < 0:
@@ -512,11 +521,12 @@ def read_event(
 
 
 @kernel
-def next_event(text: Address, i: int, n: int) -> int:
+def next_event(text: Address, i: int, n: int, last: bool) -> int:
     """The brace at or behind `i` that begins an event, or the bracket that ends the list.
 
-    An event's first key is its phase, its name or its category. Where there is none, ``~index``
-    of where to look again when there is more text.
+    An event's first key is its phase, its name or its category; behind the list stands the
+    outer object's brace or its next key. Where there is none, ``~index`` of where to look again
+    when there is more text.
     """
     while i < n:
         stops = opens(text, i) | closes(text, i)
@@ -528,7 +538,7 @@ def next_event(text: Address, i: int, n: int) -> int:
         while before >= 0 and byte(text, before) <= _SPACE:
             before -= 1
         after = skip_blanks(text, i + 1)
-        if after + 8 > n:
+        if after + STEP > n and not last:
             return ~min(i, n)
         if byte(text, i) == _OPEN and (
             before < 0 or byte(text, before) in (_COMMA, _OPEN_LIST)
@@ -537,10 +547,10 @@ def next_event(text: Address, i: int, n: int) -> int:
             if key in (_PH_START, _NAME_START, _CAT_START):
                 return i
         if byte(text, i) == _CLOSE_LIST and before >= 0 and byte(text, before) == _CLOSE:
-            behind = byte(text, skip_blanks(text, after + 1))
-            if byte(text, after) == _CLOSE or (
-                byte(text, after) == _COMMA and behind == _QUOTE
-            ):
+            c, behind = byte(text, after), skip_blanks(text, after + 1)
+            if after >= n or (c == _COMMA and byte(text, behind) == _QUOTE):
+                return i
+            if c == _CLOSE and behind >= n:
                 return i
         i += 1
     return ~n
@@ -556,10 +566,10 @@ def scan(
     rows: Rows,
     details: Rows,
 ) -> int:
-    """Read events from `state[AT]` on, wanted ones into `rows` and `details`, and say why it ends.
+    """Read events from `state[AT]` on, the wanted into `rows` and `details`; say why it ends.
 
-    An event that does not parse is counted and its offset kept (the first eight); the search for
-    the next begins right behind its brace, so that it swallows nothing.
+    An event that does not parse is counted and its offset kept (the first eight); the search
+    for the next begins right behind its brace, so that it swallows nothing.
     """
     columns, detail_columns = rows.shape[1], details.shape[1]
     text, strings = address(block), strings_at(met)
@@ -568,7 +578,7 @@ def scan(
     i = state[AT]
     while True:
         if state[LOST]:
-            i = next_event(text, i, n)
+            i = next_event(text, i, n, state[LAST] != 0)
             if i < 0:
                 state[AT] = ~i
                 return MORE

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
+from fastcomm_kernels.intervals import place
 
 Column = NDArray[np.int64]
 Matrix = NDArray[np.int64]
@@ -23,7 +24,7 @@ def segment_of(start: Column, seg_start: Column, seg_stop: Column) -> Segment:
     """Return the row of the segment that holds each of the sorted starts, or -1."""
     out = np.full(len(start), -1, np.int32)
     for s in range(len(seg_start)):
-        low, high = np.searchsorted(start, seg_start[s]), np.searchsorted(start, seg_stop[s])
+        low, high = place(start, seg_start[s]), place(start, seg_stop[s])
         out[low:high] = s
     return out
 

@@ -26,7 +26,7 @@ from fastcomm_kernels._llvm import (
 
 Column = NDArray[np.int64]
 
-# A slot of a table of known words: four times eight bytes of it, its size (-1: empty), its value.
+# A slot of a table of known words: 32 bytes of it, its size (-1: there is none), its value.
 _SIZE, _VALUE, SLOT = 4, 5, 6
 _LONGEST = 32
 
