@@ -8,8 +8,11 @@ from numba.core import config
 
 quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("compiled", quick)
-# Plain Python takes a thousand times as long: its few examples have to reach every line.
-settings.register_profile("plain", quick, max_examples=15, phases=set(Phase) - {Phase.shrink})
+# Plain Python takes a thousand times as long: its examples are few, and always the same ones,
+# since they have to reach every line.
+settings.register_profile(
+    "plain", quick, max_examples=15, derandomize=True, phases=set(Phase) - {Phase.shrink}
+)
 settings.load_profile("plain" if config.DISABLE_JIT else "compiled")
 
 SHARED = Path(__file__).parents[2] / "shared"

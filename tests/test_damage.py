@@ -236,7 +236,6 @@ def test_missing_values_and_bare_words_in_args_are_read(tmp_path, args):
         row("b", args='{"Name": "he said /"hi/" loudly"}'),
         row("b", args='{"Name": "no end}'),
         row("b", args='{"a": [{"b": 1}]}, "fault" 1'),
-        row("b", args='{"a": [{"b": 1}], "fault" 1}'),
         '{\n    "ph": "M", "name": "process_labels", "args": {"labels": "GPU "0""}\n  }',
         row("b", ts="1x2"),
         row("b", ts='"soon"'),
@@ -252,6 +251,12 @@ def test_an_event_that_does_not_parse_is_dropped_with_its_byte_and_no_other_is(
     (warning,) = found.warnings
     assert f"at byte {text.index(broken)}" in warning
     assert f"1 of {MANY + 2} events" in warning
+
+
+def test_what_looks_like_the_end_of_the_events_and_is_not_is_an_error(tmp_path):
+    text = lines(row("a"), row("b", args='{"a": [{"b": 1}], "fault" 1}'), row("c"))
+    with pytest.raises(TraceFileError, match=r"ends at byte \d+, and an event follows at byte"):
+        read_text(tmp_path, text)
 
 
 def test_the_last_event_may_be_the_broken_one(tmp_path):

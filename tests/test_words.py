@@ -182,6 +182,7 @@ def test_a_number_is_scaled_and_rounded_as_its_text_says(content, scale):
         ("68.0", 0, 68),
         ("5e-05", 3, 0),
         ("0e999", 3, 0),
+        ("-25e-1", 0, -3),
         ("1234567890123456789012e-10", 0, 123456789012),
         ("99999999999999999999", 0, json_scan.NULL),
         ("9999999999999999999", 3, json_scan.NULL),
