@@ -9,14 +9,13 @@ from fastcomm.errors import TraceFileError
 
 _engine: Any
 try:
-    from isal import isal_zlib
+    from isal import isal_zlib as _engine
 except ImportError:  # no wheel for this platform: the standard library is half as fast
     _engine = zlib
-else:
-    _engine = isal_zlib
 
 BLOCK = 1 << 20
 
+_BROKEN: tuple[type[Exception], ...] = (zlib.error, _engine.error)
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 
@@ -32,9 +31,9 @@ def blocks(path: Path) -> Iterator[bytes]:
     `CutShortError`, after all that is there, where the compressed file is cut short.
     """
     try:
-        with path.open("rb", buffering=0) as file:
-            first = file.read(BLOCK)
-            if first[:2] == _GZIP:
+        with path.open("rb") as file:
+            first = file.read(max(BLOCK, len(_GZIP)))
+            if first.startswith(_GZIP):
                 yield from _gunzipped(file, first, path)
                 return
             while first:
@@ -44,26 +43,29 @@ def blocks(path: Path) -> Iterator[bytes]:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
 
 
-def _gunzipped(file: BinaryIO | Any, data: bytes, path: Path) -> Iterator[bytes]:
-    """The members of a gzip file, one after another."""
-    member, read = _engine.decompressobj(_GZIP_WINDOW), len(data)
+def _gunzipped(file: BinaryIO, data: bytes, path: Path) -> Iterator[bytes]:
+    """The members of a gzip file, one after another; zeros may stand behind each."""
+    member = _engine.decompressobj(_GZIP_WINDOW)
     while True:
-        if member.eof:
-            data = (member.unused_data + file.read(BLOCK)).lstrip(b"\0")
-            if not data:
-                return
-            member = _engine.decompressobj(_GZIP_WINDOW)
         try:
             text = member.decompress(data, BLOCK)
-        except (zlib.error, _engine.error) as error:
+        except _BROKEN as error:
             raise TraceFileError(
-                f"{path}: the gzip data is corrupt before byte {read} of the file ({error})"
+                f"{path}: the gzip data is corrupt before byte {file.tell()} of the file "
+                f"({error})"
             ) from error
         if text:
             yield text
         data = member.unconsumed_tail
-        if not data and not member.eof:
+        if member.eof:
+            data = member.unused_data.lstrip(b"\0")
+            while not data:
+                data = file.read(BLOCK)
+                if not data:
+                    return
+                data = data.lstrip(b"\0")
+            member = _engine.decompressobj(_GZIP_WINDOW)
+        elif not data:
             data = file.read(BLOCK)
-            read += len(data)
             if not data and not text:
                 raise CutShortError

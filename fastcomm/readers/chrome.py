@@ -4,26 +4,23 @@ Memory is the kept columns and a block or two, whatever the size of the file.
 """
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
+from fastcomm.readers import envelope
 from fastcomm.readers.blocks import CutShortError, blocks
-from fastcomm_kernels import json_scan, words
-from fastcomm_kernels._llvm import STEP
+from fastcomm_kernels import json_scan, json_wanted, words
+from fastcomm_kernels._llvm import PADDING
 
-_EVENTS = re.compile(rb'^(?:\xef\xbb\xbf)?\s*\[|"traceEvents"\s*:\s*\[')
-_PHASE = re.compile(rb'[{,]\s*"ph"\s*:\s*"[A-Za-z]"')
-_ENVELOPE_LIMIT = 1 << 26
-_CHUNK = 1 << 15
-_TEXT_LIMIT = 1 << 30
+_CHUNK = 1 << 12
+_RESUMES = 8
+_EVENT_LIMIT = 1 << 26
 
 # The type of each column of a row once it is kept.
 _NARROW = {"kind": np.int8, "name": np.int32, "detail": np.int32}
@@ -43,23 +40,15 @@ class Selection:
     detail_args: Sequence[str]  # whole numbers that few events have
     detail_texts: Sequence[str]  # texts that few events have
 
-    def wanted(self) -> json_scan.Wanted:
+    def wanted(self) -> json_wanted.Wanted:
         """The same, as the scanner takes it."""
-        places: dict[bytes, int] = {}
-        for names, place, first in (
-            (self.row_args, json_scan.IN_ROW, json_scan.ARGS),
-            (self.detail_args, json_scan.IN_DETAIL, 0),
-            (self.detail_texts, json_scan.TEXT_IN_DETAIL, len(self.detail_args)),
-        ):
-            for column, name in enumerate(names, first):
-                places[name.encode()] = json_scan.placed(place, column)
-        masks = [(word.ljust(8, b"\0"), b"\xff" * len(word)) for word in self.prefixes]
-        pairs = b"".join(word + mask.ljust(8, b"\0") for word, mask in masks)
-        return json_scan.Wanted(
-            kinds=words.word_table(self.kinds),
-            args=words.word_table(places),
-            keep=np.array(self.keep, np.int64),
-            prefixes=np.frombuffer(pairs, np.int64),
+        return json_wanted.Wanted(
+            kinds=self.kinds,
+            keep=list(self.keep),
+            prefixes=list(self.prefixes),
+            numbers=[name.encode() for name in self.row_args],
+            detail_numbers=[name.encode() for name in self.detail_args],
+            detail_texts=[name.encode() for name in self.detail_texts],
         )
 
 
@@ -89,7 +78,6 @@ def scan_file(path: Path, selection: Selection, *, allow_truncated: bool = False
 class _Window:
     """The part of the text that is at hand: `n` bytes, and NULs that a kernel may look at."""
 
-    path: Path
     source: Iterator[bytes]
     text: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(1 << 21, np.uint8))
     n: int = 0
@@ -97,32 +85,37 @@ class _Window:
     cut: bool = False  # a compressed file ended early
 
     def more(self, keep_from: int) -> bool:
-        """Forget what is before `keep_from` and append a block; False at the end."""
-        rest = self.text[keep_from : self.n].copy()
+        """Forget what is before `keep_from` and append a block; False at the end.
+
+        At least as much comes as is left: what is long is not read over and over.
+        """
+        rest = self.n - keep_from
+        self.text[:rest] = self.text[keep_from : self.n].copy()
         self.base += keep_from
+        self.n = rest
+        while self.n < max(1, 2 * rest) and (block := self._next()):
+            self._append(block)
+        self.text[self.n : self.n + PADDING] = 0
+        return self.n > rest
+
+    def _next(self) -> bytes:
         try:
-            block = next(self.source, b"")
+            return next(self.source, b"")
         except CutShortError:
-            block, self.cut = b"", True
-        size = len(rest) + len(block)
-        if size + STEP > len(self.text):
-            self._widen(size)
-        self.text[: len(rest)] = rest
-        self.text[len(rest) : size] = np.frombuffer(block, np.uint8)
-        self.text[size : size + STEP] = 0
+            self.cut = True
+            return b""
+
+    def _append(self, block: bytes) -> None:
+        size = self.n + len(block)
+        if size + PADDING > len(self.text):
+            wider = np.zeros(2 * size + PADDING, np.uint8)
+            wider[: self.n] = self.text[: self.n]
+            self.text = wider
+        self.text[self.n : size] = np.frombuffer(block, np.uint8)
         self.n = size
-        return bool(block)
 
-    def _widen(self, size: int) -> None:
-        if size > _TEXT_LIMIT:
-            raise TraceFileError(
-                f"{self.path}: one event or value at byte {self.base} is longer than "
-                f"{_TEXT_LIMIT >> 20} MiB"
-            )
-        self.text = np.zeros(2 * size + STEP, np.uint8)
-
-    def bytes(self, start: int = 0) -> bytes:
-        return self.text[start : self.n].tobytes()
+    def bytes(self) -> bytes:
+        return self.text[: self.n].tobytes()
 
 
 class _Reader:
@@ -131,38 +124,42 @@ class _Reader:
     def __init__(self, path: Path, selection: Selection) -> None:
         self.path = path
         self.selection = selection
-        self.window = _Window(path, blocks(path))
+        self.names = (*_COLUMNS, *selection.row_args)
+        self.detail_names = (*selection.detail_args, *selection.detail_texts)
+        self.window = _Window(blocks(path))
         self.strings = words.no_strings()
         self.chunks: list[dict[str, NDArray[Any]]] = []
         self.detail_chunks: list[Ints] = []
+        self.detail_count = 0
         self.state = np.zeros(json_scan.STATE_SIZE, np.int64)
         self.warnings: list[str] = []
 
     def read(self, allow_truncated: bool) -> Scanned:
-        head, at = self._head()
-        self.state[json_scan.AT] = at
-        whole = self._scan()
-        tail = self._tail() if whole else b""
-        if not whole or self.window.cut or not _closed(head, tail):
-            self._truncated(allow_truncated, inside=not whole)
-            tail = _close(head)
-        self._check_dropped()
-        return self._scanned(self._envelope(head, tail))
+        head = self._head()
+        try:
+            tail = self._tail(head) if self._scan() else self._tail_behind_damage(head)
+            if tail is None:
+                self._truncated(allow_truncated, "inside traceEvents")
+            self._check_dropped()
+            return self._scanned(self._members(head, tail, allow_truncated))
+        except envelope.NestedError as error:
+            raise TraceFileError(f"{self.path}: {error}") from error
 
-    def _head(self) -> tuple[bytes, int]:
-        """The text before the first event, and where in the window that is."""
-        window = self.window
+    def _head(self) -> bytes:
+        """The text up to the first event."""
+        window, at = self.window, ~0
         while window.more(0):
             head = window.bytes()
-            if found := _EVENTS.search(head):
-                return head[: found.end()], found.end()
-            if not head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+            if (at := envelope.events_begin(head, ~at)) >= 0:
+                self.state[json_scan.AT] = at
+                return head[:at]
+            if not envelope.begins(head):
                 raise TraceFileError(
                     f"{self.path}: no JSON trace: begins with {head[:16]!r}, wanted {{ or ["
                 )
-            if window.n > _ENVELOPE_LIMIT:
+            if window.n > envelope.LIMIT:
                 break
-        if not window.n:
+        if not window.n and not window.cut:
             raise TraceFileError(f"{self.path}: empty; wanted a JSON trace")
         what = "the compressed file is cut short, and" if window.cut else "the file has"
         raise TraceFileError(
@@ -172,65 +169,102 @@ class _Reader:
 
     def _scan(self) -> bool:
         """Scan all events; False where the text ends before they do."""
-        wanted, state, window = self.selection.wanted(), self.state, self.window
-        details = len(self.selection.detail_args) + len(self.selection.detail_texts)
-        row_count = json_scan.ARGS + len(self.selection.row_args)
-        rows = np.empty((_CHUNK, row_count), np.int64)
-        detail_rows = np.empty((_CHUNK, details), np.int64)
+        state, window = self.state, self.window
+        wanted = self.selection.wanted()
+        plan = wanted.plan()
+        rows = np.empty((_CHUNK, wanted.width()), np.int64)
         while True:
             state[json_scan.BASE] = window.base
-            why = json_scan.scan(
-                window.text, window.n, state, wanted, self.strings, rows, detail_rows
-            )
+            why = json_scan.scan(window.text, window.n, state, plan, self.strings, rows)
             if why == json_scan.STRINGS_FULL:
                 self.strings = words.grown(self.strings)
-                continue
-            if why in (json_scan.ROWS_FULL, json_scan.DONE):
-                self._keep(rows, detail_rows)
-            if why == json_scan.DONE:
-                return True
-            if why == json_scan.MORE:
-                at, state[json_scan.AT] = int(state[json_scan.AT]), 0
-                if window.more(at):
-                    continue
-                if state[json_scan.LAST]:
-                    self._keep(rows, detail_rows)
-                    return False
-                state[json_scan.LAST] = 1
+            elif why == json_scan.HOPELESS:
+                self._check_dropped()
+            elif why == json_scan.MORE and not state[json_scan.LAST]:
+                self._more()
+            else:
+                self._keep(rows)
+                if why != json_scan.ROWS_FULL:
+                    return bool(why == json_scan.DONE)
 
-    def _keep(self, rows: Ints, details: Ints) -> None:
+    def _more(self) -> None:
+        """Go on to the next block of the text."""
+        window, at = self.window, int(self.state[json_scan.AT])
+        if window.n - at > _EVENT_LIMIT:
+            raise TraceFileError(
+                f"{self.path}: the event at byte {window.base + at} is longer than "
+                f"{_EVENT_LIMIT >> 20} MiB"
+            )
+        self.state[json_scan.LAST] = not window.more(at)
+        self.state[json_scan.AT] = 0
+
+    def _keep(self, rows: Ints) -> None:
         """Move the filled rows to columns."""
-        count, detail_count = self.state[json_scan.ROWS], self.state[json_scan.DETAILS]
-        names = (*_COLUMNS, *self.selection.row_args)
-        first = sum(len(chunk) for chunk in self.detail_chunks)
-        kept = rows[:count]
-        detail = kept[:, json_scan.DETAIL]
-        detail[detail >= 0] += first
+        kept = rows[: self.state[json_scan.ROWS]]
+        self.state[json_scan.ROWS] = 0
+        has_details, first = kept[:, json_wanted.DETAIL] > 0, len(self.names)
+        details = kept[has_details, first : first + len(self.detail_names)]
+        kept[:, json_wanted.DETAIL] = -1
+        kept[has_details, json_wanted.DETAIL] = self.detail_count + np.arange(len(details))
+        self.detail_count += len(details)
+        self.detail_chunks.append(details)
         self.chunks.append(
             {
                 name: kept[:, column].astype(_NARROW.get(name, np.int64))
-                for column, name in enumerate(names)
+                for column, name in enumerate(self.names)
             }
         )
-        self.detail_chunks.append(details[:detail_count].copy())
-        self.state[json_scan.ROWS] = self.state[json_scan.DETAILS] = 0
 
-    def _tail(self) -> bytes:
-        """The text behind the last event."""
-        window = self.window
-        start = int(self.state[json_scan.AT])
+    def _tail(self, head: bytes) -> bytes | None:
+        """The text behind the events; None where the text ends before they do."""
+        for _ in range(_RESUMES):
+            tail = self._rest()
+            try:
+                envelope.members(head, tail)
+            except (envelope.CutError, envelope.DamagedError):
+                if not envelope.holds_events(tail):
+                    return tail
+            else:
+                return tail
+            # That bracket ended another list: a broken one, inside of which a scan went on.
+            self._count_dropped(self.window.base - 1)
+            if not self._scan():
+                return self._tail_behind_damage(head)
+        self._check_dropped()
+        return tail
+
+    def _rest(self) -> bytes:
+        """All text from where the scan is."""
+        window, start = self.window, int(self.state[json_scan.AT])
         while window.more(start):
             start = 0
-            if window.n > _ENVELOPE_LIMIT:
+            if window.n > envelope.LIMIT:
                 raise TraceFileError(
-                    f"{self.path}: more than {_ENVELOPE_LIMIT >> 20} MiB behind the events, "
+                    f"{self.path}: more than {envelope.LIMIT >> 20} MiB behind the events, "
                     f"from byte {window.base} on"
                 )
+        self.state[json_scan.AT], self.state[json_scan.LAST] = 0, 1
         return window.bytes()
 
-    def _truncated(self, allowed: bool, *, inside: bool) -> None:
+    def _tail_behind_damage(self, head: bytes) -> bytes | None:
+        """The text behind the events, the last of which is broken; None where there is none."""
+        state = self.state
+        if not state[json_scan.LOST]:
+            return None
+        if state[json_scan.CUT] or self.window.cut:
+            # The last event is not broken, it is only not all there.
+            state[json_scan.DROPPED] -= 1
+            return None
+        rest, start = b"", 0
+        for block in blocks(self.path):
+            rest += block[max(0, int(state[json_scan.BROKEN]) - start) :]
+            start += len(block)
+            if len(rest) > envelope.LIMIT:
+                return None
+        return envelope.tail_in(head, rest)
+
+    def _truncated(self, allowed: bool, where: str) -> None:
         end = self.window.base + self.window.n
-        where = "inside traceEvents" if inside else "behind the events, inside the envelope"
         place = "of the decompressed text " if self.window.cut else ""
         message = (
             f"{self.path}: truncated: the file ends {where} at byte {end} {place}"
@@ -243,94 +277,68 @@ class _Reader:
             )
         self.warnings.append(f"{message}; those were read")
 
+    def _count_dropped(self, offset: int) -> None:
+        state, first = self.state, json_scan.DROPS
+        last = json_scan.STATE_SIZE - 1
+        state[min(first + int(state[json_scan.DROPPED]), last)] = offset
+        state[json_scan.DROPPED] += 1
+        state[json_scan.BROKEN], state[json_scan.LOST] = offset, 1
+
     def _check_dropped(self) -> None:
         dropped, seen = int(self.state[json_scan.DROPPED]), int(self.state[json_scan.SEEN])
         if not dropped:
             return
-        known = json_scan.STATE_SIZE - json_scan.DROPS
-        offsets = ", ".join(map(str, self.state[json_scan.DROPS :][:dropped]))
+        named = self.state[json_scan.DROPS :][:dropped]
+        offsets = ", ".join(map(str, named)) + (", ..." if dropped > len(named) else "")
         message = (
             f"{self.path}: {dropped} of {seen + dropped} events do not parse and were left "
-            f"out, at byte {offsets}{', ...' if dropped > known else ''}"
+            f"out, at byte {offsets}"
         )
         if seen == 0 or dropped > max(1, (seen + dropped) // 1000):
             raise TraceFileError(f"{message}: too many to trust the rest")
         self.warnings.append(message)
 
-    def _envelope(self, head: bytes, tail: bytes) -> dict[str, Any]:
+    def _members(self, head: bytes, tail: bytes | None, allowed: bool) -> dict[str, Any]:
+        if tail is None:
+            return envelope.known_members(head)
         if b'"traceEvents"' in tail:
             raise TraceFileError(f"{self.path}: two lists of traceEvents; wanted one")
-        if found := _PHASE.search(tail):
-            end = self.window.base + self.window.n - len(tail)
-            raise TraceFileError(
-                f"{self.path}: the list of events ends at byte {end}, and an event follows at "
-                f"byte {end + found.start()}"
-            )
-        text = head.removeprefix(b"\xef\xbb\xbf") + b"]" + tail
+        text = head + b"]" + tail
         try:
-            found = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
+            if self.window.cut:
+                raise envelope.CutError
+            return envelope.members(head, tail)
+        except envelope.CutError:
+            self._truncated(allowed, "behind the events, inside the envelope")
+        except envelope.DamagedError as error:
             self.warnings.append(
                 f"{self.path}: what is around the events is no valid JSON ({error}); "
                 "read key by key"
             )
-            return _known_members(text)
-        if isinstance(found, list):
-            return {}
-        if found.get("traceEvents") != []:
-            raise TraceFileError(f'{self.path}: "traceEvents" is not a key of the outer object')
-        return dict(found)
+        return envelope.known_members(text)
 
-    def _scanned(self, envelope: dict[str, Any]) -> Scanned:
-        names = (*_COLUMNS, *self.selection.row_args)
+    def _scanned(self, members: dict[str, Any]) -> Scanned:
         details = np.concatenate(self.detail_chunks)
-        detail_names = (*self.selection.detail_args, *self.selection.detail_texts)
         return Scanned(
             columns={
                 name: np.concatenate([chunk.pop(name) for chunk in self.chunks])
-                for name in names
+                for name in self.names
             },
-            details={name: details[:, column] for column, name in enumerate(detail_names)},
+            details={name: details[:, k] for k, name in enumerate(self.detail_names)},
             texts=[_unescaped(word) for word in words.texts_of(self.strings)],
-            envelope=envelope,
+            envelope=members,
             seen=int(self.state[json_scan.SEEN]),
             warnings=tuple(self.warnings),
         )
 
 
-def _closed(head: bytes, tail: bytes) -> bool:
-    """Whether the text behind the events ends as the text before them began."""
-    return tail.rstrip().endswith(b"}") if b"{" in head else not tail.strip()
-
-
-def _close(head: bytes) -> bytes:
-    return b"}" if b"{" in head else b""
-
-
 def _unescaped(word: bytes) -> str:
-    """The text of a JSON string's inside."""
+    """The text of a JSON string's inside, fit for UTF-8: without half a surrogate pair."""
     text = word.decode(errors="replace")
     if "\\" not in text:
         return text
     try:
-        text = str(json.loads(f'"{text}"', strict=False))
+        found = str(json.loads(f'"{text}"', strict=False))
     except ValueError:
         return text
-    # Half a surrogate pair is no character: nothing could write it.
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _known_members(text: bytes) -> dict[str, Any]:
-    """The members of an invalid envelope that a trace cannot do without."""
-    members: dict[str, Any] = {}
-    if base := re.search(rb'"baseTimeNanoseconds"\s*:\s*(-?\d+)', text):
-        members["baseTimeNanoseconds"] = int(base[1])
-    if info := re.search(rb'"distributedInfo"\s*:\s*(?=\{)', text):
-        inside = re.sub(rb":\s*(?=[,}])", b": null", text[info.end() :])
-        try:
-            members["distributedInfo"] = json.JSONDecoder().raw_decode(
-                inside.decode(errors="replace")
-            )[0]
-        except ValueError:
-            return members
-    return members
+    return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

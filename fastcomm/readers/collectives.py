@@ -19,7 +19,7 @@ from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, nam
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.schema import OP
 from fastcomm.trace.tags import Group
-from fastcomm_kernels.json_scan import NULL
+from fastcomm_kernels.json_numbers import NULL
 
 # Words of the metadata that name no operation: what the kernel does stands elsewhere.
 _NO_OPERATION = ("", "wait", "coalesced", "startCoalescing", "endCoalescing")

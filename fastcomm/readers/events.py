@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels import attribution
-from fastcomm_kernels.json_scan import NULL
+from fastcomm_kernels.json_numbers import NULL
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.int64]

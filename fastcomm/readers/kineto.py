@@ -30,7 +30,8 @@ from fastcomm.trace.iterations import (
 from fastcomm.trace.schema import KIND, OPS, TAG, TAG_SOURCES
 from fastcomm.trace.tags import Behaviour, Group, Tagged, TagRules, tag_group
 from fastcomm.trace.trace import Meta, Trace
-from fastcomm_kernels.json_scan import NULL, WORD
+from fastcomm_kernels.json_numbers import NULL
+from fastcomm_kernels.json_scan import WORD
 
 Ints = NDArray[np.int64]
 

@@ -2,7 +2,7 @@
 
 from fastcomm.readers.chrome import Selection
 from fastcomm.trace.schema import KIND
-from fastcomm_kernels.json_scan import KEEP_ALL, KEEP_NAMED, KEEP_NONE
+from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NAMED, KEEP_NONE
 
 # The value of `cat`, in today's spelling and that of 2021, and its kind.
 CATEGORIES = {

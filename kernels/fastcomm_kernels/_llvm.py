@@ -1,6 +1,6 @@
 """The few machine instructions that Python has no word for, each with a Python twin.
 
-With the JIT on, kernels compile these to one to six instructions; with `NUMBA_DISABLE_JIT=1`
+With the JIT on, kernels compile these to one to ten instructions; with `NUMBA_DISABLE_JIT=1`
 the twin answers. A test holds the pairs equal. The twins return Python integers, so that a
 hash that wraps at 64 bits does so without NumPy's overflow warning.
 
@@ -11,7 +11,7 @@ tenths of its speed. Whoever takes an address keeps the array alive while it is 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -23,13 +23,15 @@ from numpy.typing import NDArray
 Text = NDArray[np.uint8]
 Address = NDArray[Any]
 
-# One test looks at so many bytes, a test for something near at half as many. A text needs as
-# many readable ones behind its end.
+# One test looks at so many bytes, a test for something near at half as many.
 STEP = 64
 HALF = STEP // 2
+# A text needs as many readable bytes behind its end: a test may begin just behind it.
+PADDING = 2 * STEP
 
 _WORD = (1 << 64) - 1
 _MULTIPLIER = 0xFF51AFD7ED558CCD  # of MurmurHash3's last step
+_DIGITS = frozenset(b"0123456789")
 _setting: Any = config
 
 
@@ -58,6 +60,11 @@ def put_twin(column: Address, i: int, value: int) -> None:
     column[i] = value
 
 
+def put8_twin(column: Address, i: int, value: int) -> None:
+    """Write the same 64-bit integer eight times from `i` on."""
+    column[i : i + 8] = value
+
+
 def load64_twin(text: Address, i: int) -> int:
     """Eight bytes from `i`, the first lowest."""
     return int.from_bytes(text[i : i + 8].tobytes(), "little", signed=True)
@@ -68,6 +75,17 @@ def mix_twin(state: int, word: int) -> int:
     product = ((int(state) ^ int(word)) * _MULTIPLIER) & _WORD
     mixed = product ^ (product >> 32)
     return mixed - (mixed >> 63 << 64)
+
+
+def digit_count_twin(word: int) -> int:
+    """How many of eight bytes, from the first on, are decimal digits."""
+    parts = (word & _WORD).to_bytes(8, "little")
+    return next((k for k, part in enumerate(parts) if part not in _DIGITS), 8)
+
+
+def digits_twin(word: int, size: int) -> int:
+    """The number that the first `size` of eight bytes spell, all of them decimal digits."""
+    return int(b"0" + (word & _WORD).to_bytes(8, "little")[:size])
 
 
 def trailing_zeros_twin(mask: int) -> int:
@@ -91,7 +109,7 @@ def top_twin(mask: int) -> int:
 
 
 def insides_twin(quotes: int, carry: int) -> int:
-    """Bits from each opening quote to before its closing one; `carry`: 1 where one is open."""
+    """Bits from each opening quote to before its closing one; `carry` is 1 if one is open."""
     mask, inside = 0, carry
     for k in range(STEP):
         inside ^= quotes >> k & 1
@@ -99,41 +117,43 @@ def insides_twin(quotes: int, carry: int) -> int:
     return mask
 
 
-def mask_twin(text: Address, i: int, members: frozenset[int], width: int) -> int:
+def mask_twin(text: Address, i: int, members: NDArray[np.bool_], width: int) -> int:
     """Bits of the `width` bytes from `i` that are `members`."""
-    found = np.isin(text[i : i + width], list(members))
-    return int.from_bytes(np.packbits(found, bitorder="little").tobytes(), "little")
+    found = np.packbits(members[text[i : i + width]], bitorder="little")
+    return int.from_bytes(found.tobytes(), "little")
 
 
 # The sets of bytes that a scan looks for.
-_BLANKS = frozenset(range(1, 33))
+BLANKS = frozenset(range(1, 33))
 QUOTES = frozenset(b'"')
 ESCAPES = frozenset(b"\\")
 OPENS = frozenset(b"{[")
 CLOSES = frozenset(b"}]")
-BREAKS = frozenset(b"\n\r\0")
-STRING_STOPS = QUOTES | ESCAPES | frozenset(range(32))
-NOT_BLANKS = frozenset(range(256)) - _BLANKS
-DELIMITERS = OPENS | CLOSES | _BLANKS | frozenset(b",:")
+CONTROLS = frozenset(range(32))
+GAPS = BLANKS | frozenset(b",:")
+STRING_STOPS = QUOTES | ESCAPES | CONTROLS
+NOT_BLANKS = frozenset(range(256)) - BLANKS
+SCALAR_ENDS = OPENS | CLOSES | QUOTES | GAPS | {0}
 
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 
 
-def _load(builder: Any, address: Any, i: Any, what: Any, size: int = 1) -> Any:
-    place = builder.add(address, builder.mul(i, ir.Constant(_I64, size)))
+def _whole(number: int) -> Any:
+    return ir.Constant(_I64, number)
+
+
+def _load(builder: Any, address: Any, i: Any, what: Any, size: int) -> Any:
+    place = builder.add(address, builder.mul(i, _whole(size)))
     loaded = builder.load(builder.inttoptr(place, what.as_pointer()))
     loaded.align = size
     return loaded
 
 
 def _store(builder: Any, args: Any, what: Any, size: int) -> None:
-    place = builder.add(args[0], builder.mul(args[1], ir.Constant(_I64, size)))
-    stored = builder.store(
-        builder.trunc(args[2], what) if size < 8 else args[2],
-        builder.inttoptr(place, what.as_pointer()),
-    )
-    stored.align = size
+    place = builder.add(args[0], builder.mul(args[1], _whole(size)))
+    value = args[2] if what is _I64 else builder.trunc(args[2], what)
+    builder.store(value, builder.inttoptr(place, what.as_pointer())).align = size
 
 
 def _intrinsic(answer: Any, arguments: int, code: Callable[[Any, Any], Any]) -> Any:
@@ -165,18 +185,21 @@ def _ranges(members: frozenset[int]) -> list[tuple[int, int]]:
 def _mask(members: frozenset[int], width: int) -> Any:
     """An intrinsic that tests `width` bytes at once and gives the answers as bits."""
     vector = ir.VectorType(_I8, width)
+    # Square and curly brackets differ in one bit: set it, and one test finds both.
+    fold = all(byte ^ 32 in members for byte in members)
+    wanted = frozenset(byte | 32 for byte in members) if fold else members
 
     def splat(byte: int) -> Any:
         return ir.Constant(vector, [byte] * width)
 
     def code(builder: Any, args: Any) -> Any:
-        block = _load(builder, args[0], args[1], vector)
-        found = None
-        for first, last in _ranges(members):
+        block = _load(builder, args[0], args[1], vector, 1)
+        block = builder.or_(block, splat(32)) if fold else block
+        found = ir.Constant(ir.VectorType(ir.IntType(1), width), [0] * width)
+        for first, last in _ranges(wanted):
             # A wrapped difference makes one comparison of a range.
             moved = builder.sub(block, splat(first))
-            test = builder.icmp_unsigned("<=", moved, splat(last - first))
-            found = test if found is None else builder.or_(found, test)
+            found = builder.or_(found, builder.icmp_unsigned("<=", moved, splat(last - first)))
         bits = builder.bitcast(found, ir.IntType(width))
         return bits if width == STEP else builder.zext(bits, _I64)
 
@@ -193,7 +216,7 @@ def _address(typing: Any, array: Any) -> Any:
 
 
 def _byte(builder: Any, args: Any) -> Any:
-    return builder.zext(_load(builder, args[0], args[1], _I8), _I64)
+    return builder.zext(_load(builder, args[0], args[1], _I8, 1), _I64)
 
 
 def _put_byte(builder: Any, args: Any) -> Any:
@@ -208,14 +231,30 @@ def _put(builder: Any, args: Any) -> Any:
     _store(builder, args, _I64, 8)
 
 
+def _put8(builder: Any, args: Any) -> Any:
+    one = ir.Constant(ir.VectorType(_I64, 1), [0])
+    one = builder.insert_element(one, args[2], _whole(0))
+    eight = ir.VectorType(_I64, 8)
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), 8), [0] * 8)
+    place = builder.add(args[0], builder.mul(args[1], _whole(8)))
+    stored = builder.store(
+        builder.shuffle_vector(one, one, zeros), builder.inttoptr(place, eight.as_pointer())
+    )
+    stored.align = 8
+
+
 def _load64(builder: Any, args: Any) -> Any:
-    return _load(builder, args[0], args[1], _I64)
+    return _load(builder, args[0], args[1], _I64, 1)
+
+
+def _zeros_below(builder: Any, mask: Any, *, if_none: bool) -> Any:
+    kind = ir.FunctionType(_I64, [_I64, ir.IntType(1)])
+    count = builder.module.declare_intrinsic("llvm.cttz", [_I64], kind)
+    return builder.call(count, [mask, ir.Constant(ir.IntType(1), not if_none)])
 
 
 def _trailing_zeros(builder: Any, args: Any) -> Any:
-    kind = ir.FunctionType(_I64, [_I64, ir.IntType(1)])
-    count = builder.module.declare_intrinsic("llvm.cttz", [_I64], kind)
-    return builder.call(count, [args[0], ir.Constant(ir.IntType(1), 1)])
+    return _zeros_below(builder, args[0], if_none=False)
 
 
 def _count(builder: Any, args: Any) -> Any:
@@ -224,45 +263,78 @@ def _count(builder: Any, args: Any) -> Any:
 
 
 def _up(builder: Any, args: Any) -> Any:
-    return builder.or_(builder.shl(args[0], ir.Constant(_I64, 1)), args[1])
+    return builder.or_(builder.shl(args[0], _whole(1)), args[1])
 
 
 def _top(builder: Any, args: Any) -> Any:
-    return builder.lshr(args[0], ir.Constant(_I64, 63))
+    return builder.lshr(args[0], _whole(63))
 
 
 def _insides(builder: Any, args: Any) -> Any:
     mask = args[0]
     for shift in (1, 2, 4, 8, 16, 32):
-        mask = builder.xor(mask, builder.shl(mask, ir.Constant(_I64, shift)))
-    return builder.xor(mask, builder.sub(ir.Constant(_I64, 0), args[1]))
+        mask = builder.xor(mask, builder.shl(mask, _whole(shift)))
+    return builder.xor(mask, builder.sub(_whole(0), args[1]))
 
 
 def _mix(builder: Any, args: Any) -> Any:
-    mixed = builder.mul(builder.xor(*args), ir.Constant(_I64, _MULTIPLIER))
-    return builder.xor(mixed, builder.lshr(mixed, ir.Constant(_I64, 32)))
+    mixed = builder.mul(builder.xor(*args), _whole(_MULTIPLIER))
+    return builder.xor(mixed, builder.lshr(mixed, _whole(32)))
+
+
+def _each(byte: int) -> Any:
+    return _whole(int.from_bytes(bytes([byte] * 8), "little"))
+
+
+def _digit_count(builder: Any, args: Any) -> Any:
+    digits = builder.xor(args[0], _each(ord("0")))
+    # The top bit of a byte above 9; the top bits are left out of the sum, so that none carries.
+    above = builder.add(builder.and_(digits, _each(0x7F)), _each(0x7F - 9))
+    above = builder.and_(builder.or_(above, digits), _each(0x80))
+    return builder.lshr(_zeros_below(builder, above, if_none=True), _whole(3))
+
+
+def _digits(builder: Any, args: Any) -> Any:
+    word, size = args
+    # Two moves: by 64 places at once is not defined.
+    half = builder.sub(_whole(32), builder.shl(size, _whole(2)))
+    word = builder.shl(builder.shl(word, half), half)
+    word = builder.and_(word, _each(0x0F))
+    for width, below in ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0xFFFFFFFF)):
+        # Two neighbours become one number: ten (a hundred, ten thousand) times the first
+        # and the second.
+        pairs = builder.mul(word, _whole(10 ** (width // 8) << width | 1))
+        word = builder.and_(builder.lshr(pairs, _whole(width)), _whole(below))
+    return word
 
 
 def _mask_of(members: frozenset[int], width: int = STEP) -> Any:
     if _setting.DISABLE_JIT:
-        return partial(mask_twin, members=members, width=width)
+        table = np.isin(np.arange(256), list(members))
+        return partial(mask_twin, members=table, width=width)
     return _mask(members, width)
 
 
+address: Any
 if _setting.DISABLE_JIT:
     address, byte, put_byte = address_twin, byte_twin, put_byte_twin
-    get, put = get_twin, put_twin
+    get, put, put8 = get_twin, put_twin, put8_twin
     load64, mix, trailing_zeros = load64_twin, mix_twin, trailing_zeros_twin
+    digit_count, digits = digit_count_twin, digits_twin
     count, up, top, insides = count_twin, up_twin, top_twin, insides_twin
 else:
-    address = cast("Any", _address)
+    address = _address
     byte, put_byte = _intrinsic(types.int64, 2, _byte), _intrinsic(types.void, 3, _put_byte)
     get, put = _intrinsic(types.int64, 2, _get), _intrinsic(types.void, 3, _put)
+    put8 = _intrinsic(types.void, 3, _put8)
     load64, mix = _intrinsic(types.int64, 2, _load64), _intrinsic(types.int64, 2, _mix)
     trailing_zeros = _intrinsic(types.int64, 1, _trailing_zeros)
+    digit_count = _intrinsic(types.int64, 1, _digit_count)
+    digits = _intrinsic(types.int64, 2, _digits)
     count, up = _intrinsic(types.int64, 1, _count), _intrinsic(types.int64, 2, _up)
     top, insides = _intrinsic(types.int64, 1, _top), _intrinsic(types.int64, 2, _insides)
 
-quotes, escapes, breaks = _mask_of(QUOTES), _mask_of(ESCAPES), _mask_of(BREAKS)
-opens, closes, delimiters = _mask_of(OPENS), _mask_of(CLOSES), _mask_of(DELIMITERS)
+quotes, escapes, controls = _mask_of(QUOTES), _mask_of(ESCAPES), _mask_of(CONTROLS)
+opens, closes, gaps = _mask_of(OPENS), _mask_of(CLOSES), _mask_of(GAPS)
 string_stops, not_blanks = _mask_of(STRING_STOPS, HALF), _mask_of(NOT_BLANKS, HALF)
+scalar_ends = _mask_of(SCALAR_ENDS, HALF)

@@ -1,532 +1,309 @@
 """Text of a Chrome-trace JSON, block by block, into rows of integers.
 
-Strict where it tells a whole event from a broken one (a member is a key, a colon, a value, then
-a comma or a brace; no string holds a line break), lenient where real profilers are wrong
-(values that are missing, bytes that are not printable). A text is `n` bytes and `STEP` NULs
-behind them. A reading function returns the index behind what it read, or ``~index`` of the byte
-that did not fit; at `n` or beyond, that byte is only not there yet.
+What a text and an index are, `json_text` says. Keys are compared as bytes: no writer spells an
+ASCII letter as an escape. Of a key that comes twice the last value counts; only the first
+phase, category or name that rules an event out does so at once.
 
 These kernels write into their arguments: what one block leaves, the next goes on from.
 """
 
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels._llvm import (
-    HALF,
     STEP,
     Address,
     Text,
     address,
-    breaks,
     byte,
     closes,
-    count,
-    delimiters,
-    escapes,
+    digit_count,
+    digits,
     get,
-    insides,
-    not_blanks,
+    load64,
     opens,
     put,
-    quotes,
-    string_stops,
-    top,
+    put8,
     trailing_zeros,
-    up,
 )
-from fastcomm_kernels.words import (
-    SLOT,
-    Column,
-    Strings,
-    StringsAt,
-    find,
-    first_word,
-    intern,
-    strings_at,
+from fastcomm_kernels.json_numbers import NULL, THOUSANDTHS, WHOLE, decimal
+from fastcomm_kernels.json_text import (
+    CLOSE,
+    CLOSE_LIST,
+    COLON,
+    COMMA,
+    OPEN,
+    QUOTE,
+    behind_colon,
+    next_member,
+    skip_blanks,
+    skip_rest,
+    skip_value,
+    skip_with_care,
+    string_end,
 )
+from fastcomm_kernels.json_wanted import (
+    ARG_KEYS,
+    ARGS,
+    COLUMNS,
+    DETAIL,
+    DETAILS,
+    KIND,
+    LAST_ARG,
+    NAME,
+    OFFSET,
+    OTHER,
+    PROCESS,
+    START,
+    STOP,
+    THREAD,
+    keeps,
+    kind_of,
+)
+from fastcomm_kernels.words import REFUSED, Column, Strings, find, intern
 
 Rows = NDArray[np.int64]
-
-NULL = -(1 << 63)
-
-# Columns of a row; those from ARGS on are filled from the event's args, by the word table.
-KIND, NAME, PROCESS, THREAD, START, STOP, OFFSET, DETAIL, ARGS = range(9)
 
 # A thread or process that is no number but a word: its code, counted down from here.
 WORD = -(1 << 62)
 
-# What the state holds between two calls: where in the block to go on, how much is filled, whole
-# and broken events, whether the next has to be found, whether this block is the last, where in
-# the file it begins, and the places of the first broken events.
-AT, ROWS, DETAILS, SEEN, DROPPED, LOST, LAST, BASE, DROPS = range(9)
+# What the state holds between two calls: where in the block to go on, where in the file the
+# block begins, whether the block is the last; rows filled, whole events, broken ones; whether
+# the next has still to be found, behind which broken one, and whether that is only cut short;
+# where the first broken ones are.
+AT, BASE, LAST, ROWS, SEEN, DROPPED, LOST, BROKEN, CUT, DROPS = range(10)
 STATE_SIZE = DROPS + 8
 
 # Why `scan` came back.
-MORE, DONE, ROWS_FULL, STRINGS_FULL = range(4)
+MORE, DONE, ROWS_FULL, STRINGS_FULL, HOPELESS = range(5)
 
-# Which events of a kind are kept: none, all, those whose name begins with a wanted word.
-KEEP_NONE, KEEP_ALL, KEEP_NAMED = range(3)
-
-_QUOTE, _ESCAPE, _COMMA, _COLON = ord('"'), ord("\\"), ord(","), ord(":")
-_OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = ord("{"), ord("}"), ord("["), ord("]")
-_MINUS, _POINT, _ZERO, _SPACE = ord("-"), ord("."), ord("0"), ord(" ")
-_BIG_E, _SMALL_E, _PLUS = ord("E"), ord("e"), ord("+")
-_LINE_BREAKS = (ord("\n"), ord("\r"), 0)
-_COMPLETE = ord("X")
+# No time is as far from its origin: a base time can be added.
+_FAR = 1 << 62
+_REFUSED = -1
+# After so many broken events a scan gives up where more than one in a hundred is.
+_MANY, _SHARE = 1000, 100
 
 
 def _key(word: bytes) -> int:
     return int.from_bytes(word, "little")
 
 
-_PH, _CAT, _NAME, _PID, _TID = map(_key, (b"ph", b"cat", b"name", b"pid", b"tid"))
-_TS, _DUR, _ARGS = map(_key, (b"ts", b"dur", b"args"))
-
-_PH_START, _NAME_START, _CAT_START = map(_key, (b'"ph"', b'"nam', b'"cat'))
-
-_POWER = tuple(10**n for n in range(19))
-_LARGEST = (1 << 63) - 1
-
-# No plain integers: Numba compiles a function anew for each of those that it is called with.
-_Pair = tuple[int, int]
-_WHOLE, _THOUSANDTHS = cast("_Pair", (np.int64(0), np.int64(3)))
-_OUTSIDE, _INSIDE = cast("_Pair", (np.int64(0), np.int64(1)))
+_PH, _TS = map(_key, (b'ph"', b'ts"'))
+_CAT, _PID, _TID, _DUR = map(_key, (b'cat"', b'pid"', b'tid"', b'dur"'))
+_NAME, _ARGS = map(_key, (b'name"', b'args"'))
+_STARTS = tuple(
+    map(_key, (b'"ph"', b'"ts"', b'"cat', b'"pid', b'"tid', b'"dur', b'"nam', b'"arg'))
+)
+_3_BYTES, _4_BYTES, _5_BYTES = ((1 << 8 * n) - 1 for n in (3, 4, 5))
+_COMPLETE, _N, _SPACE = map(ord, "Xn ")
 
 
-class Wanted(NamedTuple):
-    """What to keep: data, so that every analysis can ask for its own columns."""
+class Into(NamedTuple):
+    """Where the event at hand goes: addresses, and the number of its first cell."""
 
-    kinds: Column  # `word_table`: value of `cat` -> kind
-    args: Column  # `word_table`: key in `args` -> place and column, made by `placed`
-    keep: Column  # by kind: KEEP_NONE, KEEP_ALL or KEEP_NAMED; the last is for unknown kinds
-    prefixes: Column  # for KEEP_NAMED: pairs of up to eight bytes of a name, and their mask
-
-
-class WantedAt(NamedTuple):
-    """The addresses of `Wanted`, and how much there is."""
-
-    kinds: Address
-    args: Address
-    keep: Address
-    prefixes: Address
-    last_kind: int
-    last_arg: int
-    other: int
-    prefix_count: int
-    columns: int
-    detail_columns: int
-
-
-class Row(NamedTuple):
-    """Where the event at hand goes: the addresses of all rows, and its first cell in each."""
-
+    strings: Address
+    pool: Address
     rows: Address
     at: int
-    details: Address
-    detail_at: int
-
-
-# Where the value of an arg goes.
-IN_ROW, IN_DETAIL, TEXT_IN_DETAIL = range(3)
-
-
-def placed(place: int, column: int) -> int:
-    """The value of an arg's key in `Wanted.args`."""
-    return column * 3 + place
 
 
 @kernel
-def wanted_at(wanted: Wanted, columns: int, detail_columns: int) -> WantedAt:
-    """Take the addresses."""
-    return WantedAt(
-        address(wanted.kinds),
-        address(wanted.args),
-        address(wanted.keep),
-        address(wanted.prefixes),
-        len(wanted.kinds) // SLOT - 1,
-        len(wanted.args) // SLOT - 1,
-        len(wanted.keep) - 1,
-        len(wanted.prefixes) // 2,
-        columns,
-        detail_columns,
-    )
+def clear(into: Into, first: int, stop: int) -> None:
+    """Make these columns of the row NULL, and up to seven behind them."""
+    while first < stop:
+        put8(into.rows, into.at + first, NULL)
+        first += 8
 
 
 @kernel
-def skip_blanks(text: Address, i: int) -> int:
-    """The next byte that is no blank."""
-    if byte(text, i) > _SPACE:
-        return i
-    if byte(text, i + 1) > _SPACE and byte(text, i) != 0:
-        return i + 1
-    stops = not_blanks(text, i)
-    while stops == 0:
-        i += HALF
-        stops = not_blanks(text, i)
-    return i + trailing_zeros(stops)
-
-
-@kernel
-def string_end(text: Address, i: int) -> int:
-    """The quote that ends the string whose first byte is at `i`."""
-    while True:
-        stops = string_stops(text, i)
-        if stops == 0:
-            i += HALF
-            continue
-        i += trailing_zeros(stops)
-        c = byte(text, i)
-        if c == _QUOTE:
-            return i
-        if c in _LINE_BREAKS:
-            # No JSON string holds a line break: a quote is missing, or one is too many.
-            return ~i
-        i += 2 if c == _ESCAPE else 1
-
-
-@kernel
-def skip_slowly(text: Address, i: int, depth: int) -> int:
-    """Skip to behind the bracket that brings `depth` to 0, from outside of any string."""
-    while True:
-        c = byte(text, i)
-        if c == _QUOTE:
-            i = string_end(text, i + 1)
-            if i < 0:
-                return i
-            i = skip_blanks(text, i + 1)
-            c = byte(text, i)
-            if c not in (_COMMA, _COLON, _CLOSE, _CLOSE_LIST):
-                # A string ends before a delimiter, or it is no string.
-                return ~i
-            continue
-        if c in (_OPEN, _OPEN_LIST):
-            depth += 1
-        elif c in (_CLOSE, _CLOSE_LIST):
-            depth -= 1
-            if depth == 0:
-                return i + 1
-        elif c == 0:
-            return ~i
-        i += 1
-
-
-@kernel
-def skip_to_depth(text: Address, i: int, depth: int) -> int:
-    """`skip_slowly`, `STEP` bytes at a time as long as nothing is odd about them.
-
-    Odd are an escape, a line break in a string, a quote without a delimiter on its outer side.
-    From the last block before, outside of a string, the slow way decides.
-    """
-    start, start_depth = i, depth
-    inside, before, after = 0, 1, 0
-    while True:
-        marks = quotes(text, i)
-        strings = insides(marks, inside)
-        edges = delimiters(text, i)
-        opening, closing = marks & strings, marks & ~strings
-        behind = up(closing, after)
-        odd = escapes(text, i) | (breaks(text, i) & strings)
-        odd |= (opening & ~up(edges, before)) | (behind & ~edges)
-        if odd != 0 or byte(text, i + STEP - 1) == 0:
-            return skip_slowly(text, start, start_depth)
-        down = closes(text, i) & ~strings
-        ups = opens(text, i) & ~strings
-        if count(down) >= depth:
-            both = down | ups
-            while both != 0:
-                k = trailing_zeros(both)
-                depth += 1 if (ups >> k) & 1 else -1
-                if depth == 0:
-                    return i + k + 1
-                both &= both - 1
-        else:
-            depth += count(ups) - count(down)
-        inside, before, after = top(strings), top(edges), top(closing)
-        i += STEP
-        if inside == 0 and after == 0:
-            start, start_depth = i, depth
-
-
-@kernel
-def skip_value(text: Address, i: int) -> int:
-    """Skip any value; one that is missing has no length."""
-    c = byte(text, i)
-    if c == _QUOTE:
-        i = string_end(text, i + 1)
-        return i + 1 if i >= 0 else i
-    if c in (_OPEN, _OPEN_LIST):
-        return skip_to_depth(text, i, _OUTSIDE)
-    while c > _SPACE and c not in (_COMMA, _CLOSE, _CLOSE_LIST, _QUOTE, _COLON):
-        i += 1
-        c = byte(text, i)
-    return i
-
-
-@kernel
-def decimal(text: Address, i: int, scale: int) -> tuple[int, int]:
-    """A number times 10^scale, rounded half away from zero, and the index behind it.
-
-    NULL where there is no number, or none that 64 bits hold. No float is in between.
-    """
-    start = i
-    negative = byte(text, i) == _MINUS
-    if negative:
-        i += 1
-    first = i
-    value = 0
-    digit = byte(text, i) - _ZERO
-    while 0 <= digit <= 9 and i < first + 18:
-        value = 10 * value + digit
-        i += 1
-        digit = byte(text, i) - _ZERO
-    known = i > first and not 0 <= digit <= 9
-    places = scale
-    if byte(text, i) == _POINT:
-        i += 1
-        digit = byte(text, i) - _ZERO
-        while 0 <= digit <= 9 and places > 0 and value < _LARGEST // 10:
-            value = 10 * value + digit
-            places -= 1
-            i += 1
-            digit = byte(text, i) - _ZERO
-        if 5 <= digit <= 9 and places == 0:
-            value += 1
-    if value > _LARGEST // _POWER[places]:
-        known = False
-    while 0 <= byte(text, i) - _ZERO <= 9:
-        i += 1
-    if byte(text, i) in (_BIG_E, _SMALL_E):
-        return scientific(text, start, scale)
-    if not known:
-        return NULL, i
-    value *= _POWER[places]
-    return (-value if negative else value), i
-
-
-@kernel
-def scientific(text: Address, i: int, scale: int) -> tuple[int, int]:
-    """`decimal` for a number with an exponent: "5e-05"."""
-    negative = byte(text, i) == _MINUS
-    if negative:
-        i += 1
-    value, digits, places, point = 0, 0, 0, False
-    while byte(text, i) == _POINT or 0 <= byte(text, i) - _ZERO <= 9:
-        if byte(text, i) == _POINT:
-            point = True
-        elif digits < 18:
-            value = 10 * value + byte(text, i) - _ZERO
-            digits += value > 0
-            places += point
-        else:
-            places -= not point
-        i += 1
-    i += 1
-    down = byte(text, i) == _MINUS
-    if down or byte(text, i) == _PLUS:
-        i += 1
-    exponent = 0
-    while 0 <= byte(text, i) - _ZERO <= 9:
-        exponent = min(10 * exponent + byte(text, i) - _ZERO, 1000)
-        i += 1
-    shift = scale - places + (-exponent if down else exponent)
-    if value == 0 or shift < -18:
-        value = 0
-    elif shift < 0:
-        power = _POWER[-shift]
-        value = value // power + (value % power >= power - power // 2)
-    elif shift > 18 or value > _LARGEST // _POWER[shift]:
-        return NULL, i
-    else:
-        value *= _POWER[shift]
-    return (-value if negative else value), i
-
-
-@kernel
-def integer(text: Address, i: int) -> tuple[int, int]:
-    """A whole number, in quotes or not; NULL for any other value. And the index behind it."""
-    if byte(text, i) == _QUOTE:
-        end = string_end(text, i + 1)
-        if end < 0:
-            return NULL, end
-        value, stop = decimal(text, i + 1, _WHOLE)
-        return (value if stop == end else NULL), end + 1
-    value, stop = decimal(text, i, _WHOLE)
-    return value, (stop if value != NULL else skip_value(text, i))
-
-
-@kernel
-def lane_part(text: Address, i: int, strings: StringsAt) -> tuple[int, int]:
-    """A process or thread: a number, or `WORD` less the code of a word."""
-    if byte(text, i) != _QUOTE:
-        return integer(text, i)
-    end = string_end(text, i + 1)
-    if end < 0:
-        return WORD, end
-    code = intern(strings, text, i + 1, end - i - 1)
-    return WORD - code, end + 1
-
-
-@kernel
-def keeps(wanted: WantedAt, kind: int, text: Address, name: int, size: int) -> bool:
-    """Whether events of this kind and name are wanted."""
-    keep = get(wanted.keep, kind)
-    if keep != KEEP_NAMED:
-        return keep == KEEP_ALL
-    word = first_word(text, name, size)
-    for k in range(wanted.prefix_count):
-        if word & get(wanted.prefixes, 2 * k + 1) == get(wanted.prefixes, 2 * k):
-            return True
-    return False
-
-
-@kernel
-def clear(column: Address, first: int, stop: int) -> None:
-    """Make the cells NULL."""
-    for k in range(first, stop):
-        put(column, k, NULL)
-
-
-@kernel
-def read_arg(text: Address, i: int, to: int, strings: StringsAt, row: Row) -> int:
-    """Read the value of one wanted arg to its column."""
-    place, column = to % 3, to // 3
-    if place != TEXT_IN_DETAIL:
-        value, end = integer(text, i)
-        if place == IN_ROW:
-            put(row.rows, row.at + column, value)
-        else:
-            put(row.details, row.detail_at + column, value)
-            if value != NULL:
-                put(row.rows, row.at + DETAIL, 1)
-        return end
+def integer(text: Address, i: int, to: Address, cell: int) -> int:
+    """Read a whole number, in quotes or not, to a cell; NULL for any other value."""
+    word = load64(text, i)
+    size = digit_count(word)
+    if 0 < size < 8 and byte(text, i + size) in (COMMA, CLOSE):
+        put(to, cell, digits(word, size))
+        return i + size
+    quoted = int(byte(text, i) == QUOTE)
+    stop = decimal(text, i + quoted, WHOLE, to, cell)
+    if quoted == 0 and get(to, cell) != NULL:
+        return stop
     end = skip_value(text, i)
-    if end > i:
-        quoted = int(byte(text, i) == _QUOTE)
-        code = intern(strings, text, i + quoted, end - i - 2 * quoted)
-        put(row.details, row.detail_at + column, code)
-        put(row.rows, row.at + DETAIL, 1)
+    if stop != end - quoted:
+        put(to, cell, NULL)
     return end
 
 
 @kernel
-def read_args(text: Address, i: int, wanted: WantedAt, strings: StringsAt, row: Row) -> int:
-    """Read the wanted members of the `args` object whose brace is at `i`; skip the others.
+def text_of(text: Address, i: int, into: Into, cell: int) -> int:
+    """Read the code of any value as text to a cell; NULL where it is missing or null."""
+    end = skip_value(text, i)
+    quoted = int(byte(text, i) == QUOTE)
+    if end <= i or (byte(text, i) == _N and end == i + 4):
+        put(into.rows, cell, NULL)
+    else:
+        size = end - i - 2 * quoted
+        put(into.rows, cell, intern(into.strings, into.pool, text, i + quoted, size))
+    return end
 
-    The row's DETAIL becomes 1 where a detail was found.
-    """
-    # Of two `args` the last counts, as with any key.
-    clear(row.rows, row.at + ARGS, row.at + wanted.columns)
-    clear(row.details, row.detail_at, row.detail_at + wanted.detail_columns)
-    put(row.rows, row.at + DETAIL, -1)
+
+@kernel
+def read_arg(text: Address, i: int, to: int, plan: Address, into: Into) -> int:
+    """Read the value of one wanted arg to its column."""
+    cell = into.at + (to >> 1)
+    if to >> 1 >= get(plan, DETAILS) and get(into.rows, into.at + DETAIL) < 0:
+        clear(into, get(plan, DETAILS), get(plan, COLUMNS))
+        put(into.rows, into.at + DETAIL, 1)
+    if to & 1:
+        return text_of(text, i, into, cell)
+    return integer(text, i, into.rows, cell)
+
+
+@kernel
+def read_args(text: Address, i: int, plan: Address, into: Into) -> int:
+    """Read the wanted members of the `args` object whose brace is at `i`; skip the others."""
+    keys, last = get(plan, ARG_KEYS), get(plan, LAST_ARG)
     i = skip_blanks(text, i + 1)
-    while byte(text, i) != _CLOSE:
-        if byte(text, i) != _QUOTE:
+    while byte(text, i) != CLOSE:
+        if byte(text, i) != QUOTE:
             return ~i
         end = string_end(text, i + 1)
         if end < 0:
             return end
-        to = find(wanted.args, wanted.last_arg, text, i + 1, end - i - 1)
-        if to < 0:
-            marks = escapes(text, i + 1)
-            if marks != 0 and trailing_zeros(marks) < end - i - 1:
-                # A key may be spelled in escapes. None of ours ever was: say so, do not guess.
-                return ~i
-        i = skip_blanks(text, end + 1)
-        if byte(text, i) != _COLON:
-            return ~i
-        i = skip_blanks(text, i + 1)
-        i = skip_value(text, i) if to < 0 else read_arg(text, i, to, strings, row)
+        to = find(plan, keys, last, text, i + 1, end - i - 1)
+        i = behind_colon(text, end + 1)
+        if i >= 0:
+            i = skip_value(text, i) if to < 0 else read_arg(text, i, to, plan, into)
+        if i >= 0:
+            i = next_member(text, i)
         if i < 0:
             return i
-        i = skip_blanks(text, i)
-        if byte(text, i) == _COMMA:
-            i = skip_blanks(text, i + 1)
-        elif byte(text, i) != _CLOSE:
-            return ~i
     return i + 1
 
 
 @kernel
-def read_event(
-    text: Address, i: int, wanted: WantedAt, strings: StringsAt, row: Row
-) -> tuple[int, bool]:
-    """Read the event whose brace is at `i`: the index behind it, and whether it is kept."""
-    clear(row.rows, row.at, row.at + wanted.columns)
-    put(row.rows, row.at + DETAIL, -1)
-    at, kind, phase, start, length = i, -1, 0, NULL, 0
-    name, name_size = i, -1
+def read_lane(text: Address, i: int, into: Into, cell: int) -> int:
+    """Read a process or thread to a cell: a number, or `WORD` less the code of a word."""
+    if byte(text, i) == QUOTE:
+        i = text_of(text, i, into, cell)
+        put(into.rows, cell, WORD - get(into.rows, cell))
+        return i
+    i = integer(text, i, into.rows, cell)
+    if get(into.rows, cell) <= WORD:
+        put(into.rows, cell, NULL)
+    return i
+
+
+@kernel
+def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
+    """Read the event whose brace is at `i`.
+
+    Its KIND is NULL where it is not wanted, and _REFUSED where its time is none.
+    """
+    rows, at, event = into.rows, into.at, i
+    put8(rows, at, NULL)
+    put(rows, at + STOP, 0)
+    kind, phase, name, size, has_args = -1, 0, i, -1, False
     i = skip_blanks(text, i + 1)
-    while byte(text, i) != _CLOSE:
-        if byte(text, i) != _QUOTE or byte(text, i + 1) == _ESCAPE:
-            return ~i, False
-        end = string_end(text, i + 1)
-        if end < 0:
-            return end, False
-        key = first_word(text, i + 1, end - i - 1)
-        i = skip_blanks(text, end + 1)
-        if byte(text, i) != _COLON:
-            return ~i, False
-        i = skip_blanks(text, i + 1)
-        c = byte(text, i)
-        if key == _TS:
-            start, i = decimal(text, i, _THOUSANDTHS)
-        elif key == _DUR:
-            length, i = decimal(text, i, _THOUSANDTHS)
-        elif key in (_PID, _TID):
-            value, i = lane_part(text, i, strings)
-            put(row.rows, row.at + (PROCESS if key == _PID else THREAD), value)
-        elif key == _ARGS and c == _OPEN:
-            i = read_args(text, i, wanted, strings, row)
-        elif c == _QUOTE and key in (_PH, _CAT, _NAME):
+    while byte(text, i) != CLOSE:
+        if byte(text, i) != QUOTE:
+            return ~i
+        # A branch on each size that a known key has: the processor guesses it and goes on.
+        key = load64(text, i + 1)
+        if key & _3_BYTES in (_PH, _TS):
+            key, end = key & _3_BYTES, i + 3
+        elif key & _4_BYTES in (_CAT, _PID, _TID, _DUR):
+            key, end = key & _4_BYTES, i + 4
+        elif key & _5_BYTES in (_NAME, _ARGS):
+            key, end = key & _5_BYTES, i + 5
+        else:
+            key, end = 0, string_end(text, i + 1)
+            if end < 0:
+                return end
+        i = behind_colon(text, end + 1)
+        if i < 0:
+            return i
+        if byte(text, i) == QUOTE and key in (_PH, _CAT, _NAME):
             end = string_end(text, i + 1)
             if end < 0:
-                return end, False
+                return end
             if key == _PH:
                 phase = byte(text, i + 1) if end == i + 2 else 1
             elif key == _NAME:
-                name, name_size = i + 1, end - i - 1
+                name, size = i + 1, end - i - 1
             else:
-                kind = find(wanted.kinds, wanted.last_kind, text, i + 1, end - i - 1)
-                kind = wanted.other if kind < 0 else kind
+                kind = kind_of(plan, text, i + 1, end - i - 1)
             i = end + 1
             if phase not in (0, _COMPLETE) or (
-                kind >= 0
-                and (name_size >= 0 or get(wanted.keep, kind) != KEEP_NAMED)
-                and not keeps(wanted, kind, text, name, max(name_size, 0))
+                kind >= 0 and not keeps(plan, kind, text, name, size)
             ):
-                return skip_to_depth(text, i, _INSIDE), False
+                return skip_rest(text, i, event)
+        elif key in (_TS, _DUR):
+            i = decimal(text, i, THOUSANDTHS, rows, at + (START if key == _TS else STOP))
+        elif key in (_PID, _TID):
+            i = read_lane(text, i, into, at + (PROCESS if key == _PID else THREAD))
+        elif key == _ARGS:
+            has_args = True
+            clear(into, ARGS, get(plan, DETAILS))
+            put(rows, at + DETAIL, NULL)
+            is_object = byte(text, i) == OPEN
+            i = read_args(text, i, plan, into) if is_object else skip_value(text, i)
         else:
             i = skip_value(text, i)
+        if i >= 0:
+            i = next_member(text, i)
         if i < 0:
-            return i, False
-        i = skip_blanks(text, i)
-        if byte(text, i) == _COMMA:
-            i = skip_blanks(text, i + 1)
-        elif byte(text, i) != _CLOSE:
-            return ~i, False
-    kind, name_size = (wanted.other if kind < 0 else kind), max(name_size, 0)
-    if phase != _COMPLETE or not keeps(wanted, kind, text, name, name_size):
-        return i + 1, False
-    if start == NULL or length < 0 or start > _LARGEST - length:
-        return ~at, False
-    put(row.rows, row.at + KIND, kind)
-    put(row.rows, row.at + START, start)
-    put(row.rows, row.at + STOP, start + length)
-    put(row.rows, row.at + NAME, intern(strings, text, name, name_size))
-    return i + 1, True
+            return i
+    kind = get(plan, OTHER) if kind < 0 else kind
+    if phase != _COMPLETE or not keeps(plan, kind, text, name, max(size, 0)):
+        return i + 1
+    start, length = get(rows, at + START), get(rows, at + STOP)
+    if not -_FAR < start < _FAR or not 0 <= length < _FAR:
+        put(rows, at + KIND, _REFUSED)
+        return i + 1
+    if not has_args:
+        clear(into, ARGS, get(plan, DETAILS))
+    put(rows, at + KIND, kind)
+    put(rows, at + STOP, start + length)
+    put(rows, at + NAME, intern(into.strings, into.pool, text, name, max(size, 0)))
+    return i + 1
+
+
+@kernel
+def believed(text: Address, event: int, end: int, n: int, last: bool) -> int:
+    """`end`, where an event ends; ``~index`` where a closer look says that it does not."""
+    i = skip_blanks(text, end)
+    if byte(text, i) in (COMMA, CLOSE_LIST, OPEN):
+        return end
+    if i >= n and not last:
+        return ~i
+    return end if skip_with_care(text, event) == end else ~event
+
+
+@kernel
+def ends_list(text: Address, i: int, n: int) -> int:
+    """Whether the bracket at `i` ends the events: 1 yes, 0 no, -1 not to be seen yet.
+
+    Behind it stands the outer object's brace or its next key, or nothing at all.
+    """
+    i = skip_blanks(text, i + 1)
+    c = byte(text, i)
+    ends = c == QUOTE
+    if c in (COMMA, CLOSE):
+        i = skip_blanks(text, i + 1)
+        behind = byte(text, i)
+        ends = behind == QUOTE if c == COMMA else behind not in (COMMA, CLOSE, CLOSE_LIST)
+    return int(ends) if i < n else -1
 
 
 @kernel
 def next_event(text: Address, i: int, n: int, last: bool) -> int:
     """The brace at or behind `i` that begins an event, or the bracket that ends the list.
 
-    An event's first key is its phase, its name or its category; behind the list stands the
-    outer object's brace or its next key. Where there is none, ``~index`` of where to look again
-    when there is more text.
+    An event's first key is one that all have. Where there is none, ``~index`` of where to look
+    again when there is more text.
     """
     while i < n:
         stops = opens(text, i) | closes(text, i)
@@ -534,23 +311,22 @@ def next_event(text: Address, i: int, n: int, last: bool) -> int:
             i += STEP
             continue
         i += trailing_zeros(stops)
-        before = i - 1
+        before, after = i - 1, skip_blanks(text, i + 1)
         while before >= 0 and byte(text, before) <= _SPACE:
             before -= 1
-        after = skip_blanks(text, i + 1)
-        if after + STEP > n and not last:
-            return ~min(i, n)
-        if byte(text, i) == _OPEN and (
-            before < 0 or byte(text, before) in (_COMMA, _OPEN_LIST)
+        if after + 8 > n and not last:
+            return ~i
+        if (
+            byte(text, i) == OPEN
+            and load64(text, after) & _4_BYTES in _STARTS
+            and (before < 0 or byte(text, before) != COLON)
         ):
-            key = first_word(text, after, 4)
-            if key in (_PH_START, _NAME_START, _CAT_START):
-                return i
-        if byte(text, i) == _CLOSE_LIST and before >= 0 and byte(text, before) == _CLOSE:
-            c, behind = byte(text, after), skip_blanks(text, after + 1)
-            if after >= n or (c == _COMMA and byte(text, behind) == _QUOTE):
-                return i
-            if c == _CLOSE and behind >= n:
+            return i
+        if byte(text, i) == CLOSE_LIST and before >= 0 and byte(text, before) == CLOSE:
+            ends = ends_list(text, i, n)
+            if ends < 0 and not last:
+                return ~i
+            if ends != 0:
                 return i
         i += 1
     return ~n
@@ -558,62 +334,62 @@ def next_event(text: Address, i: int, n: int, last: bool) -> int:
 
 @kernel
 def scan(
-    block: Text,
-    n: int,
-    state: Column,
-    wanted_words: Wanted,
-    met: Strings,
-    rows: Rows,
-    details: Rows,
+    block: Text, n: int, state: Column, wanted: Column, strings: Strings, rows: Rows
 ) -> int:
-    """Read events from `state[AT]` on, the wanted into `rows` and `details`; say why it ends.
+    """Read events from `state[AT]` on, the wanted ones into `rows`, and say why it ends.
 
-    An event that does not parse is counted and its offset kept (the first eight); the search
-    for the next begins right behind its brace, so that it swallows nothing.
+    `wanted` is a `Wanted.plan`. An event that does not parse is counted and its offset kept
+    (the first eight); the search for the next begins right behind its brace, so that it
+    swallows nothing.
     """
-    columns, detail_columns = rows.shape[1], details.shape[1]
-    text, strings = address(block), strings_at(met)
-    wanted = wanted_at(wanted_words, columns, detail_columns)
-    rows_at, details_at = address(rows), address(details)
-    i = state[AT]
+    text, plan, cells, columns = address(block), address(wanted), address(rows), rows.shape[1]
+    index, pool = address(strings.cells), address(strings.pool)
+    i, last = state[AT], state[LAST] != 0
     while True:
         if state[LOST]:
-            i = next_event(text, i, n, state[LAST] != 0)
+            i = next_event(text, i, n, last)
             if i < 0:
                 state[AT] = ~i
                 return MORE
             state[LOST] = 0
         i = skip_blanks(text, i)
-        while byte(text, i) == _COMMA:
+        while byte(text, i) == COMMA:
             i = skip_blanks(text, i + 1)
         state[AT] = min(i, n)
         if i >= n:
             return MORE
-        if byte(text, i) == _CLOSE_LIST:
-            state[AT] = i + 1
-            return DONE
-        r, d = state[ROWS], state[DETAILS]
-        if r == len(rows) or d == len(details):
+        row = state[ROWS]
+        if row == len(rows):
             return ROWS_FULL
-        end, kept = ~i, False
-        if byte(text, i) == _OPEN:
-            row = Row(rows_at, r * columns, details_at, d * detail_columns)
-            end, kept = read_event(text, i, wanted, strings, row)
-        if met.used[1] > 0:
+        end = ~i
+        if byte(text, i) == OPEN:
+            end = read_event(text, i, plan, Into(index, pool, cells, row * columns))
+            if end >= 0:
+                end = believed(text, i, end, n, last)
+        elif byte(text, i) == CLOSE_LIST:
+            ends = ends_list(text, i, n)
+            if ends > 0 or (ends < 0 and last):
+                state[AT] = i + 1
+                return DONE
+            end = end if ends == 0 else ~n
+        if get(index, REFUSED) > 0:
             return STRINGS_FULL
-        if end >= 0:
-            state[SEEN] += 1
-            if kept:
-                rows[r, OFFSET] = state[BASE] + i
-                state[ROWS] = r + 1
-                if rows[r, DETAIL] > 0:
-                    rows[r, DETAIL] = d
-                    state[DETAILS] = d + 1
-            i = end
-        elif ~end >= n:
+        if ~end >= n and not last:
             return MORE
-        else:
-            state[DROPS + min(state[DROPPED], STATE_SIZE - DROPS - 1)] = state[BASE] + i
-            state[DROPPED] += 1
-            state[LOST] = 1
-            i += 1
+        if end >= 0 and rows[row, KIND] != _REFUSED:
+            state[SEEN] += 1
+            if rows[row, KIND] >= 0:
+                rows[row, OFFSET] = state[BASE] + i
+                state[ROWS] = row + 1
+            i = end
+            continue
+        state[DROPS + min(state[DROPPED], STATE_SIZE - DROPS - 1)] = state[BASE] + i
+        state[DROPPED] += 1
+        if end >= 0:
+            i = end
+            continue
+        state[LOST], state[BROKEN] = 1, state[BASE] + i
+        state[CUT] = int(byte(text, i) == OPEN and ~skip_with_care(text, i) >= n)
+        if state[DROPPED] > _MANY and state[DROPPED] * _SHARE > state[SEEN]:
+            return HOPELESS
+        i += 1

@@ -1,20 +1,20 @@
 """Words in a text of bytes: a table of known ones, and codes for the ones met.
 
-A text is bytes with `STEP` readable ones behind its end, given by its address (see `_llvm`).
-A hash finds a word and its bytes prove it.
+A text is bytes with `PADDING` readable ones behind its end, given by its address (see `_llvm`).
+A hash finds a word and its bytes prove it. Both tables are plain columns of integers, so that
+a kernel hands on one address and not many.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels._llvm import (
-    STEP,
+    PADDING,
     Address,
     Text,
-    address,
     byte,
     get,
     load64,
@@ -26,52 +26,29 @@ from fastcomm_kernels._llvm import (
 
 Column = NDArray[np.int64]
 
-# A slot of a table of known words: 32 bytes of it, its size (-1: there is none), its value.
+# A slot of a table of known words: 4 times 8 bytes of one, its size (-1: none), its value.
 _SIZE, _VALUE, SLOT = 4, 5, 6
-_LONGEST = 32
+LONGEST = 32
 
-# By size: which bits of eight bytes belong to a shorter word.
-_LOW = tuple((1 << 8 * n) - 1 for n in range(8))
+# The first cells of strings: how many words there are; the size, plus 1, of one that found no
+# room; where the slots begin and the number of the last; the bytes that the pool holds. Then by
+# code where the word begins in the pool, one more than there are words; then the slots, pairs
+# of hash and code, the code -1 in an empty one.
+_COUNT, REFUSED, _SLOTS, _LAST, _ROOM, _PLACES = range(6)
 
 
 class Strings(NamedTuple):
     """Words met so far, numbered in the order of their first appearance."""
 
-    slots: Column  # pairs of hash and code; the code is -1 where the slot is empty
-    place: Column  # by code: where the word begins in `pool`; one more than there are words
+    cells: Column
     pool: Text
-    used: Column  # how many words there are, and the size of one that found no room, plus 1
-
-
-class StringsAt(NamedTuple):
-    """The addresses of `Strings`, and the last slot and the room that there are."""
-
-    slots: Any
-    place: Any
-    pool: Any
-    used: Any
-    last: int
-    room: int
-
-
-@kernel
-def strings_at(strings: Strings) -> StringsAt:
-    """Take the addresses."""
-    return StringsAt(
-        address(strings.slots),
-        address(strings.place),
-        address(strings.pool),
-        address(strings.used),
-        len(strings.slots) // 2 - 1,
-        len(strings.pool) - STEP,
-    )
 
 
 @kernel
 def first_word(text: Address, i: int, size: int) -> int:
     """The first eight bytes of a word as a number; a shorter word is padded with NULs."""
     word = load64(text, i)
-    return word if size >= 8 else word & _LOW[size]
+    return word if size >= 8 else word & ((1 << 8 * size) - 1)
 
 
 @kernel
@@ -86,60 +63,66 @@ def same(a: Address, i: int, b: Address, j: int, size: int) -> bool:
 
 
 @kernel
-def find(table: Address, last: int, text: Address, i: int, size: int) -> int:
-    """The value of the known word at `i`, or -1. The table has `last` + 1 slots."""
+def find(table: Address, at: int, last: int, text: Address, i: int, size: int) -> int:
+    """The value of the known word at `i`, or -1. The table's `last` + 1 slots begin at `at`."""
     first = first_word(text, i, size)
-    slot = (mix(first, size) & last) * SLOT
-    while get(table, slot + _SIZE) >= 0:
-        if get(table, slot) == first and get(table, slot + _SIZE) == size:
+    slot = mix(first, size) & last
+    while True:
+        cell = at + slot * SLOT
+        if get(table, cell + _SIZE) < 0:
+            return -1
+        if get(table, cell) == first and get(table, cell + _SIZE) == size:
             k = 8
-            while k < size and get(table, slot + k // 8) == first_word(text, i + k, size - k):
+            while k < size and get(table, cell + k // 8) == first_word(text, i + k, size - k):
                 k += 8
             if k >= size:
-                return get(table, slot + _VALUE)
-        slot = (slot + SLOT) % ((last + 1) * SLOT)
-    return -1
+                return get(table, cell + _VALUE)
+        slot = (slot + 1) & last
 
 
 @kernel
 def hash_of(text: Address, i: int, size: int) -> int:
-    """A 64-bit hash of the word at `i`."""
-    state, k = size, 0
-    while k + 8 <= size:
-        state = mix(state, load64(text, i + k))
+    """A 64-bit hash of the word at `i`; two chains, for a multiplication takes its time."""
+    even, odd, k = size, 0, 0
+    while k + 16 <= size:
+        even = mix(even, load64(text, i + k))
+        odd = mix(odd, load64(text, i + k + 8))
+        k += 16
+    if k + 8 <= size:
+        odd = mix(odd, load64(text, i + k))
         k += 8
-    return mix(state, first_word(text, i + k, size - k))
+    return mix(mix(even, first_word(text, i + k, size - k)), odd)
 
 
 @kernel
-def intern(strings: StringsAt, text: Address, i: int, size: int) -> int:
+def intern(cells: Address, pool: Address, text: Address, i: int, size: int) -> int:
     """The code of the word at `i`, a new one where it is new.
 
-    Writes into `strings`: what is met in one block of a file must be known in the next. Where
-    there is no room for a new word, `used[1]` tells and the answer is -1.
+    Writes into the strings: what is met in one block of a file must be known in the next. Where
+    there is no room for a new word, the cells tell and the answer is -1.
     """
-    key = hash_of(text, i, size)
-    slot = key & strings.last
-    code = get(strings.slots, 2 * slot + 1)
+    key, last, slots = hash_of(text, i, size), get(cells, _LAST), get(cells, _SLOTS)
+    slot = slots + 2 * (key & last)
+    code = get(cells, slot + 1)
     while code >= 0:
-        if get(strings.slots, 2 * slot) == key:
-            place = get(strings.place, code)
-            size_there = get(strings.place, code + 1) - place
-            if size_there == size and same(strings.pool, place, text, i, size):
+        if get(cells, slot) == key:
+            place = get(cells, _PLACES + code)
+            size_there = get(cells, _PLACES + code + 1) - place
+            if size_there == size and same(pool, place, text, i, size):
                 return code
-        slot = (slot + 1) & strings.last
-        code = get(strings.slots, 2 * slot + 1)
-    code = get(strings.used, 0)
-    place = get(strings.place, code)
-    if 2 * (code + 1) > strings.last or place + size > strings.room:
-        put(strings.used, 1, size + 1)
+        slot = slots + ((slot - slots + 2) & (2 * last + 1))
+        code = get(cells, slot + 1)
+    code = get(cells, _COUNT)
+    place = get(cells, _PLACES + code)
+    if 2 * (code + 1) > last or place + size > get(cells, _ROOM):
+        put(cells, REFUSED, size + 1)
         return -1
     for k in range(size):
-        put_byte(strings.pool, place + k, byte(text, i + k))
-    put(strings.slots, 2 * slot, key)
-    put(strings.slots, 2 * slot + 1, code)
-    put(strings.place, code + 1, place + size)
-    put(strings.used, 0, code + 1)
+        put_byte(pool, place + k, byte(text, i + k))
+    put(cells, slot, key)
+    put(cells, slot + 1, code)
+    put(cells, _PLACES + code + 1, place + size)
+    put(cells, _COUNT, code + 1)
     return code
 
 
@@ -158,11 +141,13 @@ def move_slots(slots: Column, larger: Column) -> None:
 
 
 def word_table(words: dict[bytes, int]) -> Column:
-    """A table of known `words` of at most 32 bytes, a value for each, for `find`."""
+    """A table of known `words` of at most `LONGEST` bytes, a value for each, for `find`."""
     slots = 1 << max(4, (4 * len(words)).bit_length())
     table = np.full((slots, SLOT), -1, np.int64)
     for word, value in words.items():
-        parts = np.frombuffer(word.ljust(_LONGEST, b"\0"), np.int64)
+        if len(word) > LONGEST:
+            raise ValueError(f"{word!r} has more than {LONGEST} bytes")
+        parts = np.frombuffer(word.ljust(LONGEST, b"\0"), np.int64)
         slot = mix_twin(int(parts[0]), len(word)) & (slots - 1)
         while table[slot, _SIZE] >= 0:
             slot = (slot + 1) % slots
@@ -172,29 +157,34 @@ def word_table(words: dict[bytes, int]) -> Column:
 
 def no_strings(slots: int = 1 << 12, pool: int = 1 << 18) -> Strings:
     """No words yet, and room for half as many as `slots` (a power of two)."""
-    return Strings(
-        slots=np.full(2 * slots, -1, np.int64),
-        place=np.zeros(slots // 2 + 2, np.int64),
-        pool=np.zeros(pool, np.uint8),
-        used=np.zeros(2, np.int64),
-    )
+    places = slots // 2 + 1
+    cells = np.full(_PLACES + places + 2 * slots, -1, np.int64)
+    cells[: _PLACES + 1] = 0, 0, _PLACES + places, slots - 1, pool, 0
+    return Strings(cells=cells, pool=np.zeros(pool + PADDING, np.uint8))
 
 
 def grown(strings: Strings) -> Strings:
     """The same words with more than twice the room, the word that found none included."""
-    pool = 2 * (len(strings.pool) + int(strings.used[1]))
-    larger = no_strings(len(strings.slots), pool)
-    count = strings.used[0]
-    larger.used[0] = count
-    larger.place[: count + 1] = strings.place[: count + 1]
-    larger.pool[: len(strings.pool)] = strings.pool
-    move_slots(strings.slots, larger.slots)
+    cells, pool = strings
+    larger = no_strings(
+        2 * (int(cells[_LAST]) + 1), 2 * (int(cells[_ROOM]) + int(cells[REFUSED]))
+    )
+    count = int(cells[_COUNT])
+    larger.cells[_COUNT] = count
+    larger.cells[_PLACES:][: count + 1] = cells[_PLACES:][: count + 1]
+    larger.pool[: len(pool)] = pool
+    move_slots(cells[int(cells[_SLOTS]) :], larger.cells[int(larger.cells[_SLOTS]) :])
     return larger
+
+
+def is_full(strings: Strings) -> bool:
+    """Whether a word found no room."""
+    return bool(strings.cells[REFUSED])
 
 
 def texts_of(strings: Strings) -> list[bytes]:
     """The words in the order of their codes."""
-    count = int(strings.used[0])
-    place = strings.place[: count + 1].tolist()
+    count = int(strings.cells[_COUNT])
+    place = strings.cells[_PLACES:][: count + 1].tolist()
     pool = strings.pool[: place[count]].tobytes()
     return [pool[place[code] : place[code + 1]] for code in range(count)]

@@ -1,0 +1,115 @@
+"""What stands around the events of a Chrome trace: the members of the outer object.
+
+It is read as ``head + "]" + tail``: the text up to the bracket of the list, and from behind
+the one that ends it.
+"""
+
+import json
+import re
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+LIMIT = 1 << 26
+
+_BOM = b"\xef\xbb\xbf"
+_BLANKS = b" \t\r\n"
+_KEY = b'"traceEvents"'
+_LIST: Any = re.compile(rb"\s*(?::\s*(\[)?)?")
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
+_INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
+_MISSING = re.compile(rb":\s*(?=[,}])")
+_MAYBE_END = re.compile(rb"\](?=\s*(?:[\"}]|,\s*\"|\0*$))")
+_EVENT = re.compile(rb'"ph"\s*:\s*"X"')
+
+
+class CutError(Exception):
+    """The outer object ends before its end."""
+
+
+class DamagedError(Exception):
+    """The outer object is no valid JSON."""
+
+
+class NestedError(Exception):
+    """The list is not that of the outer object."""
+
+
+def begins(text: bytes) -> bool:
+    """Whether a text may be the beginning of a trace."""
+    start = text.removeprefix(_BOM).lstrip(_BLANKS)
+    return start[:1] in (b"", b"{", b"[") or _BOM.startswith(text)
+
+
+def events_begin(text: bytes, look_from: int) -> int:
+    """Where the list of events begins; else ``~index`` of where to look in a longer text."""
+    start = text.removeprefix(_BOM).lstrip(_BLANKS)
+    if start.startswith(b"["):
+        return len(text) - len(start) + 1
+    while (key := text.find(_KEY, look_from)) >= 0:
+        if (found := _LIST.match(text, key + len(_KEY)))[1]:
+            return int(found.end())
+        if found.end() == len(text):
+            return ~key
+        look_from = found.end()
+    return ~max(look_from, len(text) - len(_KEY), 0)
+
+
+def members(head: bytes, tail: bytes) -> dict[str, Any]:
+    """The members of the outer object; none where the list is all there is.
+
+    Raises `CutError`, `DamagedError` or `NestedError` where there is no such object.
+    """
+    return _parsed(head.removeprefix(_BOM) + b"]" + tail.rstrip(_BLANKS + b"\0"))
+
+
+def _parsed(text: bytes | memoryview) -> dict[str, Any]:
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        cut = text[-1:] not in (b"}", b"]") or "unexpected end" in str(error)
+        if cut and bytes(text[:64]).lstrip(_BLANKS).startswith(b"{"):
+            raise CutError from error
+        raise DamagedError(str(error)) from error
+    if isinstance(found, list):
+        return {}
+    if found.get("traceEvents") != []:
+        raise NestedError('"traceEvents" is not a key of the outer object')
+    return dict(found)
+
+
+def holds_events(tail: bytes) -> bool:
+    """Whether there are events in what should be behind them."""
+    return _EVENT.search(tail) is not None
+
+
+def tail_in(head: bytes, rest: bytes) -> bytes | None:
+    """What is behind the list if that ends somewhere in `rest`, which begins with damage."""
+    before = head.removeprefix(_BOM) + b"]"
+    text = bytearray(len(before)) + rest.rstrip(_BLANKS + b"\0")
+    for place, _ in zip(_MAYBE_END.finditer(rest), range(256), strict=False):
+        # What is overwritten is behind us; the rest, which may be long, is copied nowhere.
+        text[place.end() : place.end() + len(before)] = before
+        with suppress(CutError, DamagedError):
+            _parsed(memoryview(text)[place.end() :])
+            return rest[place.end() :]
+    return None
+
+
+def known_members(text: bytes) -> dict[str, Any]:
+    """The members of an invalid outer object, or of its beginning, that matter most."""
+    known: dict[str, Any] = {}
+    if base := _BASE.search(text):
+        known["baseTimeNanoseconds"] = int(base[1])
+    if info := _INFO.search(text):
+        inside = text[info.end() :]
+        for attempt in (inside, _MISSING.sub(b": null", inside)):
+            try:
+                known["distributedInfo"], _ = json.JSONDecoder().raw_decode(
+                    attempt.decode(errors="replace")
+                )
+                break
+            except (ValueError, RecursionError):
+                continue
+    return known

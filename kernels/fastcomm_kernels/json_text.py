@@ -1,0 +1,185 @@
+"""Where the strings and values of a JSON text end.
+
+A text is `n` bytes and `PADDING` NULs behind them. A function returns the index behind what it
+read, or ``~index`` of the byte that did not fit; at `n` or beyond, that byte is only not there
+yet. Strict where it tells whole from broken (no string holds a line break, a string stands
+between delimiters), lenient where real profilers are wrong (a value may be missing or be `nan`,
+a byte need not be printable).
+"""
+
+from fastcomm_kernels._jit import kernel
+from fastcomm_kernels._llvm import (
+    HALF,
+    STEP,
+    Address,
+    byte,
+    closes,
+    controls,
+    count,
+    escapes,
+    gaps,
+    insides,
+    not_blanks,
+    opens,
+    quotes,
+    scalar_ends,
+    string_stops,
+    top,
+    trailing_zeros,
+    up,
+)
+
+QUOTE, ESCAPE, COMMA, COLON = map(ord, '"\\,:')
+OPEN, CLOSE, OPEN_LIST, CLOSE_LIST = map(ord, "{}[]")
+_SPACE = ord(" ")
+_LINE_BREAKS = (ord("\n"), ord("\r"), 0)
+
+# What is longer is skipped with care: damage does not swallow the rest of a file.
+_QUICK = 1 << 14
+# Brackets in brackets that a skip with care remembers.
+_DEEPEST = 60
+
+
+@kernel
+def skip_blanks(text: Address, i: int) -> int:
+    """The next byte that is no blank."""
+    if byte(text, i) > _SPACE:
+        return i
+    if byte(text, i + 1) > _SPACE and byte(text, i) != 0:
+        return i + 1
+    stops = not_blanks(text, i)
+    while stops == 0:
+        i += HALF
+        stops = not_blanks(text, i)
+    return i + trailing_zeros(stops)
+
+
+@kernel
+def string_end(text: Address, i: int) -> int:
+    """The quote that ends the string whose first byte is at `i`."""
+    while True:
+        stops = string_stops(text, i)
+        if stops == 0:
+            i += HALF
+            continue
+        i += trailing_zeros(stops)
+        c = byte(text, i)
+        if c == QUOTE:
+            return i
+        if c in _LINE_BREAKS:
+            # A quote is missing, or one is too many.
+            return ~i
+        i += 2 if c == ESCAPE else 1
+
+
+@kernel
+def behind_colon(text: Address, i: int) -> int:
+    """The value of a member whose key ends before `i`."""
+    i = skip_blanks(text, i)
+    return skip_blanks(text, i + 1) if byte(text, i) == COLON else ~i
+
+
+@kernel
+def next_member(text: Address, i: int) -> int:
+    """The next key of an object, or its brace, where a value ends before `i`."""
+    i = skip_blanks(text, i)
+    if byte(text, i) == COMMA:
+        return skip_blanks(text, i + 1)
+    return i if byte(text, i) == CLOSE else ~i
+
+
+@kernel
+def skip_scalar(text: Address, i: int) -> int:
+    """Skip a value without brackets; one that is missing has no length."""
+    if byte(text, i) == QUOTE:
+        i = string_end(text, i + 1)
+        return i + 1 if i >= 0 else i
+    ends = scalar_ends(text, i)
+    while ends == 0:
+        i += HALF
+        ends = scalar_ends(text, i)
+    return i + trailing_zeros(ends)
+
+
+@kernel
+def skip_value(text: Address, i: int) -> int:
+    """Skip any value."""
+    if byte(text, i) in (OPEN, OPEN_LIST):
+        return skip_rest(text, i + 1, i)
+    return skip_scalar(text, i)
+
+
+@kernel
+def skip_rest(text: Address, i: int, bracket: int) -> int:
+    """Skip to behind the bracket that closes the one at `bracket`, from right inside it.
+
+    `STEP` bytes at a time as long as nothing is odd about them: an escape, a line break in a
+    string, a quote without a delimiter on its outer side, a bracket closed by one of the other
+    kind.
+    """
+    stop, depth, inside, before = i + _QUICK, 1, 0, 1
+    after = int(byte(text, i - 1) == QUOTE)
+    while i < stop:
+        marks = quotes(text, i)
+        strings = insides(marks, inside)
+        downs, ups = closes(text, i), opens(text, i)
+        edges = downs | ups | gaps(text, i)
+        opening, closing = marks & strings, marks & ~strings
+        odd = escapes(text, i) | (controls(text, i) & strings)
+        odd |= (opening & ~up(edges, before)) | (up(closing, after) & ~edges)
+        if odd != 0 or byte(text, i + STEP - 1) == 0:
+            break
+        downs &= ~strings
+        ups &= ~strings
+        if count(downs) >= depth:
+            both = downs | ups
+            while both != 0:
+                k = trailing_zeros(both)
+                depth += 1 if (ups >> k) & 1 else -1
+                if depth == 0:
+                    # In ASCII a bracket and the one that closes it are two apart.
+                    if byte(text, i + k) != byte(text, bracket) + 2:
+                        return skip_with_care(text, bracket)
+                    return i + k + 1
+                both &= both - 1
+        else:
+            depth += count(ups) - count(downs)
+        inside, before, after = top(strings), top(edges), top(closing)
+        i += STEP
+    return skip_with_care(text, bracket)
+
+
+@kernel
+def skip_with_care(text: Address, i: int) -> int:
+    """Skip the object or list at `i`: commas, colons and brackets stand where they belong."""
+    kinds, depth = 0, 0
+    while True:
+        c = byte(text, i)
+        whole = c not in (OPEN, OPEN_LIST)
+        if whole:
+            i = skip_scalar(text, i)
+            if i < 0:
+                return i
+        else:
+            if depth == _DEEPEST:
+                return ~i
+            kinds, depth = 2 * kinds + int(c == OPEN_LIST), depth + 1
+            i += 1
+        i = skip_blanks(text, i)
+        while byte(text, i) == (CLOSE_LIST if kinds & 1 else CLOSE):
+            kinds, depth, whole = kinds >> 1, depth - 1, True
+            if depth == 0:
+                return i + 1
+            i = skip_blanks(text, i + 1)
+        if whole:
+            if byte(text, i) != COMMA:
+                return ~i
+            i = skip_blanks(text, i + 1)
+        if not kinds & 1:
+            if byte(text, i) != QUOTE:
+                return ~i
+            i = string_end(text, i + 1)
+            if i >= 0:
+                i = behind_colon(text, i + 1)
+            if i < 0:
+                return i

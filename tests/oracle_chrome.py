@@ -1,0 +1,106 @@
+"""What a scan of a Chrome trace must find, by the standard library's JSON."""
+
+import json
+import re
+from decimal import ROUND_HALF_UP, Decimal, localcontext
+
+FAR = 1 << 62
+KINDS = {"kernel": 0, "cuda_runtime": 1, "cpu_op": 2}
+KEPT, NAMED = ("kernel", "cuda_runtime"), ("c10d::", "nccl:")
+NUMBERS, TEXTS = ("correlation", "stream"), ("dtype", "Process Group Name")
+DETAIL_NUMBERS = ("Seq",)
+DECIDING = ("ph", "cat", "name")
+
+
+class TwiceError(ValueError):
+    """An event names its phase, category or name twice, and not the same."""
+
+
+class Object(dict):
+    """An object; of a key that comes twice the last value counts."""
+
+    def __init__(self, members):
+        super().__init__(members)
+        self.twice = any(key in DECIDING and self[key] != value for key, value in members)
+
+
+def loads(text):
+    return json.loads(
+        text.decode("utf-8-sig"), parse_float=Decimal, object_pairs_hook=Object, strict=False
+    )
+
+
+def scaled(number, scale):
+    """A number as a 64-bit integer; None where it is no number or too large."""
+    if isinstance(number, bool) or not isinstance(number, int | Decimal):
+        return None
+    with localcontext() as context:
+        context.prec = 2000
+        if Decimal(number).adjusted() > 30:
+            return None
+        value = int((Decimal(number) * 10**scale).to_integral_value(ROUND_HALF_UP))
+    return value if abs(value) < 1 << 63 else None
+
+
+def whole(value):
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]+(\.[0-9]*)?", value):
+        value = Decimal(value)
+    return scaled(value, 0)
+
+
+def fit(text):
+    """Half a surrogate pair is no character."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
+def lane(value):
+    if isinstance(value, str):
+        return fit(value)
+    value = scaled(value, 0)
+    return value if value is not None and value > -FAR else None
+
+
+def is_wanted(event):
+    name = event.get("name")
+    name = name if isinstance(name, str) else ""
+    return event.get("ph") == "X" and (
+        event.get("cat") in KEPT or (event.get("cat") == "cpu_op" and name.startswith(NAMED))
+    )
+
+
+def record(event):
+    """What is kept of a wanted event; None where its time is no time."""
+    start, length = scaled(event.get("ts"), 3), scaled(event.get("dur", 0), 3)
+    if start is None or length is None or abs(start) >= FAR or not 0 <= length < FAR:
+        return None
+    name, args = event.get("name"), event.get("args")
+    args = args if isinstance(args, dict) else {}
+    return {
+        "kind": KINDS[event["cat"]],
+        "name": fit(name) if isinstance(name, str) else "",
+        "process": lane(event.get("pid")),
+        "thread": lane(event.get("tid")),
+        "start": start,
+        "stop": start + length,
+        **{key: whole(args.get(key)) for key in NUMBERS + DETAIL_NUMBERS},
+        **{
+            key: fit(args[key]) if isinstance(args.get(key), str) else args.get(key)
+            for key in TEXTS
+        },
+    }
+
+
+def events_of(text):
+    found = loads(text)
+    return found if isinstance(found, list) else found["traceEvents"]
+
+
+def records(text):
+    """The records of the wanted events of a valid trace; None for one that does not parse."""
+    if any(isinstance(event, Object) and event.twice for event in events_of(text)):
+        raise TwiceError
+    return [
+        record(event) if is_wanted(event) else "unwanted"
+        for event in events_of(text)
+        if isinstance(event, dict)
+    ]
