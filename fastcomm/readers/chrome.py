@@ -255,13 +255,13 @@ class _Reader:
             # The last event is not broken, it is only not all there.
             state[json_scan.DROPPED] -= 1
             return None
-        rest, start = b"", 0
+        broken, start, parts = int(state[json_scan.BROKEN]), 0, []
         for block in blocks(self.path):
-            rest += block[max(0, int(state[json_scan.BROKEN]) - start) :]
+            parts.append(block[max(0, broken - start) :])
             start += len(block)
-            if len(rest) > envelope.LIMIT:
+            if start - broken > envelope.LIMIT:
                 return None
-        return envelope.tail_in(head, rest)
+        return envelope.tail_in(head, b"".join(parts))
 
     def _truncated(self, allowed: bool, where: str) -> None:
         end = self.window.base + self.window.n

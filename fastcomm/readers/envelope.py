@@ -16,7 +16,7 @@ LIMIT = 1 << 26
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n"
 _KEY = b'"traceEvents"'
-_LIST: Any = re.compile(rb"\s*(?::\s*(\[)?)?")
+_LIST = re.compile(rb"\s*(?::\s*(\[)?)?")
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
 _INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _MISSING = re.compile(rb":\s*(?=[,}])")
@@ -48,11 +48,12 @@ def events_begin(text: bytes, look_from: int) -> int:
     if start.startswith(b"["):
         return len(text) - len(start) + 1
     while (key := text.find(_KEY, look_from)) >= 0:
-        if (found := _LIST.match(text, key + len(_KEY)))[1]:
-            return int(found.end())
-        if found.end() == len(text):
+        found = _LIST.match(text, key + len(_KEY))
+        look_from = found.end() if found else key + len(_KEY)
+        if found and found[1]:
+            return look_from
+        if look_from == len(text):
             return ~key
-        look_from = found.end()
     return ~max(look_from, len(text) - len(_KEY), 0)
 
 

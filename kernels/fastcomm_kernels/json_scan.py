@@ -1,8 +1,8 @@
 """Text of a Chrome-trace JSON, block by block, into rows of integers.
 
-What a text and an index are, `json_text` says. Keys are compared as bytes: no writer spells an
-ASCII letter as an escape. Of a key that comes twice the last value counts; only the first
-phase, category or name that rules an event out does so at once.
+What a text and an index are, `json_text` says. Keys are compared as bytes: no writer spells a
+letter as an escape, and an event where one does is broken. Of a key that comes twice the last
+value counts; only the first phase, category or name that rules an event out does so at once.
 
 These kernels write into their arguments: what one block leaves, the next goes on from.
 """
@@ -43,6 +43,7 @@ from fastcomm_kernels.json_text import (
     skip_rest,
     skip_value,
     skip_with_care,
+    spells_letters,
     string_end,
 )
 from fastcomm_kernels.json_wanted import (
@@ -173,6 +174,8 @@ def read_args(text: Address, i: int, plan: Address, into: Into) -> int:
         if end < 0:
             return end
         to = find(plan, keys, last, text, i + 1, end - i - 1)
+        if to < 0 and spells_letters(text, i + 1, end):
+            return ~i
         i = behind_colon(text, end + 1)
         if i >= 0:
             i = skip_value(text, i) if to < 0 else read_arg(text, i, to, plan, into)
@@ -222,6 +225,8 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
             key, end = 0, string_end(text, i + 1)
             if end < 0:
                 return end
+            if spells_letters(text, i + 1, end):
+                return ~i
         i = behind_colon(text, end + 1)
         if i < 0:
             return i

@@ -30,6 +30,7 @@ from fastcomm_kernels._llvm import (
 )
 
 QUOTE, ESCAPE, COMMA, COLON = map(ord, '"\\,:')
+_U, _ZERO, _FOUR, _SEVEN, _A = map(ord, "u047a")
 OPEN, CLOSE, OPEN_LIST, CLOSE_LIST = map(ord, "{}[]")
 _SPACE = ord(" ")
 _LINE_BREAKS = (ord("\n"), ord("\r"), 0)
@@ -70,6 +71,26 @@ def string_end(text: Address, i: int) -> int:
             # A quote is missing, or one is too many.
             return ~i
         i += 2 if c == ESCAPE else 1
+
+
+@kernel
+def spells_letters(text: Address, i: int, end: int) -> bool:
+    """Whether a key has a letter in the form of an escape, from backslash-u0041 to u007a."""
+    while i < end:
+        marks = escapes(text, i)
+        if marks == 0:
+            i += STEP
+            continue
+        i += trailing_zeros(marks)
+        if (
+            i < end
+            and (byte(text, i + 1) == _U and byte(text, i + 2) == _ZERO)
+            and (byte(text, i + 3) == _ZERO and _FOUR <= byte(text, i + 4) <= _SEVEN)
+            and (byte(text, i + 4) < _SEVEN or byte(text, i + 5) | 32 <= _A)
+        ):
+            return True
+        i += 2
+    return False
 
 
 @kernel
