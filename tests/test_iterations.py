@@ -3,12 +3,13 @@ import pytest
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import kineto
+from fastcomm.readers.assembly import ReadOptions
 from fastcomm.trace.iterations import IterationRule
 
 
 def iterations(tmp_path, events, **rule):
     path = k.write(tmp_path / "rank0.json", events)
-    options = kineto.ReadOptions(iterations=IterationRule(**rule))
+    options = ReadOptions(iterations=IterationRule(**rule))
     trace = kineto.read(path, options)
     rows = [(r["number"], r["start"], r["stop"]) for r in trace.iterations.to_pylist()]
     return rows, trace.meta

@@ -6,8 +6,9 @@ import pytest
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import kineto
+from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.patterns import Pattern
-from fastcomm.trace.schema import OPS, TAG_SOURCES, TAGS
+from fastcomm.trace.schema import KINDS, OPS, TAG_SOURCES, TAGS
 from fastcomm.trace.tags import TagRule, TagRules
 
 GROUPS = [
@@ -25,7 +26,7 @@ def read(tmp_path, events, options=None, **words):
     path = k.write(
         tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 1000), *events], **words
     )
-    return kineto.read(path, options or kineto.ReadOptions())
+    return kineto.read(path, options or ReadOptions())
 
 
 def comm(trace):
@@ -58,7 +59,7 @@ def test_every_collective_of_a_real_trace_is_that_of_the_oracle(kineto, name):
     keys = ("start", "stop", "op", "msg_bytes", "payload_bytes", "bus_bytes")
     found = [
         tuple(row[key] for key in keys)
-        for row in comm(reader.read(kineto / name, reader.ReadOptions()))
+        for row in comm(reader.read(kineto / name, ReadOptions()))
     ]
     events = oracle_kineto.comm_events(oracle_kineto.read(kineto / name))
     assert sorted(found, key=str) == sorted(
@@ -70,7 +71,7 @@ def test_every_collective_of_a_real_trace_is_that_of_the_oracle(kineto, name):
 def test_the_reference_numbers_of_the_nccl_trace(kineto):
     from fastcomm.readers import kineto as reader
 
-    trace = reader.read(kineto / "nccl_2rank_rank0.json.gz", reader.ReadOptions())
+    trace = reader.read(kineto / "nccl_2rank_rank0.json.gz", ReadOptions())
     kinds = trace.events["kind"].to_numpy()
     assert [(kinds == kind).sum() for kind in range(3)] == [2700, 960, 114]
     kernels = trace.events.filter(kinds == 0)
@@ -204,7 +205,7 @@ def test_the_layout_of_a_dispatch_is_compute(tmp_path):
 
 
 def test_a_users_pattern_comes_first(tmp_path):
-    options = kineto.ReadOptions(
+    options = ReadOptions(
         patterns=(Pattern(regex="^my_", library="me", op="Broadcast", tag="CP"),)
     )
     (row,) = comm(read(tmp_path, [k.kernel("my_exchange", 10, 5)], options))
@@ -214,7 +215,7 @@ def test_a_users_pattern_comes_first(tmp_path):
 def test_a_users_tag_comes_first(tmp_path):
     rule = TagRule(field="ranks", value=(0, 1, 2, 3), tag="CP")
     event = k.all_reduce(10, 5, Process_Group_Name="1")
-    options = kineto.ReadOptions(tags=TagRules(explicit=(rule,)))
+    options = ReadOptions(tags=TagRules(explicit=(rule,)))
     (row,) = comm(read(tmp_path, [event], options, groups=GROUPS))
     assert (row["tag"], row["tag_source"]) == ("CP", "explicit")
 
@@ -262,7 +263,7 @@ def test_the_clock_is_that_of_the_base_or_absolute_or_unknown(
     tmp_path, envelope, ts, clock, start
 ):
     path = k.write(tmp_path / "rank0.json", [k.kernel("gemm", ts, 1)], **envelope)
-    trace = kineto.read(path, kineto.ReadOptions())
+    trace = kineto.read(path, ReadOptions())
     assert trace.meta.clock == clock
     assert trace.events["start"].to_pylist() == [start]
 
@@ -270,15 +271,51 @@ def test_the_clock_is_that_of_the_base_or_absolute_or_unknown(
 def test_a_file_of_another_rank_is_an_error(tmp_path):
     path = k.write(tmp_path / "rank0.json", [k.kernel("gemm", 1, 1)], rank=3)
     with pytest.raises(TraceFileError, match=r"says rank 3, taken for rank 0"):
-        kineto.read(path, kineto.ReadOptions(), rank=0)
+        kineto.read(path, ReadOptions(), rank=0)
 
 
 def test_a_file_without_anything_to_measure_is_an_error(tmp_path):
     path = k.write(tmp_path / "rank0.json", [k.event("aten::mm", "cpu_op", 1, 1)])
     with pytest.raises(TraceFileError, match="no device work"):
-        kineto.read(path, kineto.ReadOptions())
+        kineto.read(path, ReadOptions())
 
 
 def test_fused_kernels_are_counted(tmp_path):
     trace = read(tmp_path, [k.kernel("allreduce_fusion_kernel_oneshot_lamport<x>", 1, 1)])
     assert any("1 communication kernels are fused" in note for note in trace.meta.warnings)
+
+
+def test_a_whole_reading_keeps_every_event_and_what_few_questions_need(tmp_path):
+    wait = k.event("Stream Wait Event", "cuda_sync", 21, 1, tid=7, device=0, stream=7)
+    wait["args"] |= {"wait_on_stream": 13, "wait_on_cuda_event_record_corr_id": 99}
+    events = [
+        k.event("aten::add", "cpu_op", 10, 5, pid=100, tid=1, External_id=7, Sequence_number=3),
+        k.event("train.py(3): step", "python_function", 8, 20, pid=100, tid=1),
+        k.event("loop", "gpu_user_annotation", 20, 5),
+        wait,
+        k.kernel("gemm", 30, 5, correlation=4),
+    ]  # fmt: skip
+    trace = read(tmp_path, events, ReadOptions(whole=True))
+    assert trace.args is not None
+    found = {
+        name: (KINDS[kind], sequence, stream, record)
+        for name, kind, sequence, stream, record in zip(
+            trace.events["name"].to_pylist(),
+            trace.events["kind"].to_pylist(),
+            *(trace.args[key].to_pylist() for key in
+              ("sequence", "wait_stream", "wait_correlation")),
+            strict=True,
+        )
+    }  # fmt: skip
+    assert found == {
+        "ProfilerStep#0": ("annotation", None, None, None),
+        "aten::add": ("cpu_op", 3, None, None),
+        "train.py(3): step": ("python", None, None, None),
+        "loop": ("gpu_annotation", None, None, None),
+        "Stream Wait Event": ("sync", None, 13, 99),
+        "gemm": ("kernel", None, None, None),
+    }
+    lanes = trace.lanes.to_pylist()
+    sync = trace.events["name"].to_pylist().index("Stream Wait Event")
+    assert lanes[trace.events["lane"][sync].as_py()]["is_device"]
+    assert read(tmp_path, events).args is None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fastcomm.metrics.partial import Partial
 from fastcomm.readers import kineto
+from fastcomm.readers.assembly import ReadOptions
 from fastcomm_kernels import _jit
 
 # One step with one all-reduce: every kernel of the way runs on it once.
@@ -33,4 +34,4 @@ def run_kernels() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rank0.json"
         path.write_text(_TRACE)
-        Partial.of(kineto.read(path, kineto.ReadOptions()))
+        Partial.of(kineto.read(path, ReadOptions()))

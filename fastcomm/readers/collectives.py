@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.readers.communication import Collectives, communication
 from fastcomm.readers.events import Events, Ints, Rows
-from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, named
+from fastcomm.readers.patterns import Named, Pattern
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.schema import OP
 from fastcomm.trace.tags import Group
@@ -32,20 +33,6 @@ _OUTPUT_FIRST = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives:
-    """Communication events, one entry each, sorted by start; NULL is unknown."""
-
-    row: Rows  # of the event
-    op: NDArray[np.int8]
-    seq: Ints
-    group: NDArray[np.int32]  # index into `groups`, -1 where nothing is known
-    groups: tuple[Group, ...]
-    sizes: byte_rules.Sizes
-    named: tuple[Named, ...]  # what names say
-    name: Ints  # index into `named`
-
-
 def find_collectives(
     events: Events, known: Sequence[Group], patterns: Sequence[Pattern] = ()
 ) -> Collectives:
@@ -53,7 +40,7 @@ def find_collectives(
 
     `known` are the groups with complete rank lists; `patterns` come before the built-in table.
     """
-    rows, name, names = _communication(events, patterns)
+    rows, name, names = communication(events, patterns)
     host = _Host.of(events, rows)
     group, groups = _groups(host, known)
     op = _operations(host, name, names)
@@ -68,32 +55,6 @@ def find_collectives(
         named=names,
         name=name,
     )
-
-
-def _communication(
-    events: Events, patterns: Sequence[Pattern]
-) -> tuple[Rows, Ints, tuple[Named, ...]]:
-    """Rows of the communication, and what the name says of each."""
-    found: list[Named] = []
-
-    def asking(table: Sequence[Pattern]) -> Callable[[str], int]:
-        def ask(name: str) -> int:
-            if (said := named(name, table)) is None:
-                return -1
-            found.append(said)
-            return len(found) - 1
-
-        return ask
-
-    rows, answers = [], []
-    for kind, table in (("kernel", (*patterns, *PATTERNS)), ("memcpy", PEER_COPIES)):
-        asked = events.rows(kind)
-        answer = events.by_text(events.columns["name"][asked], asking(table))
-        rows.append(asked[answer >= 0])
-        answers.append(answer[answer >= 0])
-    merged = np.concatenate(rows)
-    order = np.argsort(merged)
-    return merged[order], np.concatenate(answers)[order], tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,45 +12,30 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.errors import TraceFileError
+from fastcomm.readers.assembly import DEVICE_KINDS, ReadOptions, assemble
 from fastcomm.readers.blocks import CutShortError, blocks
 from fastcomm.readers.chrome import Scanned, scan_file
-from fastcomm.readers.collectives import Collectives, find_collectives, known_groups
+from fastcomm.readers.collectives import find_collectives, known_groups
 from fastcomm.readers.events import Events
-from fastcomm.readers.kineto_layout import METRICS
-from fastcomm.readers.patterns import Pattern
-from fastcomm.readers.ranks import rank_from_name
-from fastcomm.trace.iterations import (
-    IterationRule,
-    Iterations,
-    Marks,
-    find_iterations,
-    on_device_clock,
-)
-from fastcomm.trace.schema import KIND, OPS, TAG, TAG_SOURCES
-from fastcomm.trace.tags import Behaviour, Group, Tagged, TagRules, tag_group
+from fastcomm.readers.formats import Found, OpenOptions, agreed_world
+from fastcomm.readers.kineto_layout import ARG_NAMES, EVERYTHING, METRICS
+from fastcomm.readers.ranks import NAME_PATTERNS, rank_from_name
+from fastcomm.trace.run import Source
+from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Meta, Trace
 from fastcomm_kernels.json_numbers import NULL
 from fastcomm_kernels.json_scan import WORD
 
 Ints = NDArray[np.int64]
 
+SUFFIXES = (".json", ".json.gz")
+# Execution traces lie beside Kineto traces and are none.
+_NO_TRACES = ("torch_et_", "pytorch_et_")
 _BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
-_DEVICE_KINDS = ("kernel", "memcpy", "memset")
-_SOURCE = {name: number for number, name in enumerate(TAG_SOURCES)}
 # A relative time is less than the three months between two base times; since 1970 is more.
 _MOST_DEVICES = 1 << 16
 _ABSOLUTE = 1_600_000_000_000_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
-    """What the user said about reading."""
-
-    allow_truncated: bool = False
-    iterations: IterationRule = field(default_factory=IterationRule)
-    tags: TagRules = field(default_factory=TagRules)
-    patterns: tuple[Pattern, ...] = ()
 
 
 def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
@@ -58,7 +43,9 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
 
     Raises `TraceFileError` where the file is no trace, or says it is of another rank.
     """
-    scanned = scan_file(path, METRICS, allow_truncated=options.allow_truncated)
+    scanned = scan_file(
+        path, EVERYTHING if options.whole else METRICS, allow_truncated=options.allow_truncated
+    )
     info = scanned.envelope.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     own, world = (info[key] if _is_count(info.get(key)) else None for key in _RANK_KEYS)
@@ -66,27 +53,60 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
         raise TraceFileError(f"{path}: distributedInfo says rank {own}, taken for rank {rank}")
     events, lanes, clock, notes = _events(scanned)
     found = find_collectives(events, known_groups(info), options.patterns)
-    iterations = _iterations(events, found, options.iterations, path)
-    tagged, tags = _tags(found, options.tags, len(iterations.number))
-    warnings = (*scanned.warnings, *notes, *iterations.warnings, *_notes(events, found))
-    return Trace.of(
-        events=_event_table(events),
-        lanes=lanes,
-        comm=_comm_table(events, found, tags),
-        groups=_group_table(found.groups, tagged),
-        iterations=pa.table(
-            {name: getattr(iterations, name) for name in ("number", "start", "stop")}
-        ),
-        meta=Meta(
-            rank=own if own is not None else rank or 0,
-            world_size=world,
-            format="kineto",
-            path=str(path),
-            clock=clock,
-            found_by=iterations.found_by,
-            warnings=warnings,
-        ),
+    meta = Meta(
+        rank=own if own is not None else rank or 0,
+        world_size=world,
+        format="kineto",
+        path=str(path),
+        clock=clock,
+        warnings=(*scanned.warnings, *notes),
     )
+    return assemble(events, lanes, found, options, meta)
+
+
+def claims(path: Path) -> bool:
+    """Whether the file is a trace, or calls itself one: reading it then says what is wrong."""
+    return (
+        path.name.endswith(SUFFIXES)
+        and not path.name.startswith(_NO_TRACES)
+        and path.is_file()
+        and peek(path).is_trace
+    )
+
+
+def find(paths: Sequence[Path], options: OpenOptions) -> Found:
+    """The rank of each file: by what it says itself, else by its name, else if it is alone."""
+    peeks = {path: peek(path) for path in paths}
+    ranks: dict[int, Path] = {}
+    for path, seen in peeks.items():
+        rank = _told(path, seen)
+        if rank is None and len(paths) == 1:
+            rank = 0  # what stands behind the events may say otherwise
+        if rank is None:
+            raise TraceFileError(
+                f"{path}: of which rank is it? No distributedInfo.rank before the events, and "
+                f"the name holds none of {', '.join(NAME_PATTERNS)}"
+            )
+        if rank in ranks:
+            raise TraceFileError(f"two files of rank {rank}: {ranks[rank]} and {path}")
+        ranks[rank] = path
+    alone = len(paths) == 1 and _told(paths[0], peeks[paths[0]]) is None
+    world = agreed_world({path: seen.world_size for path, seen in peeks.items()}, ranks)
+    reading = options.reading(world)
+    sources = tuple(
+        Source(
+            rank=rank,
+            path=path,
+            size=path.stat().st_size,
+            read=partial(read, path, reading, None if alone else rank),
+        )
+        for rank, path in sorted(ranks.items())
+    )
+    return Found(sources=sources, world_size=world)
+
+
+def _told(path: Path, seen: "Peek") -> int | None:
+    return seen.rank if seen.rank is not None else rank_from_name(path.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +123,12 @@ def peek(path: Path) -> Peek:
 
     A file that is no JSON is one if its name has a rank: reading it says what is wrong.
     """
+    status = path.stat()
+    return _peek(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=1 << 14)
+def _peek(path: Path, _size: int, _changed_ns: int) -> Peek:
     try:
         head = next(blocks(path), b"")
     except (CutShortError, TraceFileError):
@@ -145,6 +171,7 @@ def _events(scanned: Scanned) -> tuple[Events, pa.Table, str | None, list[str]]:
     base, clock, notes = _base(columns["start"], scanned.envelope)
     columns["start"] += base
     columns["stop"] += base
+    columns |= {name: columns[key] for key, name in ARG_NAMES.items() if key in columns}
     events = Events(columns=columns, details=scanned.details, texts=scanned.texts, lane=lane)
     return events, lanes, clock, notes
 
@@ -161,7 +188,10 @@ def _base(start: Ints, envelope: Mapping[str, Any]) -> tuple[int, str | None, li
 
 def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.int32], pa.Table]:
     """The lane of each event, and the lanes in the order of their first event."""
-    is_device = np.isin(columns["kind"], [KIND[kind] for kind in _DEVICE_KINDS])
+    kind = columns["kind"]
+    is_device = np.isin(kind, [KIND[name] for name in (*DEVICE_KINDS, "gpu_annotation")])
+    # A row about waiting stands on a stream if it has a device.
+    is_device |= (kind == KIND["sync"]) & (columns["device"] != NULL)
     process, thread = columns.pop("process"), columns.pop("thread")
     # A hash of the three finds the lanes; that it does not lie is checked.
     key = (process * 1_000_003) ^ (thread * 2 + is_device)
@@ -194,153 +224,3 @@ def _lane_words(column: Ints, texts: Sequence[str]) -> list[str]:
         "" if value == NULL else texts[WORD - value] if value <= WORD else str(value)
         for value in column.tolist()
     ]
-
-
-def _iterations(
-    events: Events, found: Collectives, rule: IterationRule, path: Path
-) -> Iterations:
-    columns = events.columns
-    start, stop = columns["start"], columns["stop"]
-    if not len(start):
-        raise TraceFileError(f"{path}: no device work, launch or annotation in the whole trace")
-    rows = events.rows("annotation")
-    key = found.op.astype(np.int64) * 1_000_003 + found.group
-    key = key * 1_000_003 + np.where(found.sizes.payload == NULL, -1, found.sizes.payload)
-    marks = Marks(
-        names=events.names(rows),
-        start=start[rows],
-        stop=stop[rows],
-        span=(int(start[0]), int(stop.max())),
-        comm_start=start[found.row],
-        comm_key=key,
-    )
-    try:
-        iterations = find_iterations(marks, rule)
-        if rule.clock != "device":
-            return iterations
-        work = events.rows(*_DEVICE_KINDS)
-        launch = events.launch_of(work)
-        work, launch = work[launch >= 0], launch[launch >= 0]
-        return on_device_clock(iterations, start[launch], start[work], stop[work])
-    except ConfigError as error:
-        raise TraceFileError(f"{path}: {error}") from error
-
-
-def _tags(
-    found: Collectives, rules: TagRules, iterations: int
-) -> tuple[list[Tagged], NDArray[np.int8]]:
-    """The tag of each group; and, for each event, tag and source.
-
-    Where the ranks fit several tags, each operation is asked for alone: one rank set may serve
-    experts by its all-to-alls and gradients by its all-reduces.
-    """
-    by_group: dict[int, Counter[int]] = {}
-    for group, op in zip(found.group.tolist(), found.op.tolist(), strict=True):
-        by_group.setdefault(group, Counter())[op] += 1
-    tagged, answers = [], {}
-    for place, group in enumerate(found.groups):
-        ops = by_group.get(place, Counter())
-        whole = _ask(group, dict(ops), rules, iterations)
-        tagged.append(whole)
-        for op, count in ops.items():
-            alone = _ask(group, {op: count}, rules, iterations) if whole.candidates else whole
-            answers[place, op] = alone
-    tags = np.empty((len(found.row), 2), np.int8)
-    for row, (group, op, name) in enumerate(
-        zip(found.group.tolist(), found.op.tolist(), found.name.tolist(), strict=True)
-    ):
-        said = answers.get((group, op), _UNKNOWN)
-        if said.source == "none" and (by_name := found.named[name].tag):
-            said = Tagged(tag=by_name, source="heuristic")
-        tags[row] = TAG[said.tag], _SOURCE[said.source]
-    return tagged, tags
-
-
-_UNKNOWN = Tagged(tag="OTHER", source="none")
-
-
-def _ask(group: Group, ops: Mapping[int, int], rules: TagRules, iterations: int) -> Tagged:
-    counts = {OPS[op]: count for op, count in ops.items()}
-    return tag_group(group, Behaviour(counts=counts, iterations=iterations), rules)
-
-
-def _notes(events: Events, found: Collectives) -> list[str]:
-    """What a user should know before trusting the numbers."""
-    notes = []
-    if not len(found.row):
-        notes.append("no communication on the device" + _host_only(events))
-    elif unknown := int((found.sizes.payload == NULL).sum()):
-        notes.append(
-            f"{unknown} of {len(found.row)} communication events have no known size "
-            "(no metadata on the kernel, none on its host call): bandwidth and volume omit them"
-        )
-    if fused := sum(found.named[name].fused for name in found.name.tolist()):
-        notes.append(f"{fused} communication kernels are fused with other work")
-    return notes
-
-
-def _host_only(events: Events) -> str:
-    """How many collectives the host shows that run on the host."""
-    gloo = events.rows_named(lambda name: name.startswith("gloo:"), "annotation", "cpu_op")
-    if not len(gloo):
-        return ""
-    return (
-        f": {len(gloo)} gloo: annotations show collectives of the host, which are not measured"
-    )
-
-
-def _event_table(events: Events) -> pa.Table:
-    columns = events.columns
-    return pa.table(
-        {
-            "start": columns["start"],
-            "stop": columns["stop"],
-            "kind": columns["kind"],
-            "name": pa.DictionaryArray.from_arrays(
-                pa.array(columns["name"]), pa.array(events.texts, pa.string()), safe=False
-            ),
-            "lane": events.lane,
-            "correlation": _nullable(columns["correlation"]),
-            "offset": columns["offset"],
-        }
-    )
-
-
-def _comm_table(events: Events, found: Collectives, tags: NDArray[np.int8]) -> pa.Table:
-    columns, row = events.columns, found.row
-    return pa.table(
-        {
-            "op": found.op,
-            "start": columns["start"][row],
-            "stop": columns["stop"][row],
-            "stream": _nullable(columns["stream"][row]),
-            "group": pa.array(found.group, mask=found.group < 0),
-            "seq": _nullable(found.seq),
-            "tag": np.ascontiguousarray(tags[:, 0]),
-            "tag_source": np.ascontiguousarray(tags[:, 1]),
-            "msg_bytes": _nullable(found.sizes.msg),
-            "payload_bytes": _nullable(found.sizes.payload),
-            "bus_bytes": _nullable(found.sizes.bus),
-            "event": row.astype(np.int32),
-        }
-    )
-
-
-def _nullable(column: Ints) -> pa.Array:
-    return pa.array(column, mask=column == NULL)
-
-
-def _group_table(groups: Sequence[Group], tagged: Sequence[Tagged]) -> pa.Table:
-    return pa.table(
-        {
-            "name": pa.array([group.name for group in groups], pa.string()),
-            "description": pa.array([group.description for group in groups], pa.string()),
-            "ranks": pa.array([group.ranks for group in groups], pa.list_(pa.int32())),
-            "size": pa.array([group.members for group in groups], pa.int32()),
-            "tag": pa.array([TAG[each.tag] for each in tagged], pa.int8()),
-            "tag_source": pa.array([_SOURCE[each.source] for each in tagged], pa.int8()),
-            "candidates": pa.array(
-                [[TAG[tag] for tag in each.candidates] for each in tagged], pa.list_(pa.int8())
-            ),
-        }
-    )

@@ -1,5 +1,7 @@
 """What fastcomm takes from a Kineto trace, as data."""
 
+from dataclasses import replace
+
 from fastcomm.readers.chrome import Selection
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NAMED, KEEP_NONE
@@ -40,6 +42,17 @@ _KEEP = {
     "other": KEEP_NONE,
 }
 
+# The args of `schema.ARGS`, by their names in a trace.
+ARG_NAMES = {
+    "External id": "external_id",
+    "bytes": "bytes",
+    "wait_on_stream": "wait_stream",
+    "wait_on_cuda_event_record_corr_id": "wait_correlation",
+    "Sequence number": "sequence",
+    "Fwd thread id": "forward_thread",
+    "Record function id": "record_function",
+}
+
 # For `metrics`: device work, its launches, the marks of the iterations, the collective calls.
 METRICS = Selection(
     kinds=CATEGORIES,
@@ -66,4 +79,11 @@ METRICS = Selection(
         "Input Dims",
         "Input type",
     ),
+)
+
+# For whatever else may be asked of a run.
+EVERYTHING = replace(
+    METRICS,
+    keep=[KEEP_ALL for _ in KIND],
+    row_args=(*METRICS.row_args, *(name for name in ARG_NAMES if name not in METRICS.row_args)),
 )

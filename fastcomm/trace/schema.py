@@ -57,6 +57,21 @@ EVENTS = pa.schema(
     ]
 )
 
+# What few questions need of an event, beside EVENTS and row by row; null where it has none.
+# A reader brings the columns that its format has.
+ARGS = pa.schema(
+    [
+        pa.field("position", pa.int64()),  # of the event in its file, from 0
+        pa.field("bytes", pa.int64()),  # that a copy moves
+        pa.field("external_id", pa.int64()),  # joins an operator and what it launched
+        pa.field("sequence", pa.int64()),  # joins an operator and its backward pass
+        pa.field("forward_thread", pa.int64()),  # of the operator that a backward one mirrors
+        pa.field("record_function", pa.int64()),  # joins the host's execution trace
+        pa.field("wait_stream", pa.int64()),  # that a synchronization waits for
+        pa.field("wait_correlation", pa.int64()),  # of the record that it waits for
+    ]
+)
+
 LANES = pa.schema(
     [
         pa.field("process", pa.string(), nullable=False),  # host process, or device number

@@ -52,6 +52,7 @@ class Trace:
     groups: pa.Table
     iterations: pa.Table
     meta: Meta
+    args: pa.Table | None = None  # columns of `schema.ARGS`, row by row of `events`
 
     @classmethod
     def of(
@@ -63,6 +64,7 @@ class Trace:
         groups: pa.Table,
         iterations: pa.Table,
         meta: Meta,
+        args: pa.Table | None = None,
     ) -> Self:
         """Check every table against its schema. Tables with `start` must be sorted by it."""
         tables = {"events": events, "comm": comm, "iterations": iterations}
@@ -80,5 +82,14 @@ class Trace:
             **checked_tables,
             lanes=checked(lanes, schema.LANES, "lanes"),
             groups=checked(groups, schema.GROUPS, "groups"),
+            args=None if args is None else _args(args, events.num_rows),
             meta=meta,
         )
+
+
+def _args(table: pa.Table, rows: int) -> pa.Table:
+    """The columns that `schema.ARGS` knows of; SchemaError where rows are missing."""
+    if table.num_rows != rows:
+        raise SchemaError(f"args: {table.num_rows} rows, wanted the {rows} of events")
+    wanted = [field for field in schema.ARGS if field.name in table.column_names]
+    return checked(table, pa.schema(wanted), "args")

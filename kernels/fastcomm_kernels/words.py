@@ -26,9 +26,9 @@ from fastcomm_kernels._llvm import (
 
 Column = NDArray[np.int64]
 
-# A slot of a table of known words: 4 times 8 bytes of one, its size (-1: none), its value.
-_SIZE, _VALUE, SLOT = 4, 5, 6
-LONGEST = 32
+# A slot of a table of known words: 5 times 8 bytes of one, its size (-1: none), its value.
+_SIZE, _VALUE, SLOT = 5, 6, 7
+LONGEST = 40
 
 # The first cells of strings: how many words there are; the size, plus 1, of one that found no
 # room; where the slots begin and the number of the last; the bytes that the pool holds. Then by

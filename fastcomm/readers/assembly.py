@@ -1,0 +1,228 @@
+"""From a reader's events and collectives to a `Trace`: iterations, tags, tables.
+
+What differs from format to format ends where this begins.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.readers.communication import Collectives
+from fastcomm.readers.events import Events
+from fastcomm.readers.patterns import Pattern
+from fastcomm.trace.iterations import (
+    IterationRule,
+    Iterations,
+    Marks,
+    find_iterations,
+    on_device_clock,
+)
+from fastcomm.trace.schema import ARGS, OPS, TAG, TAG_SOURCES
+from fastcomm.trace.tags import Behaviour, Group, Tagged, TagRules, tag_group
+from fastcomm.trace.trace import Meta, Trace
+from fastcomm_kernels.json_numbers import NULL
+
+Ints = NDArray[np.int64]
+
+DEVICE_KINDS = ("kernel", "memcpy", "memset")
+_SOURCE = {name: number for number, name in enumerate(TAG_SOURCES)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What the user said about reading."""
+
+    allow_truncated: bool = False
+    iterations: IterationRule = field(default_factory=IterationRule)
+    tags: TagRules = field(default_factory=TagRules)
+    patterns: tuple[Pattern, ...] = ()
+    whole: bool = False  # every event and its `schema.ARGS`, not only what metrics need
+
+
+def assemble(
+    events: Events,
+    lanes: pa.Table,
+    found: Collectives,
+    options: ReadOptions,
+    meta: Meta,
+) -> Trace:
+    """The trace of these events and collectives; `meta` lacks only what is found here.
+
+    Raises `TraceFileError` where there is nothing to measure or no iteration.
+    """
+    iterations = _iterations(events, found, options.iterations, meta.path)
+    tagged, tags = _tags(found, options.tags, len(iterations.number))
+    warnings = (*meta.warnings, *iterations.warnings, *_notes(events, found))
+    return Trace.of(
+        events=_event_table(events),
+        lanes=lanes,
+        comm=_comm_table(events, found, tags),
+        groups=_group_table(found.groups, tagged),
+        iterations=pa.table(
+            {name: getattr(iterations, name) for name in ("number", "start", "stop")}
+        ),
+        args=_args_table(events) if options.whole else None,
+        meta=replace(meta, found_by=iterations.found_by, warnings=warnings),
+    )
+
+
+def _iterations(
+    events: Events, found: Collectives, rule: IterationRule, path: str
+) -> Iterations:
+    columns = events.columns
+    start, stop = columns["start"], columns["stop"]
+    if not len(start):
+        raise TraceFileError(f"{path}: no device work, launch or annotation in the whole trace")
+    rows = events.rows("annotation")
+    key = found.op.astype(np.int64) * 1_000_003 + found.group
+    key = key * 1_000_003 + np.where(found.sizes.payload == NULL, -1, found.sizes.payload)
+    marks = Marks(
+        names=events.names(rows),
+        start=start[rows],
+        stop=stop[rows],
+        span=(int(start[0]), int(stop.max())),
+        comm_start=start[found.row],
+        comm_key=key,
+    )
+    try:
+        iterations = find_iterations(marks, rule)
+        if rule.clock != "device":
+            return iterations
+        work = events.rows(*DEVICE_KINDS)
+        launch = events.launch_of(work)
+        work, launch = work[launch >= 0], launch[launch >= 0]
+        return on_device_clock(iterations, start[launch], start[work], stop[work])
+    except ConfigError as error:
+        raise TraceFileError(f"{path}: {error}") from error
+
+
+def _tags(
+    found: Collectives, rules: TagRules, iterations: int
+) -> tuple[list[Tagged], NDArray[np.int8]]:
+    """The tag of each group; and, for each event, tag and source.
+
+    Where the ranks fit several tags, each operation is asked for alone: one rank set may serve
+    experts by its all-to-alls and gradients by its all-reduces.
+    """
+    by_group: dict[int, Counter[int]] = {}
+    for group, op in zip(found.group.tolist(), found.op.tolist(), strict=True):
+        by_group.setdefault(group, Counter())[op] += 1
+    tagged, answers = [], {}
+    for place, group in enumerate(found.groups):
+        ops = by_group.get(place, Counter())
+        whole = _ask(group, dict(ops), rules, iterations)
+        tagged.append(whole)
+        for op, count in ops.items():
+            alone = _ask(group, {op: count}, rules, iterations) if whole.candidates else whole
+            answers[place, op] = alone
+    tags = np.empty((len(found.row), 2), np.int8)
+    for row, (group, op, name) in enumerate(
+        zip(found.group.tolist(), found.op.tolist(), found.name.tolist(), strict=True)
+    ):
+        said = answers.get((group, op), _UNKNOWN)
+        if said.source == "none" and (by_name := found.named[name].tag):
+            said = Tagged(tag=by_name, source="heuristic")
+        tags[row] = TAG[said.tag], _SOURCE[said.source]
+    return tagged, tags
+
+
+_UNKNOWN = Tagged(tag="OTHER", source="none")
+
+
+def _ask(group: Group, ops: Mapping[int, int], rules: TagRules, iterations: int) -> Tagged:
+    counts = {OPS[op]: count for op, count in ops.items()}
+    return tag_group(group, Behaviour(counts=counts, iterations=iterations), rules)
+
+
+def _notes(events: Events, found: Collectives) -> list[str]:
+    """What a user should know before trusting the numbers."""
+    notes = []
+    if not len(found.row):
+        notes.append("no communication on the device" + _host_only(events))
+    elif unknown := int((found.sizes.payload == NULL).sum()):
+        notes.append(
+            f"{unknown} of {len(found.row)} communication events have no known size "
+            "(no metadata on the kernel, none on its host call): bandwidth and volume omit them"
+        )
+    if fused := sum(found.named[name].fused for name in found.name.tolist()):
+        notes.append(f"{fused} communication kernels are fused with other work")
+    return notes
+
+
+def _host_only(events: Events) -> str:
+    """How many collectives the host shows that run on the host."""
+    gloo = events.rows_named(lambda name: name.startswith("gloo:"), "annotation", "cpu_op")
+    if not len(gloo):
+        return ""
+    return (
+        f": {len(gloo)} gloo: annotations show collectives of the host, which are not measured"
+    )
+
+
+def _event_table(events: Events) -> pa.Table:
+    columns = events.columns
+    return pa.table(
+        {
+            "start": columns["start"],
+            "stop": columns["stop"],
+            "kind": columns["kind"],
+            "name": pa.DictionaryArray.from_arrays(
+                pa.array(columns["name"]), pa.array(events.texts, pa.string()), safe=False
+            ),
+            "lane": events.lane,
+            "correlation": nullable(columns["correlation"]),
+            "offset": nullable(columns["offset"]),
+        }
+    )
+
+
+def _args_table(events: Events) -> pa.Table:
+    """The columns of `schema.ARGS` that the reader has."""
+    present = [name for name in ARGS.names if name in events.columns]
+    return pa.table({name: nullable(events.columns[name]) for name in present})
+
+
+def _comm_table(events: Events, found: Collectives, tags: NDArray[np.int8]) -> pa.Table:
+    columns, row = events.columns, found.row
+    return pa.table(
+        {
+            "op": found.op,
+            "start": columns["start"][row],
+            "stop": columns["stop"][row],
+            "stream": nullable(columns["stream"][row]),
+            "group": pa.array(found.group, mask=found.group < 0),
+            "seq": nullable(found.seq),
+            "tag": np.ascontiguousarray(tags[:, 0]),
+            "tag_source": np.ascontiguousarray(tags[:, 1]),
+            "msg_bytes": nullable(found.sizes.msg),
+            "payload_bytes": nullable(found.sizes.payload),
+            "bus_bytes": nullable(found.sizes.bus),
+            "event": row.astype(np.int32),
+        }
+    )
+
+
+def nullable(column: Ints) -> pa.Array:
+    """The column with nulls for NULL."""
+    return pa.array(column, mask=column == NULL)
+
+
+def _group_table(groups: Sequence[Group], tagged: Sequence[Tagged]) -> pa.Table:
+    return pa.table(
+        {
+            "name": pa.array([group.name for group in groups], pa.string()),
+            "description": pa.array([group.description for group in groups], pa.string()),
+            "ranks": pa.array([group.ranks for group in groups], pa.list_(pa.int32())),
+            "size": pa.array([group.members for group in groups], pa.int32()),
+            "tag": pa.array([TAG[each.tag] for each in tagged], pa.int8()),
+            "tag_source": pa.array([_SOURCE[each.source] for each in tagged], pa.int8()),
+            "candidates": pa.array(
+                [[TAG[tag] for tag in each.candidates] for each in tagged], pa.list_(pa.int8())
+            ),
+        }
+    )

@@ -1,0 +1,85 @@
+"""What a format offers to `open_run`, and what it gets.
+
+A format is a module with `claims`, which looks at a file's name and first bytes, and `find`,
+which tells the ranks. What it finds is read later, on any machine that sees the path.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.config import Config
+from fastcomm.trace.iterations import IterationRule
+from fastcomm.trace.run import Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenOptions:
+    """What the user said about a run as a whole."""
+
+    config: Config = field(default_factory=Config)
+    guess_tags: bool = False
+    iterations: IterationRule = field(default_factory=IterationRule)
+    allow_truncated: bool = False
+    whole: bool = False  # read every event, not only what metrics need
+
+    def reading(self, world: int | None) -> ReadOptions:
+        """The same for one rank of a world of so many."""
+        config, rule = self.config, self.iterations
+        if rule.regex is None and config.iterations is not None:
+            rule = replace(rule, regex=config.iterations)
+        try:
+            tags = config.tag_rules(world, guess=self.guess_tags)
+        except ConfigError as error:
+            raise ConfigError(f"parallelism: {error}") from error
+        return ReadOptions(
+            allow_truncated=self.allow_truncated,
+            iterations=rule,
+            tags=tags,
+            patterns=config.kernels,
+            whole=self.whole,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The ranks that one format found, sorted."""
+
+    sources: tuple[Source, ...]
+    world_size: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class Format(Protocol):
+    """A module that reads one format."""
+
+    def claims(self, path: Path) -> bool:
+        """Whether this file or directory is of the format, by its name and first bytes."""
+        ...
+
+    def find(self, paths: Sequence[Path], options: OpenOptions) -> Found:
+        """The ranks in these files; nothing is read but what tells them."""
+        ...
+
+
+def agreed_world(said: Mapping[Path, int | None], ranks: Mapping[int, Path]) -> int | None:
+    """The world size that the files agree on; None where none says it.
+
+    Raises `TraceFileError` where they contradict each other or a rank.
+    """
+    sizes: dict[int, Path] = {}
+    for path, size in said.items():
+        if size is not None:
+            sizes.setdefault(size, path)
+    if len(sizes) > 1:
+        words = " and ".join(f"{size} ({path})" for size, path in sizes.items())
+        raise TraceFileError(f"the files contradict each other about the world size: {words}")
+    world = next(iter(sizes), None)
+    if world is not None and max(ranks) >= world:
+        raise TraceFileError(
+            f"{ranks[max(ranks)]}: rank {max(ranks)} of a world of {world} ({sizes[world]})"
+        )
+    return world
