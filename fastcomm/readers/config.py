@@ -57,6 +57,7 @@ class Config:
     kernels: tuple[Pattern, ...] = ()
     iterations: str | None = None  # a regular expression for iteration marks
     bandwidth: float | None = None  # of the link that reports compare with
+    ranks: Mapping[str, int] = field(default_factory=dict)  # by file, or by file:process
     scale_out: float | None = None  # between nodes
     scale_up: float | None = None  # inside a node
 
@@ -71,6 +72,7 @@ class Config:
             parallel=parallel,
             tags=self.tags + base.tags,
             kernels=self.kernels + base.kernels,
+            ranks={**base.ranks, **self.ranks},
         )
 
     def tag_rules(self, world_size: int | None, *, guess: bool = False) -> TagRules:
@@ -80,7 +82,7 @@ class Config:
 
 def _said(source: Parallel | Config) -> dict[str, Any]:
     values = {each.name: getattr(source, each.name) for each in fields(source)}
-    merged = ("parallel", "tags", "kernels")
+    merged = ("parallel", "tags", "kernels", "ranks")
     return {
         key: value for key, value in values.items() if value is not None and key not in merged
     }
@@ -92,7 +94,7 @@ def read(path: Path) -> Config:
         data = tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
-    check_keys(data, ("parallel", "tags", "kernels", "iterations", "link"), str(path))
+    check_keys(data, ("parallel", "tags", "kernels", "iterations", "link", "ranks"), str(path))
     links = _table(data, "link", ("bandwidth", "scale_out", "scale_up"), path)
     marks = _table(data, "iterations", ("regex",), path)
     return Config(
@@ -102,6 +104,7 @@ def read(path: Path) -> Config:
         tags=tuple(_tag_rule(row, at) for row, at in _rows(data, "tags", path)),
         kernels=tuple(_kernel(row, at) for row, at in _rows(data, "kernels", path)),
         iterations=_regex(marks, "regex", f"{path}: [iterations]"),
+        ranks=_ranks(data, path),
         **{name: _bandwidth(links, name, f"{path}: [link]") for name in links},
     )
 
@@ -165,6 +168,17 @@ def _table(
     if not isinstance(table, dict):
         refuse(f"{path}:", key, table, f"a table [{key}]")
     check_keys(table, known, f"{path}: [{key}]")
+    return table
+
+
+def _ranks(data: Mapping[str, Any], path: Path) -> dict[str, int]:
+    """The rank of each file, or of each process of a file: "report.sqlite:4711"."""
+    table = data.get("ranks", {})
+    if not isinstance(table, dict):
+        refuse(f"{path}:", "ranks", table, "a table [ranks]")
+    for key, rank in table.items():
+        if not _is_count(rank) or not 0 <= rank <= _MOST:
+            refuse(f"{path}: [ranks]", key, rank, "a rank, from 0")
     return table
 
 

@@ -26,6 +26,14 @@ class OpenOptions:
     allow_truncated: bool = False
     whole: bool = False  # read every event, not only what metrics need
 
+    @property
+    def world(self) -> int | None:
+        """The number of ranks, where the sizes of the job say it."""
+        parallel = self.config.parallel
+        if parallel.dp is None:
+            return None
+        return parallel.dp * (parallel.tp or 1) * (parallel.pp or 1) * (parallel.cp or 1)
+
     def reading(self, world: int | None) -> ReadOptions:
         """The same for one rank of a world of so many."""
         config, rule = self.config, self.iterations

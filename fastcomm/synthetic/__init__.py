@@ -2,7 +2,16 @@
 
 from fastcomm.synthetic.files import write
 from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.nsys import NsysVariant, write_nsys, write_nsys_big
 from fastcomm.synthetic.rows import Variant
 from fastcomm.synthetic.truth import truth
 
-__all__ = ["Job", "Variant", "truth", "write"]
+__all__ = [
+    "Job",
+    "NsysVariant",
+    "Variant",
+    "truth",
+    "write",
+    "write_nsys",
+    "write_nsys_big",
+]

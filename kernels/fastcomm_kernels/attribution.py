@@ -49,3 +49,50 @@ def enclosing(
             top -= 1
         rows[q] = stack[top - 1] if top else -1
     return rows
+
+
+Lanes = tuple[Lane, Column, Column]  # lane, start, stop
+
+
+@kernel
+def projected(
+    ranges: Lanes, launches: Lanes, work: tuple[Column, Column]
+) -> tuple[Column, Column, Column]:
+    """For each range the first start and the last stop of the work launched in it, and how much.
+
+    `work` has the start and stop of what each launch led to; a launch that led to several
+    pieces has several rows. Without any work: 0, 0, 0.
+    """
+    range_lane, range_start, range_stop = ranges
+    lane, start, stop = launches
+    work_start, work_stop = work
+    first = np.zeros(len(range_lane), np.int64)
+    last = np.zeros(len(range_lane), np.int64)
+    count = np.zeros(len(range_lane), np.int64)
+    # Ranges that may still enclose a launch, in no order: unlike `enclosing`, all of them count,
+    # those that another outlives included.
+    open_ = np.empty(len(range_lane), np.int64)
+    depth = r = 0
+    here = -1
+    for q in range(len(lane)):
+        if lane[q] != here:
+            here, depth = lane[q], 0
+            while r < len(range_lane) and range_lane[r] < here:
+                r += 1
+        while r < len(range_lane) and range_lane[r] == here and range_start[r] <= start[q]:
+            open_[depth] = r
+            depth += 1
+            r += 1
+        kept = 0
+        for k in range(depth):
+            row = open_[k]
+            if range_stop[row] < start[q]:
+                continue
+            open_[kept] = row
+            kept += 1
+            if range_stop[row] >= stop[q]:
+                first[row] = min(first[row], work_start[q]) if count[row] else work_start[q]
+                last[row] = max(last[row], work_stop[q]) if count[row] else work_stop[q]
+                count[row] += 1
+        depth = kept
+    return first, last, count

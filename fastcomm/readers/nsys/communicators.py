@@ -1,0 +1,139 @@
+"""Who is in a communicator: what the calls that made it say, joined over processes and reports.
+
+A communicator's id is a hash that is equal on all members. Where a capture begins too late to
+show how it was made, its members are the processes that use it, and that may not be all.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.readers.nsys.nvtx import NcclRanges
+from fastcomm_kernels.json_numbers import NULL
+
+Ints = NDArray[np.int64]
+
+_BITS = (1 << 64) - 1
+_MADE_BY = ("ncclCommInit", "ncclCommSplit", "ncclCommShrink", "ncclCommGrow")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """One process in one communicator."""
+
+    size: int | None
+    rank: int | None  # in the communicator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communicator:
+    """A communicator as one of its members knows it."""
+
+    size: int | None
+    rank: int | None  # own, in the communicator
+    ranks: tuple[int, ...] | None  # global ranks of all members, in their order in it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What the ranges of one process say of communicators, by id."""
+
+    memberships: dict[int, Membership] = field(default_factory=dict)
+    used: frozenset[int] = frozenset()
+
+    @property
+    def largest(self) -> tuple[int, Membership] | None:
+        """The largest communicator that the process is known to be in."""
+        known = [(each.size or 0, key) for key, each in self.memberships.items()]
+        if not known:
+            return None
+        key = max(known)[1]
+        return key, self.memberships[key]
+
+
+def unsigned(bits: int) -> int:
+    """The id whose bits a column holds."""
+    return bits & _BITS
+
+
+def said_by(nccl: NcclRanges) -> Said:
+    """What one process says."""
+    makes = np.array([name.startswith(_MADE_BY) for name in nccl.calls.names], np.bool_)
+    is_made = makes[nccl.calls.code] if len(nccl.calls.code) else np.zeros(0, np.bool_)
+    known = nccl.communicator != NULL
+    rows = np.flatnonzero(is_made & known & (nccl.ranks != NULL))
+    columns = (nccl.communicator[rows], nccl.ranks[rows], nccl.rank[rows])
+    memberships = {
+        unsigned(key): Membership(size=size, rank=None if rank == NULL else rank)
+        for key, size, rank in zip(*(column.tolist() for column in columns), strict=True)
+    }
+    used = np.unique(nccl.communicator[~is_made & known])
+    return Said(memberships=memberships, used=frozenset(unsigned(key) for key in used.tolist()))
+
+
+def global_ranks(said: Mapping[int, Said]) -> dict[int, int] | None:
+    """The rank of each process (numbered by the caller) in the world; None where it is unknown.
+
+    The world is the largest communicator that every process is in.
+    """
+    everywhere = frozenset.intersection(
+        *(frozenset(each.memberships) for each in said.values())
+    )
+    sizes = {
+        key: next(iter(said.values())).memberships[key].size or 0 for key in sorted(everywhere)
+    }
+    if not sizes:
+        return None
+    world = max(sizes, key=lambda key: sizes[key])
+    ranks = {process: each.memberships[world].rank for process, each in said.items()}
+    known = {process: rank for process, rank in ranks.items() if rank is not None}
+    if len(known) < len(said) or len(set(known.values())) < len(said):
+        return None
+    # Fewer processes than the smallest of several worlds can tell: a part may look like all.
+    return known if sizes[world] >= len(said) else None
+
+
+def world_size(said: Iterable[Said]) -> int | None:
+    """The size of the largest communicator of all; None where none is known."""
+    sizes = [largest[1].size for each in said if (largest := each.largest) is not None]
+    return max((size for size in sizes if size is not None), default=None)
+
+
+def join(
+    said: Mapping[int, Said], rank_of: Mapping[int, int], world: int | None
+) -> dict[int, dict[int, Communicator]]:
+    """For each process its communicators, by id, with the global ranks of the members.
+
+    Where no call that made it is known, the users of a communicator are its members if all of
+    the `world` is here; else nobody knows whether they are all.
+    """
+    members: dict[int, dict[int, int]] = {}
+    users: dict[int, list[int]] = {}
+    for process, each in said.items():
+        for key, membership in each.memberships.items():
+            if membership.rank is not None:
+                members.setdefault(key, {})[membership.rank] = rank_of[process]
+        for key in each.used | each.memberships.keys():
+            users.setdefault(key, []).append(rank_of[process])
+    complete = world is not None and len(said) == world
+    found: dict[int, dict[int, Communicator]] = {}
+    for process, each in said.items():
+        mine = {}
+        for key in each.used | each.memberships.keys():
+            membership = each.memberships.get(key, Membership(size=None, rank=None))
+            mine[key] = _joined(membership, members.get(key, {}), users[key], complete)
+        found[process] = mine
+    return found
+
+
+def _joined(
+    own: Membership, members: Mapping[int, int], users: list[int], complete: bool
+) -> Communicator:
+    if own.size is not None:
+        whole = len(members) == own.size
+        ranks = tuple(members[place] for place in sorted(members)) if whole else None
+        return Communicator(size=own.size, rank=own.rank, ranks=ranks)
+    ranks = tuple(sorted(users)) if complete else None
+    return Communicator(size=len(ranks) if ranks else None, rank=None, ranks=ranks)

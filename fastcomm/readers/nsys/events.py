@@ -1,0 +1,213 @@
+"""The rows of one process as events, which every reader has: device work, launches, ranges."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from fastcomm.readers.events import Events
+from fastcomm.readers.nsys import layout
+from fastcomm.readers.nsys.export import Export, Rows
+from fastcomm.readers.nsys.nvtx import Ranges
+from fastcomm.trace.schema import KIND
+from fastcomm_kernels.json_numbers import NULL
+
+Ints = NDArray[np.int64]
+
+_DEVICE = ("start", "end", "deviceId", "streamId", "correlationId", "graphNodeId")
+_COLUMNS = ("start", "stop", "stream", "device", "thread", "correlation", "bytes", "node")
+# The version that ends the name of a call: cudaLaunchKernel_v7000.
+_VERSION = r"_v\d+(?:_ptsz|_ptds)?$"
+
+
+@dataclass(slots=True)
+class Parts:
+    """Columns of one kind of row after another, to become one table."""
+
+    columns: dict[str, list[Ints]] = field(
+        default_factory=lambda: {name: [] for name in (*_COLUMNS, "kind", "name", "lane_kind")}
+    )
+    texts: dict[str, int] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, kind: str, names: pa.DictionaryArray, **columns: Ints) -> None:
+        """Rows of a kind; a column that is not given is NULL."""
+        rows = len(names)
+        self.count += rows
+        for name in _COLUMNS:
+            self.columns[name].append(columns.get(name, np.full(rows, NULL, np.int64)))
+        self.columns["kind"].append(np.full(rows, KIND[kind], np.int64))
+        self.columns["lane_kind"].append(columns.get("lane_kind", np.zeros(rows, np.int64)))
+        words = names.dictionary.to_pylist()
+        codes = [self.texts.setdefault(word, len(self.texts)) for word in words]
+        index = names.indices.to_numpy(zero_copy_only=False)
+        self.columns["name"].append(np.array([*codes, 0], np.int64)[index])
+
+    def whole(self) -> dict[str, Ints]:
+        """All rows, sorted by start."""
+        found = {name: np.concatenate(parts) for name, parts in self.columns.items()}
+        order = np.argsort(found["start"], kind="stable")
+        return {name: column[order] for name, column in found.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEvents:
+    """All events of a process, sorted by start, and what only this format knows of them."""
+
+    events: Events
+    lanes: pa.Table
+    thread: Ints  # globalTid of what is on the host
+    node: Ints  # of the CUDA graph that launched a kernel
+
+
+def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) -> ProcessEvents:
+    """The events of a process; unless the `whole` is wanted, without rows about waiting."""
+    parts = Parts()
+    _add_kernels(parts, export, process)
+    _add_copies(parts, export, process)
+    _add_graphs(parts, export, process)
+    _add_runtime(parts, export, process)
+    kinds = np.where(ranges.kind == layout.START_END, _START_END_LANE, _HOST_LANE)
+    parts.add(
+        "annotation",
+        ranges.name,
+        start=ranges.start,
+        stop=ranges.stop,
+        thread=ranges.thread,
+        lane_kind=kinds,
+    )
+    if whole:
+        _add_waits(parts, export, process)
+    columns: dict[str, Any] = parts.whole()
+    lane, lanes = _lanes(columns)
+    count = len(lane)
+    thread, node = columns.pop("thread"), columns.pop("node")
+    columns |= {
+        "kind": columns["kind"].astype(np.int8),
+        "name": columns["name"].astype(np.int32),
+        "offset": np.full(count, NULL, np.int64),
+        "detail": np.full(count, -1, np.int32),
+    }
+    events = Events(columns=columns, details={}, texts=list(parts.texts), lane=lane)
+    return ProcessEvents(events=events, lanes=lanes, thread=thread, node=node)
+
+
+# What kind of lane a row is on.
+_LANE_KINDS = _DEVICE_LANE, _HOST_LANE, _START_END_LANE = 0, 1, 2
+
+
+def _add_kernels(parts: Parts, export: Export, process: int) -> None:
+    columns = (*_DEVICE, "demangledName", "shortName")
+    rows = export.rows(layout.KERNEL, columns, process=process)
+    name = np.where(rows["demangledName"] == NULL, rows["shortName"], rows["demangledName"])
+    parts.add("kernel", _named(export, name), **_device(rows))
+
+
+def _add_copies(parts: Parts, export: Export, process: int) -> None:
+    rows = export.rows(layout.MEMCPY, (*_DEVICE, "bytes", "copyKind"), process=process)
+    names = _words(rows["copyKind"], layout.COPIES, "Memcpy")
+    parts.add("memcpy", names, **_device(rows), bytes=rows["bytes"])
+    rows = export.rows(layout.MEMSET, (*_DEVICE, "bytes"), process=process)
+    names = _words(np.zeros(rows.count, np.int64), {0: "Memset (Device)"}, "Memset")
+    parts.add("memset", names, **_device(rows), bytes=rows["bytes"])
+
+
+def _add_graphs(parts: Parts, export: Export, process: int) -> None:
+    """Launches of whole graphs, whose kernels the capture left out."""
+    rows = export.rows(layout.GRAPH, (*_DEVICE, "graphExecId"), process=process)
+    names = _words(np.zeros(rows.count, np.int64), {0: GRAPH_NAME}, GRAPH_NAME)
+    parts.add("kernel", names, **_device(rows))
+
+
+GRAPH_NAME = "CUDA graph"
+
+
+def _add_runtime(parts: Parts, export: Export, process: int) -> None:
+    columns = ("start", "end", "globalTid", "correlationId", "nameId")
+    rows = export.rows(layout.RUNTIME, columns, process=process)
+    names = _named(export, rows["nameId"])
+    cut = pc.replace_substring_regex(names.dictionary, _VERSION, "")
+    parts.add(
+        "runtime",
+        pa.DictionaryArray.from_arrays(names.indices, cut),
+        start=rows["start"],
+        stop=rows["end"],
+        thread=rows["globalTid"],
+        correlation=rows["correlationId"],
+        lane_kind=np.full(rows.count, _HOST_LANE),
+    )
+
+
+def _add_waits(parts: Parts, export: Export, process: int) -> None:
+    columns = (*_DEVICE, "syncType", "eventId", "eventSyncId")
+    rows = export.rows(layout.SYNC, columns, process=process)
+    parts.add("sync", _words(rows["syncType"], layout.SYNCS, "Sync"), **_device(rows))
+
+
+def _device(rows: Rows) -> dict[str, Ints]:
+    stream = rows["streamId"]
+    return {
+        "start": rows["start"],
+        "stop": rows["end"],
+        "device": rows["deviceId"],
+        "stream": np.where(stream == layout.ALL_STREAMS, NULL, stream),
+        "correlation": rows["correlationId"],
+        "node": rows["graphNodeId"],
+    }
+
+
+def _named(export: Export, ids: Ints) -> pa.DictionaryArray:
+    """The strings of ids; a missing one is named by its number."""
+    encoded = pa.array(ids).dictionary_encode()
+    different = encoded.dictionary.to_numpy()
+    strings = export.strings(different)
+    words = [
+        strings.get(key, "unknown" if key == NULL else f"string {key}")
+        for key in different.tolist()
+    ]
+    return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(words, pa.string()))
+
+
+def _words(keys: Ints, names: dict[int, str], other: str) -> pa.DictionaryArray:
+    encoded = pa.array(keys).dictionary_encode()
+    words = [names.get(key, f"{other} {key}") for key in encoded.dictionary.to_pylist()]
+    return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(words, pa.string()))
+
+
+def _lanes(columns: dict[str, Ints]) -> tuple[NDArray[np.int32], pa.Table]:
+    """The lane of each event, and the lanes in the order of their first event."""
+    kind, thread = columns.pop("lane_kind"), columns["thread"]
+    stream = np.where(columns["stream"] == NULL, -1, columns["stream"])
+    device = (columns["device"] << _STREAM_BITS) + stream + 1
+    key = np.where(kind == _DEVICE_LANE, device, thread) * len(_LANE_KINDS) + kind
+    encoded = pa.array(key).dictionary_encode()
+    lane = encoded.indices.to_numpy()
+    rows = [_lane(each) for each in encoded.dictionary.to_pylist()]
+    return lane.astype(np.int32), pa.Table.from_pylist(rows, _LANES)
+
+
+_STREAM_BITS = 33
+_LANES = pa.schema(
+    {
+        "process": pa.string(),
+        "thread": pa.string(),
+        "device": pa.int32(),
+        "is_device": pa.bool_(),
+    }
+)
+
+
+def _lane(key: int) -> dict[str, Any]:
+    place, kind = divmod(key, len(_LANE_KINDS))
+    if kind == _DEVICE_LANE:
+        device, stream = place >> _STREAM_BITS, (place & ((1 << _STREAM_BITS) - 1)) - 1
+        thread = str(stream) if stream >= 0 else "all"
+        return {"process": str(device), "thread": thread, "device": device, "is_device": True}
+    thread = str(place & ((1 << layout.THREAD_BITS) - 1))
+    if kind == _START_END_LANE:
+        thread += " (ranges that start and end anywhere)"
+    process = str(layout.process_of(place >> layout.THREAD_BITS))
+    return {"process": process, "thread": thread, "device": None, "is_device": False}

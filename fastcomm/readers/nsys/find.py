@@ -1,0 +1,209 @@
+"""Which reports there are, which processes of them are ranks, and which rank each is."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fastcomm.errors import TraceFileError
+from fastcomm.readers.formats import Found, OpenOptions
+from fastcomm.readers.nsys import communicators, folders, layout, messages, report, sqlite
+from fastcomm.readers.nsys.communicators import Said
+from fastcomm.readers.nsys.export import Export
+from fastcomm.readers.nsys.nvtx import read_nccl
+from fastcomm.readers.nsys.read import Member, read
+from fastcomm.readers.nsys.report import Report
+from fastcomm.readers.ranks import rank_from_name
+from fastcomm.trace.run import Source, ranges
+from fastcomm_kernels.json_numbers import NULL
+
+_SUFFIXES = (".sqlite", ".sqlite3", ".db")
+_THREADS = 8
+
+
+def claims(path: Path) -> bool:
+    """Whether this is an export, or calls itself one: reading it then says what is wrong."""
+    if path.is_dir():
+        return folders.is_export(path)
+    return path.suffix in _SUFFIXES or (path.suffix == "" and _has_magic(path))
+
+
+def _has_magic(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(sqlite.MAGIC)) == sqlite.MAGIC
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Peek:
+    """What is known of a report before any of its ranks is read."""
+
+    report: Report
+    said: dict[int, Said]  # by process
+    mpi: dict[int, int]
+    operations: int  # ranges of NCCL that move data
+    sizes: int  # those that say how much
+
+
+def find(paths: Sequence[Path], options: OpenOptions) -> Found:
+    """The ranks of the reports, with the communicators that each is in."""
+    with ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:
+        peeks = list(pool.map(_peek, paths))
+    members = [(peek, process) for peek in peeks for process in peek.report.processes]
+    said = {number: peek.said[process] for number, (peek, process) in enumerate(members)}
+    rank_of, by = _ranks(members, said, options.config.ranks)
+    world = communicators.world_size(said.values())
+    if world is None:
+        world = options.world
+    elif max(rank_of.values()) >= world:
+        world = None
+    joined = communicators.join(said, rank_of, world)
+    reading = options.reading(world)
+    sources = [
+        Source(
+            rank=rank_of[number],
+            path=peek.report.path,
+            size=_size(peek.report.path),
+            read=partial(
+                read,
+                peek.report.path,
+                reading,
+                Member(
+                    process=process,
+                    rank=rank_of[number],
+                    world_size=world,
+                    communicators=joined[number],
+                ),
+            ),
+        )
+        for number, (peek, process) in enumerate(members)
+    ]
+    return Found(
+        sources=tuple(sorted(sources, key=lambda source: source.rank)),
+        world_size=world,
+        warnings=(*by, *_notes(peeks, said, rank_of, joined)),
+    )
+
+
+def _peek(path: Path) -> _Peek:
+    export = Export(path)
+    if export.is_strange:
+        raise TraceFileError(
+            f"{path}: {export.kind} without any table of an Nsight Systems export "
+            f"({layout.KERNEL}, {layout.NVTX}, {layout.EXPORT}); found {export.tables}"
+        )
+    about = report.read_report(export)
+    if not about.processes:
+        raise TraceFileError(
+            f"{path}: no device work ({', '.join(layout.DEVICE_WORK)}) and no NVTX range of "
+            "any process; collect with `nsys profile -t cuda,nvtx ...`"
+        )
+    nccl = {process: read_nccl(export, process, about.ends) for process in about.processes}
+    return _Peek(
+        report=about,
+        said={process: communicators.said_by(each) for process, each in nccl.items()},
+        mpi=report.mpi_ranks(export),
+        operations=sum(int(each.is_operation.sum()) for each in nccl.values()),
+        sizes=sum(int((each.size != NULL).sum()) for each in nccl.values()),
+    )
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.iterdir())
+    return path.stat().st_size
+
+
+_Members = Sequence[tuple[_Peek, int]]
+
+
+def _ranks(
+    members: _Members, said: Mapping[int, Said], explicit: Mapping[str, int]
+) -> tuple[dict[int, int], list[str]]:
+    """The rank of each process by the best evidence that tells all of them apart."""
+    for ranks, warning in _evidence(members, said, explicit):
+        if len(ranks) == len(members):
+            _check_different(ranks, members)
+            return ranks, [warning] if warning else []
+    raise AssertionError("the order of the files always tells")
+
+
+def _evidence(
+    members: _Members, said: Mapping[int, Said], explicit: Mapping[str, int]
+) -> Iterator[tuple[dict[int, int], str]]:
+    """Ranks by number of the process, the best evidence first, and what to warn of."""
+    if explicit:
+        yield _explicit(members, explicit), ""
+    yield communicators.global_ranks(said) or {}, ""
+    yield (
+        {
+            number: peek.mpi[process]
+            for number, (peek, process) in enumerate(members)
+            if process in peek.mpi
+        },
+        "",
+    )
+    if all(len(peek.report.processes) == 1 for peek, _ in members):
+        named = {
+            number: rank_from_name(peek.report.path.name)
+            for number, (peek, _) in enumerate(members)
+        }
+        yield {number: rank for number, rank in named.items() if rank is not None}, ""
+    several = (
+        "the ranks are a guess, by the order of files and processes: neither NCCL nor MPI nor "
+        "the names of the files tell them; a table [ranks] in --config does"
+    )
+    yield (
+        {number: number for number in range(len(members))},
+        several if len(members) > 1 else "",
+    )
+
+
+def _explicit(members: _Members, explicit: Mapping[str, int]) -> dict[int, int]:
+    """What the user says: by file name, or by file name, colon, process number."""
+    found = {}
+    for number, (peek, process) in enumerate(members):
+        name = peek.report.path.name
+        for key in (f"{name}:{layout.process_of(process)}", name):
+            if key in explicit:
+                found[number] = explicit[key]
+                break
+    return found
+
+
+def _check_different(ranks: Mapping[int, int], members: _Members) -> None:
+    first: dict[int, int] = {}
+    for number, rank in ranks.items():
+        if rank in first:
+            places = " and ".join(
+                f"{members[n][0].report.path} (process {layout.process_of(members[n][1])})"
+                for n in (first[rank], number)
+            )
+            raise TraceFileError(f"two processes of rank {rank}: {places}")
+        first[rank] = number
+
+
+def _notes(
+    peeks: Sequence[_Peek],
+    said: Mapping[int, Said],
+    rank_of: Mapping[int, int],
+    joined: Mapping[int, Mapping[int, communicators.Communicator]],
+) -> Iterator[str]:
+    silent = [peek for peek in peeks if peek.operations and not peek.sizes]
+    if silent:
+        more = f"\n({len(silent) - 1} more reports lack them too.)" if len(silent) > 1 else ""
+        yield messages.without_payloads(silent[0].report, silent[0].operations) + more
+    unknown = {
+        key for mine in joined.values() for key, each in mine.items() if each.ranks is None
+    }
+    late = {key for each in said.values() for key in each.used - each.memberships.keys()}
+    if missing := unknown & late:
+        users = sorted(rank_of[number] for number, each in said.items() if each.used & missing)
+        yield (
+            f"{len(missing)} communicators were made before the capture began (ranks "
+            f"{ranges(users)} use them): who is in them is known only if all ranks are here; "
+            "say the sizes of the job (--tp, --pp, --dp ...) to vouch for that"
+        )

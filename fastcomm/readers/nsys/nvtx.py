@@ -1,0 +1,193 @@
+"""The NVTX ranges of one process: those of NCCL with their payloads, and everybody's."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from fastcomm.readers.nsys import layout, payloads
+from fastcomm.readers.nsys.export import Export, Rows
+from fastcomm.readers.nsys.layout import DOMAIN, NVTX, PUSH_POP, START_END
+from fastcomm.readers.nsys.payloads import OPERATIONS, Calls
+from fastcomm_kernels.json_numbers import NULL
+
+Ints = NDArray[np.int64]
+
+# What `emit_nvtx` adds to an operator's name makes every name unique.
+_ADDED = r", (?:seq|op_id|sizes|stack) = .*$"
+# Ranges of collectives, that metrics need; operators are dropped unless everything is wanted.
+COLLECTIVE = r"^(?:nccl:|c10d::|record_param_comms|gloo:)"
+_OPERATOR_SQL = (
+    "text IS NULL OR text NOT LIKE '%, op_id = %' OR text GLOB 'nccl:*' "
+    "OR text GLOB 'c10d::*' OR text GLOB 'record_param_comms*'"
+)
+
+_NCCL = r"^nccl[A-Z]"
+_NCCL_PREFIX, _NCCL_GLOB = "nccl", "nccl[A-Z]*"
+_COLUMNS = ("start", "end", "eventType", "globalTid", "endGlobalTid", "domainId", "textId")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranges:
+    """Complete ranges in no order; their names without what makes each unique."""
+
+    start: Ints
+    stop: Ints
+    thread: Ints  # globalTid
+    kind: Ints  # PUSH_POP or START_END
+    domain: Ints
+    name: pa.DictionaryArray
+    open: int  # how many ranges were left out since they never ended
+
+
+def read_ranges(
+    export: Export,
+    process: int | None,
+    ends: frozenset[int],
+    *,
+    operators: bool,
+    numbered: bool = False,
+) -> Ranges:
+    """The ranges of a process; `ends` are times at which the capture ended.
+
+    Unless all `operators` that `emit_nvtx` shows are wanted, only collectives are read of them;
+    the number that it gives each is kept only if `numbered`.
+    """
+    where = [f"eventType IN ({PUSH_POP}, {START_END})"]
+    if not operators:
+        where.append(_OPERATOR_SQL)
+    rows = export.rows(NVTX, (*_COLUMNS, "text"), process=process, where=where)
+    kind = rows["eventType"]
+    rows = rows.where((kind == PUSH_POP) | (kind == START_END))
+    closed = ~_is_open(rows, ends)
+    unended = int((~closed).sum())
+    rows = rows.where(closed)
+    name = _names(export, rows)
+    if not operators:
+        kept = _wanted(rows, name)
+        rows, name = rows.where(kept), name.filter(pa.array(kept))
+    return Ranges(
+        start=rows["start"],
+        stop=rows["end"],
+        thread=rows["globalTid"],
+        kind=rows["eventType"],
+        domain=rows["domainId"],
+        name=name if numbered else _without_numbers(name),
+        open=unended,
+    )
+
+
+def _is_open(rows: Rows, ends: frozenset[int]) -> NDArray[np.bool_]:
+    end = rows["end"]
+    is_open: NDArray[np.bool_] = np.isin(end, np.array([NULL, *sorted(ends)], np.int64))
+    is_open[end < rows["start"]] = True
+    return is_open
+
+
+def _names(export: Export, rows: Rows) -> pa.DictionaryArray:
+    """The text of each range, or the string that it refers to."""
+    text = rows.texts("text").combine_chunks()
+    ids = rows["textId"]
+    ids = np.where(pc.equal(text, "").to_numpy(zero_copy_only=False), ids, NULL)
+    registered = export.strings(ids)
+    if registered:
+        keys, code = np.unique(ids, return_inverse=True)
+        words = pa.array([registered.get(key, "") for key in keys.tolist()], pa.string())
+        text = pc.if_else(pa.array(ids == NULL), text, words.take(pa.array(code)))
+    return text.dictionary_encode()
+
+
+def _wanted(rows: Rows, name: pa.DictionaryArray) -> NDArray[np.bool_]:
+    """All but operators that are no collectives."""
+    words = name.dictionary
+    is_operator = pc.match_substring(words, ", op_id = ")
+    kept = pc.or_(pc.invert(is_operator), pc.match_substring_regex(words, COLLECTIVE))
+    chosen: NDArray[np.bool_] = kept.to_numpy(zero_copy_only=False)[name.indices.to_numpy()]
+    return chosen if len(rows["start"]) else np.zeros(0, np.bool_)
+
+
+def _without_numbers(name: pa.DictionaryArray) -> pa.DictionaryArray:
+    cut = pc.replace_substring_regex(name.dictionary, _ADDED, "").dictionary_encode()
+    codes = cut.indices.take(name.indices)
+    return pa.DictionaryArray.from_arrays(codes.cast(pa.int32()), cut.dictionary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclRanges:
+    """The calls of NCCL's API in one process, with what their payloads say (NULL: nothing)."""
+
+    calls: Calls
+    open: NDArray[np.bool_]  # never ended: no range encloses by it
+    communicator: Ints  # 64 bits without a sign, as the bits of an int64
+    size: Ints
+    peer: Ints
+    ranks: Ints  # of the communicator that the call makes
+    rank: Ints  # in that communicator
+
+    @property
+    def is_operation(self) -> NDArray[np.bool_]:
+        """Whether a call moves data."""
+        return np.array([name in OPERATIONS for name in self.calls.names], np.bool_)[
+            self.calls.code
+        ]
+
+
+def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> NcclRanges:
+    """The ranges of the domain NCCL, payloads decoded."""
+    ids = export.ids_of(_NCCL_GLOB, _NCCL_PREFIX)
+    by_id = f" OR textId IN ({', '.join(map(str, ids.tolist()))})" if len(ids) else ""
+    rows = export.rows(
+        NVTX,
+        (*_COLUMNS, "text", "binaryData", "jsonText", "jsonTextId"),
+        process=process,
+        where=[
+            f"eventType IN ({PUSH_POP}, {DOMAIN})",
+            f"eventType = {DOMAIN} OR text GLOB '{_NCCL_GLOB}'{by_id}",
+        ],
+    )
+    domains = _domains(export, rows)
+    rows = rows.where(rows["eventType"] == PUSH_POP)
+    name = _names(export, rows)
+    matches = pc.match_substring_regex(name.dictionary, _NCCL).to_numpy(zero_copy_only=False)
+    kept = matches[name.indices.to_numpy()] if len(name) else np.zeros(0, np.bool_)
+    owner = rows["globalTid"] >> layout.THREAD_BITS
+    known = np.isin(owner, list(domains))
+    is_nccl = np.zeros(len(owner), np.bool_)
+    for one, its_domains in domains.items():
+        is_nccl |= (owner == one) & np.isin(rows["domainId"], list(its_domains))
+    # Cut-out files lack the rows of the domains: there the name alone tells.
+    kept &= is_nccl | ~known
+    rows, name = rows.where(kept), name.filter(pa.array(kept))
+    calls = Calls(
+        names=tuple(name.dictionary.to_pylist()),
+        code=name.indices.to_numpy().astype(np.int64),
+        start=rows["start"],
+        stop=rows["end"],
+        thread=rows["globalTid"],
+    )
+    said = payloads.decode(export, calls, rows.texts("binaryData"), _json(export, rows))
+    return NcclRanges(calls=calls, open=_is_open(rows, ends), **said)
+
+
+def _domains(export: Export, rows: Rows) -> dict[int, set[int]]:
+    """The numbers of the domain NCCL in each process that has rows about domains."""
+    made = rows.where(rows["eventType"] == DOMAIN)
+    owner = (made["globalTid"] >> layout.THREAD_BITS).tolist()
+    names = _names(export, made).to_pylist()
+    found: dict[int, set[int]] = {}
+    for process, domain, name in zip(owner, made["domainId"].tolist(), names, strict=True):
+        if name == "NCCL":
+            found.setdefault(process, set()).add(domain)
+    return found
+
+
+def _json(export: Export, rows: Rows) -> list[str]:
+    texts: list[str] = rows.texts("jsonText").to_pylist()
+    ids = rows["jsonTextId"]
+    strings = export.strings(ids)
+    if strings:
+        by_id = [strings.get(key, "") for key in ids.tolist()]
+        return [text or other for text, other in zip(texts, by_id, strict=True)]
+    return texts

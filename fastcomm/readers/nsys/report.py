@@ -1,0 +1,108 @@
+"""What one report says of itself: its processes, its clock, its version, its exporter."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fastcomm.readers.nsys import layout
+from fastcomm.readers.nsys.export import Export
+from fastcomm_kernels.json_numbers import NULL
+
+# Schemas up to this major version have the tables that `layout` names.
+_NEWEST_MAJOR = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One export. Times of the file plus `epoch` are since 1970, where that is known."""
+
+    path: Path
+    kind: str
+    processes: tuple[int, ...]  # `g >> 24` of those that are ranks, by process number
+    has_gpu: bool  # whether the processes have device work
+    epoch: int | None
+    ends: frozenset[int]  # times of the file at which the capture ended
+    said: dict[str, str]  # META_DATA_EXPORT
+    notes: tuple[str, ...]
+
+
+def read_report(export: Export) -> Report:
+    """What the small tables say; of the big ones, only which processes they are about."""
+    said = _said(export)
+    processes, has_gpu = _processes(export)
+    utc = _first(export, layout.SESSION, "utcEpochNs")
+    normalized = said.get("EXPORT_PARAM_TIME_NORMALIZE") == "true"
+    shift = _number(said.get("EXPORT_PARAM_TIME_SHIFT"))
+    epoch = 0 if normalized else None if utc is None else utc - shift
+    duration = _first(export, layout.ANALYSIS, "duration")
+    ends = {duration}
+    if normalized and utc is not None and duration is not None:
+        ends.add(utc + duration)
+    return Report(
+        path=export.path,
+        kind=export.kind,
+        processes=processes,
+        has_gpu=has_gpu,
+        epoch=epoch,
+        ends=frozenset(end for end in ends if end is not None),
+        said=said,
+        notes=tuple(_notes(export, said, epoch)),
+    )
+
+
+def _said(export: Export) -> dict[str, str]:
+    rows = export.rows(layout.EXPORT, ("name", "value"))
+    pairs = zip(*(rows.texts(name).to_pylist() for name in ("name", "value")), strict=True)
+    return dict(pairs)
+
+
+def _processes(export: Export) -> tuple[tuple[int, ...], bool]:
+    """Those with device work; where there is none at all, those with ranges."""
+    for tables in (layout.DEVICE_WORK, (layout.NVTX,)):
+        found: set[int] = set()
+        for table in tables:
+            found |= set(export.processes(table))
+        if found:
+            return tuple(sorted(found, key=layout.process_of)), tables is layout.DEVICE_WORK
+    return (), False
+
+
+def _first(export: Export, table: str, column: str) -> int | None:
+    values = export.rows(table, (column,))[column]
+    return int(values[0]) if len(values) and values[0] != NULL else None
+
+
+def _number(text: str | None) -> int:
+    try:
+        return int(text or 0)
+    except ValueError:
+        return 0
+
+
+def _notes(export: Export, said: dict[str, str], epoch: int | None) -> list[str]:
+    notes = []
+    major = _number(said.get("EXPORT_SCHEMA_VERSION_MAJOR"))
+    if major > _NEWEST_MAJOR:
+        notes.append(
+            f"schema version {said.get('EXPORT_SCHEMA_VERSION', major)} of the export is newer "
+            f"than fastcomm knows ({_NEWEST_MAJOR}.x): tables that were renamed are missed"
+        )
+    if epoch is None:
+        notes.append(
+            f"no {layout.SESSION}: the absolute time of the events is unknown; "
+            "clocks of several reports cannot be compared"
+        )
+    return notes
+
+
+def mpi_ranks(export: Export) -> dict[int, int]:
+    """The rank that MPI gave each process (`g >> 24`), where it was traced."""
+    rows = export.rows(layout.MPI_RANKS, ("globalTid", "rank"))
+    processes = rows["globalTid"] >> layout.THREAD_BITS
+    ranks = rows["rank"]
+    known = ranks != NULL
+    pairs = np.unique(np.stack([processes[known], ranks[known]], axis=1), axis=0).tolist()
+    found = dict(pairs)
+    # A process of several communicators' ranks tells nothing.
+    return found if len(found) == len(pairs) else {}

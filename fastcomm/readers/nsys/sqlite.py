@@ -1,0 +1,139 @@
+"""An SQLite export: opened read-only and never written, read into Arrow by its own driver."""
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from fastcomm.errors import TraceFileError
+from fastcomm.readers.nsys.layout import BLOB, INTEGER, TEXT
+
+MAGIC = b"SQLite format 3\x00"
+_HEADER = 100
+_BATCH_ROWS = 1 << 16
+
+# What stands for null: the driver takes a column's type from the first rows, so that a null
+# there would make it a column of another type. Written so, for a literal below -2**63 + 1 is a
+# float to SQLite.
+_NULL = {INTEGER: "(-9223372036854775807 - 1)", TEXT: "''", BLOB: "x''"}
+_ARROW = {INTEGER: pa.int64(), TEXT: pa.string(), BLOB: pa.binary()}
+
+
+class Database:
+    """The tables of one file."""
+
+    kind = "sqlite"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _check_file(path)
+        # immutable: no lock is taken and no journal looked for, on any file system.
+        self._uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """The columns of every table."""
+        found: dict[str, list[str]] = {}
+        query = (
+            "SELECT t.name, c.name FROM sqlite_master t JOIN pragma_table_info(t.name) c "
+            "WHERE t.type IN ('table', 'view') ORDER BY t.name, c.cid"
+        )
+        try:
+            with closing(sqlite3.connect(self._uri, uri=True)) as connection:
+                for table, column in connection.execute(query):
+                    found.setdefault(table, []).append(column)
+        except sqlite3.DatabaseError as error:
+            raise TraceFileError(f"{self.path}: no readable SQLite file ({error})") from error
+        return {table: tuple(names) for table, names in found.items()}
+
+    def read(
+        self,
+        table: str,
+        types: Mapping[str, str],
+        where: Iterable[str] = (),
+        *,
+        distinct: bool = False,
+    ) -> dict[str, pa.ChunkedArray]:
+        """Columns of a table; null is the least integer, and the empty text or blob."""
+        words = ", ".join(
+            f'IFNULL("{name}", {_NULL[type_]}) AS "{name}"' for name, type_ in types.items()
+        )
+        conditions = " AND ".join(f"({condition})" for condition in where)
+        query = f'SELECT {"DISTINCT " if distinct else ""}{words} FROM "{table}"'
+        rows = self._query(query + (f" WHERE {conditions}" if conditions else ""), table)
+        return {
+            name: self._typed(rows[name], type_, f"{table}.{name}")
+            for name, type_ in types.items()
+        }
+
+    def _query(self, query: str, table: str) -> pa.Table:
+        from adbc_driver_manager import Error
+        from adbc_driver_sqlite import dbapi
+
+        option = {"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)}
+        try:
+            with (
+                dbapi.connect(self._uri) as connection,
+                connection.cursor(adbc_stmt_kwargs=option) as cursor,
+            ):
+                cursor.execute(query)
+                return cursor.fetch_arrow_table()
+        except (Error, pa.ArrowException, OSError) as error:
+            raise TraceFileError(f"{self.path}: table {table}: {error}") from error
+
+    def _typed(self, column: pa.ChunkedArray, type_: str, place: str) -> pa.ChunkedArray:
+        wanted = _ARROW[type_]
+        if column.type == wanted:
+            return column
+        # Without rows the driver has no type to tell.
+        if not len(column) or (wanted == pa.binary() and column.type == pa.string()):
+            return column.cast(wanted)
+        raise TraceFileError(
+            f"{self.path}: {place} holds values of type {column.type}, wanted {type_}"
+        )
+
+
+def _check_file(path: Path) -> None:
+    """TraceFileError where the file is none, is cut short, or somebody is writing to it."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER)
+        size = path.stat().st_size
+    except OSError as error:
+        raise TraceFileError(f"{path}: {error.strerror or error}") from error
+    if not header.startswith(MAGIC) or len(header) < _HEADER:
+        raise TraceFileError(
+            f"{path}: no SQLite file: begins with {header[:16]!r}, wanted {MAGIC!r}"
+        )
+    page = int.from_bytes(header[16:18], "big")
+    page = 1 << 16 if page == 1 else page
+    # The count of pages holds where the two change counters agree (SQLite's format, 1.3.8).
+    pages = int.from_bytes(header[28:32], "big") if header[24:28] == header[92:96] else 0
+    if size < page * pages:
+        raise TraceFileError(
+            f"{path}: cut short: {size} bytes, its header says {page * pages}; export it again"
+        )
+    _check_unlocked(path)
+
+
+def _check_unlocked(path: Path) -> None:
+    for suffix in ("-journal", "-wal"):
+        journal = path.with_name(path.name + suffix)
+        if journal.exists() and journal.stat().st_size:
+            raise TraceFileError(
+                f"{path}: {journal.name} lies beside it: the export is still being written, or "
+                "was interrupted; wait for it, or export the report again"
+            )
+    try:
+        uri = f"file:{quote(str(path.resolve()))}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=0)) as connection:
+            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise TraceFileError(
+                f"{path}: locked: another program is writing to it; wait for it to end"
+            ) from error
+    except sqlite3.DatabaseError:
+        pass  # what is wrong with it shows when its tables are asked for

@@ -1,0 +1,233 @@
+"""One rank as a process of a report: its communicators, then step after step.
+
+The device's rows are those of the job to the nanosecond; the calls that launch them have the
+times that Kineto's files give them.
+"""
+
+from fastcomm.synthetic import play, schedule
+from fastcomm.synthetic.catalog import KERNELS
+from fastcomm.synthetic.groups import DESCRIPTIONS, Group, groups
+from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.kineto import launch_times
+from fastcomm.synthetic.nsys import payloads
+from fastcomm.synthetic.nsys.device import Device
+from fastcomm.synthetic.nsys.host import DOMAIN, MARK, START_END, THREAD, Clock, Host, Launch
+from fastcomm.synthetic.nsys.operations import communicator, operations
+from fastcomm.synthetic.nsys.tables import Tables
+from fastcomm.synthetic.nsys.variant import NsysVariant
+from fastcomm.synthetic.play import Step
+from fastcomm.synthetic.tape import Work
+
+SETUP_NS = 3_141_592_653  # from the start of a capture to the first step
+CUT = 2  # launches before a late capture: their work is seen, they are not
+BACKWARD, LAUNCHER, WATCHDOG = 61, 300, 77  # threads, from the main one on
+ODD_TEXT = 'ncclAllReduce "next",\n\u00e9\u2192'  # of a mark, which is no range
+CAPTURE_GAP = 10_000_000  # between the capture of a graph and the first step
+
+_COPIES = {
+    "memcpy": ("aten::copy_", "cudaMemcpyAsync_v3020"),
+    "memset": ("aten::zero_", "cudaMemsetAsync_v3020"),
+}
+
+
+def lead_ns(job: Job, variant: NsysVariant) -> int:
+    """How long before the first step the captures begin."""
+    graph = 2 * schedule.grid(job).step if variant.graph != "none" else 0
+    return graph + (SETUP_NS if variant.init else CAPTURE_GAP + 1_000_000)
+
+
+class Process:
+    """Writes the rows of one rank into the tables of its report."""
+
+    def __init__(
+        self,
+        job: Job,
+        rank: int,
+        place: int,
+        variant: NsysVariant,
+        tables: Tables,
+        clock: Clock,
+    ) -> None:
+        self.job, self.rank, self.variant = job, rank, variant
+        self.host = Host(job, rank, place, variant, tables, clock)
+        self.device = Device(job, self.host)
+        self.main = self.host.thread(0)
+        self.groups = groups(job, rank)
+        self.cut = 0 if variant.init else CUT
+
+    def write(self) -> None:
+        """All rows of the process."""
+        begin = schedule.EPOCH_NS - lead_ns(self.job, self.variant) + 600_000
+        self._domains(begin)
+        # It is still open when the capture ends.
+        self.host.range(self.main, "train_loop", begin + 20_000, None)
+        if self.variant.init:
+            self._communicators(begin + 400_000_000)
+        stop = begin
+        graphed = min(1, self.job.steps - 1) if self.variant.graph != "none" else -1
+        for number, step in enumerate(play.steps(self.job, self.rank)):
+            self.host.range(self.main, f"iteration {step.number}", step.start, step.stop)
+            (self._graph if number == graphed else self._step)(step)
+            stop = step.stop
+        if self.variant.init:
+            self._destroy(stop + 1_000_000)
+        if self.variant.schema_rows:
+            payloads.add_schemas(
+                self.host.tables, self.variant, self.host.domain, self.host.called
+            )
+
+    def _domains(self, begin: int) -> None:
+        """What else is in the table of NVTX: domains, a thread's name, a mark, a long range."""
+        host = self.host
+        names = ["CCCL", "cuBLAS"][: host.domain - 1]
+        if self.variant.domain_rows:
+            for number, name in enumerate([*names, "NCCL"], 1):
+                # One version of nsys writes the name, another its id.
+                text: dict[str, object] = (
+                    {"text": name} if self.rank % 2 else {"textId": host.tables.string(name)}
+                )
+                host.event(DOMAIN, self.main, begin + number, domainId=number, **text)
+        host.event(THREAD, self.main, begin + 50, text="rank main", domainId=0)
+        host.event(MARK, self.main, begin + 60, text=ODD_TEXT, domainId=0)
+        other = host.thread(WATCHDOG)
+        host.event(
+            START_END,
+            other,
+            begin + 70,
+            end=host.clock(schedule.EPOCH_NS + 5_000_000),
+            rangeId=1,
+            text="watchdog",
+            endGlobalTid=self.main,
+            domainId=0,
+        )
+
+    def _made(self) -> list[tuple[str, Group]]:
+        """The groups that have a communicator: a rank alone needs none."""
+        found = [(kind, self.groups[kind]) for kind in ("world", *DESCRIPTIONS)]
+        return [(kind, group) for kind, group in found if kind == "world" or group.size > 1]
+
+    def _own(self, group: Group) -> dict[str, int]:
+        return {
+            payloads.COMM: communicator(self.job, group),
+            payloads.RANKS: group.size,
+            payloads.RANK: group.ranks.index(self.rank),
+            payloads.DEVICE: self.host.device,
+        }
+
+    def _communicators(self, begin: int) -> None:
+        """The world's, and one split from it for every group."""
+        old = self.variant.nccl == "2.22"
+        name = "ncclCommInitRank" if old else "ncclCommInitRankConfig"
+        for number, (kind, group) in enumerate(self._made()):
+            values = self._own(group)
+            start = begin + number * 60_000_000
+            if kind == "world":
+                self.host.nccl(self.main, name, start, start + 50_000_000, values)
+                continue
+            values[payloads.PARENT] = communicator(self.job, self.groups["world"])
+            values |= {"Color": int(group.name), "Key": self.rank}
+            self.host.nccl(self.main, "ncclCommSplit", start, start + 20_000_000, values)
+
+    def _destroy(self, begin: int) -> None:
+        for number, (_, group) in enumerate(reversed(self._made())):
+            start = begin + number * 100_000
+            self.host.nccl(
+                self.main, "ncclCommDestroy", start, start + 90_000, self._own(group)
+            )
+
+    def _step(self, step: Step) -> None:
+        launches = launch_times(step)
+        for work, launch in zip(step.works, launches, strict=True):
+            if self.cut:
+                self.cut -= 1
+                self.host.correlation += 1
+                self.device.work(work, self.host.correlation)
+            else:
+                self.device.work(work, self._launch(work, launch).correlation)
+        self._around(step, launches)
+
+    def _graph(self, step: Step) -> None:
+        """The step is captured before the first one, and launched with one call."""
+        launches = launch_times(step)
+        shift = schedule.EPOCH_NS - CAPTURE_GAP - step.stop
+        captured = [
+            self._launch(work, launch + shift)
+            for work, launch in zip(step.works, launches, strict=True)
+        ]
+        self.device.captured(captured, schedule.EPOCH_NS - CAPTURE_GAP + 100_000)
+        self.host.range(self.main, "CUDAGraph.replay", launches[0], launches[0] + 30_000)
+        replay = self.host.cuda(
+            self.main, "cudaGraphLaunch_v10000", launches[0] + 2_000, 25_000
+        )
+        if self.variant.graph == "graph":
+            self.device.graph(step.works, replay.correlation)
+        else:
+            for number, work in enumerate(step.works):
+                self.device.work(work, replay.correlation, node=number)
+        self._synchronize(step, launches)
+
+    def _around(self, step: Step, launches: list[int]) -> None:
+        adam = [
+            at for at, work in zip(launches, step.works, strict=True) if work.name == "adam"
+        ]
+        self.host.operator_range(
+            self.main, "Optimizer.step#AdamW.step", adam[0] - 100, adam[-1] + 3_700
+        )
+        self._synchronize(step, launches)
+
+    def _synchronize(self, step: Step, launches: list[int]) -> None:
+        """The host waits for all of the device."""
+        begin = launches[-1] + 20_000
+        last = max(work.stop for work in step.works)
+        call = self.host.cuda(
+            self.main, "cudaDeviceSynchronize_v3020", begin, last + 4_000 - begin
+        )
+        self.device.synchronization(call, None, kind=4)
+
+    def _launch(self, work: Work, launch: int) -> Launch:
+        """The host's rows of one piece of work."""
+        thread = self.host.thread(BACKWARD) if work.backward else self.main
+        if work.call:
+            return self._collective(work, thread, launch)
+        if work.kind == "compute":
+            name, call = KERNELS[work.name].host, _launcher(work.name)
+            name += f", seq = {self.host.operator % 4096}" if "::" in name else ""
+        else:
+            name, call = _COPIES[work.kind]
+        self.host.operator_range(thread, name, launch, launch + 3_600)
+        if self.host.domain > 1 and work.name == "empty":
+            self.host.library(thread, "cub::DeviceFor", launch + 500, launch + 3_400)
+        return self.host.cuda(thread, call, launch + 1_000, 2_200)
+
+    def _collective(self, work: Work, thread: int, launch: int) -> Launch:
+        call, host = work.call, self.host
+        assert call is not None
+        native = self.variant.nccl == "2.28"
+        found = operations(self.job, self.rank, call, native=native)
+        lone = call.peers is not None and not self.variant.groups
+        host.operator_range(thread, call.operation.host, launch, launch + 7_600)
+        host.operator_range(thread, "record_param_comms", launch + 700, launch + 7_200)
+        self._wait(work, thread, launch + 720)
+        host.operator_range(thread, call.annotation, launch + 1_300, launch + 6_800)
+        if found[0].name in {"ncclSend", "ncclRecv"} and not lone:
+            host.nccl(thread, "ncclCommCount", launch + 1_310, launch + 1_330)
+            depth = 2 if call.peers and call.seq % 2 else 1
+            host.group(thread, found, launch + 1_350, launch + 2_490, depth)
+            name, values = "ncclGroupEnd", None
+        else:
+            name, values = found[0].name, found[0].values
+        host.nccl(thread, name, launch + 2_500, launch + 5_900, values)
+        launcher = host.thread(LAUNCHER) if self.variant.other_thread else thread
+        return host.cuda(launcher, "cudaLaunchKernelExC_v11060", launch + 2_600, 3_200)
+
+    def _wait(self, work: Work, thread: int, start: int) -> None:
+        """The stream of communication waits for that of compute."""
+        record = self.host.cuda(thread, "cudaEventRecord_v3020", start, 200)
+        wait = self.host.cuda(thread, "cudaStreamWaitEvent_v3020", start + 250, 200)
+        self.device.waits(work.stream, record, wait)
+
+
+def _launcher(name: str) -> str:
+    """The call that launches a kernel: the library of matrix products asks the driver."""
+    driver = KERNELS[name].name.startswith("nvjet")
+    return "cuLaunchKernelEx" if driver else "cudaLaunchKernel_v7000"

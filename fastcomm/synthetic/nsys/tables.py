@@ -1,0 +1,162 @@
+"""The tables of an export as data: name and type of every column, in the order of the format.
+
+A type is one letter, with ``!`` where the column has no nulls: t int64 (a time or a signed
+number), g uint64, u uint32, i int32, d double, f float, s text, b bytes that call themselves
+text. SQLite knows INTEGER, REAL and TEXT; Parquet of the old version stores uint32 as int64.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import pyarrow as pa
+
+Row = dict[str, object]
+
+_EVENT = "start:t! end:t!"
+_PLACE = "deviceId:u! contextId:u! greenContextId:u streamId:u! correlationId:u globalPid:g"
+_GRAPH = f"{_EVENT} eventClass:u! globalTid:g nameId:u!"
+
+TABLES = {
+    "StringIds": "id:i! value:s!",
+    "ANALYSIS_FILE": "id:u! filename:s contentId:u globalPid:g!",
+    "ProcessStreams": "globalPid:g! filenameId:u! contentId:u!",
+    "NVTX_PAYLOAD_SCHEMAS": (
+        "domainId:g schemaId:g name:s type:u flags:u numEntries:u payloadSize:u alignTo:u"
+    ),
+    "NVTX_PAYLOAD_SCHEMA_ENTRIES": (
+        "domainId:g! schemaId:g! idx:u! flags:u type:g name:s description:s "
+        "arrayOrUnionDetail:g offset:g"
+    ),
+    "NVTX_PAYLOAD_ENUMS": "domainId:g schemaId:g name:s numEntries:u size:u",
+    "NVTX_PAYLOAD_ENUM_ENTRIES": "domainId:g! schemaId:g! idx:u! name:s value:g isFlag:u",
+    "TARGET_INFO_SYSTEM_ENV": "globalVid:g devStateName:s! name:s! nameEnum:u! value:s!",
+    "TARGET_INFO_SESSION_START_TIME": "utcEpochNs:g utcTime:s localTime:s systemClockNs:g",
+    "ANALYSIS_DETAILS": "globalVid:g! duration:g! startTime:g! stopTime:g!",
+    "TARGET_INFO_GPU": (
+        "vmId:g! id:u! name:s busLocation:s isDiscrete:u l2CacheSize:g totalMemory:g "
+        "memoryBandwidth:g clockRate:g smCount:u pwGpuId:u uuid:s luid:g chipName:s cuDevice:u"
+    ),
+    "TARGET_INFO_CUDA_STREAM": (
+        "streamId:u! hwId:u! vmId:u! processId:u! contextId:u! priority:i! flag:u!"
+    ),
+    "DIAGNOSTIC_EVENT": (
+        "timestamp:t! timestampType:u! source:u! severity:u! text:s! globalPid:g"
+    ),
+    "CUPTI_ACTIVITY_KIND_CUDA_EVENT": f"timestamp:t {_PLACE} eventId:u! eventSyncId:g",
+    "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": (
+        f"{_EVENT} {_PLACE} deprecatedSyncType:u syncType:u! eventId:u! eventSyncId:g"
+    ),
+    "PROFILER_OVERHEAD": f"{_EVENT} globalTid:g nameId:u! overheadType:u!",
+    "CUPTI_ACTIVITY_KIND_MEMSET": (
+        f"{_EVENT} {_PLACE} value:u! bytes:g! graphNodeId:g memKind:u"
+    ),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": (
+        f"{_EVENT} {_PLACE} bytes:g! copyKind:u! deprecatedSrcId:u srcKind:u dstKind:u "
+        "srcDeviceId:u srcContextId:u dstDeviceId:u dstContextId:u migrationCause:u "
+        "graphNodeId:g virtualAddress:g copyCount:g"
+    ),
+    "CUPTI_ACTIVITY_KIND_KERNEL": (
+        f"{_EVENT} {_PLACE} demangledName:u! shortName:u! mangledName:u launchType:u "
+        "cacheConfig:u registersPerThread:u! gridX:u! gridY:u! gridZ:u! blockX:u! blockY:u! "
+        "blockZ:u! staticSharedMemory:u! dynamicSharedMemory:u! localMemoryPerThread:u! "
+        "localMemoryTotal:u! gridId:t! sharedMemoryExecuted:u graphNodeId:g "
+        "sharedMemoryLimitConfig:u qmdBulkReleaseDone:g qmdPreexitDone:g qmdLastCtaDone:g "
+        "graphId:u clusterX:u clusterY:u clusterZ:u clusterSchedulingPolicy:u "
+        "maxPotentialClusterSize:u maxActiveClusters:u sharedMemoryRequestedPercentage:u "
+        "tensorSizeMinusOneElements:s!"
+    ),
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (
+        f"{_EVENT} deviceId:u! contextId:u! greenContextId:u streamId:u! correlationId:u! "
+        "globalPid:g! graphId:u! graphExecId:u!"
+    ),
+    "CUDA_GRAPH_EVENTS": f"{_GRAPH} graphId:u originalGraphId:u graphExecId:u",
+    "CUDA_GRAPH_NODE_EVENTS": f"{_GRAPH} graphNodeId:g! originalGraphNodeId:g",
+    "PROCESSES": "globalPid:g pid:u name:s",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": (
+        f"{_EVENT} eventClass:u! globalTid:g correlationId:u nameId:u! returnValue:i! "
+        "callchainId:u"
+    ),
+    "NVTX_EVENTS": (
+        "start:t! end:t eventType:u! rangeId:g category:g color:u text:s globalTid:g "
+        "endGlobalTid:g textId:u domainId:g uint64Value:g int64Value:t doubleValue:d "
+        "uint32Value:u int32Value:i floatValue:f jsonTextId:u jsonText:s binaryData:b "
+        "eventId:g"
+    ),
+    "MPI_RANKS": "globalTid:g! rank:i!",
+    "ThreadNames": "nameId:u! priority:i globalTid:g",
+    "ENUM_NSYS_EVENT_TYPE": "id:t! name:s label:s",
+    "ENUM_CUDA_MEMCPY_OPER": "id:t! name:s label:s",
+    "ENUM_CUPTI_SYNC_TYPE": "id:t! name:s label:s",
+    "META_DATA_CAPTURE": "name:s! value:s",
+    "META_DATA_EXPORT": "name:s! value:s",
+}
+_KEYS = {"StringIds", "ANALYSIS_FILE"}  # the tables whose `id` is a primary key
+_SQL = {"d": "REAL", "f": "REAL", "s": "TEXT", "b": "TEXT"}
+_ARROW = {
+    "t": pa.int64(),
+    "g": pa.uint64(),
+    "u": pa.uint32(),
+    "i": pa.int32(),
+    "d": pa.float64(),
+    "f": pa.float32(),
+    "s": pa.string(),
+    "b": pa.string(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of one table."""
+
+    name: str
+    kind: str
+    nullable: bool
+
+    @property
+    def sql(self) -> str:
+        """The column as `CREATE TABLE` has it."""
+        declared = f'"{self.name}" {_SQL.get(self.kind, "INTEGER")}'
+        return declared if self.nullable else f"{declared} NOT NULL"
+
+    @property
+    def arrow(self) -> pa.Field:
+        """The column as Arrow has it."""
+        return pa.field(self.name, _ARROW[self.kind], nullable=self.nullable)
+
+
+@cache
+def columns(table: str) -> tuple[Column, ...]:
+    """The columns of a table, in order."""
+    found = []
+    for word in TABLES[table].split():
+        name, _, kind = word.partition(":")
+        found.append(Column(name=name, kind=kind[0], nullable=not kind.endswith("!")))
+    return tuple(found)
+
+
+def create(table: str) -> str:
+    """The statement that makes the table: no index, and a key only where nsys has one."""
+    inside = [column.sql for column in columns(table)]
+    if table in _KEYS:
+        inside[0] += " PRIMARY KEY"
+    return f'CREATE TABLE "{table}" ({", ".join(inside)})'
+
+
+class Tables:
+    """The rows of a report; a table without rows is not there."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[Row]] = {}
+        self._strings: dict[str, int] = {}
+
+    def add(self, table: str, **values: object) -> None:
+        """One row; what is not given is null."""
+        self.rows.setdefault(table, []).append(values)
+
+    def string(self, value: str) -> int:
+        """The id of a text; ids have gaps, as what an export leaves out has ids too."""
+        known = self._strings.get(value)
+        if known is None:
+            known = self._strings[value] = 17 + len(self._strings) * 7
+            self.add("StringIds", id=known, value=value)
+        return known
