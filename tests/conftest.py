@@ -1,5 +1,7 @@
 """The first call of a kernel compiles it: no deadline."""
 
+import gzip
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -24,4 +26,19 @@ def kineto() -> Path:
     folder = SHARED / "data" / "kineto"
     if not folder.is_dir():
         pytest.skip(f"no real traces at {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def nsys(tmp_path_factory) -> Path:
+    """A folder with the real Nsight Systems exports, unpacked."""
+    source = SHARED / "data" / "nsys"
+    if not source.is_dir():
+        pytest.skip(f"no real exports at {source}")
+    folder = tmp_path_factory.mktemp("nsys")
+    for packed in source.glob("*.sqlite.gz"):
+        (folder / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
+    for packed in source.glob("*.tar.gz"):
+        with tarfile.open(packed) as archive:
+            archive.extractall(folder, filter="data")
     return folder

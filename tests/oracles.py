@@ -70,3 +70,16 @@ def enclosing(ranges, launch):
         if its_lane == lane and its_start <= start and stop <= its_stop
     ]
     return max(rows, key=lambda row: (ranges[row][1], -ranges[row][2], row), default=-1)
+
+
+def projected(span, launches, work):
+    """First start, last stop and number of the work whose launch the range holds."""
+    lane, start, stop = span
+    held = [
+        each
+        for each, (where, first, last) in zip(work, launches, strict=True)
+        if where == lane and start <= first and last <= stop
+    ]
+    if not held:
+        return 0, 0, 0
+    return min(first for first, _ in held), max(last for _, last in held), len(held)

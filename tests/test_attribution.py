@@ -55,3 +55,17 @@ def test_a_launch_that_only_overlaps_a_range_is_not_in_it():
         *columns(ranges), *columns([(0, 1, 9), (0, 1, 15), (0, 3, 25)])
     )
     assert found.tolist() == [0, -1, -1]
+
+
+WORK = st.tuples(st.integers(0, 99), st.integers(0, 9)).map(lambda w: (w[0], w[0] + w[1]))
+
+
+@given(RANGES, LAUNCHES, st.data())
+def test_a_range_is_projected_on_all_that_was_launched_in_it(ranges, launches, data):
+    work = [data.draw(WORK) for _ in launches]
+    starts, stops = (np.array([each[k] for each in work], np.int64) for k in (0, 1))
+    found = attribution.projected(
+        tuple(columns(ranges)), tuple(columns(launches)), (starts, stops)
+    )
+    rows = zip(*(column.tolist() for column in found), strict=True)
+    assert list(rows) == [oracles.projected(each, launches, work) for each in ranges]

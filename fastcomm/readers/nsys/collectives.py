@@ -70,7 +70,7 @@ def find_collectives(
     found = _Found.of(matched, alone, parts, _numbers(operations))
     is_copy = events.columns["kind"][rows] != KIND["kernel"]
     op = _operations(found.op, marks.around(points), name, names)
-    group, groups = _groups(found.communicator, communicators)
+    group, groups = _groups(found.communicator, events.columns["stream"][rows], communicators)
     copied = events.columns["bytes"][rows]
     sizes = byte_rules.Sizes(*(np.where(is_copy, copied, column) for column in found.sizes))
     collectives = Collectives(
@@ -242,21 +242,24 @@ def _operations(
 
 
 def _groups(
-    communicator: Ints, communicators: Mapping[int, Communicator]
+    communicator: Ints, stream: Ints, communicators: Mapping[int, Communicator]
 ) -> tuple[NDArray[np.int32], tuple[Group, ...]]:
-    """The group of each event: its communicator, as it is known by its members."""
-    different, index = np.unique(communicator, return_inverse=True)
-    groups: list[Group] = []
-    place: list[int] = []
-    for bits in different.tolist():
-        if bits == NULL:
-            place.append(-1)
+    """The group of each event: its communicator, as it is known by its members.
+
+    Where nothing says a communicator, all that a stream carries is a group: PyTorch has a
+    stream for each, so that a user can tag by it.
+    """
+    unknown = communicator == NULL
+    keys = np.stack([np.where(unknown, stream, communicator), unknown], axis=1)
+    different, index = np.unique(keys, axis=0, return_inverse=True)
+    groups = []
+    for key, is_stream in different.tolist():
+        if is_stream:
+            groups.append(Group(name=f"stream {key}", streams=(key,)))
             continue
-        key = unsigned(bits)
-        known = communicators.get(key, Communicator(size=None, rank=None, ranks=None))
+        id_ = unsigned(key)
+        known = communicators.get(id_, Communicator(size=None, rank=None, ranks=None))
         ranks = None if known.ranks is None else tuple(sorted(known.ranks))
-        place.append(len(groups))
-        groups.append(
-            Group(name=f"{key:#018x}", ranks=ranks, size=known.size, communicator=key)
-        )
-    return np.array(place, np.int32)[index.reshape(-1)], tuple(groups)
+        name = f"{id_:#018x}"
+        groups.append(Group(name=name, ranks=ranks, size=known.size, communicator=id_))
+    return index.reshape(-1).astype(np.int32), tuple(groups)

@@ -89,10 +89,7 @@ def global_ranks(said: Mapping[int, Said]) -> dict[int, int] | None:
     world = max(sizes, key=lambda key: sizes[key])
     ranks = {process: each.memberships[world].rank for process, each in said.items()}
     known = {process: rank for process, rank in ranks.items() if rank is not None}
-    if len(known) < len(said) or len(set(known.values())) < len(said):
-        return None
-    # Fewer processes than the smallest of several worlds can tell: a part may look like all.
-    return known if sizes[world] >= len(said) else None
+    return known if len(known) == len(said) else None
 
 
 def world_size(said: Iterable[Said]) -> int | None:

@@ -12,6 +12,7 @@ from fastcomm.readers.events import Events
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.export import Export, Rows
 from fastcomm.readers.nsys.nvtx import Ranges
+from fastcomm.readers.nsys.waits import read_waits
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.json_numbers import NULL
 
@@ -19,16 +20,19 @@ Ints = NDArray[np.int64]
 
 _DEVICE = ("start", "end", "deviceId", "streamId", "correlationId", "graphNodeId")
 _COLUMNS = ("start", "stop", "stream", "device", "thread", "correlation", "bytes", "node")
+_WAITS = ("wait_stream", "wait_correlation")
 # The version that ends the name of a call: cudaLaunchKernel_v7000.
 _VERSION = r"_v\d+(?:_ptsz|_ptds)?$"
 
 
 @dataclass(slots=True)
-class Parts:
+class _Parts:
     """Columns of one kind of row after another, to become one table."""
 
     columns: dict[str, list[Ints]] = field(
-        default_factory=lambda: {name: [] for name in (*_COLUMNS, "kind", "name", "lane_kind")}
+        default_factory=lambda: {
+            name: [] for name in (*_COLUMNS, *_WAITS, "kind", "name", "lane_kind")
+        }
     )
     texts: dict[str, int] = field(default_factory=dict)
     count: int = 0
@@ -37,20 +41,20 @@ class Parts:
         """Rows of a kind; a column that is not given is NULL."""
         rows = len(names)
         self.count += rows
-        for name in _COLUMNS:
-            self.columns[name].append(columns.get(name, np.full(rows, NULL, np.int64)))
-        self.columns["kind"].append(np.full(rows, KIND[kind], np.int64))
-        self.columns["lane_kind"].append(columns.get("lane_kind", np.zeros(rows, np.int64)))
+        for name in (*_COLUMNS, *_WAITS):
+            self.columns[name].append(columns.get(name, np.broadcast_to(np.int64(NULL), rows)))
+        self.columns["kind"].append(np.full(rows, KIND[kind], np.int8))
+        self.columns["lane_kind"].append(columns.get("lane_kind", np.zeros(rows, np.int8)))
         words = names.dictionary.to_pylist()
         codes = [self.texts.setdefault(word, len(self.texts)) for word in words]
         index = names.indices.to_numpy(zero_copy_only=False)
-        self.columns["name"].append(np.array([*codes, 0], np.int64)[index])
+        self.columns["name"].append(np.array([*codes, 0], np.int32)[index])
 
     def whole(self) -> dict[str, Ints]:
-        """All rows, sorted by start."""
-        found = {name: np.concatenate(parts) for name, parts in self.columns.items()}
-        order = np.argsort(found["start"], kind="stable")
-        return {name: column[order] for name, column in found.items()}
+        """All rows, sorted by start; the parts are given up, one column after another."""
+        order = np.argsort(np.concatenate(self.columns["start"]), kind="stable")
+        names = list(self.columns)
+        return {name: np.concatenate(self.columns.pop(name))[order] for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +69,13 @@ class ProcessEvents:
 
 def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) -> ProcessEvents:
     """The events of a process; unless the `whole` is wanted, without rows about waiting."""
-    parts = Parts()
+    parts = _Parts()
     _add_kernels(parts, export, process)
     _add_copies(parts, export, process)
     _add_graphs(parts, export, process)
     _add_runtime(parts, export, process)
     kinds = np.where(ranges.kind == layout.START_END, _START_END_LANE, _HOST_LANE)
+    kinds = kinds.astype(np.int8)
     parts.add(
         "annotation",
         ranges.name,
@@ -80,14 +85,14 @@ def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) ->
         lane_kind=kinds,
     )
     if whole:
-        _add_waits(parts, export, process)
+        waits = read_waits(export, process)
+        kind = _words(waits.kind, layout.SYNCS, "Sync")
+        parts.add("sync", kind, **_device(waits.rows), **waits.columns)
     columns: dict[str, Any] = parts.whole()
     lane, lanes = _lanes(columns)
     count = len(lane)
     thread, node = columns.pop("thread"), columns.pop("node")
     columns |= {
-        "kind": columns["kind"].astype(np.int8),
-        "name": columns["name"].astype(np.int32),
         "offset": np.full(count, NULL, np.int64),
         "detail": np.full(count, -1, np.int32),
     }
@@ -99,14 +104,14 @@ def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) ->
 _LANE_KINDS = _DEVICE_LANE, _HOST_LANE, _START_END_LANE = 0, 1, 2
 
 
-def _add_kernels(parts: Parts, export: Export, process: int) -> None:
+def _add_kernels(parts: _Parts, export: Export, process: int) -> None:
     columns = (*_DEVICE, "demangledName", "shortName")
     rows = export.rows(layout.KERNEL, columns, process=process)
     name = np.where(rows["demangledName"] == NULL, rows["shortName"], rows["demangledName"])
     parts.add("kernel", _named(export, name), **_device(rows))
 
 
-def _add_copies(parts: Parts, export: Export, process: int) -> None:
+def _add_copies(parts: _Parts, export: Export, process: int) -> None:
     rows = export.rows(layout.MEMCPY, (*_DEVICE, "bytes", "copyKind"), process=process)
     names = _words(rows["copyKind"], layout.COPIES, "Memcpy")
     parts.add("memcpy", names, **_device(rows), bytes=rows["bytes"])
@@ -115,7 +120,7 @@ def _add_copies(parts: Parts, export: Export, process: int) -> None:
     parts.add("memset", names, **_device(rows), bytes=rows["bytes"])
 
 
-def _add_graphs(parts: Parts, export: Export, process: int) -> None:
+def _add_graphs(parts: _Parts, export: Export, process: int) -> None:
     """Launches of whole graphs, whose kernels the capture left out."""
     rows = export.rows(layout.GRAPH, (*_DEVICE, "graphExecId"), process=process)
     names = _words(np.zeros(rows.count, np.int64), {0: GRAPH_NAME}, GRAPH_NAME)
@@ -125,7 +130,7 @@ def _add_graphs(parts: Parts, export: Export, process: int) -> None:
 GRAPH_NAME = "CUDA graph"
 
 
-def _add_runtime(parts: Parts, export: Export, process: int) -> None:
+def _add_runtime(parts: _Parts, export: Export, process: int) -> None:
     columns = ("start", "end", "globalTid", "correlationId", "nameId")
     rows = export.rows(layout.RUNTIME, columns, process=process)
     names = _named(export, rows["nameId"])
@@ -137,14 +142,8 @@ def _add_runtime(parts: Parts, export: Export, process: int) -> None:
         stop=rows["end"],
         thread=rows["globalTid"],
         correlation=rows["correlationId"],
-        lane_kind=np.full(rows.count, _HOST_LANE),
+        lane_kind=np.full(rows.count, _HOST_LANE, np.int8),
     )
-
-
-def _add_waits(parts: Parts, export: Export, process: int) -> None:
-    columns = (*_DEVICE, "syncType", "eventId", "eventSyncId")
-    rows = export.rows(layout.SYNC, columns, process=process)
-    parts.add("sync", _words(rows["syncType"], layout.SYNCS, "Sync"), **_device(rows))
 
 
 def _device(rows: Rows) -> dict[str, Ints]:

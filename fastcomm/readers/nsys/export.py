@@ -49,7 +49,7 @@ class Rows:
         """A column of texts or blobs; the empty one is null."""
         if name not in self._columns:
             return pa.chunked_array([pa.array([""] * self.count, pa.string())])
-        return self._columns[name]
+        return _readable(self._columns[name])
 
     def has(self, name: str) -> bool:
         """Whether the file has the column."""
@@ -63,6 +63,18 @@ class Rows:
         return Rows(
             int(kept.sum()), {name: each.filter(mask) for name, each in self._columns.items()}
         )
+
+
+def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column with what is no UTF-8 replaced."""
+    if column.type != pa.string():
+        return column
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        texts = column.cast(pa.binary()).to_pylist()
+        return pa.chunked_array([[text.decode(errors="replace") for text in texts]])
+    return column
 
 
 class Export:
@@ -126,9 +138,27 @@ class Export:
         found = self._tables.read(table, types, where)
         count = len(next(iter(found.values()))) if found else 0
         rows = Rows(count, found)
-        if owner is None or owner not in present:
-            return rows
-        return rows.where(rows[owner] >> layout.THREAD_BITS == process)
+        if owner is not None and owner in present:
+            rows = rows.where(rows[owner] >> layout.THREAD_BITS == process)
+        if table in layout.SPANS:
+            self._check_spans(table, rows)
+        return rows
+
+    def _check_spans(self, table: str, rows: Rows) -> None:
+        """TraceFileError where a row has no time, or one that cannot be."""
+        for name in ("start", "end"):
+            if rows.has(name) and (absent := int((rows[name] == NULL).sum())):
+                raise TraceFileError(
+                    f"{self.path}: {table}.{name}: {absent} rows without a value"
+                )
+        start, end = rows["start"], rows["end"]
+        strange = np.flatnonzero((end < start) | (np.abs(start) > _LATEST) | (end > _LATEST))
+        if rows.has("end") and len(strange):
+            first = strange[0]
+            raise TraceFileError(
+                f"{self.path}: {table}: {len(strange)} rows whose times cannot be; the first "
+                f"has start = {start[first]}, end = {end[first]}"
+            )
 
     def processes(self, table: str) -> list[int]:
         """The processes (`g >> 24`) that have rows in a table."""
@@ -163,6 +193,8 @@ class Export:
 
 
 _MOST_IDS = 20_000
+# ns: some 73 years, or as long since 1970.
+_LATEST = 1 << 61
 
 
 def _id_conditions(ids: Ints) -> Iterable[str]:

@@ -36,7 +36,7 @@ class Folder:
 
     def columns(self) -> dict[str, tuple[str, ...]]:
         """The columns of every table."""
-        return {table: tuple(_schema_of(file).names) for table, file in self._files.items()}
+        return {table: _names_of(file) for table, file in self._files.items()}
 
     def read(
         self,
@@ -66,12 +66,12 @@ class Folder:
         return pc.fill_null(column.cast(pa.string() if type_ == TEXT else pa.binary()), "")
 
 
-def _schema_of(file: Path) -> pa.Schema:
+def _names_of(file: Path) -> tuple[str, ...]:
     with _errors_of(file):
         if file.suffix == ".parquet":
-            return pq.read_schema(file)
+            return tuple(pq.read_schema(file).names)
         with pa.OSFile(str(file)) as stream, pa.ipc.open_stream(stream) as reader:
-            return reader.schema
+            return tuple(reader.schema.names)
 
 
 def _table_of(file: Path, columns: Sequence[str]) -> pa.Table:
@@ -79,14 +79,28 @@ def _table_of(file: Path, columns: Sequence[str]) -> pa.Table:
         if file.suffix == ".parquet":
             return pq.read_table(file, columns=columns)
         with pa.memory_map(str(file)) as stream, pa.ipc.open_stream(stream) as reader:
-            return reader.read_all().select(columns)
+            table = reader.read_all().select(columns)
+        # A stream is taken as it is: what it says of its buffers has to be checked.
+        for column in table.columns:
+            for chunk in column.chunks:
+                _as_bytes(chunk).validate(full=True)
+        return table
+
+
+def _as_bytes(array: pa.Array) -> pa.Array:
+    """Texts as bytes, which need not be UTF-8; anything else as it is."""
+    if array.type != pa.string():
+        return array
+    return pa.Array.from_buffers(
+        pa.binary(), len(array), array.buffers(), array.null_count, array.offset
+    )
 
 
 @contextmanager
 def _errors_of(file: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise TraceFileError(f"{file}: {error}") from error
 
 

@@ -55,6 +55,9 @@ REQUIRED = {
     STRINGS: ("id", "value"),
 }
 
+# Tables of which every row has a start and an end.
+SPANS = (*DEVICE_WORK, RUNTIME, SYNC)
+
 # Columns that are no integers.
 TYPES = {
     "value": TEXT,
@@ -96,4 +99,7 @@ COPIES = {
 
 # `syncType`, in the words of Kineto.
 SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
-STREAM_WAIT, ALL_STREAMS = 2, 0xFFFFFFFF
+ALL_STREAMS = 0xFFFFFFFF
+WAITS_FOR_EVENT = (1, 2)
+# What an event is known by, and which of its recordings.
+EVENT_IDS = ("eventId", "eventSyncId")

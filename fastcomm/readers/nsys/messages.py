@@ -43,7 +43,7 @@ def _about_payloads(nccl: NcclRanges) -> Iterator[str]:
     ).all():
         yield (
             "sizes but no communicator (NCCL 2.16 to 2.24 sends none): groups are unknown; "
-            "give a Kineto trace of the same run, or --guess-tags"
+            "tag them by their streams in --config, or give a Kineto trace of the same run"
         )
 
 

@@ -47,7 +47,7 @@ def read_report(export: Export) -> Report:
         epoch=epoch,
         ends=frozenset(end for end in ends if end is not None),
         said=said,
-        notes=tuple(_notes(export, said, epoch)),
+        notes=tuple(_notes(said, epoch, has_gpu=has_gpu)),
     )
 
 
@@ -80,8 +80,13 @@ def _number(text: str | None) -> int:
         return 0
 
 
-def _notes(export: Export, said: dict[str, str], epoch: int | None) -> list[str]:
+def _notes(said: dict[str, str], epoch: int | None, *, has_gpu: bool) -> list[str]:
     notes = []
+    if not has_gpu:
+        notes.append(
+            "no device work in the export, ranges of the host alone; collect with `nsys "
+            "profile -t cuda,nvtx ...`"
+        )
     major = _number(said.get("EXPORT_SCHEMA_VERSION_MAJOR"))
     if major > _NEWEST_MAJOR:
         notes.append(

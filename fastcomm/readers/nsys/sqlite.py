@@ -44,7 +44,7 @@ class Database:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
                 for table, column in connection.execute(query):
                     found.setdefault(table, []).append(column)
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, ValueError) as error:
             raise TraceFileError(f"{self.path}: no readable SQLite file ({error})") from error
         return {table: tuple(names) for table, names in found.items()}
 
@@ -87,8 +87,9 @@ class Database:
         wanted = _ARROW[type_]
         if column.type == wanted:
             return column
-        # Without rows the driver has no type to tell.
-        if not len(column) or (wanted == pa.binary() and column.type == pa.string()):
+        if not len(column):
+            return pa.chunked_array([], wanted)  # without rows the driver has no type to tell
+        if wanted == pa.binary() and column.type == pa.string():
             return column.cast(wanted)
         raise TraceFileError(
             f"{self.path}: {place} holds values of type {column.type}, wanted {type_}"
@@ -135,5 +136,5 @@ def _check_unlocked(path: Path) -> None:
             raise TraceFileError(
                 f"{path}: locked: another program is writing to it; wait for it to end"
             ) from error
-    except sqlite3.DatabaseError:
+    except (sqlite3.Error, ValueError):
         pass  # what is wrong with it shows when its tables are asked for

@@ -1,0 +1,290 @@
+"""Nsight Systems exports: the same job through Kineto and through nsys is the same numbers."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pyarrow as pa
+import pytest
+from nsys_report import SMALL
+from same import same
+
+import fastcomm
+from fastcomm.cli import main
+from fastcomm.readers.config import Config, Parallel
+from fastcomm.readers.formats import OpenOptions
+from fastcomm.synthetic import Job, NsysVariant, Variant, truth, write, write_nsys
+from fastcomm.trace.schema import OPS, TAG_SOURCES, TAGS
+from fastcomm.trace.tags import TagRule
+
+pytestmark = pytest.mark.compiled
+
+LINK = 50e9
+# What the two formats have in common of an event.
+COLUMNS = ("op", "start", "stop", "stream", "tag", "msg_bytes", "payload_bytes", "bus_bytes")
+# Said by one format in other words than by the other.
+OWN_WORDS = ("iterations_found_by", "groups", "warnings")
+
+
+def grid(job):
+    sizes = {name: getattr(job, name) for name in ("tp", "pp", "dp", "ep")}
+    return OpenOptions(config=Config(parallel=Parallel(**sizes)))
+
+
+def opened(path, job=SMALL):
+    return fastcomm.open_run(path, options=grid(job))
+
+
+def measured(path, job=SMALL):
+    return fastcomm.compute_metrics(opened(path, job), link_bandwidth=LINK)
+
+
+def numbers(found):
+    return {key: value for key, value in found.to_dict().items() if key not in OWN_WORDS}
+
+
+@pytest.fixture(scope="module")
+def kineto_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kineto")
+    write(SMALL, folder, variant=Variant.UNDESCRIBED)
+    return folder
+
+
+SAME = {
+    "sqlite": ({}, {}),
+    "parquetdir": ({}, {"kind": "parquetdir"}),
+    "arrowdir": ({}, {"kind": "arrowdir"}),
+    "several ranks in a report": ({}, {"per_report": 4}),
+    "all ranks in a report": ({}, {"per_report": 8, "kind": "parquetdir"}),
+    "the other header": ({"payload": "blob-total"}, {}),
+    "JSON": ({"payload": "json"}, {}),
+    "JSON, ids as texts": ({"payload": "json-strings"}, {"kind": "parquetdir"}),
+    "JSON, registered": ({"payload": "json-ids"}, {}),
+    "no schemas": ({"schema_rows": False}, {}),
+    "NCCL 2.28": ({"nccl": "2.28"}, {}),
+    "no domains": ({"domain_rows": False}, {}),
+    "UTC": ({"normalized": True}, {}),
+    "registered names": ({"registered_names": True}, {}),
+    "messages alone": ({"groups": False}, {}),
+    "kernels of graphs": ({"graph": "node"}, {}),
+    "one device a process": ({"one_device": True}, {"per_report": 8}),
+    "a late capture": ({"init": False}, {}),
+    "a late capture under MPI": ({"init": False, "mpi_ranks": True}, {"per_report": 8}),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_job_measures_the_same_through_nsys_as_through_kineto(tmp_path, kineto_run, name):
+    variant, options = SAME[name]
+    write_nsys(SMALL, tmp_path, variant=NsysVariant(**variant), **options)
+    found = measured(tmp_path)
+    assert numbers(found) == numbers(measured(kineto_run))
+    assert found.warnings == ()
+    one, other = (opened(path).read(5) for path in (tmp_path, kineto_run))
+    # A process of two reports may call its device otherwise; nothing else differs.
+    assert one.comm.select(COLUMNS).equals(other.comm.select(COLUMNS))
+    groups = [trace.groups.take(trace.comm["group"]) for trace in (one, other)]
+    assert groups[0].select(["ranks", "size"]).equals(groups[1].select(["ranks", "size"]))
+
+
+@pytest.mark.parametrize("ranks", [2, 16])
+def test_a_job_measures_through_nsys_what_it_was_built_to_show(tmp_path, ranks):
+    job = Job.of(ranks)
+    write_nsys(job, tmp_path, per_report=8)
+    wanted = truth(job, LINK)
+    keys = ("ranks", "iterations", "breakdown", "windows", "bandwidth", "volume", "overlap")
+    same(measured(tmp_path, job).to_dict(), {key: wanted[key] for key in keys})
+
+
+def test_launches_of_another_thread_are_matched_by_order_and_it_is_said(tmp_path, kineto_run):
+    write_nsys(SMALL, tmp_path, variant=NsysVariant(other_thread=True))
+    found = measured(tmp_path)
+    assert numbers(found) == numbers(measured(kineto_run))
+    assert all("their sizes were matched by order" in text for text in found.warnings)
+    assert found.warnings
+
+
+def test_without_payloads_times_and_counts_stand_and_one_warning_has_the_command(
+    tmp_path, kineto_run
+):
+    write_nsys(SMALL, tmp_path, variant=NsysVariant(payload="none"))
+    found, whole = measured(tmp_path), measured(kineto_run)
+    assert found.iteration == whole.iteration
+    assert found.breakdown.exact["compute"] == whole.breakdown.exact["compute"]
+    assert found.overlap.average_overlap_ratio == whole.overlap.average_overlap_ratio
+    assert found.volume["OTHER"].comm_bytes is None
+    assert found.volume["OTHER"].comm_events == sum(
+        each.comm_events for each in whole.volume.values()
+    )
+    assert found.bandwidth["OTHER"].avg_bw is None
+    (warning,) = [text for text in found.warnings if "no payload" in text]
+    assert (
+        f"nsys export --type=sqlite --include-blobs=true --output={tmp_path}/nsys_0.payload"
+        in (warning)
+    )
+    assert "Times, overlap, windows and counts are complete" in warning
+    assert "7 more reports" in warning
+
+
+@pytest.mark.parametrize("nccl", ["2.22", "2.24"])
+def test_before_2_25_no_payload_has_a_communicator_and_streams_can_be_tagged(tmp_path, nccl):
+    write_nsys(SMALL, tmp_path, variant=NsysVariant(nccl=nccl))
+    found = measured(tmp_path)
+    assert any("sizes but no communicator" in text for text in found.warnings)
+    assert set(found.volume) == {"OTHER"}
+    rule = TagRule(field="stream", value=20, tag="TP")
+    options = OpenOptions(config=Config(tags=(rule,)))
+    trace = fastcomm.open_run(tmp_path, options=options).read(0)
+    tagged = {(row["stream"], TAGS[row["tag"]]) for row in trace.comm.to_pylist()}
+    assert (20, "TP") in tagged
+    assert {tag for stream, tag in tagged if stream != 20} == {"OTHER"}
+    sizes = trace.comm.filter(pa.compute.equal(trace.comm["op"], OPS.index("AllReduce")))
+    assert sizes["payload_bytes"].null_count == 0
+    assert sizes["bus_bytes"].null_count == len(sizes)
+
+
+def test_graphs_recorded_as_a_whole_are_warned_of(tmp_path):
+    write_nsys(SMALL, tmp_path, variant=NsysVariant(graph="graph"))
+    found = measured(tmp_path)
+    assert found.warnings
+    for warning in found.warnings:
+        assert "launches of CUDA graphs" in warning
+        assert "% of the GPU's time" in warning
+        assert "nsys profile --cuda-graph-trace=node" in warning
+
+
+def test_a_late_capture_does_not_guess_who_is_in_a_communicator(tmp_path):
+    write_nsys(SMALL, tmp_path, variant=NsysVariant(init=False))
+    run = fastcomm.open_run(tmp_path)
+    assert any("communicators were made before the capture began" in w for w in run.warnings)
+    trace = run.read(0)
+    assert set(trace.groups["ranks"].to_pylist()) == {None}
+    assert set(trace.groups["size"].to_pylist()) == {None}
+    by_op = {OPS[row["op"]]: row["bus_bytes"] for row in trace.comm.to_pylist()}
+    assert by_op["AllReduce"] is by_op["AllGather"] is by_op["ReduceScatter"] is None
+    assert by_op["SendRecv"] is not None  # crosses a link once, however many there are
+
+
+def test_ids_from_two_to_the_63_on_are_kept_to_the_bit(tmp_path):
+    write_nsys(SMALL, tmp_path)
+    names = [
+        name
+        for rank in range(8)
+        for name in opened(tmp_path).read(rank).groups["name"].to_pylist()
+    ]
+    high = [name for name in names if int(name, 16) >= 2**63]
+    assert high
+    rule = TagRule(field="communicator", value=int(high[0], 16), tag="CP")
+    found = fastcomm.open_run(tmp_path, options=OpenOptions(config=Config(tags=(rule,))))
+    groups = [group for rank in found.ranks for group in found.read(rank).groups.to_pylist()]
+    tagged = [group["name"] for group in groups if group["tag"] == TAGS.index("CP")]
+    assert set(tagged) == {high[0]}
+    assert {group["tag_source"] for group in groups if group["name"] == high[0]} == {
+        TAG_SOURCES.index("explicit")
+    }
+
+
+def test_a_split_communicator_has_its_ranks_from_all_reports(tmp_path):
+    write_nsys(SMALL, tmp_path)
+    trace = fastcomm.open_run(tmp_path).read(5)
+    ranks = {tuple(each) for each in trace.groups["ranks"].to_pylist()}
+    wanted = {(4, 5), (5, 7), (1, 5)}  # TP, DP or EP, PP of rank 5: tp 2, dp 2, pp 2
+    assert wanted <= ranks
+
+
+def test_a_part_of_the_reports_leaves_the_members_open_but_not_the_size(tmp_path):
+    write_nsys(SMALL, tmp_path, ranks=[2, 3])
+    run = fastcomm.open_run(tmp_path)
+    assert run.ranks == (2, 3)
+    assert run.world_size == 8
+    groups = {
+        tuple(each["ranks"] or ()): each["size"] for each in run.read(2).groups.to_pylist()
+    }
+    assert groups[2, 3] == 2
+    assert groups[()] == 2
+
+
+def test_ranks_come_from_the_configuration_before_all_else(tmp_path):
+    write_nsys(SMALL, tmp_path, per_report=4, variant=NsysVariant(init=False))
+    guessed = fastcomm.open_run(tmp_path)
+    assert guessed.ranks == tuple(range(8))
+    assert any("the ranks are a guess" in text for text in guessed.warnings)
+    (tmp_path / "ranks.toml").write_text(
+        "[ranks]\n"
+        + "".join(
+            f'"nsys_{4 * report}.sqlite:{41_000 + 97 * (4 * report + place)}" = '
+            f"{4 * report + 3 - place}\n"
+            for report in range(2)
+            for place in range(4)
+        )
+    )
+    from fastcomm.readers import config
+
+    options = OpenOptions(config=config.read(tmp_path / "ranks.toml"))
+    run = fastcomm.open_run(tmp_path, options=options)
+    assert run.ranks == tuple(range(8))
+    assert not any("a guess" in text for text in run.warnings)
+    assert run.read(0).comm["start"].equals(guessed.read(3).comm["start"])
+
+
+def test_a_name_tells_the_rank_of_a_report_with_one_process(tmp_path):
+    write_nsys(SMALL, tmp_path, ranks=[6], variant=NsysVariant(init=False))
+    assert fastcomm.open_run(tmp_path).ranks == (6,)
+
+
+def test_nothing_of_the_environment_leaves_the_reader(tmp_path, capsys):
+    from click.testing import CliRunner
+
+    write_nsys(SMALL, tmp_path / "run", per_report=8, variant=NsysVariant(payload="none"))
+    runner = CliRunner()
+    arguments = ["metrics", str(tmp_path / "run"), "--output", str(tmp_path / "out")]
+    printed = runner.invoke(main, arguments).output
+    printed += runner.invoke(main, [*arguments[:2], "--json"]).output
+    written = [file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()]
+    assert written
+    for text in [printed.encode(), *written]:
+        assert b"SECRET" not in text
+    run = fastcomm.open_run(tmp_path / "run", options=OpenOptions(whole=True))
+    trace = run.read(0)
+    everything = [trace.events, trace.lanes, trace.comm, trace.groups, repr(trace.meta)]
+    assert "SECRET" not in json.dumps([str(each) for each in everything])
+    assert not any("SECRET" in name for name in trace.events["name"].unique().to_pylist())
+
+
+def test_everything_includes_operators_and_waits(tmp_path):
+    write_nsys(SMALL, tmp_path)
+    options = OpenOptions(whole=True)
+    whole = fastcomm.open_run(tmp_path, options=options).read(0)
+    lean = fastcomm.open_run(tmp_path).read(0)
+    names = set(whole.events["name"].to_pylist())
+    assert "aten::mm" in names
+    assert not any(", op_id = " in name for name in names)
+    assert "Context Sync" in names
+    assert "aten::mm" not in lean.events["name"].to_pylist()
+    assert whole.comm.drop_columns("event").equals(lean.comm.drop_columns("event"))
+    assert whole.args is not None
+    assert whole.args["bytes"].null_count < whole.events.num_rows
+
+
+def test_a_wait_knows_the_record_that_it_waits_for(tmp_path):
+    (path,) = write_nsys(SMALL, tmp_path, ranks=[0])
+    with closing(sqlite3.connect(path)) as database:
+        wanted = {
+            row[0]: row[1:]
+            for row in database.execute(
+                "SELECT s.correlationId, e.streamId, e.correlationId "
+                "FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION s "
+                "JOIN CUPTI_ACTIVITY_KIND_CUDA_EVENT e USING (eventSyncId) "
+                "WHERE s.syncType IN (1, 2)"
+            )
+        }
+    trace = fastcomm.open_run(path, options=OpenOptions(whole=True)).sources[0].read()
+    assert trace.args is not None
+    rows = zip(
+        trace.events["correlation"].to_pylist(),
+        trace.args["wait_stream"].to_pylist(),
+        trace.args["wait_correlation"].to_pylist(),
+        strict=True,
+    )
+    assert {key: (stream, call) for key, stream, call in rows if call is not None} == wanted
+    assert wanted
