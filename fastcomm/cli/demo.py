@@ -15,21 +15,40 @@ import click
     show_default=True,
     help="Bandwidth of one GPU's link, one direction.",
 )
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["kineto", "nsys"]),
+    default="kineto",
+    show_default=True,
+    help="Traces of the PyTorch profiler, or SQLite exports of Nsight Systems.",
+)
 @click.pass_context
-def run(ctx: click.Context, /, directory: str, ranks: int, link_bandwidth: str) -> None:
+def run(
+    ctx: click.Context, /, directory: str, ranks: int, link_bandwidth: str, format_: str
+) -> None:
     """Write a made-up training job as real traces, and measure it.
 
     A mixture-of-experts model on tensor, pipeline, data and expert parallel ranks: forward,
     backward, 1F1B, optimizer, some communication hidden and some not, and one straggler. The
-    files in DIRECTORY are what the PyTorch profiler would write, one a rank.
+    files in DIRECTORY are what the profiler would write, one a rank. Nsight Systems does not
+    know what a group of ranks is for, so there the sizes of the job are said (--tp, --pp ...).
     """
     from pathlib import Path
 
     from fastcomm.cli import metrics
-    from fastcomm.synthetic import Job, write
+    from fastcomm.synthetic import Job, write, write_nsys
 
     job = Job.of(ranks=ranks)
-    paths = write(job, Path(directory))
-    command = f"fastcomm metrics {directory} --link-bandwidth {link_bandwidth}"
+    sizes = {}
+    if format_ == "nsys":
+        paths = write_nsys(job, Path(directory))
+        sizes = {name: getattr(job, name) for name in ("tp", "pp", "dp", "ep")}
+    else:
+        paths = write(job, Path(directory))
+    said = "".join(f" --{name} {size}" for name, size in sizes.items())
+    command = f"fastcomm metrics {directory}{said} --link-bandwidth {link_bandwidth}"
     click.echo(f"wrote {len(paths)} traces to {directory}; now: {command}\n", err=True)
-    ctx.invoke(metrics.run, paths=tuple(map(str, paths)), link_bandwidth=link_bandwidth)
+    ctx.invoke(
+        metrics.run, paths=tuple(map(str, paths)), link_bandwidth=link_bandwidth, **sizes
+    )

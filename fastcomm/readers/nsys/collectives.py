@@ -67,7 +67,7 @@ def find_collectives(
     alone = sizes_.of_operations(operations, communicators)
     marked = marks.around(_points_of(nccl, operations.row))
     parts = sizes_.of_parts(operations, alone, communicators, marked)
-    found = _Found.of(matched, alone, parts, _numbers(operations))
+    found = _Found.of(matched, alone, parts, numbers(operations))
     is_copy = events.columns["kind"][rows] != KIND["kernel"]
     op = _operations(found.op, marks.around(points), name, names)
     group, groups = _groups(found.communicator, events.columns["stream"][rows], communicators)
@@ -217,7 +217,7 @@ class _Found:
         self.communicator[kernel] = self.seq[kernel] = NULL
 
 
-def _numbers(operations: Operations) -> Ints:
+def numbers(operations: Operations) -> Ints:
     """The number of each part among those of its communicator and kind, from 0."""
     count = int(operations.part.max()) + 1 if len(operations.part) else 0
     _, first = np.unique(operations.part, return_index=True)
