@@ -288,3 +288,21 @@ def test_a_wait_knows_the_record_that_it_waits_for(tmp_path):
     )
     assert {key: (stream, call) for key, stream, call in rows if call is not None} == wanted
     assert wanted
+
+
+def test_a_smaller_communicator_that_all_have_in_common_is_not_the_world():
+    from fastcomm.readers.nsys.communicators import Membership, Said, global_ranks
+
+    pair = {7: Membership(size=2, rank=0)}, {7: Membership(size=2, rank=1)}
+    lines = {8: Membership(size=4, rank=2)}, {9: Membership(size=4, rank=2)}
+    said = {n: Said(memberships={**pair[n], **lines[n]}) for n in range(2)}
+    assert global_ranks(said) is None
+    assert global_ranks({n: Said(memberships=pair[n]) for n in range(2)}) == {0: 0, 1: 1}
+
+
+def test_names_that_contradict_the_communicators_are_warned_of(tmp_path):
+    (path,) = write_nsys(SMALL, tmp_path, ranks=[5])
+    path.rename(tmp_path / "nsys_3.sqlite")
+    run = fastcomm.open_run(tmp_path)
+    assert run.ranks == (5,)
+    assert any("nsys_3.sqlite is rank 5 of the largest communicator" in w for w in run.warnings)

@@ -210,7 +210,7 @@ def iteration_columns(view: View) -> dict[str, pa.Array]:
 
 def iteration_rates(iterations: pa.Table, link: float | None) -> pa.Table:
     """The table with bytes over the union of communication, and their share of the link."""
-    union = iterations["comm_union_ns"].to_numpy()
+    union = iterations["comm_union_ns"].fill_null(0).to_numpy()
     total = iterations["comm_bytes"].fill_null(UNKNOWN).to_numpy()
     rate = _rate(total, union)
     missing = np.isnan(rate)

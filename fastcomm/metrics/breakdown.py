@@ -58,11 +58,12 @@ def _exact(view: View) -> dict[str, np.ndarray]:
 
 
 def breakdown(iterations: pa.Table) -> Breakdown:
-    """Quotients of the sums over all (iteration, rank)."""
-    total = int(iterations["time_ns"].to_numpy().sum())
+    """Quotients of the sums over all (iteration, rank) that tell."""
 
     def shares(prefix: str, names: tuple[str, ...]) -> dict[str, float | None]:
-        sums = {n: int(iterations[f"{prefix}_{n}_ns"].to_numpy().sum()) for n in names}
+        known = iterations.filter(iterations[f"{prefix}_{names[0]}_ns"].is_valid())
+        total = int(known["time_ns"].to_numpy().sum())
+        sums = {n: int(known[f"{prefix}_{n}_ns"].to_numpy().sum()) for n in names}
         return {name: value / total if total else None for name, value in sums.items()}
 
     return Breakdown(spec=shares("spec", SPEC), exact=shares("exact", EXACT))

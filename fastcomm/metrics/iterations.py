@@ -39,8 +39,8 @@ def columns(view: View) -> dict[str, pa.Array]:
 
 
 def iteration_times(iterations: pa.Table) -> IterationTimes:
-    """The mean and the exact 99th percentile over all (iteration, rank)."""
-    time = iterations["time_ns"].to_numpy()
+    """The mean and the exact 99th percentile over all (iteration, rank) of known times."""
+    time = iterations["time_ns"].drop_null().to_numpy()
     if not len(time):
         return IterationTimes(mean_ns=None, p99_ns=None)
     return IterationTimes(
@@ -50,6 +50,7 @@ def iteration_times(iterations: pa.Table) -> IterationTimes:
 
 def rank_times(iterations: pa.Table) -> tuple[RankTime, ...]:
     """The same for each rank, by rank."""
+    iterations = iterations.filter(iterations["time_ns"].is_valid())
     rank, time = iterations["rank"].to_numpy(), iterations["time_ns"].to_numpy()
     times = {int(each): time[rank == each] for each in np.unique(rank)}
     return tuple(

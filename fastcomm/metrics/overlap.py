@@ -1,5 +1,6 @@
 """METRIC 5: how much of the communication hides behind computation."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ class Overlap:
     """
 
     average_overlap_ratio: float | None
-    by_tag: dict[str, float]  # of the tags that communicate
+    by_tag: dict[str, float | None]  # of the tags that communicate; null where unknown
 
 
 def columns(view: View) -> dict[str, pa.Array]:
@@ -32,12 +33,17 @@ def columns(view: View) -> dict[str, pa.Array]:
     return columns
 
 
-def overlap(iterations: pa.Table) -> Overlap:
-    """Means of the ratios over all (iteration, rank)."""
-    by_tag = {tag: _mean_ratio(iterations, tag) for tag in TAGS}
+def overlap(iterations: pa.Table, tags: Collection[str]) -> Overlap:
+    """Means of the ratios over all (iteration, rank) that tell; `tags` have events."""
+    is_known = iterations["comm_overlapped_ns"].is_valid()
+    known = iterations.filter(is_known)
+    unknown = tags if known.num_rows < iterations.num_rows else ()
+    by_tag = {tag: _mean_ratio(known, tag) for tag in TAGS}
     return Overlap(
-        average_overlap_ratio=_mean_ratio(iterations, "comm"),
-        by_tag={tag: ratio for tag, ratio in by_tag.items() if ratio is not None},
+        average_overlap_ratio=_mean_ratio(known, "comm"),
+        by_tag={
+            tag: ratio for tag, ratio in by_tag.items() if ratio is not None or tag in unknown
+        },
     )
 
 

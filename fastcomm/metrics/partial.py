@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import bandwidth, breakdown, iterations, overlap, windows
+from fastcomm.metrics import bandwidth, breakdown, iterations, lacks, overlap, windows
 from fastcomm.metrics.view import ByteKind, View
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
@@ -22,6 +22,7 @@ class RankNote:
     world_size: int | None
     found_by: str
     warnings: tuple[str, ...]
+    lacks: tuple[str, ...] = ()  # of trace.LACKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +54,22 @@ class Partial:
                     world_size=meta.world_size,
                     found_by=meta.found_by,
                     warnings=meta.warnings,
+                    lacks=meta.lacks,
                 ),
             ),
-            iterations=pa.table(
-                {
-                    **iterations.columns(view),
-                    **breakdown.columns(view),
-                    **overlap.columns(view),
-                    **bandwidth.iteration_columns(view),
-                }
+            iterations=lacks.in_iterations(
+                pa.table(
+                    {
+                        **iterations.columns(view),
+                        **breakdown.columns(view),
+                        **overlap.columns(view),
+                        **bandwidth.iteration_columns(view),
+                    }
+                ),
+                meta.lacks,
             ),
-            events=bandwidth.rows(view),
-            windows=windows.rows(view),
+            events=lacks.in_events(bandwidth.rows(view), meta.lacks),
+            windows=lacks.in_windows(windows.rows(view), meta.lacks),
             groups=_groups(trace),
         )
 

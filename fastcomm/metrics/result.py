@@ -1,6 +1,6 @@
 """The answer to all questions, typed; it draws nothing and prints nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.metrics import bandwidth as bandwidth_
+from fastcomm.metrics import lacks as lacks_
 from fastcomm.metrics import volume as volume_
 from fastcomm.metrics import windows as windows_
 from fastcomm.metrics.bandwidth import Bandwidth
@@ -19,6 +20,7 @@ from fastcomm.metrics.view import ByteKind
 from fastcomm.metrics.volume import Volume
 from fastcomm.metrics.windows import Window
 from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.trace import LACKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +37,20 @@ class Metrics:
     """The communication metrics of a run. Times in ns, ratios as fractions, null is unknown."""
 
     ranks: tuple[int, ...]
-    iterations: int  # distinct numbers over all ranks
+    iterations: int | None  # distinct numbers over all ranks; null where none tells
     found_by: tuple[str, ...]  # the rules that found the iterations
     bytes: ByteKind  # what `bytes` means in bandwidth and volume
     link_bandwidth: float | None  # bytes per second
     iteration: IterationTimes
     by_rank: tuple[RankTime, ...]
     breakdown: Breakdown
-    windows: tuple[Window, ...]
+    windows: tuple[Window, ...] | None  # null where no rank tells
     bandwidth: dict[str, Bandwidth]
     volume: dict[str, Volume]
     overlap: Overlap
     warnings: tuple[str, ...] = ()
     failed: tuple[Failure, ...] = ()
+    lacks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks, by word
     tables: dict[str, pa.Table] = field(repr=False, compare=False)
 
     @property
@@ -60,7 +63,7 @@ class Metrics:
         window_keys = {"source": "from", "target": "to"}
         windows = [
             {window_keys.get(key, key): value for key, value in asdict(window).items()}
-            for window in self.windows
+            for window in self.windows or ()
         ]
         iteration = asdict(self.iteration)
         iteration["slowest_rank"] = self.slowest.rank if self.slowest else None
@@ -73,7 +76,7 @@ class Metrics:
             "link_bandwidth": self.link_bandwidth,
             "iteration": iteration,
             "breakdown": asdict(self.breakdown),
-            "windows": windows,
+            "windows": None if self.windows is None else windows,
             "bandwidth": {tag: asdict(found) for tag, found in self.bandwidth.items()},
             "volume": {tag: asdict(found) for tag, found in self.volume.items()},
             "overlap": asdict(self.overlap),
@@ -98,7 +101,15 @@ def answer(
 ) -> Metrics:
     """Answer every question from the merged partial of all ranks."""
     ranks = tuple(note.rank for note in partial.notes)
-    count = len(np.unique(partial.iterations["iteration"].to_numpy()))
+    lacks = {
+        word: found
+        for word in LACKS
+        if (found := tuple(note.rank for note in partial.notes if word in note.lacks))
+    }
+    timed = len(ranks) - len(lacks.get("times", ()))
+    numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
+    count = len(numbers) if timed else None
+    tags = {TAGS[tag] for tag in np.unique(partial.events["tag"].to_numpy())}
     per_iteration = bandwidth_.iteration_rates(partial.iterations, link)
     return Metrics(
         ranks=ranks,
@@ -109,15 +120,16 @@ def answer(
         iteration=iteration_times(partial.iterations),
         by_rank=rank_times(partial.iterations),
         breakdown=breakdown(partial.iterations),
-        windows=windows_.windows(partial.windows),
+        windows=windows_.windows(partial.windows) if timed else None,
         bandwidth=bandwidth_.bandwidth(partial.events, link),
-        volume=volume_.volume(partial.events, count, len(ranks)),
-        overlap=overlap(partial.iterations),
-        warnings=(*warnings, *_warnings(partial)),
+        volume=volume_.volume(partial.events, count, timed),
+        overlap=overlap(partial.iterations, tags),
+        warnings=(*warnings, *lacks_.sentences(lacks, len(ranks)), *_warnings(partial)),
         failed=tuple(failed),
+        lacks=lacks,
         tables={
             "iterations": per_iteration,
-            "ranks": pa.Table.from_pylist([asdict(each) for each in rank_times(per_iteration)]),
+            "ranks": _ranks_table(rank_times(per_iteration)),
             "windows": _in_words(partial.windows, {"from": TAGS, "to": TAGS}),
             "windows_cdf": windows_.cdf(partial.windows),
             "events": _in_words(partial.events, {"tag": TAGS, "op": OPS}),
@@ -127,6 +139,22 @@ def answer(
             "group_tags": _group_tags(partial.groups),
         },
     )
+
+
+def _ranks_table(times: Sequence[RankTime]) -> pa.Table:
+    """A row a rank; the columns are there even if no rank is."""
+    return pa.Table.from_pylist([asdict(each) for each in times], schema=_RANKS)
+
+
+_RANKS = pa.schema(
+    [
+        ("rank", pa.int64()),
+        ("iterations", pa.int64()),
+        ("mean_ns", pa.float64()),
+        ("p99_ns", pa.float64()),
+        ("max_ns", pa.int64()),
+    ]
+)
 
 
 def _in_words(table: pa.Table, columns: dict[str, tuple[str, ...]]) -> pa.Table:

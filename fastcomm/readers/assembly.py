@@ -56,8 +56,9 @@ def assemble(
     Raises `TraceFileError` where there is nothing to measure or no iteration.
     """
     iterations = _iterations(events, found, options.iterations, meta.path)
-    tagged, tags = _tags(found, options.tags, len(iterations.number))
-    warnings = (*meta.warnings, *iterations.warnings, *_notes(events, found))
+    stream_of = events.columns["stream"][found.row]
+    tagged, tags = _tags(found, stream_of, options.tags, len(iterations.number))
+    warnings = (*meta.warnings, *iterations.warnings, *_notes(events, found, meta.lacks))
     return Trace.of(
         events=_event_table(events),
         lanes=lanes,
@@ -85,7 +86,7 @@ def _iterations(
         names=events.names(rows),
         start=start[rows],
         stop=stop[rows],
-        span=(int(start[0]), int(stop.max())),
+        span=_span(events),
         comm_start=start[found.row],
         comm_key=key,
     )
@@ -101,8 +102,16 @@ def _iterations(
         raise TraceFileError(f"{path}: {error}") from error
 
 
+def _span(events: Events) -> tuple[int, int]:
+    """From the first to the end of the last of the events that every reading keeps."""
+    start, stop = events.columns["start"], events.columns["stop"]
+    kept = events.rows(*DEVICE_KINDS, "runtime", "annotation")
+    rows = kept if len(kept) else slice(None)
+    return int(start[rows][0]), int(stop[rows].max())
+
+
 def _tags(
-    found: Collectives, rules: TagRules, iterations: int
+    found: Collectives, stream_of: Ints, rules: TagRules, iterations: int
 ) -> tuple[list[Tagged], NDArray[np.int8]]:
     """The tag of each group; and, for each event, tag and source.
 
@@ -110,11 +119,16 @@ def _tags(
     experts by its all-to-alls and gradients by its all-reduces.
     """
     by_group: dict[int, Counter[int]] = {}
-    for group, op in zip(found.group.tolist(), found.op.tolist(), strict=True):
+    streams: dict[int, set[int]] = {}
+    for group, op, stream in zip(
+        found.group.tolist(), found.op.tolist(), stream_of.tolist(), strict=True
+    ):
         by_group.setdefault(group, Counter())[op] += 1
+        streams.setdefault(group, set()).add(stream)
     tagged, answers = [], {}
-    for place, group in enumerate(found.groups):
+    for place, named in enumerate(found.groups):
         ops = by_group.get(place, Counter())
+        group = replace(named, streams=tuple(sorted(streams.get(place, set()) - {NULL})))
         whole = _ask(group, dict(ops), rules, iterations)
         tagged.append(whole)
         for op, count in ops.items():
@@ -139,15 +153,15 @@ def _ask(group: Group, ops: Mapping[int, int], rules: TagRules, iterations: int)
     return tag_group(group, Behaviour(counts=counts, iterations=iterations), rules)
 
 
-def _notes(events: Events, found: Collectives) -> list[str]:
+def _notes(events: Events, found: Collectives, lacks: Sequence[str]) -> list[str]:
     """What a user should know before trusting the numbers."""
     notes = []
     if not len(found.row):
         notes.append("no communication on the device" + _host_only(events))
-    elif unknown := int((found.sizes.payload == NULL).sum()):
+    elif "bytes" not in lacks and (unknown := int((found.sizes.payload == NULL).sum())):
         notes.append(
             f"{unknown} of {len(found.row)} communication events have no known size "
-            "(no metadata on the kernel, none on its host call): bandwidth and volume omit them"
+            "(nothing says it): bandwidth and volume omit them"
         )
     if fused := sum(found.named[name].fused for name in found.name.tolist()):
         notes.append(f"{fused} communication kernels are fused with other work")

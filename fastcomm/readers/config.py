@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from reprlib import Repr
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastcomm.errors import ConfigError
 from fastcomm.readers.patterns import Pattern
@@ -20,6 +20,10 @@ from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.tags import RULE_FIELDS, TagRule, TagRules
 from fastcomm.units import parse_bandwidth
 
+if TYPE_CHECKING:
+    from fastcomm.readers.table_mapping import TableMapping
+
+_TABLES = ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table")
 _SIZES = ("tp", "pp", "dp", "ep", "cp", "etp", "dp_replicate")
 _LARGEST = 1 << 20  # bytes of a file that people write
 _MOST = 1 << 31  # ranks
@@ -58,6 +62,7 @@ class Config:
     iterations: str | None = None  # a regular expression for iteration marks
     bandwidth: float | None = None  # of the link that reports compare with
     ranks: Mapping[str, int] = field(default_factory=dict)  # by file, or by file:process
+    table: "TableMapping | None" = None  # what the columns of a table of operations mean
     scale_out: float | None = None  # between nodes
     scale_up: float | None = None  # inside a node
 
@@ -94,7 +99,9 @@ def read(path: Path) -> Config:
         data = tomllib.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
-    check_keys(data, ("parallel", "tags", "kernels", "iterations", "link", "ranks"), str(path))
+    check_keys(
+        data, ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table"), str(path)
+    )
     links = _table(data, "link", ("bandwidth", "scale_out", "scale_up"), path)
     marks = _table(data, "iterations", ("regex",), path)
     return Config(
@@ -105,6 +112,7 @@ def read(path: Path) -> Config:
         kernels=tuple(_kernel(row, at) for row, at in _rows(data, "kernels", path)),
         iterations=_regex(marks, "regex", f"{path}: [iterations]"),
         ranks=_ranks(data, path),
+        table=_mapping(data, path),
         **{name: _bandwidth(links, name, f"{path}: [link]") for name in links},
     )
 
@@ -169,6 +177,16 @@ def _table(
         refuse(f"{path}:", key, table, f"a table [{key}]")
     check_keys(table, known, f"{path}: [{key}]")
     return table
+
+
+def _mapping(data: Mapping[str, Any], path: Path) -> "TableMapping | None":
+    if "table" not in data:
+        return None
+    from fastcomm.readers.table_mapping import table_mapping  # few runs are tables
+
+    if not isinstance(data["table"], dict):
+        refuse(f"{path}:", "table", data["table"], "a table [table]")
+    return table_mapping(data["table"], str(path))
 
 
 def _ranks(data: Mapping[str, Any], path: Path) -> dict[str, int]:

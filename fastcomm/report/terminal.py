@@ -11,6 +11,7 @@ from rich.text import Text
 from fastcomm.metrics.result import Metrics
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import TAGS
+from fastcomm.trace.trace import LACKS
 from fastcomm.units import format_bandwidth, format_bytes, format_ns
 
 T = TypeVar("T")
@@ -43,7 +44,8 @@ def show(found: Metrics, console: Console | None = None) -> None:
     console.print(_title(found), highlight=False)
     for sentence in headlines(found):
         console.print(f"  {sentence}", highlight=False)
-    console.print(_stack(found))
+    if found.breakdown.exact["idle"] is not None:
+        console.print(_stack(found))
     for table in (_breakdown(found), _tags(found), _windows(found), _groups(found)):
         if table.row_count:
             console.print(table)
@@ -54,7 +56,8 @@ def show(found: Metrics, console: Console | None = None) -> None:
 def headlines(found: Metrics) -> list[str]:
     """The sentences that matter: the costliest tag, the widest window, the slowest rank."""
     sentences = []
-    exposed = {tag: found.breakdown.exact[f"exposed_{tag}"] or 0.0 for tag in TAGS}
+    exact = found.breakdown.exact
+    exposed = {tag: exact[f"exposed_{tag}"] or 0.0 for tag in TAGS}
     worst = max(exposed, key=lambda tag: exposed[tag])
     if exposed[worst]:
         use = found.bandwidth[worst].avg_bus_util if worst in found.bandwidth else None
@@ -67,9 +70,11 @@ def headlines(found: Metrics) -> list[str]:
             f"[bold]{worst}[/] costs the most exposed time: {_percent(exposed[worst])} of the "
             f"iteration, {busy}."
         )
+    elif exact["idle"] is None:
+        sentences.append(f"How much communication is exposed is n/a: {_lacking(found)}.")
     else:
         sentences.append("No communication is exposed.")
-    widest = max(found.windows, key=lambda window: window.mean_ns, default=None)
+    widest = max(found.windows or (), key=lambda window: window.mean_ns, default=None)
     if widest is not None:
         sentences.append(
             f"The widest window is [bold]{widest.source} to {widest.target}[/]: "
@@ -86,16 +91,26 @@ def headlines(found: Metrics) -> list[str]:
     return sentences
 
 
+def _lacking(found: Metrics) -> str:
+    """Why a time is not known."""
+    words = [
+        LACKS[word].partition(":")[0] for word in ("times", "compute") if word in found.lacks
+    ]
+    return f"the input has {' and '.join(words)}" if words else "there is no iteration"
+
+
 def _title(found: Metrics) -> str:
     times = found.iteration
     measured = (
         f"iteration {format_ns(times.mean_ns)} mean, {format_ns(times.p99_ns)} p99"
         if times.mean_ns is not None and times.p99_ns is not None
         else "no iteration"
+        if found.iterations is not None
+        else _NA
     )
     ranks = f"{len(found.ranks)} rank{'s' if len(found.ranks) > 1 else ''}"
     return (
-        f"[bold]{ranks}, {found.iterations} iterations[/] "
+        f"[bold]{ranks}, {_na(found.iterations, str)} iterations[/] "
         f"({escape(', '.join(found.found_by))}): {measured}"
     )
 
@@ -165,7 +180,7 @@ def _tags(found: Metrics) -> Table:
 
 def _windows(found: Metrics) -> Table:
     table = _table("windows between phases", "count", "mean", "p50", "p95")
-    for window in sorted(found.windows, key=lambda window: -window.mean_ns)[:_MOST_ROWS]:
+    for window in sorted(found.windows or (), key=lambda window: -window.mean_ns)[:_MOST_ROWS]:
         table.add_row(
             f"{window.source} to {window.target}",
             str(window.count),

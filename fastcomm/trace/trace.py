@@ -12,6 +12,13 @@ from fastcomm.trace import schema
 
 Ints = NDArray[np.int64]
 
+# What an input may lack by its nature, and what nobody can tell without it.
+LACKS = {
+    "compute": "no compute kernels: compute, overlap, exposed communication and idle time",
+    "times": "no times but durations: iterations, breakdown, windows and overlap",
+    "bytes": "no sizes: bandwidth and volume",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
@@ -24,6 +31,7 @@ class Meta:
     clock: str | None = None  # "unix", or null where absolute times are unknown
     found_by: str = ""  # the rule that found the iterations
     warnings: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()  # of LACKS
 
 
 def checked(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:

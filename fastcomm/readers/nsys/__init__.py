@@ -1,11 +1,56 @@
 """Nsight Systems exports: SQLite files, parquetdir and arrowdir; each process is a rank.
 
 What the parts of the file mean, and how they differ from version to version, stands in the
-modules: `layout` names tables and columns, `export` reads them from any kind of file.
+modules: `layout` names tables and columns, `export` reads them from any kind of file. They are
+loaded when there is an export: most runs have none.
 """
 
-from fastcomm.readers.nsys.find import claims, find
-from fastcomm.readers.nsys.project import project
-from fastcomm.readers.nsys.read import read
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["claims", "find", "project", "read"]
+from fastcomm.readers.nsys.layout import EXPORT, MAGIC, NVTX, STRINGS, SUFFIXES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fastcomm.readers.formats import Found, OpenOptions
+
+__all__ = ["claims", "find", "project"]
+
+_FILES = (".sqlite", ".sqlite3", ".db")
+
+
+def claims(path: Path) -> bool:
+    """Whether this is an export, or calls itself one: reading it then says what is wrong."""
+    if path.is_dir():
+        tables = (EXPORT, STRINGS, NVTX)
+        return any((path / (table + end)).is_file() for table in tables for end in SUFFIXES)
+    return path.suffix in _FILES or (path.suffix == "" and _has_magic(path))
+
+
+def _has_magic(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def find(paths: Sequence[Path], options: "OpenOptions") -> "Found":
+    """The ranks of the reports, with the communicators that each is in."""
+    from fastcomm.readers.nsys import ranks
+
+    return ranks.find(paths, options)
+
+
+def project(path: Path, process: int | None = None) -> "pa.Table":
+    """Every push/pop range that launched device work, as `nsys stats` projects it.
+
+    One row a range: process, thread, name, start and stop on the host, first and last time of
+    its device work (ns of the file), how many rows of device work that is. Of one `process`
+    (its number in the operating system) or of all.
+    """
+    from fastcomm.readers.nsys import projection
+
+    return projection.project(path, process)

@@ -76,18 +76,18 @@ def said_by(nccl: NcclRanges) -> Said:
 def global_ranks(said: Mapping[int, Said]) -> dict[int, int] | None:
     """The rank of each process (numbered by the caller) in the world; None where it is unknown.
 
-    The world is the largest communicator that every process is in.
+    The world is the communicator that every process is in, if none that is known is larger: a
+    part of a job may have a smaller one in common.
     """
     everywhere = frozenset.intersection(
         *(frozenset(each.memberships) for each in said.values())
     )
-    sizes = {
-        key: next(iter(said.values())).memberships[key].size or 0 for key in sorted(everywhere)
-    }
-    if not sizes:
+    first = next(iter(said.values())).memberships
+    largest = world_size(said.values())
+    worlds = [key for key in sorted(everywhere) if first[key].size == largest]
+    if largest is None or not worlds:
         return None
-    world = max(sizes, key=lambda key: sizes[key])
-    ranks = {process: each.memberships[world].rank for process, each in said.items()}
+    ranks = {process: each.memberships[worlds[0]].rank for process, each in said.items()}
     known = {process: rank for process, rank in ranks.items() if rank is not None}
     return known if len(known) == len(said) else None
 

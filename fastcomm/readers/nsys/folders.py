@@ -9,17 +9,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.nsys.layout import BLOB, EXPORT, INTEGER, NVTX, STRINGS, TEXT
+from fastcomm.readers.nsys.layout import BLOB, INTEGER, SUFFIXES, TEXT
 from fastcomm_kernels.json_numbers import NULL
-
-SUFFIXES = (".parquet", ".arrow")
-# One of these files makes a directory an export.
-_SIGNS = (EXPORT, STRINGS, NVTX)
-
-
-def is_export(path: Path) -> bool:
-    """Whether the directory holds the tables of an export."""
-    return any((path / (sign + suffix)).is_file() for sign in _SIGNS for suffix in SUFFIXES)
 
 
 class Folder:

@@ -25,6 +25,10 @@ SESSION = "TARGET_INFO_SESSION_START_TIME"
 ANALYSIS = "ANALYSIS_DETAILS"
 MPI_RANKS = "MPI_RANKS"
 
+# The first bytes of an SQLite file, and the files of a directory, one a table.
+MAGIC = b"SQLite format 3\x00"
+SUFFIXES = (".parquet", ".arrow")
+
 # Which process a row is of: the column that tells, and whether it tells the thread as well.
 PROCESS_COLUMN = {
     KERNEL: "globalPid",

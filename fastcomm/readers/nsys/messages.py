@@ -1,7 +1,6 @@
 """What a user has to know of an export before trusting the numbers, and what would mend it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.events import Events
@@ -84,34 +83,3 @@ def _about_graphs(events: Events) -> Iterator[str]:
         "are one row each: the kernels inside are invisible, communication among them, and "
         "all of it counts as compute. Collect with: nsys profile --cuda-graph-trace=node ..."
     )
-
-
-def _not_exported(path: Path) -> str:
-    """What to do with a report that was never exported."""
-    return (
-        f"{path}: a report that only nsys can read. Export it, with the payloads of NCCL, and "
-        "give fastcomm the new file:\n"
-        f"    nsys export --type=sqlite --include-blobs=true --output={path.with_suffix('')}"
-        f".sqlite {path}\n"
-        "(an nsys that does not know --include-blobs: --include-json=true.)"
-    )
-
-
-def unexported(path: Path) -> str | None:
-    """What to do with a report, or with an export of a kind that is not read; None: neither."""
-    if path.suffix == ".nsys-rep":
-        return _not_exported(path)
-    if (kind := _UNREAD.get(path.suffix)) is not None:
-        return (
-            f"{path}: an export that fastcomm does not read; wanted sqlite, parquetdir or "
-            f"arrowdir: nsys export --type={kind} ..."
-        )
-    return None
-
-
-# Exports of other kinds, and the kind to ask for.
-_UNREAD = {
-    ".arrows": "arrowdir",
-    ".h5": "parquetdir",
-    ".hdf": "parquetdir",
-}

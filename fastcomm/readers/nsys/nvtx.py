@@ -133,9 +133,29 @@ class NcclRanges:
             self.calls.code
         ]
 
+    def of(self, process: int) -> "NcclRanges":
+        """The calls of one process."""
+        rows = np.flatnonzero(self.calls.thread >> layout.THREAD_BITS == process)
+        calls = self.calls
+        return NcclRanges(
+            calls=Calls(
+                names=calls.names,
+                code=calls.code[rows],
+                start=calls.start[rows],
+                stop=calls.stop[rows],
+                thread=calls.thread[rows],
+            ),
+            open=self.open[rows],
+            communicator=self.communicator[rows],
+            size=self.size[rows],
+            peer=self.peer[rows],
+            ranks=self.ranks[rows],
+            rank=self.rank[rows],
+        )
+
 
 def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> NcclRanges:
-    """The ranges of the domain NCCL, payloads decoded."""
+    """The ranges of the domain NCCL of one process, or of all; payloads decoded."""
     ids = export.ids_of(_NCCL_GLOB, _NCCL_PREFIX)
     by_id = f" OR textId IN ({', '.join(map(str, ids.tolist()))})" if len(ids) else ""
     rows = export.rows(

@@ -57,6 +57,7 @@ def read(path: Path, options: ReadOptions, member: Member) -> Trace:
         format="nsys",
         path=str(path),
         clock=None if report.epoch is None else "unix",
+        lacks=() if report.has_gpu else ("compute",),
         warnings=(
             *report.notes,
             *member.notes,

@@ -9,9 +9,8 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.nsys.layout import BLOB, INTEGER, TEXT
+from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TEXT
 
-MAGIC = b"SQLite format 3\x00"
 _HEADER = 100
 _BATCH_ROWS = 1 << 16
 

@@ -18,12 +18,7 @@ from fastcomm_kernels.json_numbers import NULL
 
 
 def project(path: Path, process: int | None = None) -> pa.Table:
-    """Every push/pop range that launched device work, as `nsys stats` projects it.
-
-    One row a range: process, thread, name, start and stop on the host, first and last time of
-    its device work (ns of the file), how many rows of device work that is. Of one `process`
-    (its number in the operating system) or of all.
-    """
+    """A row a range, of one process or of all; `nsys.project` says what is in it."""
     export = Export(path)
     report = read_report(export)
     chosen = [p for p in report.processes if process in (None, layout.process_of(p))]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.formats import Found, OpenOptions
-from fastcomm.readers.nsys import communicators, folders, layout, messages, report, sqlite
+from fastcomm.readers.nsys import communicators, layout, messages, report
 from fastcomm.readers.nsys.communicators import Said
 from fastcomm.readers.nsys.export import Export
 from fastcomm.readers.nsys.nvtx import read_nccl
@@ -18,23 +18,7 @@ from fastcomm.readers.ranks import rank_from_name
 from fastcomm.trace.run import Source, ranges
 from fastcomm_kernels.json_numbers import NULL
 
-_SUFFIXES = (".sqlite", ".sqlite3", ".db")
 _THREADS = 8
-
-
-def claims(path: Path) -> bool:
-    """Whether this is an export, or calls itself one: reading it then says what is wrong."""
-    if path.is_dir():
-        return folders.is_export(path)
-    return path.suffix in _SUFFIXES or (path.suffix == "" and _has_magic(path))
-
-
-def _has_magic(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(sqlite.MAGIC)) == sqlite.MAGIC
-    except OSError:
-        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +85,14 @@ def _peek(path: Path) -> _Peek:
             f"{path}: no device work ({', '.join(layout.DEVICE_WORK)}) and no NVTX range of "
             "any process; collect with `nsys profile -t cuda,nvtx ...`"
         )
-    nccl = {process: read_nccl(export, process, about.ends) for process in about.processes}
+    nccl = read_nccl(export, None, about.ends)
+    said = {process: communicators.said_by(nccl.of(process)) for process in about.processes}
     return _Peek(
         report=about,
-        said={process: communicators.said_by(each) for process, each in nccl.items()},
+        said=said,
         mpi=report.mpi_ranks(export),
-        operations=sum(int(each.is_operation.sum()) for each in nccl.values()),
-        sizes=sum(int((each.size != NULL).sum()) for each in nccl.values()),
+        operations=int(nccl.is_operation.sum()),
+        sizes=int((nccl.size != NULL).sum()),
     )
 
 
@@ -137,7 +122,11 @@ def _evidence(
     """Ranks by number of the process, the best evidence first, and what to warn of."""
     if explicit:
         yield _explicit(members, explicit), ""
-    yield communicators.global_ranks(said) or {}, ""
+    by_world = communicators.global_ranks(said) or {}
+    differ = [
+        number for number, rank in _named(members).items() if by_world.get(number) != rank
+    ]
+    yield by_world, _contradiction(members, by_world, differ) if by_world and differ else ""
     yield (
         {
             number: peek.mpi[process]
@@ -146,12 +135,7 @@ def _evidence(
         },
         "",
     )
-    if all(len(peek.report.processes) == 1 for peek, _ in members):
-        named = {
-            number: rank_from_name(peek.report.path.name)
-            for number, (peek, _) in enumerate(members)
-        }
-        yield {number: rank for number, rank in named.items() if rank is not None}, ""
+    yield _named(members), ""
     several = (
         "the ranks are a guess, by the order of files and processes: neither NCCL nor MPI nor "
         "the names of the files tell them; a table [ranks] in --config does"
@@ -160,6 +144,26 @@ def _evidence(
         {number: number for number in range(len(members))},
         several if len(members) > 1 else "",
     )
+
+
+def _contradiction(
+    members: _Members, by_world: Mapping[int, int], differ: Sequence[int]
+) -> str:
+    path = members[differ[0]][0].report.path
+    return (
+        f"{path.name} is rank {by_world[differ[0]]} of the largest communicator, which counts, "
+        f"and not what its name says; {len(differ)} such reports; a table [ranks] in --config "
+        "goes before both"
+    )
+
+
+def _named(members: _Members) -> dict[int, int]:
+    """What the names of reports of one process each say."""
+    if any(len(peek.report.processes) > 1 for peek, _ in members):
+        return {}
+    ranks = ((number, rank_from_name(peek.report.path.name)) for number, (peek, _) in
+             enumerate(members))  # fmt: skip
+    return {number: rank for number, rank in ranks if rank is not None}
 
 
 def _explicit(members: _Members, explicit: Mapping[str, int]) -> dict[int, int]:
