@@ -2,7 +2,9 @@
 
 In a page, a block of the language `console` is a session: lines that begin with "$ " are
 commands, the rest is what they print. They run in a folder of their own, where `demo/` holds
-the traces of `fastcomm demo demo`. Run this file to write everything anew.
+the traces of `fastcomm demo demo`. A block of the language `sql` is a query that DuckDB runs in
+that folder, after the page's sessions; the block `text` behind it is the answer. Run this file
+to write everything anew.
 """
 
 import os
@@ -11,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 import click
@@ -23,6 +25,7 @@ PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
 CLI_PAGE = DOCS / "cli.md"
 
 _SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
+_QUERY = re.compile(r"(^```sql\n(.*?)^```\n+```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _WIDTH = 90
 _CLI_HEAD = """\
 # Command line
@@ -71,6 +74,28 @@ def replayed(text: str, folder: Path) -> str:
     return _SESSION.sub(session, text)
 
 
+def answered(text: str, folder: Path) -> str:
+    """The page with what its queries answer today."""
+
+    def answer(block: re.Match[str]) -> str:
+        return block[1] + _answer(block[2], folder)
+
+    return _QUERY.sub(answer, text)
+
+
+def _answer(query: str, folder: Path) -> str:
+    """The rows that a query gives, in columns."""
+    import duckdb  # no other page needs it
+
+    with duckdb.connect() as connection, chdir(folder):
+        found = connection.execute(query)
+        names = [column[0] for column in found.description or ()]
+        rows = [names, *([str(value) for value in row] for row in found.fetchall())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _output(command: str, folder: Path) -> str:
     """What a shell shows: stdout and stderr together."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -95,7 +120,7 @@ def refresh() -> None:
         for page in PAGES:
             text = page.read_text("utf-8")
             if has_sessions(text):
-                page.write_text(replayed(text, folder), "utf-8")
+                page.write_text(answered(replayed(text, folder), folder), "utf-8")
 
 
 if __name__ == "__main__":

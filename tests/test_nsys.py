@@ -306,3 +306,31 @@ def test_names_that_contradict_the_communicators_are_warned_of(tmp_path):
     run = fastcomm.open_run(tmp_path)
     assert run.ranks == (5,)
     assert any("nsys_3.sqlite is rank 5 of the largest communicator" in w for w in run.warnings)
+
+
+def test_the_command_that_brings_the_sizes_is_printed_on_one_line(tmp_path):
+    from click.testing import CliRunner
+
+    folder = tmp_path / ("a folder with a long name " * 5).strip()
+    write_nsys(SMALL, folder, ranks=[0], variant=NsysVariant(payload="none"))
+    lines = CliRunner().invoke(main, ["metrics", str(folder)]).stdout.splitlines()
+    (command,) = [line for line in lines if "nsys export" in line]
+    assert command.startswith("    nsys export --type=sqlite")
+    assert f"{folder}/nsys_0.payload.sqlite" in command
+
+
+def test_clocks_of_reports_are_compared_by_their_collectives(tmp_path):
+    from fastcomm.engine.ingest import ingest, plan
+
+    skew = 5_000_000
+    write_nsys(
+        SMALL, tmp_path / "run", per_report=2, variant=NsysVariant(clock_skew_ns={1: skew})
+    )
+    found = ingest(plan([tmp_path / "run"], tmp_path / "store", options=grid(SMALL)))
+    notes = {entry.rank: entry.clock_note for entry in found.manifest.ranks}
+    for rank, note in notes.items():
+        assert note is not None
+        # Ranks 2 and 3 are the second report. Stages only send messages to each other.
+        assert note.applies is (rank in {2, 3})
+        assert abs(note.offset_ns - (skew if rank in {2, 3} else 0)) <= 100_000
+        assert note.reference == (0 if rank < 4 else 4)

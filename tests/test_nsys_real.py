@@ -140,3 +140,12 @@ def test_a_wait_knows_the_record_that_it_waits_for(nsys):
     waits = pc.equal(trace.events["name"], "Stream Wait Event")
     # The cut-out file has no row of CUPTI_ACTIVITY_KIND_CUDA_EVENT.
     assert trace.args.filter(waits)["wait_stream"].null_count == pc.sum(waits).as_py() > 0
+
+
+def test_all_events_measure_what_those_that_metrics_need_do(nsys):
+    path = nsys / "mfu_2gpu.sqlite"
+    lean, whole = (
+        fastcomm.compute_metrics(fastcomm.open_run(path, options=OpenOptions(whole=wanted)))
+        for wanted in (False, True)
+    )
+    assert lean.to_dict() == whole.to_dict()

@@ -10,7 +10,7 @@ import click
 from fastcomm.errors import FastcommError
 
 # A command is a module of its name: loaded when it is called for, or its help is.
-COMMANDS = ("metrics", "demo")
+COMMANDS = ("info", "metrics", "ingest", "demo")
 
 INCOMPLETE = 3
 

@@ -53,10 +53,10 @@ def run(
 ) -> None:
     """Measure what communication costs a training run, by parallelism.
 
-    PATH is a directory of PyTorch profiler traces (.json, .json.gz), one file a rank, or files,
-    or globs. Printed are: the time breakdown of an iteration, how much of the communication
-    hides behind compute, the windows between phases, bandwidth and volume of DP, TP, PP, EP
-    and CP.
+    PATH is a directory of traces, or files, or globs: of the PyTorch profiler (.json, .json.gz),
+    exports of Nsight Systems (.sqlite, parquetdir, arrowdir), or what fastcomm ingest wrote.
+    Printed are: the time breakdown of an iteration, how much of the communication hides behind
+    compute, the windows between phases, bandwidth and volume of DP, TP, PP, EP and CP.
 
     Where the traces do not name their process groups, say how ranks are laid out (--tp, --pp,
     --ep, --cp, --order). Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some

@@ -8,6 +8,7 @@ import click
 from fastcomm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fastcomm.readers.formats import OpenOptions
     from fastcomm.trace.run import Run
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,10 +77,18 @@ def _options() -> list[Callable[[F], F]]:
 
 def opened(paths: tuple[str, ...], words: dict[str, Any]) -> "Run":
     """The run that the paths and the words of `run_options` describe."""
+    from fastcomm.readers.runs import open_run
+
+    run = open_run(*paths, options=open_options(words))
+    return run.only(numbers("--ranks", words["ranks"])) if words["ranks"] else run
+
+
+def open_options(words: dict[str, Any]) -> "OpenOptions":
+    """What the words of `run_options` say about how to read."""
     from pathlib import Path
 
     from fastcomm.readers import config as config_
-    from fastcomm.readers.runs import OpenOptions, open_run
+    from fastcomm.readers.formats import OpenOptions
     from fastcomm.trace.iterations import IterationRule
 
     said = config_.Config(
@@ -89,7 +98,7 @@ def opened(paths: tuple[str, ...], words: dict[str, Any]) -> "Run":
     )
     if words["config_path"]:
         said = said.over(config_.read(Path(words["config_path"])))
-    options = OpenOptions(
+    return OpenOptions(
         config=said,
         guess_tags=words["guess_tags"],
         iterations=IterationRule(
@@ -97,8 +106,6 @@ def opened(paths: tuple[str, ...], words: dict[str, Any]) -> "Run":
         ),
         allow_truncated=words["allow_truncated"],
     )
-    run = open_run(*paths, options=options)
-    return run.only(numbers("--ranks", words["ranks"])) if words["ranks"] else run
 
 
 def numbers(option: str, text: str) -> list[int]:

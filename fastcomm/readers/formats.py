@@ -59,6 +59,7 @@ class Found:
     sources: tuple[Source, ...]
     world_size: int | None = None
     warnings: tuple[str, ...] = ()
+    link_bandwidth: float | None = None  # bytes per second, where the files say it
 
 
 class Format(Protocol):

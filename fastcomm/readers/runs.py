@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from glob import glob
 from importlib import import_module
 from pathlib import Path
@@ -11,13 +11,39 @@ from typing import cast
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.config import Config
 from fastcomm.readers.formats import Format, OpenOptions
+from fastcomm.readers.nsys.unexported import unexported
 from fastcomm.trace.run import Run, ranges
 
 __all__ = ["FORMATS", "OpenOptions", "open_run"]
 
-# Modules of the formats, those first that are surest of themselves, and how each is called.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A format as the search sees it: `suffixes` of its files; "" is a directory."""
+
+    words: str
+    suffixes: tuple[str, ...]
+
+
+# Modules of the formats, those first that are surest of themselves.
 FORMATS = {
-    "kineto": "PyTorch profiler (Kineto) traces: .json, .json.gz",
+    "store": Kind(words="a directory that `fastcomm ingest` wrote", suffixes=("", ".parquet")),
+    "nsys": Kind(
+        words="Nsight Systems exports: .sqlite, parquetdir, arrowdir",
+        suffixes=("", ".sqlite", ".sqlite3", ".db"),
+    ),
+    "inspector": Kind(
+        words="NCCL Inspector logs: .log, .jsonl, plain or gzipped",
+        suffixes=(".log", ".jsonl", ".log.gz", ".jsonl.gz"),
+    ),
+    "optable": Kind(
+        words="tables of operations: .parquet, .csv",
+        suffixes=(".parquet", ".pq", ".csv", ".csv.gz"),
+    ),
+    "kineto": Kind(
+        words="PyTorch profiler (Kineto) traces: .json, .json.gz",
+        suffixes=(".json", ".json.gz"),
+    ),
 }
 
 
@@ -32,9 +58,9 @@ def open_run(
     files contradict the world size.
     """
     options = options or OpenOptions()
-    config, card_warnings = _with_card(options.config, paths if use_card else ())
+    config, card_warnings = with_card(options.config, paths if use_card else ())
     options = replace(options, config=config)
-    name, files, others = _of_one_format(paths)
+    name, files, others = _of_one_format(paths, config)
     found = _module(name).find(files, options)
     warnings = [f"no traces, not read: {', '.join(others)}"] if others else []
     ranks = [source.rank for source in found.sources]
@@ -45,26 +71,33 @@ def open_run(
             *warnings,
             *found.warnings,
             *card_warnings,
-            *_missing(ranks, found.world_size),
+            *missing(ranks, found.world_size),
         ),
-        link_bandwidth=config.bandwidth,
+        link_bandwidth=found.link_bandwidth if config.bandwidth is None else config.bandwidth,
     )
 
 
-def _of_one_format(paths: Sequence[str | Path]) -> tuple[str, list[Path], list[str]]:
+def _of_one_format(
+    paths: Sequence[str | Path], config: Config
+) -> tuple[str, list[Path], list[str]]:
     """The format of the run, its files, and the names of files that are of none."""
     by_format: dict[str, list[Path]] = {}
     strange: list[str] = []
-    for path, is_named in _candidates(paths):
-        if (name := _format_of(path)) is not None:
+    remedies: list[str] = []
+    for path, is_named in _candidates(paths, config):
+        if remedy := unexported(path):
+            remedies.append(remedy)
+        elif (name := _format_of(path, config)) is not None:
             by_format.setdefault(name, []).append(path)
         elif is_named:
             # Reading it says what is wrong with it.
             by_format.setdefault(_FALLBACK, []).append(path)
         elif path.name.endswith(_SUFFIXES) and not path.name.startswith(_NO_TRACES):
             strange.append(path.name)
+    if not by_format and remedies:
+        raise FastcommError(remedies[0])
     if not by_format:
-        kinds = "; ".join(FORMATS.values())
+        kinds = "; ".join(kind.words for kind in reversed(FORMATS.values()))
         raise FastcommError(f"{_words(paths)}: no trace; wanted {kinds}")
     if len(by_format) > 1:
         kinds = " and ".join(f"{name} ({found[0]})" for name, found in by_format.items())
@@ -82,8 +115,24 @@ _SUFFIXES = (".json", ".json.gz")
 _NO_TRACES = ("torch_et_", "pytorch_et_")
 
 
-def _format_of(path: Path) -> str | None:
-    return next((name for name in FORMATS if _module(name).claims(path)), None)
+def _format_of(path: Path, config: Config) -> str | None:
+    """The format of a file or directory; a module is loaded where the name may be its own."""
+    is_directory = path.is_dir()
+    for name, kind in FORMATS.items():
+        named = "" in kind.suffixes if is_directory else _may_be(path, kind)
+        if named and (_is_table(name, config, is_directory) or _module(name).claims(path)):
+            return name
+    return None
+
+
+def _may_be(path: Path, kind: Kind) -> bool:
+    ends = tuple(suffix for suffix in kind.suffixes if suffix)
+    return path.name.endswith(ends) or ("" in kind.suffixes and "." not in path.name)
+
+
+def _is_table(name: str, config: Config, is_directory: bool) -> bool:
+    """Whether the user said what the columns of tables mean: then every table is one."""
+    return name == "optable" and config.table is not None and not is_directory
 
 
 def _module(name: str) -> Format:
@@ -94,20 +143,20 @@ def _words(paths: Iterable[str | Path]) -> str:
     return ", ".join(map(str, paths))
 
 
-def _candidates(paths: Sequence[str | Path]) -> Iterator[tuple[Path, bool]]:
+def _candidates(paths: Sequence[str | Path], config: Config) -> Iterator[tuple[Path, bool]]:
     """All that may be a trace, once each, and whether somebody named it."""
     named: dict[Path, None] = {}
     searched: dict[Path, None] = {}
     for word in paths:
         path = Path(word)
         if path.is_dir():
-            searched |= dict.fromkeys(_below(path))
+            searched |= dict.fromkeys(_below(path, config))
         elif path.exists():
             named[path] = None
         elif matches := sorted(glob(str(word), recursive=True)):  # noqa: PTH207 - absolute too
             for match in map(Path, matches):
                 if match.is_dir():
-                    searched |= dict.fromkeys(_below(match))
+                    searched |= dict.fromkeys(_below(match, config))
                 else:
                     named[match] = None
         else:
@@ -116,9 +165,9 @@ def _candidates(paths: Sequence[str | Path]) -> Iterator[tuple[Path, bool]]:
         yield path, path in named
 
 
-def _below(directory: Path) -> Iterator[Path]:
+def _below(directory: Path, config: Config) -> Iterator[Path]:
     """The directory itself if it is a trace, else what is in it, to the bottom, sorted."""
-    if _format_of(directory) is not None:
+    if _format_of(directory, config) is not None:
         yield directory
         return
     with os.scandir(directory) as entries:
@@ -127,12 +176,13 @@ def _below(directory: Path) -> Iterator[Path]:
         if name.startswith("."):
             continue
         if is_directory:
-            yield from _below(directory / name)
+            yield from _below(directory / name, config)
         else:
             yield directory / name
 
 
-def _missing(ranks: Sequence[int], world: int | None) -> list[str]:
+def missing(ranks: Sequence[int], world: int | None) -> list[str]:
+    """A warning that names the ranks without a trace, if there are any."""
     size = world if world is not None else max(ranks) + 1
     absent = sorted(set(range(size)) - set(ranks))
     if not absent:
@@ -140,7 +190,7 @@ def _missing(ranks: Sequence[int], world: int | None) -> list[str]:
     return [f"{len(absent)} of {size} ranks have no trace here: {ranges(absent)}"]
 
 
-def _with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tuple[str, ...]]:
+def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tuple[str, ...]]:
     """The configuration over the workload card that lies in one of the directories."""
     for path in map(Path, paths):
         if not path.is_dir() or not any(path.glob("*.yaml")):

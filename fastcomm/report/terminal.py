@@ -50,7 +50,9 @@ def show(found: Metrics, console: Console | None = None) -> None:
         if table.row_count:
             console.print(table)
     for note in (*_notes(found), *_problems(found)):
-        console.print(note, highlight=False)
+        for line in note.splitlines():
+            # A command to copy stays on one line.
+            console.print(line, highlight=False, soft_wrap=line.startswith("    "))
 
 
 def headlines(found: Metrics) -> list[str]:

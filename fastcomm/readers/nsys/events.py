@@ -29,7 +29,7 @@ _VERSION = r"_v\d+(?:_ptsz|_ptds)?$"
 class _Parts:
     """Columns of one kind of row after another, to become one table."""
 
-    columns: dict[str, list[Ints]] = field(
+    columns: dict[str, list[NDArray[Any]]] = field(
         default_factory=lambda: {
             name: [] for name in (*_COLUMNS, *_WAITS, "kind", "name", "lane_kind")
         }
@@ -37,7 +37,7 @@ class _Parts:
     texts: dict[str, int] = field(default_factory=dict)
     count: int = 0
 
-    def add(self, kind: str, names: pa.DictionaryArray, **columns: Ints) -> None:
+    def add(self, kind: str, names: pa.DictionaryArray, **columns: NDArray[Any]) -> None:
         """Rows of a kind; a column that is not given is NULL."""
         rows = len(names)
         self.count += rows
@@ -74,16 +74,8 @@ def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) ->
     _add_copies(parts, export, process)
     _add_graphs(parts, export, process)
     _add_runtime(parts, export, process)
-    kinds = np.where(ranges.kind == layout.START_END, _START_END_LANE, _HOST_LANE)
-    kinds = kinds.astype(np.int8)
-    parts.add(
-        "annotation",
-        ranges.name,
-        start=ranges.start,
-        stop=ranges.stop,
-        thread=ranges.thread,
-        lane_kind=kinds,
-    )
+    _add_ranges(parts, ranges, "annotation", ~ranges.is_operator)
+    _add_ranges(parts, ranges, "cpu_op", ranges.is_operator)
     if whole:
         waits = read_waits(export, process)
         kind = _words(waits.kind, layout.SYNCS, "Sync")
@@ -143,6 +135,18 @@ def _add_runtime(parts: _Parts, export: Export, process: int) -> None:
         thread=rows["globalTid"],
         correlation=rows["correlationId"],
         lane_kind=np.full(rows.count, _HOST_LANE, np.int8),
+    )
+
+
+def _add_ranges(parts: _Parts, ranges: Ranges, kind: str, chosen: NDArray[np.bool_]) -> None:
+    lanes = np.where(ranges.kind == layout.START_END, _START_END_LANE, _HOST_LANE)
+    parts.add(
+        kind,
+        ranges.name.filter(pa.array(chosen)),
+        start=ranges.start[chosen],
+        stop=ranges.stop[chosen],
+        thread=ranges.thread[chosen],
+        lane_kind=lanes.astype(np.int8)[chosen],
     )
 
 

@@ -1,6 +1,7 @@
 """What a user has to know of an export before trusting the numbers, and what would mend it."""
 
 from collections.abc import Iterator
+from shlex import quote
 
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.events import Events
@@ -64,7 +65,7 @@ def without_payloads(report: Report, count: int) -> str:
         "(NVTX_EVENTS.binaryData and jsonText are NULL): this export has no message sizes.\n"
         "Export the report again with its payloads, and give fastcomm the new file:\n"
         f"    nsys export --type=sqlite --include-blobs=true "
-        f"--output={stem}.payload.sqlite {original}\n"
+        f"--output={quote(f'{stem}.payload.sqlite')} {quote(original)}\n"
         "(an nsys that does not know --include-blobs: --include-json=true.) Times, overlap, "
         "windows and counts are complete; bandwidth and volume are n/a."
     )

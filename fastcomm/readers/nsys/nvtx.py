@@ -17,11 +17,12 @@ Ints = NDArray[np.int64]
 
 # What `emit_nvtx` adds to an operator's name makes every name unique.
 _ADDED = r", (?:seq|op_id|sizes|stack) = .*$"
+_OPERATOR = r", (?:seq|op_id) = "
 # Ranges of collectives, that metrics need; operators are dropped unless everything is wanted.
 COLLECTIVE = r"^(?:nccl:|c10d::|record_param_comms|gloo:)"
 _OPERATOR_SQL = (
-    "text IS NULL OR text NOT LIKE '%, op_id = %' OR text GLOB 'nccl:*' "
-    "OR text GLOB 'c10d::*' OR text GLOB 'record_param_comms*'"
+    "text IS NULL OR (text NOT LIKE '%, op_id = %' AND text NOT LIKE '%, seq = %') "
+    "OR text GLOB 'nccl:*' OR text GLOB 'c10d::*' OR text GLOB 'record_param_comms*'"
 )
 
 _NCCL = r"^nccl[A-Z]"
@@ -39,7 +40,7 @@ class Ranges:
     kind: Ints  # PUSH_POP or START_END
     domain: Ints
     name: pa.DictionaryArray
-    open: int  # how many ranges were left out since they never ended
+    is_operator: NDArray[np.bool_]  # made by `emit_nvtx` for an operator of PyTorch
 
 
 def read_ranges(
@@ -61,13 +62,17 @@ def read_ranges(
     rows = export.rows(NVTX, (*_COLUMNS, "text"), process=process, where=where)
     kind = rows["eventType"]
     rows = rows.where((kind == PUSH_POP) | (kind == START_END))
-    closed = ~_is_open(rows, ends)
-    unended = int((~closed).sum())
-    rows = rows.where(closed)
+    rows = rows.where(~_is_open(rows, ends))
     name = _names(export, rows)
+    is_operator = _each(name, pc.match_substring_regex(name.dictionary, _OPERATOR))
     if not operators:
-        kept = _wanted(rows, name)
-        rows, name = rows.where(kept), name.filter(pa.array(kept))
+        is_collective = _each(name, pc.match_substring_regex(name.dictionary, COLLECTIVE))
+        kept = ~is_operator | is_collective
+        rows, name, is_operator = (
+            rows.where(kept),
+            name.filter(pa.array(kept)),
+            is_operator[kept],
+        )
     return Ranges(
         start=rows["start"],
         stop=rows["end"],
@@ -75,7 +80,7 @@ def read_ranges(
         kind=rows["eventType"],
         domain=rows["domainId"],
         name=name if numbered else _without_numbers(name),
-        open=unended,
+        is_operator=is_operator,
     )
 
 
@@ -99,13 +104,12 @@ def _names(export: Export, rows: Rows) -> pa.DictionaryArray:
     return text.dictionary_encode()
 
 
-def _wanted(rows: Rows, name: pa.DictionaryArray) -> NDArray[np.bool_]:
-    """All but operators that are no collectives."""
-    words = name.dictionary
-    is_operator = pc.match_substring(words, ", op_id = ")
-    kept = pc.or_(pc.invert(is_operator), pc.match_substring_regex(words, COLLECTIVE))
-    chosen: NDArray[np.bool_] = kept.to_numpy(zero_copy_only=False)[name.indices.to_numpy()]
-    return chosen if len(rows["start"]) else np.zeros(0, np.bool_)
+def _each(name: pa.DictionaryArray, answer: pa.Array) -> NDArray[np.bool_]:
+    """The answer to each name, asked once a word."""
+    of_word: NDArray[np.bool_] = answer.to_numpy(zero_copy_only=False).astype(np.bool_)
+    index = name.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    of_each: NDArray[np.bool_] = np.append(of_word, False)[index]
+    return of_each
 
 
 def _without_numbers(name: pa.DictionaryArray) -> pa.DictionaryArray:
@@ -170,8 +174,7 @@ def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> Nccl
     domains = _domains(export, rows)
     rows = rows.where(rows["eventType"] == PUSH_POP)
     name = _names(export, rows)
-    matches = pc.match_substring_regex(name.dictionary, _NCCL).to_numpy(zero_copy_only=False)
-    kept = matches[name.indices.to_numpy()] if len(name) else np.zeros(0, np.bool_)
+    kept = _each(name, pc.match_substring_regex(name.dictionary, _NCCL))
     owner = rows["globalTid"] >> layout.THREAD_BITS
     known = np.isin(owner, list(domains))
     is_nccl = np.zeros(len(owner), np.bool_)

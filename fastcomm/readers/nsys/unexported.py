@@ -1,6 +1,7 @@
 """Reports, and exports of kinds that are not read: what to type to get one that is."""
 
 from pathlib import Path
+from shlex import quote
 
 # Exports of other kinds, and the kind to ask for.
 _UNREAD = {
@@ -27,7 +28,7 @@ def _not_exported(path: Path) -> str:
     return (
         f"{path}: a report that only nsys can read. Export it, with the payloads of NCCL, and "
         "give fastcomm the new file:\n"
-        f"    nsys export --type=sqlite --include-blobs=true --output={path.with_suffix('')}"
-        f".sqlite {path}\n"
+        f"    nsys export --type=sqlite --include-blobs=true "
+        f"--output={quote(str(path.with_suffix('.sqlite')))} {quote(str(path))}\n"
         "(an nsys that does not know --include-blobs: --include-json=true.)"
     )

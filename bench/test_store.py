@@ -1,0 +1,55 @@
+"""A stored rank beside the gzipped trace that it was made of: time to its metrics, and size."""
+
+from functools import partial
+
+import pytest
+
+from fastcomm.engine.ingest import ingest, plan
+from fastcomm.metrics.partial import Partial
+from fastcomm.readers import kineto, store
+from fastcomm.readers.assembly import ReadOptions
+from fastcomm.synthetic import Job, write
+
+MB = 1_000_000
+EVENTS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def rank(tmp_path_factory):
+    """A gzipped trace of a million events, a tenth of them on the device, and its store."""
+    folder = tmp_path_factory.mktemp("store")
+    job = Job.of(ranks=8, steps=10, layers=16, micro_batches=16)
+    (trace,) = write(job, folder / "traces", ranks=[0], filler_bytes=480 * MB)
+    found = ingest(plan([trace], folder / "store"))
+    return trace, folder / "store" / "rank-00000.parquet", found.manifest.ranks[0].events
+
+
+def metrics(read, path):
+    Partial.of(read(path, ReadOptions()))
+
+
+def test_reopening(rank, bar):
+    trace, stored, events = rank
+    assert events >= EVENTS
+    bar(
+        "reopen",
+        partial(metrics, store.read, stored),
+        partial(metrics, kineto.read, trace),
+        count=events,
+    )
+
+
+def test_reopening_whole(rank, bar):
+    trace, stored, events = rank
+    whole = ReadOptions(whole=True)
+    bar(
+        "reopen_whole",
+        partial(store.read, stored, whole),
+        partial(kineto.read, trace, whole),
+        count=events,
+    )
+
+
+def test_size(rank, held):
+    trace, stored, _ = rank
+    held("store_size", stored.stat().st_size / trace.stat().st_size)

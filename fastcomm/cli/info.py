@@ -1,0 +1,68 @@
+"""``fastcomm info``."""
+
+from typing import Any
+
+import click
+
+from fastcomm.cli.options import run_options
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm info traces/
+  fastcomm info traces/ --all --workers 8
+  fastcomm info store/ --json | jq .groups
+"""
+
+
+@click.command("info", epilog=_EXAMPLES)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--all", "all_ranks", is_flag=True, help="Read every rank, not the first alone.")
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    paths: tuple[str, ...],
+    all_ranks: bool,
+    as_json: bool,
+    **words: Any,
+) -> None:
+    """Say what a run is: format, ranks, iterations, process groups, and what it lacks.
+
+    PATH is what `fastcomm metrics` takes. Of traces the first rank is read, which takes seconds
+    however many there are; of a store that `fastcomm ingest` wrote, all is known.
+    """
+    from fastcomm.engine import local
+
+    if words["workers"] > 1 and all_ranks:
+        local.start_early()
+
+    from fastcomm.cli import INCOMPLETE
+    from fastcomm.cli.options import open_options, opened
+    from fastcomm.engine import warm
+    from fastcomm.engine.info import info
+    from fastcomm.readers.formats import OpenOptions
+    from fastcomm.report.progress import progress
+
+    found_run = opened(paths, words)
+    warm.compile_kernels()
+    with progress(found_run) as advance:
+        found = info(
+            found_run,
+            all_ranks=all_ranks,
+            anew=open_options(words) != OpenOptions(),
+            workers=words["workers"],
+            keep_going=words["keep_going"],
+            progress=advance if all_ranks else None,
+        )
+    if as_json:
+        import json
+
+        click.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+    else:
+        from fastcomm.report.info import show
+
+        show(found, paths)
+    if found.failed:
+        ctx.exit(INCOMPLETE)

@@ -1,0 +1,171 @@
+"""What a run is, told in seconds: of a store all, of other formats the ranks that are read."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from fastcomm.engine.local import Outcome, map_ranks
+from fastcomm.engine.seen import RankInfo, Seen, kinds, lacks, rank_warnings
+from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.readers.runs import missing
+from fastcomm.readers.store_layout import MANIFEST
+from fastcomm.readers.store_manifest import Left, Manifest, read_manifest
+from fastcomm.trace.run import Run
+
+Progress = Callable[[Outcome[Seen]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Info:
+    """What is known of a run. `details` and the tables are of the ranks that were read."""
+
+    stored: bool
+    files: int
+    size: int  # bytes
+    ranks: tuple[int, ...]
+    world_size: int | None
+    details: tuple[RankInfo, ...]
+    groups: pa.Table  # a row a group and rank
+    iterations: pa.Table  # a row an iteration and rank
+    warnings: tuple[str, ...]
+    failed: tuple[Left, ...] = ()
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks of the world without a trace."""
+        return tuple(sorted(set(range(self.world_size or 0)) - set(self.ranks)))
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """What a metric would miss, and how to get it."""
+        return tuple(lacks(self.details, self.missing))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain objects, for `--json`."""
+        return {
+            "stored": self.stored,
+            "formats": sorted({each.format for each in self.details}),
+            "files": self.files,
+            "bytes": self.size,
+            "world_size": self.world_size,
+            "ranks": list(self.ranks),
+            "missing": list(self.missing),
+            "details": [asdict(each) for each in self.details],
+            "iterations": self.iterations.to_pylist(),
+            "groups": kinds(self.groups),
+            "warnings": [*self.warnings, *rank_warnings(self.details)],
+            "lacks": list(self.lacks),
+            "failed": [asdict(each) for each in self.failed],
+        }
+
+
+def info(
+    run: Run,
+    *,
+    all_ranks: bool = False,
+    anew: bool = False,
+    workers: int = 1,
+    keep_going: bool = False,
+    progress: Progress | None = None,
+) -> Info:
+    """Look at a run: at its first rank, or at all; a store has all at hand.
+
+    With `anew` the ranks of a store are read, too: what was said of it later is applied then.
+    """
+    manifests = _manifests(run)
+    if manifests and not anew:
+        return _of_store(run, manifests)
+    looked_at = run if all_ranks else run.only(run.ranks[:1])
+    seen, failed = _look(looked_at, workers, keep_going, progress)
+    seen.sort(key=lambda each: each.rank.rank)
+    # A file that is alone says its rank behind its events, when the run is opened already.
+    told = {each.rank.rank for each in seen} if len(run.ranks) == 1 else set(run.ranks)
+    return Info(
+        stored=bool(manifests),
+        **_files(run),
+        ranks=tuple(sorted(told)),
+        details=tuple(each.rank for each in seen),
+        groups=pa.concat_tables([each.groups for each in seen]),
+        iterations=pa.concat_tables([each.iterations for each in seen]),
+        failed=tuple(sorted(failed, key=lambda left: left.rank)),
+    )
+
+
+def _look(
+    run: Run, workers: int, keep_going: bool, progress: Progress | None
+) -> tuple[list[Seen], list[Left]]:
+    """Read the ranks of a run; an error is raised, or listed with `keep_going`."""
+    seen: list[Seen] = []
+    failed: list[Left] = []
+    for outcome in map_ranks(run, Seen.of, workers):
+        source = outcome.source
+        if outcome.partial is not None:
+            seen.append(outcome.partial)
+        elif outcome.error is not None:
+            if not keep_going:
+                raise outcome.error
+            failed.append(
+                Left(rank=source.rank, source=str(source.path), error=str(outcome.error))
+            )
+        if progress is not None:
+            progress(outcome)
+    if not seen:
+        raise FastcommError(f"no rank could be read: {failed[0].error}")
+    return seen, failed
+
+
+def _files(run: Run) -> dict[str, Any]:
+    sizes = {source.path: source.size for source in run.sources}
+    absent = missing(run.ranks, run.world_size)
+    return {
+        "files": len(sizes),
+        "size": sum(sizes.values()),
+        "world_size": run.world_size,
+        # Of the missing ranks the answer has more to say.
+        "warnings": tuple(note for note in run.warnings if note not in absent),
+    }
+
+
+def _manifests(run: Run) -> dict[Path, Manifest]:
+    """The manifests of the stores that the run is; none where a rank is in no store."""
+    folders = {source.path.parent for source in run.sources}
+    if not all((folder / MANIFEST).is_file() for folder in folders):
+        return {}
+    found = {folder: read_manifest(folder) for folder in sorted(folders)}
+    known = {folder / entry.file for folder in found for entry in found[folder].ranks}
+    return found if all(source.path in known for source in run.sources) else {}
+
+
+def _of_store(run: Run, manifests: dict[Path, Manifest]) -> Info:
+    entries = [entry for each in manifests.values() for entry in each.ranks]
+    ranks = pa.array(run.ranks, pa.int32())
+    tables = {
+        name: pa.concat_tables([_table(folder / f"{name}.parquet") for folder in manifests])
+        for name in ("groups", "iterations")
+    }
+    return Info(
+        stored=True,
+        **_files(run),
+        ranks=run.ranks,
+        details=tuple(
+            RankInfo.of(entry)
+            for entry in sorted(entries, key=lambda entry: entry.rank)
+            if entry.rank in set(run.ranks)
+        ),
+        **{
+            name: table.filter(pc.is_in(table["rank"], ranks)) for name, table in tables.items()
+        },
+        failed=tuple(left for each in manifests.values() for left in each.failed),
+    )
+
+
+def _table(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise TraceFileError(f"{path}: {error}; ingest the traces again") from error

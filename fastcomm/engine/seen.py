@@ -1,0 +1,146 @@
+"""What one look at a rank tells, and what a run lacks by that."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastcomm.readers.store_manifest import ClockNote, Entry
+from fastcomm.store.part import group_table, untagged, with_rank, without_bytes
+from fastcomm.trace.run import ranges
+from fastcomm.trace.trace import LACKS, Trace
+
+# Since when, and how, a profiler tells the sizes of collectives.
+_SIZED_BY = {
+    "kineto": ": record with PyTorch 2.4 or newer, or with record_shapes=True",
+    "nsys": ": record with NCCL 2.25 or newer and nsys --trace=cuda,nvtx",
+}
+# Rules that guess, where marks would know.
+_GUESSES = ("period of the collectives", "whole trace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """One rank that was read. Times in ns on its own clock."""
+
+    rank: int
+    format: str
+    clock: str | None
+    events: int
+    start: int | None
+    stop: int | None
+    found_by: str
+    iterations: int
+    communication: int  # events
+    without_bytes: int  # of the communication
+    untagged: int  # of the communication: no parallelism is known
+    warnings: tuple[str, ...]
+    lacks: tuple[str, ...]  # of `trace.LACKS`
+    clock_note: ClockNote | None = None
+
+    @classmethod
+    def of(cls, entry: Entry) -> Self:
+        """The same of a stored rank."""
+        return cls(**{name: getattr(entry, name) for name in cls.__slots__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A rank, its groups and its iterations."""
+
+    rank: RankInfo
+    groups: pa.Table
+    iterations: pa.Table
+
+    @classmethod
+    def of(cls, trace: Trace) -> Self:
+        """See one rank's trace."""
+        events, meta = trace.events, trace.meta
+        return cls(
+            rank=RankInfo(
+                rank=meta.rank,
+                format=meta.format,
+                clock=meta.clock,
+                events=events.num_rows,
+                start=pc.min(events["start"]).as_py(),
+                stop=pc.max(events["stop"]).as_py(),
+                found_by=meta.found_by,
+                iterations=trace.iterations.num_rows,
+                communication=trace.comm.num_rows,
+                without_bytes=without_bytes(trace),
+                untagged=untagged(trace),
+                warnings=meta.warnings,
+                lacks=meta.lacks,
+            ),
+            groups=group_table(trace),
+            iterations=with_rank(trace.iterations, meta.rank),
+        )
+
+
+def kinds(groups: pa.Table) -> list[dict[str, Any]]:
+    """The groups that differ in more than their ranks, the busiest first."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in groups.to_pylist():
+        names = ("description", "size", "tag", "tag_source", "candidates")
+        kind = found.setdefault(
+            tuple(row[name] for name in names),
+            {
+                **{name: row[name] for name in names},
+                "groups": set(),
+                "ranks": set(),
+                "events": 0,
+            },
+        )
+        kind["groups"].add(tuple(row["ranks"]) if row["ranks"] else row["name"])
+        kind["ranks"].add(row["rank"])
+        kind["events"] += row["events"]
+    counted = [
+        {**kind, "groups": len(kind["groups"]), "ranks": len(kind["ranks"])}
+        for kind in found.values()
+    ]
+    return sorted(counted, key=lambda kind: (-kind["events"], str(kind)))
+
+
+def rank_warnings(details: Iterable[RankInfo]) -> list[str]:
+    """The warnings of ranks, each once, with the ranks that it is of."""
+    of: dict[str, list[int]] = {}
+    for each in details:
+        for warning in each.warnings:
+            of.setdefault(warning, []).append(each.rank)
+    return [f"rank {ranges(ranks)}: {warning}" for warning, ranks in of.items()]
+
+
+def lacks(details: Sequence[RankInfo], missing: Sequence[int]) -> Iterator[str]:
+    """What a metric would miss, and how to get it."""
+    communication, unsized, open_ = (
+        sum(getattr(each, name) for each in details)
+        for name in ("communication", "without_bytes", "untagged")
+    )
+    if missing:
+        yield (
+            f"rank {ranges(missing)}: no trace; put it beside the others, or nothing can "
+            "be compared with that rank"
+        )
+    yield from (LACKS[name] for name in LACKS if any(name in each.lacks for each in details))
+    if not communication:
+        yield (
+            "no communication on the device: record the device (ProfilerActivity.CUDA, nsys "
+            "--trace=cuda,nvtx) on a job with several GPUs; gloo and MPI run on the host"
+        )
+    if unsized:
+        by = " and ".join(sorted({_SIZED_BY.get(each.format, "") for each in details}))
+        yield f"{unsized} of {communication} communication events have no size{by}"
+    if open_:
+        yield (
+            f"{open_} of {communication} communication events have no parallelism: say how "
+            "ranks are laid out (--tp, --pp, --dp, --ep, --cp), or [[tags]] in a --config"
+        )
+    if any(each.found_by in _GUESSES for each in details):
+        yield (
+            "no iteration marks: --iteration-regex names annotations that are; next time leave "
+            'some: prof.step(), or a range "iteration 7"'
+        )
+    if any(each.clock is None for each in details):
+        yield "no absolute time: ranks can only be compared by their collectives"

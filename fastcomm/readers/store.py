@@ -1,0 +1,223 @@
+"""Runs that `fastcomm ingest` stored: a directory of Parquet, one file a rank."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.readers import store_layout as layout
+from fastcomm.readers import store_said
+from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.formats import Found, OpenOptions, agreed_world
+from fastcomm.readers.store_manifest import Manifest, read_manifest
+from fastcomm.readers.store_rules import reapplied
+from fastcomm.trace import schema
+from fastcomm.trace.run import Source, ranges
+from fastcomm.trace.trace import Meta, Trace
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+_NUMBERS = {
+    "kind": schema.KIND,
+    "op": schema.OP,
+    "tag": schema.TAG,
+    "tag_source": {name: number for number, name in enumerate(schema.TAG_SOURCES)},
+}
+_EVENTS = {name: layout.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
+_COMM = {
+    name: layout.COMM_NAMES.get(name, name)
+    for name in schema.COMM.names
+    if name not in ("start", "stop", "event")
+}
+_DAMAGE = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError)
+
+
+def claims(path: Path) -> bool:
+    """Whether the path is a store, or one rank's file of a store."""
+    if path.is_dir():
+        return (path / layout.MANIFEST).is_file()
+    return layout.FILE_NAME.fullmatch(path.name) is not None
+
+
+def find(paths: Sequence[Path], options: OpenOptions) -> Found:
+    """The ranks that the manifests list, and those of single files."""
+    manifests = {path: read_manifest(path) for path in paths if path.is_dir()}
+    said: dict[Path, int | None] = {}
+    files: list[tuple[int, Path]] = []
+    for folder, manifest in manifests.items():
+        _refuse_unfinished(folder, manifest)
+        said[folder] = manifest.world_size
+        files += [(entry.rank, folder / entry.file) for entry in manifest.ranks]
+    for path in paths:
+        if path not in manifests:
+            meta = about(path)["meta"]
+            said[path] = meta["world_size"]
+            files.append((meta["rank"], path))
+    ranks = _one_each(files)
+    world = agreed_world(said, ranks) if ranks else None
+    reading = options.reading(world)
+    return Found(
+        sources=tuple(
+            Source(
+                rank=rank,
+                path=path,
+                size=path.stat().st_size if path.exists() else 0,
+                read=partial(read, path, reading, rank),
+            )
+            for rank, path in sorted(ranks.items())
+        ),
+        world_size=world,
+        warnings=tuple(note for each in manifests.values() for note in _notes(each)),
+        link_bandwidth=next(
+            (each.link_bandwidth for each in manifests.values() if each.link_bandwidth), None
+        ),
+    )
+
+
+def _one_each(files: list[tuple[int, Path]]) -> dict[int, Path]:
+    ranks: dict[int, Path] = {}
+    for rank, path in files:
+        if rank in ranks:
+            raise TraceFileError(f"two files of rank {rank}: {ranks[rank]} and {path}")
+        ranks[rank] = path
+    return ranks
+
+
+def _refuse_unfinished(folder: Path, manifest: Manifest) -> None:
+    if not manifest.complete:
+        done = sum((folder / layout.file_name(rank)).exists() for rank in manifest.expected)
+        raise TraceFileError(
+            f"{folder}: a store that is not whole: {done} of {len(manifest.expected)} ranks; "
+            "the same `fastcomm ingest` again finishes it"
+        )
+    if not manifest.ranks:
+        raise TraceFileError(f"{folder}: a store without a rank; ingest the traces again")
+
+
+def _notes(manifest: Manifest) -> Iterator[str]:
+    yield from manifest.warnings
+    if manifest.failed:
+        ranks = ranges(sorted(left.rank for left in manifest.failed))
+        yield f"left out when the run was stored: rank {ranks}: {manifest.failed[0].error}"
+
+
+def about(path: Path) -> dict[str, Any]:
+    """What a rank's file says of itself."""
+    with _opened(path) as file:
+        return _about(file, path)
+
+
+def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
+    """Read one rank: its device work, or every event where `options.whole` asks for it.
+
+    What the options say of tags and iterations lies over what was said when it was stored, and
+    is applied again. TraceFileError where the file is damaged or lacks what is asked for.
+    """
+    with _opened(path) as file:
+        said = _about(file, path)
+        if rank is not None and said["meta"]["rank"] != rank:
+            raise TraceFileError(
+                f"{path}: the file says rank {said['meta']['rank']}, the store rank {rank}"
+            )
+        if options.whole and not said["whole"]:
+            raise TraceFileError(
+                f"{path}: holds only what metrics need; ingest the traces again for the rest"
+            )
+        stored = store_said.restored(said["reading"])
+        wanted = store_said.over(options, stored)
+        anew = wanted != stored
+        names = list(layout.SECTIONS)[: None if options.whole else 2 if anew else 1]
+        trace = _trace(_rows(file, said, len(names), options.whole), said, path)
+    return reapplied(trace, wanted, stored) if anew else trace
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
+    """The file; whatever is wrong with it while it is open is an error with its path."""
+    import pyarrow.parquet as pq  # every run asks this module first, and few are stores
+
+    try:
+        words = [field.name for field in layout.COLUMNS if pa.types.is_dictionary(field.type)]
+        with pq.ParquetFile(
+            path, read_dictionary=words, page_checksum_verification=True
+        ) as file:
+            yield file
+    except FileNotFoundError as error:
+        raise TraceFileError(
+            f"{path}: no such file, though the store has its rank; ingest its trace again"
+        ) from error
+    except FastcommError as error:
+        if isinstance(error, TraceFileError):
+            raise
+        raise TraceFileError(f"{path}: {error}") from error
+    except _DAMAGE as error:
+        found = f"{type(error).__name__}: {error}"
+        raise TraceFileError(
+            f"{path}: damaged, or no file of a store ({found}); ingest its trace again"
+        ) from error
+
+
+def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
+    said: dict[str, Any] = orjson.loads((file.metadata.metadata or {})[layout.ABOUT])
+    layout.checked_layout(said["layout"], str(path))
+    meta = said["meta"]
+    if not isinstance(meta["rank"], int) or not isinstance(meta["world_size"], int | None):
+        raise TypeError(f"rank {meta['rank']!r} of {meta['world_size']!r}")
+    return said
+
+
+def _rows(file: "pq.ParquetFile", said: dict[str, Any], sections: int, whole: bool) -> pa.Table:
+    """The rows of the first sections, by start."""
+    names = {*_EVENTS.values(), *_COMM.values(), "event"}
+    if whole:
+        names |= {name for name in schema.ARGS.names if name in file.schema_arrow.names}
+    groups = sum(said["row_groups"][:sections])
+    table = file.read_row_groups(list(range(groups)), columns=sorted(names))
+    table = table.unify_dictionaries().combine_chunks()
+    event = table["event"].to_numpy()
+    if (event[1:] < event[:-1]).any():
+        table = table.take(pa.array(np.argsort(event, kind="stable")))
+    return table
+
+
+def _trace(table: pa.Table, said: dict[str, Any], path: Path) -> Trace:
+    events = {name: _numbers(table, name, column) for name, column in _EVENTS.items()}
+    row = np.flatnonzero(table["op"].is_valid().to_numpy())
+    chosen = table.take(pa.array(row))
+    comm = {name: _numbers(chosen, name, column) for name, column in _COMM.items()}
+    comm |= {name: chosen[name] for name in ("start", "stop")}
+    comm["event"] = pa.array(row.astype(np.int32))
+    args = [name for name in schema.ARGS.names if name in table.column_names]
+    small = {
+        name: pa.table(said[name], getattr(schema, name.upper()))
+        for name in ("lanes", "groups", "iterations")
+    }
+    meta: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in said["meta"].items()
+    }
+    return Trace.of(
+        events=pa.table(events),
+        comm=pa.table(comm),
+        **small,
+        meta=Meta(**meta, path=str(path)),
+        args=table.select(args) if args else None,
+    )
+
+
+def _numbers(table: pa.Table, name: str, column: str) -> pa.Array:
+    """A column as `trace.schema` has it: words become numbers again."""
+    found = table[column].combine_chunks()
+    if name not in _NUMBERS:
+        return found
+    if isinstance(found, pa.ChunkedArray):
+        found = pa.concat_arrays(found.chunks or [pa.array([], found.type)])
+    numbers = [_NUMBERS[name][word] for word in found.dictionary.to_pylist()]
+    return pa.array(numbers, pa.int8()).take(found.indices)

@@ -1,0 +1,123 @@
+"""The manifest of a store: its ranks, where each comes from, and whether it is whole."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fastcomm.errors import TraceFileError
+from fastcomm.readers.store_layout import LAYOUT, MANIFEST, Fingerprint, checked_layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockNote:
+    """How far a rank's clock is ahead of another's, and what says so."""
+
+    offset_ns: int
+    spread_ns: int  # by so much the evidence scatters
+    matches: int  # collectives that both took part in
+    reference: int  # the rank whose clock counts
+    applies: bool  # the offset is far above its spread
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One rank of a store."""
+
+    rank: int
+    file: str
+    events: int
+    start: int | None  # ns on its own clock, of the first event
+    stop: int | None  # of the last to end
+    size: int  # bytes of the file
+    format: str
+    clock: str | None
+    found_by: str  # the rule that found the iterations
+    iterations: int
+    communication: int  # events
+    without_bytes: int  # of the communication
+    untagged: int  # of the communication: no parallelism is known
+    warnings: tuple[str, ...]
+    lacks: tuple[str, ...]  # of `trace.LACKS`
+    source: str  # the path that it was read from
+    fingerprint: Fingerprint
+    clock_note: ClockNote | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A rank that could not be stored."""
+
+    rank: int
+    source: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a store says of itself; `complete` is False while it is being made."""
+
+    version: str  # of the fastcomm that wrote it
+    complete: bool
+    world_size: int | None = None
+    link_bandwidth: float | None = None  # bytes per second, where a configuration said it
+    warnings: tuple[str, ...] = ()
+    expected: tuple[int, ...] = ()  # ranks of the run
+    ranks: tuple[Entry, ...] = ()
+    failed: tuple[Left, ...] = ()
+    reading: Mapping[str, Any] | None = None  # what was said, as `store_said` writes it
+
+
+def to_json(manifest: Manifest) -> str:
+    """The text of the file."""
+    return json.dumps({"layout": LAYOUT, **asdict(manifest)}, indent=1, allow_nan=False) + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a store; TraceFileError where it is none, or of a newer layout."""
+    path = folder / MANIFEST
+    try:
+        plain = json.loads(path.read_bytes())
+    except OSError as error:
+        raise TraceFileError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise TraceFileError(f"{path}: damaged, no JSON ({error}); {_REMEDY}") from error
+    if not isinstance(plain, dict):
+        raise TraceFileError(f"{path}: damaged, no object; {_REMEDY}")
+    checked_layout(plain.pop("layout", None), str(path))
+    try:
+        return _manifest(plain)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TraceFileError(f"{path}: damaged ({error!r}); {_REMEDY}") from error
+
+
+_REMEDY = "remove the store and ingest the traces again"
+
+
+def _manifest(plain: dict[str, Any]) -> Manifest:
+    manifest = Manifest(**plain)
+    return replace(
+        manifest,
+        warnings=tuple(map(str, manifest.warnings)),
+        expected=tuple(map(int, manifest.expected)),
+        ranks=tuple(map(_entry, plain["ranks"])),
+        failed=tuple(Left(**each) for each in plain["failed"]),
+    )
+
+
+def _entry(plain: dict[str, Any]) -> Entry:
+    note = plain["clock_note"]
+    entry = Entry(
+        **{
+            **plain,
+            "warnings": tuple(map(str, plain["warnings"])),
+            "lacks": tuple(map(str, plain["lacks"])),
+            "fingerprint": Fingerprint(**plain["fingerprint"]),
+            "clock_note": None if note is None else ClockNote(**note),
+        }
+    )
+    # The name comes from a file: it must not lead out of the store.
+    if not isinstance(entry.rank, int) or Path(entry.file).name != entry.file:
+        raise ValueError(f"rank {entry.rank!r} in file {entry.file!r}")
+    return entry

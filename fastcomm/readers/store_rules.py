@@ -1,0 +1,116 @@
+"""Iterations and tags of a stored rank, found anew by other rules than at first."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.readers.assembly import ReadOptions, assemble
+from fastcomm.readers.communication import Collectives
+from fastcomm.readers.events import Events, Ints
+from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, named
+from fastcomm.trace import schema
+from fastcomm.trace.bytes import Sizes
+from fastcomm.trace.tags import Group
+from fastcomm.trace.trace import Trace
+from fastcomm_kernels.json_numbers import NULL
+
+_SILENT = Named(library="", op="OTHER", tag=None, fused=False)
+
+
+def reapplied(trace: Trace, wanted: ReadOptions, stored: ReadOptions) -> Trace:
+    """The trace as the first reading would have made it of `wanted` instead of `stored`."""
+    events = _events(trace)
+    found = _collectives(trace, events, wanted.patterns)
+    bare = replace(trace.meta, warnings=())
+    whole = trace.args is not None
+    # What the first reading warned of by its rules is no longer so.
+    before = assemble(events, trace.lanes, found, replace(stored, whole=whole), bare)
+    kept = tuple(note for note in trace.meta.warnings if note not in before.meta.warnings)
+    meta = replace(trace.meta, warnings=kept)
+    return assemble(events, trace.lanes, found, replace(wanted, whole=whole), meta)
+
+
+def _events(trace: Trace) -> Events:
+    name = trace.events["name"].combine_chunks()
+    columns = {
+        each: _filled(trace.events[each])
+        for each in trace.events.column_names
+        if each not in ("name", "lane", "kind")
+    }
+    columns |= {"name": name.indices.to_numpy(), "kind": trace.events["kind"].to_numpy()}
+    columns |= {each: _filled(trace.args[each]) for each in _args(trace)} if trace.args else {}
+    columns["stream"] = np.full(trace.events.num_rows, NULL, np.int64)
+    columns["stream"][trace.comm["event"].to_numpy()] = _filled(trace.comm["stream"])
+    return Events(
+        columns=columns,
+        details={},
+        texts=name.dictionary.to_pylist(),
+        lane=trace.events["lane"].to_numpy(),
+    )
+
+
+def _args(trace: Trace) -> list[str]:
+    return [] if trace.args is None else list(trace.args.column_names)
+
+
+def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> Collectives:
+    comm = trace.comm
+    row = comm["event"].to_numpy().astype(np.int64)
+    group = _filled(comm["group"])
+    names, name = _named(events, row, patterns)
+    return Collectives(
+        row=row,
+        op=comm["op"].to_numpy(),
+        seq=_filled(comm["seq"]),
+        group=np.where(group == NULL, -1, group).astype(np.int32),
+        groups=_groups(trace),
+        sizes=Sizes(*(_filled(comm[f"{kind}_bytes"]) for kind in ("msg", "payload", "bus"))),
+        named=names,
+        name=name,
+    )
+
+
+def _named(
+    events: Events, row: Ints, patterns: Sequence[Pattern]
+) -> tuple[tuple[Named, ...], Ints]:
+    """What the names of the communication say, each once, and which is each event's."""
+    names: list[Named] = []
+    place: dict[tuple[int, bool], int] = {}
+    copies = events.columns["kind"][row] == schema.KIND["memcpy"]
+    answers = np.empty(len(row), np.int64)
+    codes = events.columns["name"][row].tolist()
+    for at, key in enumerate(zip(codes, copies.tolist(), strict=True)):
+        if key not in place:
+            table = PEER_COPIES if key[1] else (*patterns, *PATTERNS)
+            place[key] = len(names)
+            names.append(named(events.texts[key[0]], table) or _SILENT)
+        answers[at] = place[key]
+    return tuple(names), answers
+
+
+def _groups(trace: Trace) -> tuple[Group, ...]:
+    rows = trace.groups.select(["name", "description", "ranks", "size"]).to_pylist()
+    return tuple(
+        Group(
+            name=row["name"],
+            description=row["description"],
+            ranks=None if row["ranks"] is None else tuple(row["ranks"]),
+            size=row["size"],
+            communicator=_communicator(row["name"] or ""),
+        )
+        for row in rows
+    )
+
+
+def _communicator(name: str) -> int | None:
+    """The number of a communicator, which is the name of its group where nothing else is."""
+    return int(name, 16) if re.fullmatch("0x[0-9a-f]{16}", name) else None
+
+
+def _filled(column: pa.ChunkedArray) -> Ints:
+    """The column with NULL for nulls, a copy."""
+    filled: Ints = column.cast(pa.int64()).fill_null(NULL).to_numpy().copy()
+    return filled

@@ -1,0 +1,134 @@
+"""What a run is, on one screen."""
+
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fastcomm.engine.info import Info
+from fastcomm.engine.seen import RankInfo, kinds, rank_warnings
+from fastcomm.trace.run import ranges
+from fastcomm.units import format_bytes, format_ns
+
+_PIPE_WIDTH = 110
+_MOST_ROWS = 12
+_NS = 10**9
+
+
+def show(found: Info, paths: tuple[str, ...], console: Console | None = None) -> None:
+    """Print it to stdout; plain text where that is no terminal."""
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
+    for name, words in _facts(found):
+        console.print(f"[bold]{name:<10}[/]  {escape(words)}", highlight=False, soft_wrap=True)
+    groups = _groups(found)
+    if groups.row_count:
+        console.print(groups)
+    for line in _lines(found, paths):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _facts(found: Info) -> list[tuple[str, str]]:
+    formats = ", ".join(sorted({each.format for each in found.details}))
+    kind = f"stored {formats}" if found.stored else formats
+    files = f"{found.files} file{'s' if found.files > 1 else ''}, {format_bytes(found.size)}"
+    return [
+        ("format", f"{kind}: {files}"),
+        ("ranks", _ranks(found)),
+        ("read", _read(found)),
+        ("time", _time(found.details)),
+        ("iterations", _iterations(found)),
+        ("clocks", _clocks(found)),
+    ]
+
+
+def _ranks(found: Info) -> str:
+    world = "" if found.world_size is None else f" of {found.world_size}"
+    missing = f"; missing: {ranges(found.missing)}" if found.missing else ""
+    return f"{ranges(found.ranks)} ({len(found.ranks)}{world}){missing}"
+
+
+def _read(found: Info) -> str:
+    ranks = ranges([each.rank for each in found.details])
+    events = sum(each.events for each in found.details)
+    more = "" if len(found.details) == len(found.ranks) else "; --all reads all"
+    return f"rank {ranks}, {events} events{more}"
+
+
+def _time(details: tuple[RankInfo, ...]) -> str:
+    spans = [
+        (each.start, each.stop)
+        for each in details
+        if each.start is not None and each.stop is not None and "times" not in each.lacks
+    ]
+    if not spans:
+        return "unknown"
+    if any(each.clock is None for each in details):
+        longest = max(stop - start for start, stop in spans)
+        return f"{format_ns(longest)}, absolute time unknown"
+    first, last = min(start for start, _ in spans), max(stop for _, stop in spans)
+    moment = datetime.fromtimestamp(first // _NS, UTC)
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC, {format_ns(last - first)}"
+
+
+def _iterations(found: Info) -> str:
+    time = found.iterations["stop"].to_numpy() - found.iterations["start"].to_numpy()
+    if not len(time):
+        return "none"
+    numbers = sorted(set(found.iterations["number"].to_pylist()))
+    rules = ", ".join(sorted({each.found_by for each in found.details}))
+    return f"{ranges(numbers)} by {rules}, {format_ns(float(time.mean()))} mean"
+
+
+def _clocks(found: Info) -> str:
+    known = [
+        (each.rank, each.clock_note) for each in found.details if each.clock_note is not None
+    ]
+    if not known and found.stored:
+        return "unknown: no collective joins two of the ranks"
+    if not known:
+        return "not compared; `fastcomm ingest` does, by the ends of common collectives"
+    rank, note = max(known, key=lambda pair: abs(pair[1].offset_ns))
+    evidence = f"{note.matches} collectives, spread {format_ns(note.spread_ns)}"
+    if not any(each.applies for _, each in known):
+        return f"agree within {format_ns(abs(note.offset_ns))} ({evidence})"
+    applied = sum(each.applies for _, each in known)
+    return (
+        f"{applied} ranks need correction (ranks.parquet); the most, rank {rank} by "
+        f"{format_ns(-note.offset_ns)} to agree with rank {note.reference} ({evidence})"
+    )
+
+
+def _groups(found: Info) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("process groups", style="bold", header_style="underline", no_wrap=True)
+    for name in ("groups", "ranks each", "tag", "by", "on ranks", "events"):
+        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
+    for row in kinds(found.groups)[:_MOST_ROWS]:
+        fits = f" ({row['candidates']})" if row["candidates"] else ""
+        table.add_row(
+            escape(row["description"] or "undefined"),
+            str(row["groups"]),
+            "n/a" if row["size"] is None else str(row["size"]),
+            row["tag"],
+            f"{row['tag_source']}{fits}",
+            str(row["ranks"]),
+            str(row["events"]),
+        )
+    return table
+
+
+def _lines(found: Info, paths: tuple[str, ...]) -> list[str]:
+    words = escape(" ".join(paths))
+    return [
+        *(
+            f"[yellow]warning:[/] {escape(warning)}"
+            for warning in (*found.warnings, *rank_warnings(found.details))
+        ),
+        *(f"[red]left out:[/] rank {each.rank}: {escape(each.error)}" for each in found.failed),
+        *(f"[cyan]lacks:[/] {escape(each)}" for each in found.lacks),
+        f"[bold]next:[/] fastcomm metrics {words}"
+        + ("" if found.stored else f", or fastcomm ingest {words} -o store"),
+    ]

@@ -1,0 +1,25 @@
+"""A file that is written under another name, and gets its own when it is whole."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# What a killed process leaves behind: hidden, and never taken for a part of a store.
+_MARK = "unfinished"
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[Path]:
+    """A path to write to: renamed to `path` at the end, removed where that is not reached."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{_MARK}")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def left_behind(folder: Path) -> list[Path]:
+    """What killed processes left in a folder."""
+    return sorted(folder.glob(f".*.{_MARK}"))

@@ -1,0 +1,205 @@
+"""How far the clocks of ranks are apart: all members leave a collective at the same time.
+
+An offset is that of a rank's clock less that of its reference: taken from the rank's times, it
+makes them the reference's. Ranks that no collective joins, directly or through others, have
+nothing to be compared by.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from heapq import heappop, heappush
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fastcomm.trace.schema import OP
+from fastcomm.trace.trace import Trace
+from fastcomm_kernels import segments
+
+Ints = NDArray[np.int64]
+
+# A broadcast's root, or who sends, is gone before the others have their data.
+ENDS_TOGETHER = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
+
+# Of one operation in one group and iteration: more of them say nothing new.
+_MOST = 8
+# An offset applies from so many matches on, and if it is so many times its spread.
+LEAST_MATCHES = 3
+FAR = 10
+# Below this the ends of a collective differ by themselves.
+LEAST_NS = 100_000
+
+# The ends of collectives, a row a collective and rank. Equal in all but `rank` and `stop`: one
+# collective.
+ENDS = pa.schema(
+    [
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("group", pa.int64(), nullable=False),  # stands for its ranks, else its name
+        pa.field("op", pa.int8(), nullable=False),
+        pa.field("iteration", pa.int64(), nullable=False),  # its number; -1: `place` is a seq
+        pa.field("place", pa.int64(), nullable=False),  # seq, or the how-manieth of its op
+        pa.field("stop", pa.int64(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """How far a rank's clock is ahead of that of `reference`, and what says so."""
+
+    rank: int
+    reference: int
+    offset_ns: int
+    spread_ns: int  # median deviation of the matches, summed on the way to the reference
+    matches: int  # the fewest on the way
+
+    @property
+    def applies(self) -> bool:
+        """Whether the offset is so far above its spread that times are better with it."""
+        far = abs(self.offset_ns) > max(FAR * self.spread_ns, LEAST_NS)
+        return far and self.matches >= LEAST_MATCHES
+
+
+def ends(trace: Trace) -> pa.Table:
+    """The ends of one rank's collectives whose group is known, inside of iterations."""
+    if "times" in trace.meta.lacks:
+        return ENDS.empty_table()
+    comm = trace.comm.combine_chunks()
+    labels = pa.array(_labels(trace.groups), pa.int64())
+    group = labels.take(comm["group"].combine_chunks())
+    iteration = segments.segment_of(
+        comm["start"].to_numpy(),
+        trace.iterations["start"].to_numpy(),
+        trace.iterations["stop"].to_numpy(),
+    )
+    together = np.isin(comm["op"].to_numpy(), [OP[name] for name in ENDS_TOGETHER])
+    rows = np.flatnonzero(together & (iteration >= 0) & group.is_valid().to_numpy(False))
+    group, comm, within = group.take(pa.array(rows)), comm.take(pa.array(rows)), iteration[rows]
+    place = _places(group.to_numpy(), comm["op"].to_numpy(), within)
+    seq = comm["seq"].combine_chunks()
+    counted = seq.is_valid().to_numpy(False)
+    number = trace.iterations["number"].to_numpy()[within]
+    table = pa.table(
+        {
+            "rank": pa.array(np.full(len(rows), trace.meta.rank, np.int32)),
+            "group": group,
+            "op": comm["op"],
+            "iteration": np.where(counted, -1, number),
+            "place": np.where(counted, seq.fill_null(0).to_numpy(), place),
+            "stop": comm["stop"],
+        }
+    )
+    return table.filter(pa.array(place < _MOST)).cast(ENDS)
+
+
+def _labels(groups: pa.Table) -> Iterator[int | None]:
+    """A number for each group, the same on every rank; None for a group of one."""
+    for row in groups.select(["name", "ranks", "size"]).to_pylist():
+        said = row["ranks"] or (row["name"] and (row["name"], row["size"]))
+        if not said or row["size"] == 1:
+            yield None
+        else:
+            digest = blake2b(repr(said).encode(), digest_size=8).digest()
+            yield int.from_bytes(digest, "big", signed=True)
+
+
+def _places(group: Ints, op: NDArray[np.int8], iteration: NDArray[np.int32]) -> Ints:
+    """The how-manieth each row is of those of its group, operation and iteration."""
+    keys = np.lexsort((iteration, op, group))
+    parts = np.stack([group[keys], op[keys], iteration[keys]])
+    place = np.empty(len(keys), np.int64)
+    place[keys] = np.arange(len(keys)) - _firsts(parts)
+    return place
+
+
+def _firsts(parts: Ints) -> Ints:
+    """For each column of sorted keys the place of the first that is equal to it."""
+    count = parts.shape[1]
+    new = np.ones(count, np.bool_)
+    new[1:] = (parts[:, 1:] != parts[:, :-1]).any(axis=0)
+    return np.maximum.accumulate(np.where(new, np.arange(count), 0))
+
+
+def clock_offsets(table: pa.Table) -> tuple[ClockOffset, ...]:
+    """The offset of each rank that others can be compared with, by rank.
+
+    `table` has the ends of all ranks. The lowest rank of those that are joined is their
+    reference. From rank to rank leads the way of the least spread.
+    """
+    neighbours: dict[int, list[tuple[int, _Pair]]] = {}
+    for pair in _pairs(table):
+        neighbours.setdefault(pair.low, []).append((1, pair))
+        neighbours.setdefault(pair.high, []).append((-1, pair))
+    found: dict[int, ClockOffset] = {}
+    for rank in sorted(neighbours):
+        if rank not in found:
+            found |= _reached(rank, neighbours)
+    return tuple(found[rank] for rank in sorted(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Two ranks that met: how far the clock of `high` is ahead of that of `low`."""
+
+    low: int
+    high: int
+    offset: int
+    spread: int
+    matches: int
+
+
+def _pairs(table: pa.Table) -> Iterator[_Pair]:
+    """Each member of a collective with the lowest, over all their collectives."""
+    columns = [table[name].to_numpy() for name in ("op", "iteration", "place", "group")]
+    rank, stop = (table[name].to_numpy().astype(np.int64) for name in ("rank", "stop"))
+    order = np.lexsort((rank, *columns))
+    first = _firsts(np.stack(columns)[:, order])
+    rank, stop = rank[order], stop[order]
+    low, ahead = rank[first], stop - stop[first]
+    others = np.flatnonzero(rank != low)
+    others = others[np.lexsort((ahead[others], rank[others], low[others]))]
+    pairs = np.stack([low[others], rank[others]])
+    edges = np.flatnonzero(np.append(_firsts(pairs) == np.arange(len(others)), True))
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        sorted_ahead = ahead[others[begin:end]]
+        offset = _middle(sorted_ahead)
+        spread = _middle(np.sort(np.abs(sorted_ahead - offset)))
+        yield _Pair(int(pairs[0, begin]), int(pairs[1, begin]), offset, spread, end - begin)
+
+
+def _middle(ordered: Ints) -> int:
+    """The median, the lower of two: a whole number, however large."""
+    return int(ordered[(len(ordered) - 1) // 2])
+
+
+def _reached(
+    reference: int, neighbours: dict[int, list[tuple[int, _Pair]]]
+) -> dict[int, ClockOffset]:
+    """The offsets of all ranks that a way leads to."""
+    found: dict[int, ClockOffset] = {}
+    start = ClockOffset(
+        rank=reference, reference=reference, offset_ns=0, spread_ns=0, matches=1 << 62
+    )
+    waiting = [(0, 0, reference)]
+    best = {reference: start}
+    while waiting:
+        _, steps, rank = heappop(waiting)
+        if rank in found:
+            continue
+        here = found[rank] = best[rank]
+        for sign, pair in neighbours[rank]:
+            other = pair.high if sign > 0 else pair.low
+            spread = here.spread_ns + pair.spread
+            if other not in best or spread < best[other].spread_ns:
+                best[other] = ClockOffset(
+                    rank=other,
+                    reference=reference,
+                    offset_ns=here.offset_ns + sign * pair.offset,
+                    spread_ns=spread,
+                    matches=min(here.matches, pair.matches),
+                )
+                heappush(waiting, (spread, steps + 1, other))
+    most = max(each.matches for each in found.values() if each is not start)
+    return {**found, reference: replace(start, matches=most)}

@@ -1,0 +1,155 @@
+"""How far clocks are apart: recovered where collectives join ranks, unknown where none does."""
+
+import kineto_text as k
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle_clocks import least_spread, pair_offsets
+
+from fastcomm.readers import kineto
+from fastcomm.readers.assembly import ReadOptions
+from fastcomm.synthetic import Job, write
+from fastcomm.trace.clocks import ENDS, ClockOffset, clock_offsets, ends
+
+GROUPS = [(0, 1), (1, 2), (0, 2, 3), (4, 5), (6,)]
+
+
+def table(rows):
+    """Rows (rank, (group, op, iteration, place), stop) as the ends of collectives."""
+    columns = list(zip(*((r, g, o, i, p, t) for r, (g, o, i, p), t in rows), strict=True))
+    return pa.table([list(c) for c in columns] or [[]] * 6, ENDS.names).cast(ENDS)
+
+
+@st.composite
+def jobs(draw, jitter):
+    """Offsets of the clocks, and the ends of collectives on them."""
+    offsets = draw(st.lists(st.integers(-(10**15), 10**15), min_size=7, max_size=7))
+    rows = []
+    for group, ranks in enumerate(GROUPS):
+        for place in range(draw(st.integers(0, 6))):
+            at = draw(st.integers(0, 10**18))
+            for rank in ranks:
+                late = draw(st.integers(0, jitter))
+                rows.append(
+                    (rank, (group, place % 3, place % 2, place), at + late + offsets[rank])
+                )
+    return offsets, draw(st.permutations(rows))
+
+
+@given(jobs(jitter=5_000))
+def test_offsets_are_recovered_within_the_jitter(job):
+    offsets, rows = job
+    for found in clock_offsets(table(rows)):
+        true = offsets[found.rank] - offsets[found.reference]
+        # A way to the reference is at most two pairs long, and each errs by the jitter.
+        assert abs(found.offset_ns - true) <= 2 * 5_000
+
+
+@given(jobs(jitter=0))
+def test_offsets_are_exact_where_ends_coincide(job):
+    offsets, rows = job
+    for found in clock_offsets(table(rows)):
+        assert found.offset_ns == offsets[found.rank] - offsets[found.reference]
+        assert found.spread_ns == 0
+
+
+@given(jobs(jitter=1_000_000))
+def test_the_way_to_the_reference_is_that_of_the_least_spread(job):
+    _, rows = job
+    found = {each.rank: (each.reference, each.spread_ns) for each in clock_offsets(table(rows))}
+    assert found == least_spread(rows)
+
+
+@given(jobs(jitter=1_000_000))
+def test_a_pair_is_as_far_apart_as_the_median_of_its_collectives(job):
+    _, rows = job
+    rows = [row for row in rows if row[1][0] == 0]
+    found = {each.rank: each for each in clock_offsets(table(rows))}
+    wanted = pair_offsets(rows)
+    assert len(found) == 2 * len(wanted)
+    for (low, high), (offset, spread, matches) in wanted.items():
+        assert found[high] == ClockOffset(
+            rank=high, reference=low, offset_ns=offset, spread_ns=spread, matches=matches
+        )
+
+
+def test_ranks_that_nothing_joins_stay_unknown():
+    rows = [(rank, (1, 0, 0, 0), 0) for rank in (0, 1)] + [(7, (2, 0, 0, 0), 0)]
+    assert [each.rank for each in clock_offsets(table(rows))] == [0, 1]
+    assert clock_offsets(table([])) == ()
+
+
+@pytest.mark.parametrize(
+    ("offset", "spread", "matches", "applies"),
+    [
+        (10**9, 1_000, 5, True),
+        (-(10**9), 1_000, 5, True),
+        (10**9, 10**8, 5, False),  # not far above the spread
+        (10**9, 1_000, 2, False),  # too few to have a spread
+        (50_000, 0, 50, False),  # ends of one collective differ by as much
+    ],
+)
+def test_an_offset_applies_only_far_above_its_spread(offset, spread, matches, applies):
+    found = ClockOffset(
+        rank=1, reference=0, offset_ns=offset, spread_ns=spread, matches=matches
+    )
+    assert found.applies is applies
+
+
+@pytest.mark.compiled
+def test_the_ranks_of_a_made_up_job_have_one_clock(tmp_path):
+    traces = [
+        kineto.read(path, ReadOptions()) for path in write(Job.of(ranks=4, steps=2), tmp_path)
+    ]
+    found = clock_offsets(pa.concat_tables([ends(trace) for trace in traces]))
+    assert [each.rank for each in found] == [0, 1, 2, 3]
+    assert max(abs(each.offset_ns) for each in found) < 100_000
+    assert not any(each.applies for each in found)
+
+
+@pytest.mark.compiled
+def test_a_clock_that_is_ahead_is_found_with_its_evidence(tmp_path):
+    traces = []
+    for rank, ahead in enumerate((0, 5_000_000)):  # microseconds
+        events = [k.mark("ProfilerStep#1", ahead, 1000)]
+        events += [
+            k.all_reduce(ahead + 10 + 100 * n, 20 + n % 2, Process_Group_Ranks="[0, 1]")
+            for n in range(5)
+        ]
+        path = k.write(tmp_path / f"rank{rank}.json", events, rank=rank, world=2)
+        traces.append(kineto.read(path, ReadOptions()))
+    zero, one = clock_offsets(pa.concat_tables([ends(trace) for trace in traces]))
+    assert (zero.offset_ns, zero.reference) == (0, 0)
+    assert one.offset_ns == 5_000_000_000
+    assert (one.matches, one.spread_ns, one.applies) == (5, 0, True)
+
+
+@pytest.mark.compiled
+def test_collectives_are_matched_by_their_sequence_number_where_there_is_one(tmp_path):
+    tables = []
+    for rank, first in enumerate((7, 8)):  # the second rank's trace begins one later
+        events = [k.mark("ProfilerStep#1", 0, 1000)]
+        events += [
+            k.all_reduce(100 * n, 20, Process_Group_Ranks="[0, 1]", Seq=n)
+            for n in range(first, first + 2)
+        ]
+        path = k.write(tmp_path / f"rank{rank}.json", events, rank=rank, world=2)
+        tables.append(ends(kineto.read(path, ReadOptions())))
+    assert tables[0]["place"].to_pylist() == [7, 8]
+    assert tables[0]["iteration"].to_pylist() == [-1, -1]
+    assert clock_offsets(pa.concat_tables(tables))[1].matches == 1
+
+
+@pytest.mark.compiled
+def test_broadcasts_and_groups_of_one_say_nothing_of_clocks(tmp_path):
+    said = {"Process_Group_Ranks": "[0, 1]"}
+    events = [
+        k.mark("ProfilerStep#1", 0, 1000),
+        k.all_reduce(10, 5, Collective_name="broadcast", **said),
+        k.all_reduce(30, 5, Process_Group_Ranks="[0]"),
+        k.all_reduce(50, 5, **said),
+        k.all_reduce(2000, 5, **said),  # outside of the iteration
+    ]
+    path = k.write(tmp_path / "rank0.json", events, world=2)
+    assert ends(kineto.read(path, ReadOptions()))["stop"].to_pylist() == [55_000]

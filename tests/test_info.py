@@ -1,0 +1,177 @@
+"""`fastcomm info`: what a run is, and what it lacks."""
+
+import json
+
+import kineto_text as k
+import pytest
+from click.testing import CliRunner
+
+import fastcomm
+from fastcomm.cli import main
+from fastcomm.engine.info import info
+from fastcomm.engine.ingest import ingest, plan
+from fastcomm.errors import FastcommError
+from fastcomm.readers.runs import OpenOptions
+
+pytestmark = pytest.mark.compiled
+
+NANOSECONDS = 1000
+
+STEP = [
+    k.mark("ProfilerStep#3", 0, 100),
+    k.kernel("gemm", 5, 30),
+    k.all_reduce(20, 40, Process_Group_Ranks="[0, 1]", Process_Group_Description="mesh_tp"),
+    k.all_reduce(70, 10, Process_Group_Ranks="[0, 1]", Process_Group_Description="mesh_tp"),
+]
+
+
+@pytest.fixture
+def traces(tmp_path):
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank in range(2):
+        k.write(folder / f"rank{rank}.json", STEP, rank=rank, world=2)
+    return folder
+
+
+@pytest.fixture
+def store(traces, tmp_path):
+    ingest(plan([traces], tmp_path / "store"))
+    return tmp_path / "store"
+
+
+def invoke(*words, code=0):
+    result = CliRunner().invoke(main, ["info", *map(str, words)])
+    assert result.exit_code == code, result.output + result.stderr
+    return result.stdout
+
+
+def told(*words, code=0):
+    return json.loads(invoke(*words, "--json", code=code))
+
+
+def test_traces_are_told_by_their_first_rank(traces):
+    lines = invoke(traces).splitlines()
+    size = sum(path.stat().st_size for path in traces.iterdir())
+    assert lines[0].split(maxsplit=1) == ["format", f"kineto: 2 files, {size / 1000:.2f} kB"]
+    assert lines[1].split(maxsplit=1) == ["ranks", "0-1 (2 of 2)"]
+    assert lines[2].split(maxsplit=1) == ["read", "rank 0, 4 events; --all reads all"]
+    assert lines[3].split(maxsplit=1) == ["time", "1970-01-01 00:00:00 UTC, 100.00 us"]
+    assert lines[4].split(maxsplit=1) == ["iterations", "3 by ProfilerStep#N, 100.00 us mean"]
+    assert lines[7].split() == ["mesh_tp", "1", "2", "TP", "description", "1", "2"]
+    assert lines[-1] == f"next: fastcomm metrics {traces}, or fastcomm ingest {traces} -o store"
+
+
+def test_all_ranks_are_read_when_that_is_asked_for(traces):
+    assert [each["rank"] for each in told(traces)["details"]] == [0]
+    for workers in (1, 2):
+        found = told(traces, "--all", "--workers", workers)
+        assert [each["rank"] for each in found["details"]] == [0, 1]
+        assert found["groups"][0]["ranks"] == 2
+        assert found["groups"][0]["groups"] == 1
+
+
+def test_of_a_store_all_is_known_and_nothing_read(traces, store):
+    for path in store.glob("rank-*"):
+        path.write_bytes(b"")
+    found, all_ranks = told(store), told(traces, "--all")
+    assert found["stored"] is True
+    assert [each["rank"] for each in found["details"]] == [0, 1]
+    for key in ("ranks", "missing", "world_size", "formats", "groups", "iterations", "lacks"):
+        assert found[key] == all_ranks[key], key
+    lines = invoke(store).splitlines()
+    assert lines[0].startswith("format      stored kineto: 2 files, ")
+    assert lines[5].split(maxsplit=1)[1].startswith("agree within 0 ns (2 collectives, spread")
+    assert lines[-1] == f"next: fastcomm metrics {store}"
+
+
+def test_what_is_said_of_a_store_is_applied(store):
+    found = told(store, "--iteration-regex", "Prof.*", "--all")
+    assert {each["found_by"] for each in found["details"]} == {"regex Prof.*"}
+
+
+def test_some_ranks_of_a_store(store):
+    found = told(store, "--ranks", "1")
+    assert [each["rank"] for each in found["details"]] == found["ranks"] == [1]
+    assert {row["rank"] for row in found["iterations"]} == {1}
+
+
+def test_ranks_without_a_common_collective_have_unknown_clocks(tmp_path):
+    k.write(tmp_path / "rank0.json", STEP)
+    ingest(plan([tmp_path / "rank0.json"], tmp_path / "store"))
+    assert "clocks      unknown: no collective joins two of the ranks" in invoke(
+        tmp_path / "store"
+    )
+
+
+def test_clocks_that_disagree_are_told_with_their_evidence(tmp_path):
+    (tmp_path / "traces").mkdir()
+    for rank, ahead in enumerate((0, 7_000_000)):
+        events = [{**event, "ts": event["ts"] + ahead} for event in (*STEP, *STEP[2:])]
+        k.write(tmp_path / "traces" / f"rank{rank}.json", events, rank=rank, world=2)
+    ingest(plan([tmp_path / "traces"], tmp_path / "store"))
+    assert (
+        "1 ranks need correction (ranks.parquet); the most, rank 1 by -7.00 s to agree with "
+        "rank 0 (4 collectives, spread 0 ns)" in " ".join(invoke(tmp_path / "store").split())
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "envelope", "lacks"),
+    [
+        (STEP, {"world": 3}, "rank 1-2: no trace; put it beside the others"),
+        (
+            STEP[:2],
+            {},
+            "no communication on the device: record the device (ProfilerActivity.CUDA",
+        ),
+        (
+            [STEP[0], k.kernel("ncclDevKernel_AllReduce", 5, 9)],
+            {},
+            "1 of 1 communication events have no size: record with PyTorch 2.4",
+        ),
+        (
+            [STEP[0], k.all_reduce(5, 9)],
+            {},
+            "1 of 1 communication events have no parallelism: say how ranks are laid out",
+        ),
+        (STEP[1:], {}, "no iteration marks: --iteration-regex names annotations"),
+        (STEP, {"baseTimeNanoseconds": None}, "no absolute time"),
+    ],
+)
+def test_what_a_run_lacks_comes_with_the_remedy(tmp_path, events, envelope, lacks):
+    k.write(tmp_path / "rank0.json", events, **envelope)
+    assert any(each.startswith(lacks) for each in told(tmp_path)["lacks"])
+    assert f"lacks: {lacks}" in invoke(tmp_path)
+
+
+def test_warnings_are_said_once_with_their_ranks(tmp_path):
+    for rank in range(3):
+        k.write(tmp_path / f"rank{rank}.json", STEP[1:], rank=rank, world=3)
+    found = told(tmp_path, "--all")["warnings"]
+    assert [warning.partition(":")[0] for warning in found] == ["rank 0-2"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bad_rank_is_an_error_or_left_out(traces, workers):
+    (traces / "rank1.json").write_text('{"traceEvents": [')
+    invoke(traces)
+    invoke(traces, "--all", code=1)
+    found = told(traces, "--all", "--keep-going", "--workers", workers, code=3)
+    assert [each["rank"] for each in found["failed"]] == [1]
+    assert "left out: rank 1: " in invoke(traces, "--all", "--keep-going", code=3)
+    (traces / "rank0.json").write_text('{"traceEvents": [')
+    with pytest.raises(FastcommError, match="no rank could be read"):
+        info(fastcomm.open_run(traces), keep_going=True)
+
+
+def test_a_store_without_its_tables_is_an_error(store):
+    (store / "groups.parquet").unlink()
+    assert "groups.parquet" in CliRunner().invoke(main, ["info", str(store)]).stderr
+
+
+def test_info_from_python(store):
+    run = fastcomm.open_run(store, options=OpenOptions())
+    found = info(run)
+    assert found.stored
+    assert found.details[0].stop - found.details[0].start == 100 * NANOSECONDS

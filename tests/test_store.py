@@ -1,0 +1,392 @@
+"""What a store gives back is what was put in; what is wrong with one is said with its path."""
+
+import gzip
+import json
+import re
+from dataclasses import replace
+
+import kineto_text as k
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from made_traces import DEVICE, traces
+
+import fastcomm
+from docs import pages
+from fastcomm.engine.info import info
+from fastcomm.engine.ingest import ingest, plan
+from fastcomm.errors import SchemaError, TraceFileError
+from fastcomm.metrics.partial import Partial
+from fastcomm.readers import kineto, store, store_said
+from fastcomm.readers import store_layout as layout
+from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.config import Config, Parallel
+from fastcomm.readers.patterns import Pattern
+from fastcomm.readers.runs import OpenOptions
+from fastcomm.store import rank_file
+from fastcomm.synthetic import Job, NsysVariant, write, write_nsys
+from fastcomm.trace.iterations import IterationRule
+from fastcomm.trace.schema import ARGS, KINDS
+from fastcomm.trace.tags import TagRule, TagRules
+
+WHOLE = ReadOptions(whole=True)
+TABLES = ("events", "lanes", "comm", "groups", "iterations")
+
+
+def plain(table):
+    """The table with words where codes stood: two dictionaries of the same words differ."""
+    return table.to_pylist()
+
+
+def stored(trace, path, said=WHOLE):
+    rank_file.write(trace, path, {"reading": store_said.as_json(said)})
+    return path
+
+
+def same_tables(found, wanted):
+    for name in TABLES:
+        assert plain(getattr(found, name)) == plain(getattr(wanted, name)), name
+    assert (found.args is None) == (wanted.args is None)
+    if wanted.args is not None:
+        assert sorted(found.args.column_names) == sorted(wanted.args.column_names)
+        names = found.args.column_names
+        assert plain(found.args) == plain(wanted.args.select(names))
+
+
+@given(trace=traces())
+def test_a_stored_trace_comes_back_as_it_was(trace, tmp_path_factory):
+    path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
+    found = store.read(path, replace(WHOLE, whole=trace.args is not None))
+    if trace.args is not None:
+        same_tables(found, trace)
+    assert found.meta == replace(trace.meta, path=str(path))
+    assert list(path.parent.iterdir()) == [path]
+
+
+@given(trace=traces())
+def test_metrics_get_device_work_and_the_rows_of_its_communication(trace, tmp_path_factory):
+    path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
+    found = store.read(path, ReadOptions())
+    kept = np.isin(trace.events["kind"].to_numpy(), DEVICE)
+    kept[trace.comm["event"].to_numpy()] = True
+    assert plain(found.events) == plain(trace.events.filter(pa.array(kept)))
+    assert plain(found.comm.drop("event")) == plain(trace.comm.drop("event"))
+    of_comm = found.events.take(found.comm["event"])
+    assert plain(of_comm) == plain(trace.events.take(trace.comm["event"]))
+    assert found.args is None
+
+
+@given(trace=traces())
+def test_the_file_says_in_words_what_the_trace_says_in_numbers(trace, tmp_path_factory):
+    path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
+    rows = pq.read_table(path).sort_by("event")
+    assert rows.column_names[: len(layout.COLUMNS)] == layout.COLUMNS.names
+    assert set(rows.column_names[len(layout.COLUMNS) :]) <= set(ARGS.names)
+    assert rows["start"].to_pylist() == trace.events["start"].to_pylist()
+    lanes = trace.lanes.to_pylist()
+    threads = [lanes[lane]["thread"] for lane in trace.events["lane"].to_pylist()]
+    assert rows["thread"].to_pylist() == threads
+    assert rows["op"].null_count == rows.num_rows - trace.comm.num_rows
+
+
+@given(trace=traces())
+def test_the_same_trace_gives_the_same_bytes(trace, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    one, other = (stored(trace, folder / f"rank-{n}.parquet") for n in range(2))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_row_groups_come_in_sections_however_small_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(layout, "ROW_GROUP", 2)
+    events = [k.mark("ProfilerStep#0", 0, 100), k.launch(1, 1), k.launch(2, 2), k.launch(3, 3)]
+    events += [k.kernel(f"gemm{n}", 10 * n, 5) for n in range(5)]
+    events += [k.event("aten::mm", "cpu_op", 4, 5, pid=100, tid=1)]
+    source = k.write(tmp_path / "rank0.json", events)
+    trace = kineto.read(source, WHOLE)
+    path = stored(trace, tmp_path / "rank-00000.parquet")
+    assert store.about(path)["row_groups"] == [3, 2, 1]
+    same_tables(store.read(path, WHOLE), trace)
+    assert store.read(path, ReadOptions()).events.num_rows == 5
+
+
+def test_two_communications_of_one_event_are_refused(tmp_path):
+    trace = kineto.read(k.write(tmp_path / "rank0.json", STEP), WHOLE)
+    twice = pa.concat_tables([trace.comm, trace.comm])
+    with pytest.raises(SchemaError, match="two rows of one event"):
+        stored(replace(trace, comm=twice), tmp_path / "x.parquet")
+    late = trace.comm.set_column(1, "start", pa.array([0]))
+    with pytest.raises(SchemaError, match="differ from those of its events"):
+        stored(replace(trace, comm=late), tmp_path / "x.parquet")
+    assert not (tmp_path / "x.parquet").exists()
+
+
+STEP = [
+    k.mark("ProfilerStep#0", 0, 100),
+    k.mark("epoch 7", 0, 50),
+    k.mark("epoch 8", 50, 50),
+    k.launch(5, 3),
+    k.all_reduce(20, 10, correlation=3, Process_Group_Ranks="[0, 1]"),
+    k.kernel("gemm", 5, 10),
+    k.event("aten::mm", "cpu_op", 1, 300, pid=100, tid=1),
+]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of two ranks, and its store."""
+    (tmp_path / "traces").mkdir()
+    for rank in range(2):
+        k.write(tmp_path / "traces" / f"rank{rank}.json", STEP, rank=rank, world=4)
+    ingest(plan([tmp_path / "traces"], tmp_path / "store"))
+    return tmp_path
+
+
+def measured(path, **options):
+    found = fastcomm.compute_metrics(fastcomm.open_run(path, options=OpenOptions(**options)))
+    return found.to_dict()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"config": Config(parallel=Parallel(tp=2))},
+        {"config": Config(parallel=Parallel(dp=4))},
+        {"config": Config(tags=(TagRule(field="ranks", value=(0, 1), tag="CP"),))},
+        {"config": Config(iterations=r"epoch (\d+)")},
+        {"guess_tags": True},
+        {"iterations": IterationRule(regex=r"epoch (\d+)")},
+        {"iterations": IterationRule(clock="device")},
+        {"iterations": IterationRule(ranges=((3, 10_000, 30_000),))},
+    ],
+    ids=str,
+)
+def test_what_is_said_of_a_store_is_applied_as_to_the_traces(run, options):
+    assert measured(run / "store", **options) == measured(run / "traces", **options)
+
+
+@pytest.mark.compiled
+def test_a_communicator_is_known_by_its_number_in_a_store_too(tmp_path):
+    write_nsys(Job.of(ranks=2, steps=2), tmp_path / "reports")
+    ingest(plan([tmp_path / "reports"], tmp_path / "store"))
+    assert measured(tmp_path / "store") == measured(tmp_path / "reports")
+    name = fastcomm.open_run(tmp_path / "store").read(0).groups["name"][0].as_py()
+    rule = TagRule(field="communicator", value=int(name, 16), tag="CP")
+    found = measured(tmp_path / "store", config=Config(tags=(rule,)))
+    assert found == measured(tmp_path / "reports", config=Config(tags=(rule,)))
+    assert "CP" in found["volume"]
+
+
+@pytest.mark.compiled
+def test_a_stream_is_known_by_its_number_in_a_store_too(tmp_path):
+    bare = NsysVariant(payload="none")
+    write_nsys(Job.of(ranks=2, steps=2), tmp_path / "reports", variant=bare)
+    ingest(plan([tmp_path / "reports"], tmp_path / "store"))
+    names = fastcomm.open_run(tmp_path / "store").read(0).groups["name"].to_pylist()
+    rule = TagRule(field="stream", value=int(names[0].removeprefix("stream ")), tag="CP")
+    found = measured(tmp_path / "store", config=Config(tags=(rule,)))
+    assert found == measured(tmp_path / "reports", config=Config(tags=(rule,)))
+
+
+def test_what_was_said_when_storing_still_holds(run):
+    said = OpenOptions(
+        config=Config(parallel=Parallel(tp=2)), iterations=IterationRule(regex="epoch .*")
+    )
+    ingest(plan([run / "traces"], run / "tp", options=said))
+    found = measured(run / "tp")
+    assert found == measured(run / "traces", config=said.config, iterations=said.iterations)
+    assert set(found["volume"]) == {"TP"}
+    later = measured(run / "tp", config=Config(parallel=Parallel(pp=2)))
+    assert set(later["volume"]) == {"DP"}
+    assert later["iteration"] == found["iteration"]
+
+
+def test_a_warning_that_no_longer_holds_is_gone(tmp_path):
+    (tmp_path / "traces").mkdir()
+    events = [k.mark("round one", 0, 50), k.mark("round two", 50, 50), k.all_reduce(20, 10)]
+    k.write(tmp_path / "traces" / "rank0.json", events)
+    ingest(plan([tmp_path / "traces"], tmp_path / "store"))
+    trace = fastcomm.open_run(tmp_path / "store").read(0)
+    assert any("no iteration marks" in note for note in trace.meta.warnings)
+    options = OpenOptions(iterations=IterationRule(regex="round"))
+    trace = fastcomm.open_run(tmp_path / "store", options=options).read(0)
+    assert trace.meta.warnings == ()
+    assert trace.iterations.num_rows == 2
+
+
+def test_patterns_of_kernels_only_count_when_storing(run):
+    patterns = (Pattern(regex="gemm", library="user", op="AllReduce"),)
+    options = OpenOptions(config=Config(kernels=patterns))
+    opened = fastcomm.open_run(run / "store", options=options)
+    with pytest.raises(TraceFileError, match=r"rank-00000.*gemm.*ingest the traces again"):
+        opened.read(0)
+    ingest(plan([run / "traces"], run / "own", options=options))
+    opened = fastcomm.open_run(run / "own", options=options)
+    assert opened.read(0).comm.num_rows == 2
+
+
+@pytest.mark.parametrize("options", [WHOLE, ReadOptions(whole=True, patterns=(
+    Pattern(regex="x", library="y"),), iterations=IterationRule(ranges=((1, 2, 3),)),
+    tags=TagRules(explicit=(TagRule(field="ranks", value=(0, 1), tag="TP"),),
+                  grid=Parallel(tp=2).grid(8), guess=True))])  # fmt: skip
+def test_what_was_said_comes_back_from_json(options):
+    text = json.dumps(store_said.as_json(options))
+    assert store_said.restored(json.loads(text)) == options
+    assert store_said.over(options, options) == options
+    assert store_said.over(ReadOptions(), options) == options
+
+
+def test_a_file_of_a_store_is_a_run_of_one_rank(run):
+    found = measured(run / "store" / "rank-00001.parquet")
+    assert found["ranks"] == [1]
+    assert any("3 of 4 ranks have no trace here" in note for note in found["warnings"])
+
+
+def test_a_missing_rank_is_an_error_or_left_out(run):
+    (run / "store" / "rank-00001.parquet").unlink()
+    opened = fastcomm.open_run(run / "store")
+    assert opened.ranks == (0, 1)
+    with pytest.raises(TraceFileError, match=r"rank-00001.parquet: no such file, though"):
+        fastcomm.compute_metrics(opened)
+    found = fastcomm.compute_metrics(opened, keep_going=True)
+    assert found.ranks == (0,)
+    assert [each.rank for each in found.failed] == [1]
+
+
+def break_at(path, place):
+    text = bytearray(path.read_bytes())
+    text[place] ^= 0xFF
+    path.write_bytes(text)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def other_rank(path):
+    path.write_bytes(path.with_name("rank-00000.parquet").read_bytes())
+
+
+def other_parquet(path):
+    pq.write_table(pa.table({"x": [1]}), path)
+
+
+def with_about(**changes):
+    def change(path):
+        file = pq.ParquetFile(path)
+        said = json.loads(file.metadata.metadata[layout.ABOUT])
+        table = file.read().replace_schema_metadata()
+        text = json.dumps({**said, **changes})
+        pq.write_table(table.replace_schema_metadata({layout.ABOUT: text}), path)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(b""), "damaged, or no file of a store"),
+        (lambda path: path.write_text("PAR1"), "damaged, or no file of a store"),
+        (cut, "damaged, or no file of a store"),
+        (other_parquet, "damaged, or no file of a store"),
+        (other_rank, "the file says rank 0, the store rank 1"),
+        (with_about(layout=99), "layout 99 by a newer fastcomm"),
+        (with_about(layout="1"), "layout '1', wanted a number"),
+        (with_about(reading={}), r"damaged, or no file of a store \(KeyError"),
+        (with_about(lanes={"process": []}), r"rank-00001.parquet: damaged|lanes: no column"),
+        (with_about(iterations={"number": [1], "start": [5], "stop": [1]}), "stops before"),
+        (with_about(row_groups=[7]), "damaged, or no file of a store"),
+        (with_about(meta={"rank": 1, "warnings": []}), "damaged, or no file of a store"),
+    ],
+)
+def test_a_damaged_rank_is_an_error_with_its_path(run, damage, message):
+    path = run / "store" / "rank-00001.parquet"
+    damage(path)
+    with pytest.raises(TraceFileError, match=message) as raised:
+        fastcomm.open_run(run / "store").read(1)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_flipped_byte_anywhere_is_noticed_or_changes_nothing_read(run, whole):
+    path = run / "store" / "rank-00001.parquet"
+    text = path.read_bytes()
+    options = replace(WHOLE, whole=whole)
+    wanted = store.read(path, options, 1)
+    rng = np.random.default_rng(0)
+    for place in rng.choice(len(text), 150, replace=False).tolist():
+        break_at(path, place)
+        try:
+            found = store.read(path, options, 1)
+        except TraceFileError:
+            pass
+        else:
+            assert plain(found.events.drop("name")) == plain(wanted.events.drop("name"))
+            assert plain(found.comm) == plain(wanted.comm)
+        path.write_bytes(text)
+
+
+def test_the_rest_of_a_rank_that_was_stored_without_it_is_an_error(tmp_path):
+    trace = kineto.read(k.write(tmp_path / "rank0.json", STEP), ReadOptions())
+    path = stored(trace, tmp_path / "rank-00000.parquet")
+    assert store.read(path, ReadOptions()).comm.num_rows == 1
+    with pytest.raises(TraceFileError, match="holds only what metrics need"):
+        store.read(path, WHOLE)
+
+
+@pytest.mark.compiled
+def test_metrics_of_a_made_up_job_are_the_same_from_its_store(tmp_path):
+    write(Job.of(ranks=4, steps=2), tmp_path / "traces")
+    ingest(plan([tmp_path / "traces"], tmp_path / "store"))
+    assert measured(tmp_path / "store") == measured(tmp_path / "traces")
+
+
+@pytest.mark.compiled
+def test_real_traces_are_a_tenth_of_their_text_and_no_larger_than_gzipped(kineto, tmp_path):
+    for source in ("nccl_2rank_rank0.json.gz", "dlrm_8rank", "gloo_4rank", "sampled_2of128"):
+        found = ingest(plan([kineto / source], tmp_path / source.partition(".")[0]))
+        for entry in found.manifest.ranks:
+            with gzip.open(entry.source) as file:
+                text = len(file.read())
+            assert 10 * entry.size <= text, entry.source
+            assert entry.size <= entry.fingerprint.size, entry.source
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", ["nccl_2rank_rank0.json.gz", "dlrm_8rank", "sampled_2of128"])
+def test_real_traces_come_back_as_they_were(kineto, tmp_path, name):
+    ingest(plan([kineto / name], tmp_path / "store"))
+    traces = fastcomm.open_run(kineto / name, options=OpenOptions(whole=True))
+    kept = fastcomm.open_run(tmp_path / "store", options=OpenOptions(whole=True))
+    quick = fastcomm.open_run(tmp_path / "store")
+    assert kept.ranks == traces.ranks
+    for rank in kept.ranks:
+        same_tables(kept.read(rank), traces.read(rank))
+        assert Partial.of(quick.read(rank)).events.equals(Partial.of(traces.read(rank)).events)
+
+
+PAGE = pages.DOCS / "store.md"
+
+
+@pytest.mark.compiled
+def test_the_page_shows_what_its_queries_answer():
+    text = PAGE.read_text("utf-8")
+    assert len(re.findall("^```sql$", text, re.MULTILINE)) == 3
+    with pages.workplace() as folder:
+        assert pages.answered(pages.replayed(text, folder), folder) == text, "make pages"
+
+
+def test_the_page_knows_every_column_and_key(run):
+    text = PAGE.read_text("utf-8")
+    known = set(re.findall(r"`([^`\n]+)`", text))
+    for path in (run / "store").glob("*.parquet"):
+        assert set(pq.read_schema(path).names) <= known, path
+    assert {*ARGS.names, *KINDS} <= known
+    manifest = json.loads((run / "store" / layout.MANIFEST).read_text())
+    one = manifest["ranks"][0]
+    keys = {*manifest, *one, *one["fingerprint"], *one["clock_note"], *manifest["reading"]}
+    told = info(fastcomm.open_run(run / "store")).to_dict()
+    keys |= {*told, *told["details"][0], *told["groups"][0], *told["iterations"][0]}
+    assert keys <= known
