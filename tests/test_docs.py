@@ -79,7 +79,7 @@ def test_every_example_of_a_configuration_is_one(tmp_path):
         path.write_text(example)
         assert config.read(path) != config.Config()
     tables = {key for example in examples for key in tomllib.loads(example)}
-    assert tables == {"parallel", "tags", "kernels", "iterations", "link"}
+    assert tables == {"parallel", "tags", "kernels", "iterations", "link", "ranks", "table"}
 
 
 def test_the_configuration_page_knows_every_key():

@@ -215,6 +215,24 @@ def test_a_group_that_never_ends_leaves_its_messages_without_kernels(export):
     assert any("no known size" in text for text in found.warnings)
 
 
+def test_ranges_of_nccl_that_are_not_known_are_warned_of(export):
+    change(
+        export, "UPDATE StringIds SET value = substr(value, 5) WHERE value GLOB 'nccl[A-Z]*'"
+    )
+    assert any(
+        "collected with `nsys profile --trace=nccl`" in w for w in measured(export).warnings
+    )
+
+
+def test_without_any_range_of_nccl_the_capture_is_to_blame(export):
+    change(
+        export,
+        f"DELETE FROM {NVTX} WHERE eventType = 75 OR "
+        "textId IN (SELECT id FROM StringIds WHERE value GLOB 'nccl[A-Z]*')",
+    )
+    assert any("no NCCL range at all" in text for text in measured(export).warnings)
+
+
 @pytest.mark.parametrize("kind", ["parquetdir", "arrowdir"])
 def test_a_broken_table_of_a_directory_is_an_error_with_the_file(made, tmp_path, kind):
     path = shutil.copytree(made[kind], tmp_path / made[kind].name)

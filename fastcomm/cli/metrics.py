@@ -53,7 +53,7 @@ def run(
 ) -> None:
     """Measure what communication costs a training run, by parallelism.
 
-    PATH is a directory of traces, or files, or globs: of the PyTorch profiler (.json, .json.gz),
+    PATH is a directory of traces, or files, or globs: of the PyTorch profiler (.json[.gz]),
     exports of Nsight Systems (.sqlite, parquetdir, arrowdir), or what fastcomm ingest wrote.
     Printed are: the time breakdown of an iteration, how much of the communication hides behind
     compute, the windows between phases, bandwidth and volume of DP, TP, PP, EP and CP.

@@ -58,7 +58,7 @@ Lanes = tuple[Lane, Column, Column]  # lane, start, stop
 def projected(
     ranges: Lanes, launches: Lanes, work: tuple[Column, Column]
 ) -> tuple[Column, Column, Column]:
-    """For each range the first start and the last stop of the work launched in it, and how much.
+    """For each range the first start and last stop of the work launched in it, and how much.
 
     `work` has the start and stop of what each launch led to; a launch that led to several
     pieces has several rows. Without any work: 0, 0, 0.
@@ -69,8 +69,8 @@ def projected(
     first = np.zeros(len(range_lane), np.int64)
     last = np.zeros(len(range_lane), np.int64)
     count = np.zeros(len(range_lane), np.int64)
-    # Ranges that may still enclose a launch, in no order: unlike `enclosing`, all of them count,
-    # those that another outlives included.
+    # Ranges that may still enclose a launch, in no order: unlike in `enclosing`, those that
+    # another outlives count, too.
     open_ = np.empty(len(range_lane), np.int64)
     depth = r = 0
     here = -1

@@ -33,7 +33,13 @@ def about(
 
 def _about_payloads(nccl: NcclRanges) -> Iterator[str]:
     is_operation = nccl.is_operation
-    if not is_operation.any():
+    if nccl.has_domain and not is_operation.any():
+        yield (
+            "the domain NCCL has no range of a call that fastcomm knows (was it collected with "
+            "`nsys profile --trace=nccl`?): message sizes and groups are unknown. Collect with "
+            "`nsys profile -t cuda,nvtx ...`"
+        )
+    elif not is_operation.any():
         yield (
             "no NCCL range at all: message sizes and groups are unknown. Collect with `nsys "
             "profile -t cuda,nvtx ...`; NCCL_NVTX_DISABLE must not be set; RCCL has no ranges"

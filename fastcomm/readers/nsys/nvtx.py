@@ -129,6 +129,7 @@ class NcclRanges:
     peer: Ints
     ranks: Ints  # of the communicator that the call makes
     rank: Ints  # in that communicator
+    has_domain: bool = False  # the process made the domain NCCL
 
     @property
     def is_operation(self) -> NDArray[np.bool_]:
@@ -155,6 +156,7 @@ class NcclRanges:
             peer=self.peer[rows],
             ranks=self.ranks[rows],
             rank=self.rank[rows],
+            has_domain=self.has_domain,
         )
 
 
@@ -191,11 +193,11 @@ def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> Nccl
         thread=rows["globalTid"],
     )
     said = payloads.decode(export, calls, rows.texts("binaryData"), _json(export, rows))
-    return NcclRanges(calls=calls, open=_is_open(rows, ends), **said)
+    return NcclRanges(calls=calls, open=_is_open(rows, ends), has_domain=bool(domains), **said)
 
 
 def _domains(export: Export, rows: Rows) -> dict[int, set[int]]:
-    """The numbers of the domain NCCL in each process that has rows about domains."""
+    """The numbers of the domain NCCL in each process that made it."""
     made = rows.where(rows["eventType"] == DOMAIN)
     owner = (made["globalTid"] >> layout.THREAD_BITS).tolist()
     names = _names(export, made).to_pylist()
