@@ -4,6 +4,7 @@ import pytest
 from fastcomm_kernels import intervals
 
 N = 2_000_000
+MANY = 8_000_000  # no cache holds them: where the sum reads memory
 CLASSES = 7
 
 
@@ -22,12 +23,16 @@ def cut(sets, n):
     return cuts[:-1], cuts[1:]
 
 
-@pytest.fixture(scope="module")
-def overlapping():
+def half_overlapping(n):
     """Sorted by start, about half of them begin before an earlier one stops."""
     random = np.random.default_rng(0)
-    start = np.sort(random.integers(0, 15 * N, N))
-    return start, start + random.integers(1, 30, N)
+    start = np.sort(random.integers(0, 15 * n, n))
+    return start, start + random.integers(1, 30, n)
+
+
+@pytest.fixture(scope="module")
+def overlapping():
+    return half_overlapping(N)
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +49,13 @@ def seven_sets():
     ]
 
 
-def test_union_length(bar, overlapping):
-    start, stop = overlapping
+def test_union_length(bar):
+    start, stop = half_overlapping(MANY)
     bar(
         "union_length",
         lambda: intervals.union_length(start, stop),
         lambda: (start.sum(), stop.sum()),
-        count=N,
+        count=MANY,
     )
 
 
@@ -78,7 +83,7 @@ def test_overlap_length(bar, two_sets):
     bar(
         "overlap_length",
         lambda: intervals.overlap_length(*a, *b),
-        lambda: [column.sum() for column in (*a, *b)],
+        lambda: [np.maximum.accumulate(stop) for _, stop in (a, b)],
         count=N,
     )
 
@@ -87,12 +92,11 @@ def test_coverage(bar, two_sets):
     time, mask = intervals.join(
         *intervals.steps(*two_sets[0], 1, 0, 0), *intervals.steps(*two_sets[1], 2, 0, 0)
     )
-    words = mask[: len(mask) // 8 * 8].view(np.int64)
     segments = cut(two_sets, 100)
     bar(
         "coverage",
         lambda: intervals.coverage(time, mask, *segments),
-        lambda: (time.sum(), words.sum()),
+        lambda: [np.maximum.accumulate(stop) for _, stop in two_sets],
         count=N,
     )
 
