@@ -23,13 +23,23 @@ _COPIES = {
 
 
 def launch_times(step: Step) -> list[int]:
-    """When the host begins each launch: in the order of the device, one after the other."""
-    free = step.stop
-    found = []
+    """When the host begins each launch: in the order of the device, one after the other.
+
+    The host waits for nothing, and so runs further and further ahead, as far as the first
+    launch allows: that is as late as none is too late.
+    """
+    late = step.stop
     for work in reversed(step.works):
-        free = min(work.start - AHEAD_NS, free - LAUNCH_NS.get(work.kind, OTHER_LAUNCH_NS))
-        found.append(free)
-    return found[::-1]
+        late = min(work.start - AHEAD_NS, late - _busy_ns(work))
+    found = []
+    for work in step.works:
+        found.append(late)
+        late += _busy_ns(work)
+    return found
+
+
+def _busy_ns(work: Work) -> int:
+    return LAUNCH_NS.get(work.kind, OTHER_LAUNCH_NS)
 
 
 class RankText:
