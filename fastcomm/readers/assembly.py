@@ -196,9 +196,10 @@ def _event_table(events: Events) -> pa.Table:
 
 
 def _args_table(events: Events) -> pa.Table:
-    """The columns of `schema.ARGS` that the reader has."""
-    present = [name for name in ARGS.names if name in events.columns]
-    return pa.table({name: nullable(events.columns[name]) for name in present})
+    """The columns of `schema.ARGS` that the reader has, `bytes` in any case."""
+    nothing = np.full(len(events.lane), NULL, np.int64)
+    present = [name for name in ARGS.names if name in events.columns or name == "bytes"]
+    return pa.table({name: nullable(events.columns.get(name, nothing)) for name in present})
 
 
 def _comm_table(events: Events, found: Collectives, tags: NDArray[np.int8]) -> pa.Table:

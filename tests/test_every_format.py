@@ -1,0 +1,57 @@
+"""Every format through the same door: measured, stored, opened again, measured the same."""
+
+import shutil
+
+import pytest
+import test_inspector
+import test_optable
+from conftest import SHARED
+from nsys_report import SMALL
+
+import fastcomm
+from fastcomm.engine.ingest import ingest, plan
+from fastcomm.readers.config import Config
+from fastcomm.readers.formats import OpenOptions
+from fastcomm.readers.table_mapping import table_mapping
+from fastcomm.synthetic import NsysVariant, write, write_nsys
+
+pytestmark = pytest.mark.compiled
+
+
+def a_table(folder):
+    test_optable.write(folder / "operations.csv", test_optable.table())
+    return OpenOptions(config=Config(table=table_mapping(test_optable.MAPPING, "c.toml")))
+
+
+def a_straggler(folder):
+    source = SHARED / "data" / "replay" / "straggler" / "trace-ST.parquet"
+    if not source.exists():
+        pytest.skip(f"no table at {source}")
+    shutil.copy(source, folder)
+
+
+MAKERS = {
+    "kineto": lambda folder: write(SMALL, folder, ranks=[0, 5]),
+    "sqlite": lambda folder: write_nsys(SMALL, folder, per_report=4),
+    "parquetdir": lambda folder: write_nsys(SMALL, folder, kind="parquetdir"),
+    "no payloads": lambda folder: write_nsys(
+        SMALL, folder, ranks=[1], variant=NsysVariant(payload="none")
+    ),
+    "inspector": test_inspector.job,
+    "table": a_table,
+    "production table": a_straggler,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_was_stored_measures_as_its_source(tmp_path, name):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    made = MAKERS[name](folder)
+    options = made if isinstance(made, OpenOptions) else OpenOptions()
+    before = fastcomm.compute_metrics(fastcomm.open_run(folder, options=options)).to_dict()
+    ingest(plan([folder], tmp_path / "store", options=options))
+    after = fastcomm.compute_metrics(fastcomm.open_run(tmp_path / "store")).to_dict()
+    assert set(after.pop("warnings")) == set(before.pop("warnings"))
+    assert after == before
+    assert before["ranks"]
