@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.readers.nsys import operations, payloads, sizes
+from fastcomm.readers.nsys import layout, operations, payloads, sizes
 from fastcomm.readers.nsys.communicators import (
     Communicator,
     Membership,
@@ -17,9 +17,11 @@ from fastcomm.readers.nsys.communicators import (
     join,
     world_size,
 )
+from fastcomm.readers.nsys.export import Rows
 from fastcomm.readers.nsys.nvtx import NcclRanges
 from fastcomm.readers.nsys.operations import ANY, COLLECTIVE, MESSAGES
 from fastcomm.readers.nsys.payloads import FIELDS, Calls
+from fastcomm.readers.nsys.waits import read_waits
 from fastcomm.trace.schema import OP, OPS
 from fastcomm_kernels.json_numbers import NULL
 
@@ -193,6 +195,11 @@ def test_messages_that_include_the_own_rank_or_three_others_are_an_all_to_all():
     assert parts_of(group(*even), marked="SendRecv") == [("SendRecv", 10, 40, 40)]
 
 
+def test_a_message_of_unknown_size_leaves_the_whole_unknown():
+    rows = [("ncclSend", 5, None, 0), ("ncclRecv", 5, 10, 0), ("ncclSend", 5, 10, 2)]
+    assert parts_of(group(*rows)) == [("SendRecv", None, None, None)]
+
+
 def test_messages_that_a_range_calls_a_gather_are_one():
     rows = [("ncclRecv", 5, 10, peer) for peer in range(4)]
     assert parts_of(group(*rows), marked="Gather") == [("Gather", 10, 40, 30)]
@@ -213,8 +220,6 @@ class NoTables:
     path = "made up"
 
     def rows(self, table, columns, **_):
-        from fastcomm.readers.nsys.export import Rows
-
         return Rows(0, {})
 
 
@@ -327,3 +332,30 @@ def test_parts_are_numbered_in_their_communicator_and_kind():
     found = operations.find_operations(nccl(*rows))
     assert numbers(found).tolist() == [0, 0, 1, 2, 0]
     assert list(itertools.chain(found.part.tolist())) == [0, 1, 2, 3, 4]
+
+
+class SomeTables:
+    """Waits and records of CUDA events: (event, recording, call, stream)."""
+
+    def __init__(self, waits, records):
+        self.tables = {layout.SYNC: waits, layout.CUDA_EVENT: records}
+
+    def rows(self, table, columns, **_):
+        names = ("eventId", "eventSyncId", "correlationId", "streamId", "syncType")
+        rows = self.tables[table]
+        made = {
+            name: pa.chunked_array([pa.array([row[k] for row in rows], pa.int64())])
+            for k, name in enumerate(names[: len(rows[0])])
+        }
+        return Rows(len(rows), made)
+
+
+def test_a_wait_finds_the_last_record_of_its_event_and_of_no_other():
+    records = [(1, NULL, 10, 7), (1, NULL, 30, 8), (2, NULL, 35, 9)]
+    waits = [
+        (1, NULL, 40, 20, 2), (2, NULL, 34, 20, 2), (3, NULL, 50, 20, 2), (1, NULL, 20, 20, 1),
+        (1, NULL, 45, 20, 3),
+    ]  # fmt: skip
+    found = read_waits(SomeTables(waits, records), 0).columns
+    assert found["wait_correlation"].tolist() == [30, NULL, NULL, 10, NULL]
+    assert found["wait_stream"].tolist() == [8, NULL, NULL, 7, NULL]

@@ -146,7 +146,7 @@ def _named(
     named = np.full(count, OP["SendRecv"], np.int8)
     for part, seen in enumerate(peers):
         me = own.get(first.get(part, -1))
-        if (me is not None and me in seen) or len(seen - {me}) >= _PEERS:
+        if me in seen or len(seen) >= _PEERS:
             named[part] = OP["AllToAll"]
     believed = np.isin(marked, [*_OF_MESSAGES, OP["SendRecv"]])
     return np.where(believed, marked, named).astype(np.int8)
