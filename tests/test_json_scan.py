@@ -45,7 +45,7 @@ def test_an_event_becomes_a_row():
     args = b', "args": {"stream": 7, "Seq": 3, "dtype": "Float"}}'
     why, state, rows, texts = scan(EVENT[:-1] + args + b"]}")
     assert why == json_scan.DONE
-    assert rows[0, : json_scan.ARGS + 3].tolist() == [0, 1, 0, 7, 1500, 3500, 0, 1, 7, 3, 0]
+    assert rows[0, : json_scan.ARGS + 3].tolist() == [0, 1, 0, 7, 1500, 3500, 0, 1, 0, 7, 3, 0]
     assert texts == [b"Float", b"gemm"]
     assert state[json_scan.SEEN] == 1
 
@@ -62,6 +62,7 @@ def test_what_an_event_lacks_is_null():
         1000,
         0,
         NULL,
+        0,
         NULL,
     ]
 

@@ -319,3 +319,19 @@ def test_a_whole_reading_keeps_every_event_and_what_few_questions_need(tmp_path)
     sync = trace.events["name"].to_pylist().index("Stream Wait Event")
     assert lanes[trace.events["lane"][sync].as_py()]["is_device"]
     assert read(tmp_path, events).args is None
+
+
+def test_a_whole_reading_knows_the_place_of_every_event(tmp_path):
+    rows = [
+        {"ph": "M", "name": "process_name", "ts": 0, "pid": 1, "tid": 0, "args": {}},
+        k.kernel("late", 20, 5, correlation=1),
+        {"ph": "s", "cat": "ac2g", "id": 1, "name": "ac2g", "ts": 1, "pid": 1, "tid": 1},
+        k.launch(10, 1),
+    ]
+    path = k.write(tmp_path / "rank0.json", rows, baseTimeNanoseconds=7_000)
+    trace = kineto.read(path, ReadOptions(whole=True))
+    assert trace.args is not None
+    assert trace.args["position"].to_pylist() == [3, 1]
+    assert trace.args["stream"].to_pylist() == [None, 7]
+    assert trace.meta.base == 7_000
+    assert kineto.read(path, ReadOptions()).args is None

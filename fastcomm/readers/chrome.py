@@ -24,7 +24,10 @@ _EVENT_LIMIT = 1 << 26
 
 # The type of each column of a row once it is kept.
 _NARROW = {"kind": np.int8, "name": np.int32, "detail": np.int32}
-_COLUMNS = ("kind", "name", "process", "thread", "start", "stop", "offset", "detail")
+_COLUMNS = (
+    *("kind", "name", "process", "thread", "start", "stop", "offset", "detail"),
+    "position",
+)
 
 Ints = NDArray[np.int64]
 
@@ -39,6 +42,7 @@ class Selection:
     row_args: Sequence[str]  # whole numbers wanted of every kept event
     detail_args: Sequence[str]  # whole numbers that few events have
     detail_texts: Sequence[str]  # texts that few events have
+    positions: bool = False  # the place of an event among all, kept or not
 
     def wanted(self) -> json_wanted.Wanted:
         """The same, as the scanner takes it."""
@@ -125,6 +129,7 @@ class _Reader:
         self.path = path
         self.selection = selection
         self.names = (*_COLUMNS, *selection.row_args)
+        self.kept = [name for name in self.names if selection.positions or name != "position"]
         self.detail_names = (*selection.detail_args, *selection.detail_texts)
         self.window = _Window(blocks(path))
         self.strings = words.no_strings()
@@ -212,6 +217,7 @@ class _Reader:
             {
                 name: kept[:, column].astype(_NARROW.get(name, np.int64))
                 for column, name in enumerate(self.names)
+                if name in self.kept
             }
         )
 
@@ -322,7 +328,7 @@ class _Reader:
         return Scanned(
             columns={
                 name: np.concatenate([chunk.pop(name) for chunk in self.chunks])
-                for name in self.names
+                for name in self.kept
             },
             details={name: details[:, k] for k, name in enumerate(self.detail_names)},
             texts=[_unescaped(word) for word in words.texts_of(self.strings)],

@@ -51,14 +51,15 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     own, world = (info[key] if _is_count(info.get(key)) else None for key in _RANK_KEYS)
     if own is not None and rank is not None and own != rank:
         raise TraceFileError(f"{path}: distributedInfo says rank {own}, taken for rank {rank}")
-    events, lanes, clock, notes = _events(scanned)
+    events, lanes, origin, notes = _events(scanned)
     found = find_collectives(events, known_groups(info), options.patterns)
     meta = Meta(
         rank=own if own is not None else rank or 0,
         world_size=world,
         format="kineto",
         path=str(path),
-        clock=clock,
+        base=origin[0],
+        clock=origin[1],
         warnings=(*scanned.warnings, *notes),
     )
     return assemble(events, lanes, found, options, meta)
@@ -160,8 +161,8 @@ def _info(head: bytes) -> dict[str, Any]:
         return {}
 
 
-def _events(scanned: Scanned) -> tuple[Events, pa.Table, str | None, list[str]]:
-    """The events sorted by start on the absolute clock, their lanes, the clock, what is odd."""
+def _events(scanned: Scanned) -> tuple[Events, pa.Table, tuple[int, str | None], list[str]]:
+    """The events sorted by start, their lanes, base and name of their clock, what is odd."""
     columns = scanned.columns
     start = columns["start"]
     if (start[1:] < start[:-1]).any():
@@ -173,7 +174,7 @@ def _events(scanned: Scanned) -> tuple[Events, pa.Table, str | None, list[str]]:
     columns["stop"] += base
     columns |= {name: columns[key] for key, name in ARG_NAMES.items() if key in columns}
     events = Events(columns=columns, details=scanned.details, texts=scanned.texts, lane=lane)
-    return events, lanes, clock, notes
+    return events, lanes, (base, clock), notes
 
 
 def _base(start: Ints, envelope: Mapping[str, Any]) -> tuple[int, str | None, list[str]]:

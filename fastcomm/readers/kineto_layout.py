@@ -85,5 +85,6 @@ METRICS = Selection(
 EVERYTHING = replace(
     METRICS,
     keep=[KEEP_ALL for _ in KIND],
+    positions=True,
     row_args=(*METRICS.row_args, *(name for name in ARG_NAMES if name not in METRICS.row_args)),
 )

@@ -28,6 +28,7 @@ class Meta:
     world_size: int | None = None
     format: str  # "kineto"
     path: str
+    base: int = 0  # ns that a reader added to the times of the file
     clock: str | None = None  # "unix", or null where absolute times are unknown
     found_by: str = ""  # the rule that found the iterations
     warnings: tuple[str, ...] = ()

@@ -57,6 +57,7 @@ from fastcomm_kernels.json_wanted import (
     NAME,
     OFFSET,
     OTHER,
+    POSITION,
     PROCESS,
     START,
     STOP,
@@ -382,10 +383,11 @@ def scan(
         if ~end >= n and not last:
             return MORE
         if end >= 0 and rows[row, KIND] != _REFUSED:
-            state[SEEN] += 1
             if rows[row, KIND] >= 0:
                 rows[row, OFFSET] = state[BASE] + i
+                rows[row, POSITION] = state[SEEN] + state[DROPPED]
                 state[ROWS] = row + 1
+            state[SEEN] += 1
             i = end
             continue
         state[DROPS + min(state[DROPPED], STATE_SIZE - DROPS - 1)] = state[BASE] + i

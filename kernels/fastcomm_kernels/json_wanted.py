@@ -10,7 +10,7 @@ from fastcomm_kernels.words import SLOT, Column, find, first_word, word_table
 
 # Columns of a row; from ARGS on those that the event's args fill. Where DETAIL is NULL, the
 # event has no details, and their columns hold nothing.
-KIND, NAME, PROCESS, THREAD, START, STOP, OFFSET, DETAIL, ARGS = range(9)
+KIND, NAME, PROCESS, THREAD, START, STOP, OFFSET, DETAIL, POSITION, ARGS = range(10)
 
 # Which events of a kind are kept: none, all, those whose name begins with a wanted word.
 KEEP_NONE, KEEP_ALL, KEEP_NAMED = range(3)
