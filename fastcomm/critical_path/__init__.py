@@ -1,0 +1,1 @@
+"""Which chain of work sets the time of a step."""

@@ -1,0 +1,134 @@
+"""A rank's events as the critical path sees them: NumPy columns, and questions about names.
+
+Rows are in order of (start, position). NULL is unknown.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from fastcomm.errors import FastcommError
+from fastcomm.trace.trace import Trace
+from fastcomm_kernels.graph import Column, Flags, Numbers
+from fastcomm_kernels.json_numbers import NULL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Columns of the events of a rank, or of some of them."""
+
+    row: Column  # in the table of events
+    start: Column
+    stop: Column
+    position: Column  # in the file
+    kind: NDArray[np.int8]
+    name: NDArray[np.int32]  # index into `names`
+    lane: Numbers
+    correlation: Column
+    stream: Column  # NULL on the host
+    wait_stream: Column
+    wait_record: Column  # correlation of the record that is waited for
+    names: pa.Array
+    lanes: pa.Table
+
+    @classmethod
+    def of(cls, trace: Trace) -> Self:
+        """All events of a trace; FastcommError where only those for metrics were read."""
+        if trace.args is None:
+            raise FastcommError(
+                f"{trace.meta.path}: read for metrics; wanted every event "
+                "(open_run(..., options=OpenOptions(whole=True)))"
+            )
+        events, args, count = trace.events, trace.args, trace.events.num_rows
+        name = events["name"].combine_chunks()
+        present = set(args.column_names)
+
+        def arg(key: str) -> Column:
+            return ints(args[key]) if key in present else np.full(count, NULL, np.int64)
+
+        return cls(
+            row=np.arange(count),
+            start=ints(events["start"]),
+            stop=ints(events["stop"]),
+            position=arg("position") if "position" in present else np.arange(count),
+            kind=events["kind"].to_numpy(),
+            name=name.indices.to_numpy(),
+            lane=events["lane"].to_numpy(),
+            correlation=ints(events["correlation"]),
+            stream=arg("stream") if "stream" in present else _lane_streams(trace),
+            wait_stream=arg("wait_stream"),
+            wait_record=arg("wait_correlation"),
+            names=name.dictionary,
+            lanes=trace.lanes,
+        )
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, rows: Column | Flags) -> Self:
+        """Some of the rows."""
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return replace(self, **columns)
+
+    def named(self, names: Iterable[str]) -> Flags:
+        """Which rows have one of these names."""
+        known = pc.is_in(self.names, value_set=pa.array(sorted(names), pa.string()))
+        return self.by_name(known)
+
+    def by_name(self, known: pa.Array) -> Flags:
+        """The answer to each row's name, from the answer to each of `names`."""
+        answers: Flags = known.to_numpy(zero_copy_only=False)[self.name]
+        return answers
+
+    def containing(self, text: str) -> Flags:
+        """Which rows have this text in their name."""
+        return self.by_name(pc.match_substring(self.names, text))
+
+    def matching(self, regex: str) -> Flags:
+        """Which rows have a name in which the expression is found."""
+        return self.by_name(pc.match_substring_regex(self.names, regex))
+
+
+_COLUMNS = (
+    *("row", "start", "stop", "position", "kind", "name", "lane", "correlation"),
+    *("stream", "wait_stream", "wait_record"),
+)
+
+
+def ints(column: pa.ChunkedArray) -> Column:
+    """An integer column; NULL for null."""
+    if column.null_count:
+        column = column.fill_null(NULL)
+    found: Column = column.to_numpy()
+    return found
+
+
+def _lane_streams(trace: Trace) -> Column:
+    """The stream of each event, by its lane."""
+    streams = [
+        int(thread) if device and thread.lstrip("-").isdecimal() else NULL
+        for thread, device in zip(
+            trace.lanes["thread"].to_pylist(),
+            trace.lanes["is_device"].to_pylist(),
+            strict=True,
+        )
+    ]
+    return np.array(streams, np.int64)[trace.events["lane"].to_numpy()]
+
+
+def codes(*columns: Column) -> tuple[list[Numbers], int]:
+    """Small numbers instead of the columns' values, the same in all, and how many there are.
+
+    Numbers are given in order of the values' first appearance; NULL becomes -1.
+    """
+    joined = np.concatenate(columns)
+    encoded = pa.array(joined, mask=joined == NULL).dictionary_encode()
+    code = encoded.indices.fill_null(-1).to_numpy().astype(np.int32)
+    return np.split(code, np.cumsum([len(column) for column in columns])[:-1]), len(
+        encoded.dictionary
+    )

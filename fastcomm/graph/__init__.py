@@ -1,0 +1,1 @@
+"""Events as nodes and typed edges: what has to wait for what."""

@@ -1,0 +1,118 @@
+"""A graph of a rank's events: two nodes an event, typed and weighted edges, as columns.
+
+Nodes are in order of time. An edge's weight is in nanoseconds; its owner is the row of the event
+that this time belongs to, or NONE.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm_kernels import graph as kernels
+from fastcomm_kernels.graph import NONE, Column, Edges, Flags, Numbers
+
+EDGE_KINDS = ("operator", "dependency", "launch", "kernel_kernel", "sync")
+EDGE_KIND = {name: number for number, name in enumerate(EDGE_KINDS)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """Nodes and edges; `event` and `owner` are rows of the table of events."""
+
+    event: Numbers  # of each node
+    time: Column
+    is_end: Flags
+    source: Numbers  # of each edge
+    target: Numbers
+    kind: NDArray[np.int8]
+    weight: Column
+    owner: Numbers
+
+    @classmethod
+    def of(cls, nodes: tuple[Numbers, Column, Flags], edges: Edges, count: int) -> Self:
+        """The graph of the first `count` edges; a pair that comes again replaces the first."""
+        kept = Edges(*(column[:count] for column in edges))
+        source, target, kind, weight, owner = _merged(kept, len(nodes[0]))
+        return cls(
+            event=nodes[0],
+            time=nodes[1],
+            is_end=nodes[2],
+            source=source,
+            target=target,
+            kind=kind,
+            weight=weight,
+            owner=owner,
+        )
+
+    @cached_property
+    def into(self) -> tuple[Numbers, Numbers]:
+        """The edges by target."""
+        return kernels.index(self.target, len(self.event))
+
+    @cached_property
+    def out(self) -> tuple[Numbers, Numbers]:
+        """The edges by source."""
+        return kernels.index(self.source, len(self.event))
+
+    @cached_property
+    def used(self) -> int:
+        """How many nodes have an edge."""
+        marks = np.zeros(len(self.event), np.bool_)
+        marks[self.source] = marks[self.target] = True
+        return int(marks.sum())
+
+    def weighing(self, weight: Column) -> Self:
+        """The same graph with other weights."""
+        return replace(self, weight=weight)
+
+    def owned_by(self, event: Numbers, owner: Numbers) -> Self:
+        """The same graph with other numbers for its events."""
+        return replace(self, event=event, owner=owner)
+
+    def counts(self) -> dict[str, int]:
+        """How many edges there are of each kind."""
+        found = np.bincount(self.kind, minlength=len(EDGE_KINDS))
+        return {name: int(found[number]) for number, name in enumerate(EDGE_KINDS)}
+
+
+def _merged(edges: Edges, nodes: int) -> Edges:
+    """The edges without repetitions: the last one's kind and weight at the first one's place.
+
+    One without an owner leaves the owner before.
+    """
+    first = kernels.originals(kernels.index(edges.target, nodes), edges.source, nodes)
+    again = np.flatnonzero(first != np.arange(len(first)))
+    if not len(again):
+        return edges
+    edges = Edges(*(column.copy() for column in edges))
+    place = first[again]
+    edges.kind[place] = edges.kind[again]
+    edges.weight[place] = edges.weight[again]
+    owned = again[edges.owner[again] != NONE]
+    edges.owner[first[owned]] = edges.owner[owned]
+    keep = np.ones(len(first), np.bool_)
+    keep[again] = False
+    return Edges(*(column[keep] for column in edges))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """A way through a graph, from its first node to its last."""
+
+    nodes: Numbers
+    edges: Numbers  # one fewer than nodes, none where there is no node
+
+
+def longest_path(graph: Graph, weight: Column | None = None) -> Path | None:
+    """The path of the greatest weight; None where the graph has a cycle."""
+    order = kernels.topological(graph.source, graph.target, graph.out, len(graph.event))
+    if len(order) < graph.used:
+        return None
+    weight = graph.weight if weight is None else weight
+    last, edges = kernels.longest_path(order, graph.into, graph.source, weight)
+    if last == NONE:
+        return Path(nodes=np.empty(0, np.int32), edges=edges)
+    return Path(nodes=np.append(graph.source[edges], np.int32(last)), edges=edges)

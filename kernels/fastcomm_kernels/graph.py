@@ -1,0 +1,169 @@
+"""Directed graphs as columns: nodes are numbers, an edge is a row of `source` and `target`.
+
+An *index* of edges by one of their ends is a pair of columns: edges `edge[first[n]:first[n+1]]`
+are those of node n, in the order in which they stand.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm_kernels._jit import kernel
+
+Numbers = NDArray[np.int32]
+Column = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+NONE = -1
+
+
+class Edges(NamedTuple):
+    """Room for edges; the first so many rows are filled."""
+
+    source: Numbers
+    target: Numbers
+    kind: NDArray[np.int8]
+    weight: Column
+    owner: Numbers  # row of the event that the edge's time belongs to, or NONE
+
+
+def room(count: int) -> Edges:
+    """Room for so many edges."""
+    ends = [np.empty(count, np.int32) for _ in range(3)]
+    weight = np.empty(count, np.int64)
+    return Edges(ends[0], ends[1], np.empty(count, np.int8), weight, ends[2])
+
+
+@kernel
+def put(edges: Edges, at: int, ends: tuple[int, int], kind: int, weight: int, owner: int) -> int:
+    """Write one edge to row `at`; the row behind it."""
+    edges.source[at], edges.target[at] = ends
+    edges.kind[at] = kind
+    edges.weight[at] = weight
+    edges.owner[at] = owner
+    return at + 1
+
+
+@kernel
+def index(key: Numbers, groups: int) -> tuple[Numbers, Numbers]:
+    """Rows by their key, which is less than `groups`, in order of the rows; NONE is left out."""
+    first = np.zeros(groups + 2, np.int32)
+    for k in range(len(key)):
+        first[key[k] + 2] += key[k] >= 0
+    for group in range(groups):
+        first[group + 2] += first[group + 1]
+    row = np.empty(first[groups + 1], np.int32)
+    for k in range(len(key)):
+        if key[k] >= 0:
+            row[first[key[k] + 1]] = k
+            first[key[k] + 1] += 1
+    return first[:-1], row
+
+
+@kernel
+def settle(order: Column, key: Column, tie: Column) -> None:
+    """Put equal keys, which `order` has side by side, into the order of `tie`; writes `order`."""
+    i, n = 0, len(order)
+    while i < n:
+        j = i + 1
+        while j < n and key[order[j]] == key[order[i]]:
+            j += 1
+        if j - i > 16:
+            run = order[i:j].copy()
+            order[i:j] = run[np.argsort(tie[run])]
+        else:
+            for k in range(i + 1, j):
+                row, at = order[k], k
+                while at > i and tie[order[at - 1]] > tie[row]:
+                    order[at] = order[at - 1]
+                    at -= 1
+                order[at] = row
+        i = j
+
+
+@kernel
+def originals(into: tuple[Numbers, Numbers], source: Numbers, nodes: int) -> Numbers:
+    """The first edge with the same ends as each edge; `into` indexes edges by target."""
+    first, edge = into
+    target_of = np.full(nodes, NONE, np.int32)
+    edge_of = np.empty(nodes, np.int32)
+    found = np.empty(len(source), np.int32)
+    for target in range(nodes):
+        for k in range(first[target], first[target + 1]):
+            e = edge[k]
+            u = source[e]
+            if target_of[u] != target:
+                target_of[u], edge_of[u] = target, e
+            found[e] = edge_of[u]
+    return found
+
+
+@kernel
+def topological(
+    source: Numbers, target: Numbers, out: tuple[Numbers, Numbers], nodes: int
+) -> Numbers:
+    """Nodes with edges, each behind its predecessors; those on or behind a cycle are missing.
+
+    First come nodes without predecessors as the edges name them, then each as its last
+    predecessor is done: the order of networkx.
+    """
+    first, edge = out
+    missing = np.zeros(nodes, np.int32)
+    for e in range(len(target)):
+        missing[target[e]] += 1
+    order = np.empty(nodes, np.int32)
+    size = 0
+    for e in range(len(source)):
+        if missing[source[e]] == 0:
+            order[size] = source[e]
+            size += 1
+            missing[source[e]] = NONE
+    done = 0
+    while done < size:
+        node = order[done]
+        done += 1
+        for k in range(first[node], first[node + 1]):
+            to = target[edge[k]]
+            missing[to] -= 1
+            if missing[to] == 0:
+                order[size] = to
+                size += 1
+    return order[:size]
+
+
+@kernel
+def longest_path(
+    order: Numbers, into: tuple[Numbers, Numbers], source: Numbers, weight: Column
+) -> tuple[int, Numbers]:
+    """The last node of the longest path, and the path's edges from first to last.
+
+    The first of equally long ways wins, in the order of edges and of `order`; what is negative
+    starts again at 0. Without nodes the last one is NONE.
+    """
+    first, edge = into
+    nodes = len(first) - 1
+    length = np.zeros(nodes, np.int64)
+    through = np.full(nodes, NONE, np.int32)
+    last = NONE
+    for k in range(len(order)):
+        node = order[k]
+        best, way = np.int64(-1), NONE
+        for j in range(first[node], first[node + 1]):
+            e = edge[j]
+            if way == NONE or length[source[e]] + weight[e] > best:
+                best, way = length[source[e]] + weight[e], e
+        if best >= 0:
+            length[node], through[node] = best, way
+        if last == NONE or length[node] > length[last]:
+            last = node
+    steps, node = 0, last
+    while node >= 0 and through[node] >= 0:
+        node = source[through[node]]
+        steps += 1
+    path, node = np.empty(steps, np.int32), last
+    while steps > 0:
+        steps -= 1
+        path[steps] = through[node]
+        node = source[path[steps]]
+    return last, path

@@ -1,0 +1,242 @@
+"""The edges that HolisticTraceAnalysis draws, in its order.
+
+Rows are events sorted by (start, position); nodes are sorted by (time, position, end), two an
+event. The kernels append to `edges` and return how many there are then.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fastcomm_kernels._jit import kernel
+from fastcomm_kernels.graph import NONE, Column, Edges, Flags, Numbers, put
+
+OPERATOR, DEPENDENCY, LAUNCH, KERNEL, SYNC = range(5)
+
+# Flags of a row.
+LOCKED, BLOCKING = 1, 2
+
+# What a row of the device pass is.
+WORK, WAIT_EVENT, EVENT_SYNC, STREAM_SYNC, CONTEXT_SYNC = range(5)
+
+_NEAR_NS = 1_500_000  # a kernel that far behind the one before is not bound by it
+
+
+class Rows(NamedTuple):
+    """Columns of the events; a row without nodes has NONE for both."""
+
+    start: Column
+    stop: Column
+    flags: Numbers
+    first: Numbers  # the node of its start
+    last: Numbers  # the node of its end
+
+
+class Nodes(NamedTuple):
+    """Columns of the nodes."""
+
+    event: Numbers
+    time: Column
+    is_end: Flags
+
+
+@kernel
+def nodes_of(rows: Column, ends: Column, start: Column, stop: Column, tie: Column) -> Nodes:
+    """Starts in the order of `rows` and stops in that of `ends`, both by (time, tie), as one."""
+    n = len(rows)
+    found = Nodes(
+        np.empty(2 * n, np.int32), np.empty(2 * n, np.int64), np.empty(2 * n, np.bool_)
+    )
+    i = j = 0
+    for node in range(2 * n):
+        takes_end = i == n
+        if i < n and j < n:
+            a, b = rows[i], ends[j]
+            takes_end = stop[b] < start[a] or (stop[b] == start[a] and tie[b] < tie[a])
+        row = ends[j] if takes_end else rows[i]
+        found.event[node], found.is_end[node] = row, takes_end
+        found.time[node] = stop[row] if takes_end else start[row]
+        j += takes_end
+        i += not takes_end
+    return found
+
+
+@kernel
+def places(nodes: Nodes, rows: int) -> tuple[Numbers, Numbers]:
+    """The nodes of each row's start and end, or NONE."""
+    first, last = np.full(rows, NONE, np.int32), np.full(rows, NONE, np.int32)
+    for node in range(len(nodes.event)):
+        if nodes.is_end[node]:
+            last[nodes.event[node]] = node
+        else:
+            first[nodes.event[node]] = node
+    return first, last
+
+
+@kernel
+def lock_edges(rows: Rows, nodes: Nodes, edges: Edges, at: int) -> int:
+    """Calls that take the same lock wait for each other, on whatever threads they are."""
+    opened = np.empty(len(nodes.event), np.int32)
+    depth, previous = 0, NONE
+    for node in range(len(nodes.event)):
+        row = nodes.event[node]
+        if not rows.flags[row] & LOCKED:
+            continue
+        if not nodes.is_end[node]:
+            opened[depth] = node
+            depth += 1
+        else:
+            while depth > 0:
+                depth -= 1
+                source = opened[depth]
+                weight = nodes.time[node] - nodes.time[source]
+                if nodes.event[source] == row:
+                    at = put(edges, at, (source, node), OPERATOR, weight, row)
+                else:
+                    at = put(edges, at, (source, node), DEPENDENCY, 0, NONE)
+            if previous >= 0 and nodes.is_end[previous]:
+                at = put(edges, at, (previous, node), DEPENDENCY, 0, NONE)
+        previous = node
+    return at
+
+
+@kernel
+def is_shared(rows: Rows, nodes: Nodes, a: int, b: int) -> bool:
+    """Whether the edge from node `a` to node `b` is left to the locks."""
+    locked = rows.flags[nodes.event[a]] & rows.flags[nodes.event[b]] & LOCKED
+    return locked != 0 and (not nodes.is_end[a] or nodes.is_end[b])
+
+
+@kernel
+def stack_edges(
+    starts: tuple[Numbers, Column],
+    stops: tuple[Numbers, Column],
+    rows: Rows,
+    nodes: Nodes,
+    edges: Edges,
+    at: int,
+) -> int:
+    """Walk the call stack of every thread.
+
+    `starts` and `stops` are pairs: where each thread's rows begin, and the rows, by start and by
+    stop. An end closes what is on top of the stack, whosever end it is.
+    """
+    stack = np.empty(len(starts[1]), np.int32)
+    for group in range(len(starts[0]) - 1):
+        i, j = starts[0][group], stops[0][group]
+        depth, node_depth, last, owner = 0, 0, NONE, NONE
+        while j < stops[0][group + 1]:
+            opens = i < starts[0][group + 1]
+            opens = opens and rows.start[starts[1][i]] < rows.stop[stops[1][j]]
+            if opens:
+                row, parent = starts[1][i], stack[depth - 1] if depth > 0 else NONE
+                stack[depth] = row
+                depth, i, node = depth + 1, i + 1, rows.first[row]
+            else:
+                depth, j = depth - 1, j + 1
+                row, parent = stack[depth], stack[depth - 1] if depth > 0 else NONE
+                node = rows.last[row]
+            if node < 0:
+                continue
+            if last >= 0 and not is_shared(rows, nodes, last, node):
+                weight = nodes.time[node] - nodes.time[last]
+                if opens and node_depth == 0:
+                    at = put(edges, at, (last, node), DEPENDENCY, 0, NONE)
+                else:
+                    if not opens and rows.flags[row] & BLOCKING:
+                        weight = 0
+                    if not nodes.is_end[last]:
+                        owner = nodes.event[last]
+                    elif not opens:
+                        owner = row
+                    at = put(edges, at, (last, node), OPERATOR, weight, owner)
+            last, owner = node, parent
+            node_depth += 1 if opens else -1
+    return at
+
+
+class Device(NamedTuple):
+    """Columns of the rows of the device pass, in its order."""
+
+    row: Column
+    role: Numbers
+    stream: Numbers
+    call: Numbers  # row of the launching call, or NONE
+    waited: Numbers  # row of the work that the row's record comes behind, or NONE
+    waiting: Numbers  # row of the work that the row holds up, or NONE
+    is_first: Flags  # queued alone: its launch may bind it
+
+
+@kernel
+def device_edges(
+    device: Device, rows: Rows, nodes: Nodes, zero_launches: bool, edges: Edges, at: int
+) -> int:
+    """Durations, launches, stream order, and waits."""
+    last = np.full(len(device.row) + 1, NONE, np.int32)
+    streams = 0
+    waits_for = np.full(len(rows.start), NONE, np.int32)
+    for k in range(len(device.row)):
+        row, call = device.row[k], device.call[k]
+        role, stream = device.role[k], device.stream[k]
+        end = rows.last[call] if call >= 0 else NONE
+        if role == WAIT_EVENT:
+            if device.waited[k] >= 0 and device.waiting[k] >= 0:
+                waits_for[device.waiting[k]] = device.waited[k]
+        elif role == EVENT_SYNC:
+            waited = device.waited[k]
+            if waited >= 0 and rows.last[waited] >= 0 and end >= 0:
+                at = put(edges, at, (rows.last[waited], end), SYNC, 0, NONE)
+        elif role == STREAM_SYNC:
+            if last[stream] >= 0 and end >= 0:
+                at = put(edges, at, (last[stream], end), SYNC, 0, NONE)
+        elif role == CONTEXT_SYNC:
+            for other in range(streams):
+                if last[other] >= 0 and end >= 0:
+                    at = put(edges, at, (last[other], end), SYNC, 0, NONE)
+        elif rows.first[row] >= 0:
+            waited = waits_for[row]
+            waited = rows.last[waited] if waited >= 0 else NONE
+            waits_for[row] = NONE
+            at = work_edges(device, k, waited, last[stream], rows, nodes, zero_launches, edges, at)
+            last[stream] = rows.last[row]
+            streams = max(streams, stream + 1)
+    return at
+
+
+@kernel
+def work_edges(
+    device: Device,
+    k: int,
+    waited: int,
+    before: int,
+    rows: Rows,
+    nodes: Nodes,
+    zero_launches: bool,
+    edges: Edges,
+    at: int,
+) -> int:
+    """The edges of one piece of work that waits for node `waited`, behind node `before`."""
+    row, call, time = device.row[k], device.call[k], nodes.time
+    start, end = rows.first[row], rows.last[row]
+    at = put(edges, at, (start, end), OPERATOR, time[end] - time[start], row)
+    if waited >= 0:
+        at = put(edges, at, (waited, start), SYNC, 0, NONE)
+    is_launched = (
+        device.is_first[k]
+        and (before < 0 or time[before] < rows.start[call])
+        and (waited < 0 or time[waited] < rows.start[call])
+    )
+    if is_launched:
+        source = rows.first[call]
+        if source >= 0:
+            at = put(edges, at, (source, start), LAUNCH, time[start] - time[source], NONE)
+    elif (
+        before >= 0
+        and time[start] - time[before] < _NEAR_NS
+        and (waited < 0 or time[waited] < time[before])
+    ):
+        gap = time[start] - time[before]
+        at = put(edges, at, (before, start), KERNEL, gap, nodes.event[before])
+    if zero_launches and not is_launched and call >= 0 and rows.first[call] >= 0:
+        at = put(edges, at, (rows.first[call], start), LAUNCH, 0, NONE)
+    return at

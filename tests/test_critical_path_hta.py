@@ -1,0 +1,61 @@
+"""The rules of HolisticTraceAnalysis, against its own results and against the oracle."""
+
+import golden_critical_path as golden
+import numpy as np
+import pytest
+
+from fastcomm.critical_path import hta_graph, hta_window
+from fastcomm.graph.graph import longest_path
+from fastcomm.readers import kineto
+from fastcomm.readers.assembly import ReadOptions
+
+KINDS = ("OPERATOR_KERNEL", "DEPENDENCY", "KERNEL_LAUNCH_DELAY", "KERNEL_KERNEL_DELAY")
+KINDS = (*KINDS, "SYNC_DEPENDENCY")
+SIDE = ("start", "end")
+
+
+def searched(weight):
+    return np.where(weight <= -1000, 0, weight)
+
+
+def lines(trace, linked, clipped, graph, path):
+    """What the reference's hashes are made of."""
+    position = trace.args["position"].to_numpy()
+    ids = position[graph.event].tolist()
+    side = graph.is_end.tolist()
+    owner = [position[row] if row >= 0 else "-" for row in graph.owner.tolist()]
+    edges = sorted(
+        zip(
+            graph.source.tolist(),
+            graph.target.tolist(),
+            graph.kind.tolist(),
+            graph.weight.tolist(),
+            owner,
+            strict=True,
+        )
+    )
+    return {
+        "clipped": sorted(linked.rows.position[clipped.rows].tolist()),
+        "nodes": [
+            f"{id_} {SIDE[end]} {ts // 1000}"
+            for id_, end, ts in zip(ids, side, graph.time.tolist(), strict=True)
+        ],
+        "edges": [f"{u} {v} {KINDS[k]} {w // 1000} {o}" for u, v, k, w, o in edges],
+        "path": [f"{ids[n]} {SIDE[side[n]]}" for n in path.nodes.tolist()],
+    }
+
+
+@pytest.mark.compiled
+@golden.each_case()
+def test_graph_and_path_are_those_of_the_reference(case):
+    trace = kineto.read(golden.path_of(case), ReadOptions(whole=True))
+    linked = hta_window.linked(trace)
+    assert len(linked.rows) == case["rows_after_trimming"]
+    clipped = hta_window.clipped(linked, case["annotation"], golden.instance_of(case))
+    graph = hta_graph.build(
+        clipped, case["data_load_events"] or (), zero_launches=case["zero_weight_launch_edges"]
+    )
+    path = longest_path(graph, searched(graph.weight))
+    assert graph.used == case["nodes_in_graph"]
+    found = lines(trace, linked, clipped, graph, path)
+    assert {key: golden.digest(text) for key, text in found.items()} == case["sha256"]
