@@ -1,11 +1,17 @@
 """The rules of HolisticTraceAnalysis, against its own results and against the oracle."""
 
+import json
+
 import golden_critical_path as golden
 import numpy as np
+import oracle_critical_path as oracle
 import pytest
+from critical_path_traces import documents
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastcomm.critical_path import hta_graph, hta_window
-from fastcomm.graph.graph import longest_path
+from fastcomm.graph.graph import Path, longest_path
 from fastcomm.readers import kineto
 from fastcomm.readers.assembly import ReadOptions
 
@@ -59,3 +65,48 @@ def test_graph_and_path_are_those_of_the_reference(case):
     assert graph.used == case["nodes_in_graph"]
     found = lines(trace, linked, clipped, graph, path)
     assert {key: golden.digest(text) for key, text in found.items()} == case["sha256"]
+
+
+def oracle_lines(graph, path):
+    """The oracle's graph in the same words."""
+    nodes = [f"{id_} {SIDE[end]} {ts}" for ts, id_, end in graph.nodes]
+    return {
+        "clipped": [row.id for row in graph.clipped],
+        "nodes": nodes,
+        "edges": [
+            f"{u} {v} {kind} {weight} {owner if owner not in (None, -1) else '-'}"
+            for (u, v), (kind, weight) in sorted(graph.edges.items())
+            for owner in [graph.attributed.get((u, v))]
+        ],
+        "path": None
+        if path is None
+        else [f"{graph.nodes[n][1]} {SIDE[graph.nodes[n][2]]}" for n in path],
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("traces")
+
+
+@given(documents(), st.sampled_from(["", "ProfilerStep", "aten"]), st.booleans())
+def test_any_trace_gives_the_graph_of_the_definition(folder, document, annotation, zero):
+    instance = 0
+    try:
+        expected, path, _ = oracle.analyse(document, annotation, instance, ["data_load"], zero)
+    except ValueError:
+        return  # no such instance
+    path_of = folder / "rank0.json"
+    path_of.write_text(json.dumps(document))
+    trace = kineto.read(path_of, ReadOptions(whole=True))
+    linked = hta_window.linked(trace)
+    clipped = hta_window.clipped(linked, annotation, instance)
+    graph = hta_graph.build(clipped, ["data_load"], zero_launches=zero)
+    found = longest_path(graph, searched(graph.weight))
+    if found is None:
+        assert oracle.longest_path(expected) is None
+        found = Path(nodes=np.empty(0, np.int32), edges=np.empty(0, np.int32))
+        path = []
+    elif path is None:
+        path = oracle.longest_path(expected)
+    assert lines(trace, linked, clipped, graph, found) == oracle_lines(expected, path)

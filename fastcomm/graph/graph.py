@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from fastcomm_kernels import graph as kernels
 from fastcomm_kernels.graph import NONE, Column, Edges, Flags, Numbers
 
-EDGE_KINDS = ("operator", "dependency", "launch", "kernel_kernel", "sync")
+EDGE_KINDS = (
+    "operator",  # an event's own time
+    "dependency",  # between operators, or calls that take one lock
+    "launch",  # from the start of the call to the start of its work
+    "kernel_kernel",  # between one piece of work and the next on its stream
+    "sync",  # from the end of work to what waited for it
+    "inferred",  # the same, where only the times tell
+    "unexplained",  # from the latest node before, where nothing else is known
+)
 EDGE_KIND = {name: number for number, name in enumerate(EDGE_KINDS)}
 
 

@@ -63,7 +63,7 @@ def index(key: Numbers, groups: int) -> tuple[Numbers, Numbers]:
 
 @kernel
 def settle(order: Column, key: Column, tie: Column) -> None:
-    """Put equal keys, which `order` has side by side, into the order of `tie`; writes `order`."""
+    """Put equal keys, which `order` has side by side, in order of `tie`, stably; writes `order`."""
     i, n = 0, len(order)
     while i < n:
         j = i + 1
@@ -71,7 +71,7 @@ def settle(order: Column, key: Column, tie: Column) -> None:
             j += 1
         if j - i > 16:
             run = order[i:j].copy()
-            order[i:j] = run[np.argsort(tie[run])]
+            order[i:j] = run[np.argsort(tie[run], kind="mergesort")]
         else:
             for k in range(i + 1, j):
                 row, at = order[k], k
