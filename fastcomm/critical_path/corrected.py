@@ -111,10 +111,11 @@ def _hand_overs(found: Selected, trace: Trace) -> dict[int, int]:
     rows = found.rows
     asked = rows.kind == KIND["cpu_op"]
     backward, forward = (
-        np.unique(rows.lane[asked & rows.containing(word)]) for word in ("autograd", "forward")
+        set(rows.lane[asked & rows.containing(word)].tolist())
+        for word in ("autograd", "forward")
     )
-    if len(backward) == len(forward) == 1 and backward[0] != forward[0]:
-        return {int(backward[0]): int(forward[0])}
+    if len(backward) == len(forward) == 1 and backward != forward:
+        return {backward.pop(): forward.pop()}
     args = trace.args
     if args is None or not {"sequence", "forward_thread"} <= set(args.column_names):
         return {}
@@ -127,9 +128,12 @@ def _hand_overs(found: Selected, trace: Trace) -> dict[int, int]:
     first = first[np.argsort(sequence[first], kind="stable")]
     at = np.minimum(np.searchsorted(sequence[first], sequence[again]), len(first) - 1)
     joined = sequence[first[at]] == sequence[again]
-    pairs = np.stack([rows.lane[again[joined]], rows.lane[first[at[joined]]]], axis=1)
-    pairs, counts = np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0, return_counts=True)
-    return {int(pairs[k, 0]): int(pairs[k, 1]) for k in np.argsort(counts, kind="stable")}
+    lanes = rows.lanes.num_rows
+    key = rows.lane[again[joined]].astype(np.int64) * lanes + rows.lane[first[at[joined]]]
+    counts = np.bincount(key, minlength=lanes * lanes)
+    often = np.argsort(counts, kind="stable")
+    pairs = [divmod(k, lanes) for k in often[counts[often] > 0].tolist()]
+    return {behind: before for behind, before in pairs if behind != before}
 
 
 def _waits(found: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:

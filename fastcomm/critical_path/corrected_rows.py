@@ -14,7 +14,6 @@ from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import links
 from fastcomm_kernels.graph import NONE, Column, Flags, Numbers
 
-WORK = (KIND["kernel"], KIND["memcpy"], KIND["memset"])
 _LATE = 1 << 62
 
 
@@ -35,7 +34,7 @@ class Selected:
         Work whose launch is not in the trace belongs to the window in which it starts.
         """
         whole = Rows.of(trace)
-        is_work = np.isin(whole.kind, WORK)
+        is_work = whole.of_kind("kernel", "memcpy", "memset")
         is_call = whole.kind == KIND["runtime"]
         is_sync = whole.kind == KIND["sync"]
         call = _calls(whole, is_call, is_work | is_sync)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastcomm.critical_path.hta_window import Clipped, Linked
-from fastcomm.critical_path.rows import codes
+from fastcomm.critical_path.rows import codes, codes_in_order
 from fastcomm.graph.graph import Graph
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels import graph as graphs
@@ -82,7 +82,7 @@ def _nodes(clipped: Clipped, data_load: Sequence[str]) -> kernels.Nodes:
     """Two nodes of every operator, call, loading of data, and launched work."""
     linked = clipped.linked
     rows = linked.rows
-    has = np.isin(rows.kind, (KIND["cpu_op"], KIND["runtime"]))
+    has = rows.of_kind("cpu_op", "runtime")
     for text in data_load:
         has |= rows.containing(text)
     has |= (rows.stream != -1) & ((rows.correlation >= 0) | (linked.partner >= 0))
@@ -109,12 +109,15 @@ class _Groups:
 
 def _threads(clipped: Clipped) -> _Groups:
     """The host threads, in order of process and thread; backward may run on that of forward."""
-    rows = clipped.linked.rows.take(clipped.rows)
+    rows = clipped.linked.rows
+    inside = np.zeros(len(rows), np.bool_)
+    inside[clipped.rows] = True
     pairs = list(zip(*(rows.lanes[key].to_pylist() for key in ("process", "thread")), strict=True))
-    in_window = np.unique(rows.lane).tolist()
-    asked = np.isin(rows.kind, (KIND["cpu_op"], KIND["annotation"]))
+    lane = rows.lane[clipped.rows]
+    in_window = np.flatnonzero(np.bincount(lane, minlength=len(pairs))).tolist()
+    asked = rows.of_kind("cpu_op", "annotation") & inside
     words = [
-        {pairs[lane][1] for lane in np.unique(rows.lane[asked & rows.containing(word)]).tolist()}
+        {pairs[lane][1] for lane in set(rows.lane[asked & rows.containing(word)].tolist())}
         for word in ("forward", "autograd")
     ]
     if all(len(threads) == 1 and threads != {"0"} for threads in words):
@@ -123,9 +126,9 @@ def _threads(clipped: Clipped) -> _Groups:
     order = sorted({pairs[lane] for lane in in_window}, key=lambda pair: [*map(_sortable, pair)])
     number = {pair: place for place, pair in enumerate(order)}
     of_lane = np.array([number.get(pair, -1) for pair in pairs], np.int32)
-    group = of_lane[rows.lane]
+    group = of_lane[lane]
     is_device = np.zeros(len(order), np.bool_)
-    is_device[group[rows.stream >= 0]] = True
+    is_device[group[rows.stream[clipped.rows] >= 0]] = True
     return _Groups(np.where(is_device[group], np.int32(-1), group), len(order))
 
 
@@ -174,7 +177,7 @@ def _device(clipped: Clipped) -> kernels.Device:
 
 def _stream_codes(stream: Column, role: Numbers) -> Numbers:
     """Streams by number, those with work first, as the work comes."""
-    (_, code), _ = codes(stream[role == kernels.WORK], stream)
+    (_, code), _ = codes_in_order(stream[role == kernels.WORK], stream)
     return code
 
 

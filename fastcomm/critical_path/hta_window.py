@@ -46,7 +46,8 @@ def linked(trace: Trace, *, keep_last: bool = False) -> Linked:
     """Read a trace as HTA does; the last profiled step is left out unless `keep_last`."""
     rows = Rows.of(trace)
     spans = np.isin(np.array(trace.lanes["process"].to_pylist(), object), _SPANS)
-    rows = rows.take((rows.kind != KIND["other"]) | ~spans[rows.lane])
+    if spans.any():
+        rows = rows.take((rows.kind != KIND["other"]) | ~spans[rows.lane])
     rows = replace(
         rows,
         start=rows.start - trace.meta.base,
@@ -56,7 +57,8 @@ def linked(trace: Trace, *, keep_last: bool = False) -> Linked:
     rows = _rounded(rows, trace)
     order = np.arange(len(rows))
     graphs.settle(order, rows.start, rows.position)
-    rows = rows.take(order)
+    if (np.diff(order) < 0).any():
+        rows = rows.take(order)
     linking = (rows.stream >= 0) & (rows.correlation >= 0)
     linking |= rows.named(("Event Sync", "Context Sync"))
     partner = _partners(rows, linking)

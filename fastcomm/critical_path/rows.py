@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.errors import FastcommError
+from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.graph import Column, Flags, Numbers
 from fastcomm_kernels.json_numbers import NULL
@@ -72,8 +73,18 @@ class Rows:
 
     def take(self, rows: Column | Flags) -> Self:
         """Some of the rows."""
+        if rows.dtype == np.bool_:
+            if rows.all():
+                return self
+            rows = np.flatnonzero(rows)
         columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return replace(self, **columns)
+
+    def of_kind(self, *kinds: str) -> Flags:
+        """Which rows are of one of these kinds."""
+        wanted = np.zeros(len(KIND), np.bool_)
+        wanted[[KIND[kind] for kind in kinds]] = True
+        return wanted[self.kind]
 
     def named(self, names: Iterable[str]) -> Flags:
         """Which rows have one of these names."""
@@ -122,10 +133,25 @@ def _lane_streams(trace: Trace) -> Column:
 
 
 def codes(*columns: Column) -> tuple[list[Numbers], int]:
-    """Small numbers instead of the columns' values, the same in all, and how many there are.
+    """Small numbers instead of the columns' values, the same in all, and more than they are.
 
-    Numbers are given in order of the values' first appearance; NULL becomes -1.
+    NULL becomes -1.
     """
+    known = [column[column != NULL] for column in columns]
+    low = min((int(column.min()) for column in known if len(column)), default=0)
+    high = max((int(column.max()) for column in known if len(column)), default=0)
+    if high - low > _DENSE + 4 * sum(map(len, columns)):
+        return codes_in_order(*columns)
+    found = [np.where(c == NULL, -1, c - low).astype(np.int32) for c in columns]
+    return found, high - low + 1
+
+
+# Numbers so close to each other are taken as they are.
+_DENSE = 1 << 10
+
+
+def codes_in_order(*columns: Column) -> tuple[list[Numbers], int]:
+    """Small numbers in order of the values' first appearance, and how many; NULL becomes -1."""
     joined = np.concatenate(columns)
     encoded = pa.array(joined, mask=joined == NULL).dictionary_encode()
     code = encoded.indices.fill_null(-1).to_numpy().astype(np.int32)

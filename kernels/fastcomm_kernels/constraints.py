@@ -100,20 +100,17 @@ class State(NamedTuple):
 
     latest: Numbers  # by lane: its latest node
     ended: Numbers  # by lane: the latest end of work
-    ahead: Numbers  # by lane: the row of the work that started last
     top: Numbers  # by lane: the latest row that may still be open
+    joined: Numbers  # by lane: the latest end of a call that waited for a whole device
     below: Numbers  # by row: the one that was open when it started
     closed: Flags  # by row
-    of_call: Numbers  # by row: the latest end of the work that it launched
     holder: Numbers  # by process: the latest end of a call that had its lock
-    joined: Numbers  # by lane: the latest end of a call that waited for a whole device
     ends: Numbers  # nodes: all ends of work
     left_out: Column  # by kind: constraints that the times contradict
-    counts: Column  # edges, ends
 
 
 @kernel
-def no_state(rows: int, lanes: int, processes: int) -> State:
+def no_state(rows: int, lanes: int) -> State:
     """Nothing has happened."""
     by_lane = np.full((5, lanes), NONE, np.int32)
     return State(
@@ -123,153 +120,93 @@ def no_state(rows: int, lanes: int, processes: int) -> State:
         by_lane[3],
         np.full(rows, NONE, np.int32),
         np.zeros(rows, np.bool_),
-        np.full(rows, NONE, np.int32),
-        np.full(processes, NONE, np.int32),
         by_lane[4],
         np.empty(rows, np.int32),
         np.zeros(CONTRADICTIONS, np.int64),
-        np.zeros(2, np.int64),
     )
 
 
 @kernel
 def add(
-    state: State, edges: Edges, ends: tuple[int, int], kind: int, owner: int, nodes: Nodes
-) -> None:
+    edges: Edges, at: int, ends: tuple[int, int], kind: int, time: Column, left_out: Column
+) -> int:
     """Append an edge, or count it as left out where its source is not before its target."""
     source, target = ends
     if source >= target:
-        state.left_out[kind] += 1
-    else:
-        weight = nodes.time[target] - nodes.time[source]
-        state.counts[0] = put(edges, state.counts[0], ends, kind, weight, owner)
+        left_out[kind] += 1
+        return at
+    return put(edges, at, ends, kind, time[target] - time[source], NONE)
 
 
 @kernel
-def open_row(state: State, lane: int) -> int:
+def open_row(top: Numbers, below: Numbers, closed: Flags, lane: int) -> int:
     """The row that started last on a thread and has not ended, or NONE."""
-    row = state.top[lane]
-    while row >= 0 and state.closed[row]:
-        row = state.below[row]
-    state.top[lane] = row
+    row = top[lane]
+    while row >= 0 and closed[row]:
+        row = below[row]
+    top[lane] = row
     return row
 
 
 @kernel
-def hand_over(
-    node: int, lane: int, inside: bool, lanes: Lanes, state: State, edges: Edges, nodes: Nodes
-) -> None:
-    """Forward and backward wait for each other: one begins where the other is."""
-    other, before = lanes.forward[lane], state.latest[lane]
-    if inside or nodes.is_end[node]:
-        other = NONE
-    if lanes.backward[lane] >= 0 and open_row(state, lanes.backward[lane]) < 0:
-        other = lanes.backward[lane]
-    if other >= 0 and state.latest[other] > before:
-        add(state, edges, (state.latest[other], node), DEPENDENCY, NONE, nodes)
-
-
-@kernel
-def host_edges(
-    node: int,
-    rows: Rows,
-    lanes: Lanes,
-    waits: Waits,
-    devices: Numbers,
-    state: State,
-    edges: Edges,
-    nodes: Nodes,
-) -> None:
-    """A point on a thread: behind the one before it, and behind what its call waited for."""
-    row = nodes.event[node]
-    lane = rows.lane[row]
-    around = open_row(state, lane)
-    if state.latest[lane] >= 0:
-        kind = OPERATOR if around >= 0 else DEPENDENCY
-        add(state, edges, (state.latest[lane], node), kind, around, nodes)
-    hand_over(node, lane, around >= 0, lanes, state, edges, nodes)
-    state.latest[lane] = node
-    if not nodes.is_end[node]:
-        state.below[row], state.top[lane] = around, row
-        return
-    state.closed[row] = True
-    for k in range(waits.first[row], waits.first[row + 1]):
-        source = nodes.last[waits.source[k]]
-        add(state, edges, (source, node), waits.kind[k], NONE, nodes)
-    if rows.role[row] != NO_ROLE:
-        synchronize(node, rows, lanes, devices, state, edges, nodes)
-    if rows.is_locked[row]:
-        process = lanes.process[lane]
-        before = state.holder[process]
-        if before > nodes.first[row] and rows.lane[nodes.event[before]] != lane:
-            add(state, edges, (before, node), DEPENDENCY, row, nodes)
-        state.holder[process] = node
+def handed_over(
+    node: int, lane: int, may_begin: bool, lanes: Lanes, state: State
+) -> int:
+    """The node of the other thread, forward or backward, behind which this one begins."""
+    other, before = NONE, state.latest[lane]
+    if may_begin:
+        other = lanes.forward[lane]
+    behind = lanes.backward[lane]
+    if behind >= 0 and open_row(state.top, state.below, state.closed, behind) < 0:
+        other = behind
+    return state.latest[other] if other >= 0 and state.latest[other] > before else NONE
 
 
 @kernel
 def synchronize(
-    node: int,
-    rows: Rows,
-    lanes: Lanes,
-    devices: Numbers,
-    state: State,
-    edges: Edges,
-    nodes: Nodes,
-) -> None:
+    node: int, rows: Rows, lanes: Lanes, nodes: Nodes, state: State, edges: Edges, at: int
+) -> int:
     """The end of a call that waited for a stream, a device, or nobody says what."""
     row = nodes.event[node]
-    goal, begin = rows.goal[row], nodes.first[row]
+    goal, lane, time = rows.goal[row], rows.lane[row], nodes.time
     if rows.role[row] == FOR_STREAM and goal >= 0 and state.ended[goal] >= 0:
-        add(state, edges, (state.ended[goal], node), SYNC, NONE, nodes)
+        at = add(edges, at, (state.ended[goal], node), SYNC, time, state.left_out)
     elif rows.role[row] == FOR_DEVICE:
-        lane = rows.lane[row]
-        for k in range(len(devices)):
-            stream = devices[k]
+        for stream in range(len(lanes.device)):
             # What the thread has waited for before binds it already.
             is_new = state.ended[stream] > state.joined[lane]
             if is_new and (goal < 0 or lanes.device[stream] == goal):
-                add(state, edges, (state.ended[stream], node), SYNC, NONE, nodes)
+                at = add(edges, at, (state.ended[stream], node), SYNC, time, state.left_out)
         state.joined[lane] = node
-    elif rows.role[row] == FOR_SOMETHING:
-        k = state.counts[1] - 1
-        while k >= 0 and state.ends[k] > begin:
-            call = rows.call[nodes.event[state.ends[k]]]
-            if call >= 0 and nodes.first[call] < begin:
-                add(state, edges, (state.ends[k], node), INFERRED, NONE, nodes)
-                break
-            k -= 1
+    return at
 
 
 @kernel
-def device_edges(
-    node: int, rows: Rows, waits: Waits, state: State, edges: Edges, nodes: Nodes
-) -> None:
-    """A start or an end of work: behind its launch, the work before it, and what it waits for."""
+def something(node: int, ended: int, rows: Rows, nodes: Nodes, ends: Numbers) -> int:
+    """The latest end of work inside of a call that was launched before the call; or NONE."""
+    begin = nodes.first[nodes.event[node]]
+    for k in range(ended - 1, -1, -1):
+        if ends[k] < begin:
+            return NONE
+        call = rows.call[nodes.event[ends[k]]]
+        if call >= 0 and nodes.first[call] < begin:
+            return ends[k]
+    return NONE
+
+
+@kernel
+def lock(
+    node: int, rows: Rows, lanes: Lanes, nodes: Nodes, holder: Numbers, edges: Edges, at: int
+) -> int:
+    """The end of a call with a lock: behind the end of the one that had it until then."""
     row = nodes.event[node]
-    lane, call = rows.lane[row], rows.call[row]
-    state.latest[lane] = node
-    if nodes.is_end[node]:
-        add(state, edges, (nodes.first[row], node), OPERATOR, row, nodes)
-        state.closed[row] = True
-        state.ended[lane] = node
-        state.ends[state.counts[1]] = node
-        state.counts[1] += 1
-        if call >= 0:
-            state.of_call[call] = node
-        return
-    ahead = state.ahead[lane]
-    state.ahead[lane] = row
-    if ahead >= 0 and not state.closed[ahead]:
-        state.left_out[KERNEL] += 1
-    elif ahead >= 0:
-        add(state, edges, (nodes.last[ahead], node), KERNEL, ahead, nodes)
-    # Of a graph, the first work on a stream is launched; the rest follows it.
-    if call >= 0 and (ahead < 0 or rows.call[ahead] != call):
-        add(state, edges, (nodes.first[call], node), LAUNCH, row, nodes)
-        if state.of_call[call] >= 0:
-            add(state, edges, (state.of_call[call], node), INFERRED, NONE, nodes)
-    for k in range(waits.first[row], waits.first[row + 1]):
-        add(state, edges, (nodes.last[waits.source[k]], node), waits.kind[k], NONE, nodes)
+    lane = rows.lane[row]
+    before = holder[lanes.process[lane]]
+    if before > nodes.first[row] and rows.lane[nodes.event[before]] != lane:
+        held = nodes.time[node] - nodes.time[before]
+        at = put(edges, at, (before, node), DEPENDENCY, held, row)
+    holder[lanes.process[lane]] = node
+    return at
 
 
 @kernel
@@ -280,19 +217,67 @@ def constrain(
 
     A node that nothing explains is behind the latest of its lane, or else of all.
     """
-    state = no_state(len(rows.start), len(lanes.process), len(lanes.process))
-    devices = np.flatnonzero(lanes.device >= 0).astype(np.int32)
+    state = no_state(len(rows.start), len(lanes.process))
+    latest, top, below, closed = state.latest, state.top, state.below, state.closed
+    ahead = np.full(len(lanes.process), NONE, np.int32)  # by lane: the work started last
+    of_call = np.full(len(rows.start), NONE, np.int32)  # the latest end of what it launched
+    time, left_out, at, ended = nodes.time, state.left_out, 0, 0
+    hands = (lanes.forward >= 0).any()
     for node in range(len(nodes.event)):
-        row = nodes.event[node]
-        before, latest = state.counts[0], state.latest[rows.lane[row]]
-        if rows.is_device[row]:
-            device_edges(node, rows, waits, state, edges, nodes)
+        row, is_end, before = nodes.event[node], nodes.is_end[node], at
+        lane = rows.lane[row]
+        last = latest[lane]
+        waiting = waits.first[row + 1] > waits.first[row] and is_end != rows.is_device[row]
+        if not rows.is_device[row]:
+            around = open_row(top, below, closed, lane)
+            if last >= 0:
+                kind = OPERATOR if around >= 0 else DEPENDENCY
+                at = put(edges, at, (last, node), kind, time[node] - time[last], around)
+            if hands:
+                source = handed_over(node, lane, around < 0 and not is_end, lanes, state)
+                if source >= 0:
+                    at = add(edges, at, (source, node), DEPENDENCY, time, left_out)
+            closed[row] = is_end
+            if not is_end:
+                below[row], top[lane] = around, row
+            elif rows.role[row] == FOR_SOMETHING:
+                source = something(node, ended, rows, nodes, state.ends)
+                if source >= 0:
+                    at = add(edges, at, (source, node), INFERRED, time, left_out)
+            elif rows.role[row] != NO_ROLE:
+                at = synchronize(node, rows, lanes, nodes, state, edges, at)
+            if is_end and rows.is_locked[row]:
+                at = lock(node, rows, lanes, nodes, state.holder, edges, at)
+        elif is_end:
+            source, call = nodes.first[row], rows.call[row]
+            at = put(edges, at, (source, node), OPERATOR, time[node] - time[source], row)
+            closed[row] = True
+            state.ended[lane] = state.ends[ended] = node
+            ended += 1
+            if call >= 0:
+                of_call[call] = node
         else:
-            host_edges(node, rows, lanes, waits, devices, state, edges, nodes)
-        if state.counts[0] == before and node > 0:
-            source = latest if latest >= 0 else node - 1
-            add(state, edges, (source, node), UNEXPLAINED, NONE, nodes)
-    return state.counts[0], state.left_out
+            call, other = rows.call[row], ahead[lane]
+            if other >= 0 and closed[other]:
+                source = nodes.last[other]
+                at = put(edges, at, (source, node), KERNEL, time[node] - time[source], other)
+            elif other >= 0:
+                left_out[KERNEL] += 1
+            # Of a graph, the first work on a stream is launched; the rest follows it.
+            if call >= 0 and (other < 0 or rows.call[other] != call):
+                at = add(edges, at, (nodes.first[call], node), LAUNCH, time, left_out)
+                if of_call[call] >= 0:
+                    at = add(edges, at, (of_call[call], node), INFERRED, time, left_out)
+            ahead[lane] = row
+        if waiting:
+            for k in range(waits.first[row], waits.first[row + 1]):
+                source = nodes.last[waits.source[k]]
+                at = add(edges, at, (source, node), waits.kind[k], time, left_out)
+        latest[lane] = node
+        if at == before and node > 0:
+            source = last if last >= 0 else node - 1
+            at = add(edges, at, (source, node), UNEXPLAINED, time, left_out)
+    return at, left_out
 
 
 @kernel
