@@ -151,13 +151,15 @@ def _trimmed(whole: Linked) -> Linked:
     )
 
 
-def clipped(found: Linked, annotation: str, instance: object) -> Clipped:
+def clipped(
+    found: Linked, annotation: str, instance: object, *, exact: bool = False
+) -> Clipped:
     """The rows of a window; `WindowError` where there is no such window."""
     rows = found.rows
     window = Window(start=0, stop=int(rows.stop.max(initial=0)))
     inside = np.ones(len(rows), np.bool_)
     if annotation:
-        marks = _marks(found, annotation, instances(instance))
+        marks = _marks(found, annotation, instances(instance), exact)
         window = Window(start=int(rows.start[marks].min()), stop=int(rows.stop[marks].max()))
         inside = (rows.start >= window.start) & (rows.start <= window.stop)
     host = inside & (rows.stream == -1) & (rows.stop > rows.start)
@@ -167,15 +169,18 @@ def clipped(found: Linked, annotation: str, instance: object) -> Clipped:
     return Clipped(linked=found, rows=np.flatnonzero(kept), window=window)
 
 
-def _marks(found: Linked, annotation: str, wanted: tuple[int, int]) -> Column:
+def _marks(
+    found: Linked, annotation: str, wanted: tuple[int, int], exact: bool
+) -> Column:
     """The rows from one instance of an annotation to another.
 
     HTA numbers the rows that match as they lie in its table, not in order of time.
     """
     rows = found.rows
-    marks = np.flatnonzero(rows.containing(annotation))
+    named = rows.named((annotation,)) if exact else rows.containing(annotation)
+    marks = np.flatnonzero(named)
     if not len(marks):
-        raise WindowError(f"no event's name contains {annotation!r}")
+        raise WindowError.no_annotation(annotation)
     behind = found.has_steps & ~found.linking[marks]
     marks = marks[np.lexsort((rows.position[marks], behind))]
     first, last = wanted

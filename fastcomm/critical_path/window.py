@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+import pyarrow.compute as pc
+
 from fastcomm.errors import FastcommError
+from fastcomm.trace.run import ranges
+from fastcomm.trace.schema import KIND
+from fastcomm.trace.trace import Trace
+
+_ALL = 1 << 62
 
 
 class WindowError(FastcommError):
@@ -13,9 +21,13 @@ class WindowError(FastcommError):
     def no_instance(cls, annotation: str, wanted: int, count: int) -> Self:
         """The trace has fewer instances than were asked for."""
         return cls(
-            f"no instance {wanted} of {annotation!r}: the trace has {count}, "
-            f"0 to {count - 1}"
+            f"no instance {wanted} of {annotation!r}: the trace has {count}, 0 to {count - 1}"
         )
+
+    @classmethod
+    def no_annotation(cls, annotation: str) -> Self:
+        """Nothing in the trace is called so."""
+        return cls(f"no event's name contains {annotation!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +38,22 @@ class Window:
     stop: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A window in the user's words: of an iteration, of annotations, or all."""
+
+    iteration: int | None = None  # its number
+    annotation: str | None = None  # in a name; "" is the whole trace
+    instance: int | tuple[int, int] | None = None  # the how many-eth, or an inclusive range
+    exact: bool = False  # the annotation is the whole name
+
+
 def instances(instance: object) -> tuple[int, int]:
     """The first and last instance that is meant: of None, a number or an inclusive pair."""
     pair = instance if isinstance(instance, tuple) else (instance, instance)
     if instance is None:
         pair = (0, 0)
-    if len(pair) != 2 or not all(isinstance(k, int) and k >= 0 for k in pair):
+    if len(pair) != 2 or not all(isinstance(k, int) and k >= 0 for k in pair):  # noqa: PLR2004
         raise WindowError(
             f"instance {instance!r}; wanted a number from 0 on, or an inclusive pair of them"
         )
@@ -39,3 +61,48 @@ def instances(instance: object) -> tuple[int, int]:
     if last < first:
         raise WindowError(f"instance {instance!r}: the last comes before the first")
     return first, last
+
+
+def find(trace: Trace, wanted: Wanted) -> Window:
+    """The window in a trace; without any words the second iteration, or the only one."""
+    if wanted.annotation == "":
+        return Window(start=-_ALL, stop=_ALL)
+    if wanted.annotation is not None:
+        return _annotated(trace, wanted)
+    numbers = trace.iterations["number"].to_pylist()
+    # The first profiled step lacks what was launched before it.
+    number = wanted.iteration
+    if number is None:
+        number = numbers[min(1, len(numbers) - 1)]
+    if number not in numbers:
+        raise WindowError(
+            f"{trace.meta.path}: no iteration {number}; it has {ranges(sorted(numbers))}"
+        )
+    row = trace.iterations.slice(numbers.index(number), 1).to_pylist()[0]
+    return Window(start=row["start"], stop=row["stop"])
+
+
+def _annotated(trace: Trace, wanted: Wanted) -> Window:
+    """From the start of the first wanted instance on the host to the end of the last."""
+    names = trace.events["name"].combine_chunks()
+    text = wanted.annotation or ""
+    asked = (
+        pc.equal(names.dictionary, text)
+        if wanted.exact
+        else pc.match_substring(names.dictionary, text)
+    )
+    named = asked.to_numpy(zero_copy_only=False)[names.indices.to_numpy()]
+    kind = trace.events["kind"].to_numpy()
+    marks = np.flatnonzero(named & np.isin(kind, [KIND[name] for name in _ON_HOST]))
+    if not len(marks):
+        raise WindowError.no_annotation(text)
+    first, last = instances(wanted.instance)
+    if first >= len(marks):
+        raise WindowError.no_instance(text, first, len(marks))
+    start, stop = (
+        trace.events[name].to_numpy()[marks[first : last + 1]] for name in ("start", "stop")
+    )
+    return Window(start=int(start.min()), stop=int(stop.max()))
+
+
+_ON_HOST = ("annotation", "cpu_op", "runtime", "python", "other")

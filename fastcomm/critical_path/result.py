@@ -1,0 +1,265 @@
+"""A critical path: the graph it was found in, its edges, and what its time was spent on.
+
+Times are nanoseconds. An event's id is its place in the trace's file.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastcomm.critical_path.classes import TYPES, Rules, classes, short_name
+from fastcomm.critical_path.events import Events
+from fastcomm.critical_path.window import Window
+from fastcomm.errors import FastcommError
+from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, Path, longest_path
+from fastcomm_kernels import constraints
+from fastcomm_kernels.graph import NONE, Column, Flags
+
+if TYPE_CHECKING:
+    import networkx
+
+_SEARCHED_FROM_NS = -1000  # HTA takes a weight of so little for 0 in its search
+
+
+class Edge(NamedTuple):
+    """An edge as HTA names its parts."""
+
+    begin: int
+    end: int
+    type: str
+    weight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """Where a path comes from."""
+
+    rules: Rules
+    window: Window
+    path: str  # of the trace
+    rank: int
+    base: int = 0  # ns that the file's own times lack
+    clipped: int = 0  # events of the window
+    data_load: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class CriticalPath:
+    """The result of `critical_path_analysis`."""
+
+    def __init__(self, graph: Graph, events: Events, about: About, on_device: Flags) -> None:
+        self.graph = graph
+        self.events = events
+        self.about = about
+        self.on_device = on_device  # by node
+        self.path: Path | None = None
+        self.slack: Column | None = None  # by edge of the path; -1: nothing else was near
+
+    def critical_path(self) -> bool:
+        """Search the path, again after an edit; False where the graph has no valid one."""
+        self.__dict__.pop("_breakdown", None)
+        if self.about.rules == "hta":
+            weight = self.graph.weight
+            searched = np.where(weight <= _SEARCHED_FROM_NS, 0, weight)
+            self.path = longest_path(self.graph, searched) if self._is_valid() else None
+        elif len(self.graph.event):
+            edges, self.slack = constraints.binding(
+                len(self.graph.event) - 1,
+                self.graph.into[0],
+                self.graph.source,
+                self.graph.time,
+                self.on_device,
+            )
+            last = np.int32(len(self.graph.event) - 1)
+            nodes = np.append(self.graph.source[edges], last)
+            self.path = Path(nodes=nodes, edges=edges)
+        else:
+            self.path = Path(nodes=self.graph.event, edges=self.graph.source)
+        return self.path is not None
+
+    def set_weight(self, source: int, target: int, weight: int) -> None:
+        """Change the weight of an edge; the path stays until `critical_path` is called."""
+        at = np.flatnonzero((self.graph.source == source) & (self.graph.target == target))
+        if not len(at):
+            raise FastcommError(f"the graph has no edge from node {source} to node {target}")
+        changed = self.graph.weight.copy()
+        changed[at] = weight
+        self.graph = self.graph.weighing(changed)
+        self.__dict__.pop("_breakdown", None)
+
+    def _is_valid(self) -> bool:
+        """No waiting is inside of one stream."""
+        graph = self.graph
+        sync = np.flatnonzero(graph.kind == EDGE_KIND["sync"])
+        streams = [
+            self.events.describe(graph.event[side[sync]])["stream"].fill_null(-1).to_numpy()
+            for side in (graph.source, graph.target)
+        ]
+        return not ((streams[0] == streams[1]) & (streams[0] != -1)).any()
+
+    @property
+    def found(self) -> Path:
+        """The path; FastcommError where there is none."""
+        if self.path is None:
+            raise FastcommError(f"{self.about.path}: the graph has no critical path")
+        return self.path
+
+    @property
+    def critical_path_nodes(self) -> list[int]:
+        """The nodes of the path, from first to last."""
+        return [] if self.path is None else self.path.nodes.tolist()
+
+    @property
+    def critical_path_events_set(self) -> set[int]:
+        """The ids of the events on the path."""
+        return set(self.event_ids)
+
+    @property
+    def event_ids(self) -> list[int]:
+        """The same, ascending."""
+        rows = np.unique(self.graph.event[self.found.nodes])
+        return sorted(self.events.ids(rows).tolist())
+
+    @property
+    def critical_path_edges_set(self) -> set[Edge]:
+        """The edges of the path."""
+        return set(self.edges(self.found.edges))
+
+    def edges(self, at: Sequence[int] | np.ndarray[Any, Any]) -> list[Edge]:
+        """These edges as HTA names their parts."""
+        graph = self.graph
+        columns = (graph.source[at], graph.target[at], graph.kind[at], graph.weight[at])
+        return [
+            Edge(u, v, TYPES[EDGE_KINDS[kind]], weight)
+            for u, v, kind, weight in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+
+    @property
+    def length_ns(self) -> int:
+        """The length of the path: what its edges weigh, nothing less than 0."""
+        weight = self.graph.weight[self.found.edges]
+        if self.about.rules == "hta":
+            weight = np.where(weight <= _SEARCHED_FROM_NS, 0, weight)
+        return int(weight.sum())
+
+    @cached_property
+    def wall_ns(self) -> int:
+        """From the first node of the graph to the last."""
+        graph = self.graph
+        used = np.concatenate([graph.source, graph.target])
+        times = graph.time[used] if len(used) else graph.time
+        return int(times.max() - times.min()) if len(times) else 0
+
+    @property
+    def breakdown(self) -> pa.Table:
+        """The path edge by edge: what it is, how long it takes, whose time that is."""
+        return self._breakdown
+
+    @cached_property
+    def _breakdown(self) -> pa.Table:
+        graph, edges = self.graph, self.found.edges
+        kinds = graph.kind[edges].tolist()
+        owners = self.events.describe(graph.owner[edges])
+        targets = self.events.describe(graph.event[graph.target[edges]])
+        bound = classes(self.about.rules, kinds, owners, targets, self.about.data_load)
+        names = owners["name"].to_pylist()
+        known = {name: None if name is None else short_name(name) for name in set(names)}
+        slack = self.slack
+        return pa.table(
+            {
+                "type": [TYPES[EDGE_KINDS[kind]] for kind in kinds],
+                "bound_by": pa.array(bound, pa.string()),
+                "start_ns": graph.time[graph.source[edges]],
+                "stop_ns": graph.time[graph.target[edges]],
+                "duration_ns": graph.weight[edges],
+                "slack_ns": pa.nulls(len(edges), pa.int64())
+                if slack is None
+                else pa.array(slack, mask=slack < 0),
+                "event": owners["id"],
+                "name": owners["name"],
+                "short_name": pa.array([known[name] for name in names], pa.string()),
+                **{key: owners[key] for key in ("kind", "process", "thread", "stream")},
+                **{key: owners[key] for key in ("op", "tag")},
+                "to_event": targets["id"],
+            }
+        )
+
+    def get_critical_path_breakdown(self) -> pa.Table | None:
+        """`breakdown`, or None before there is a path."""
+        return None if self.path is None else self.breakdown
+
+    def summary_ns(self) -> dict[str, int]:
+        """How long each class is on the path, sorted by name."""
+        return _sums(self.breakdown, "bound_by")
+
+    def summary(self) -> dict[str, float]:
+        """The same as percent of their sum."""
+        sums = self.summary_ns()
+        total = sum(sums.values())
+        return {name: 100 * ns / total if total else 0.0 for name, ns in sums.items()}
+
+    def by_tag_ns(self) -> dict[str, int]:
+        """How long the communication of each parallelism is on the path."""
+        table = self.breakdown
+        is_comm = pc.equal(table["bound_by"], "gpu_communication_bound")
+        return _sums(table.filter(is_comm), "tag")
+
+    def top(self, by: str = "event", count: int = 10) -> pa.Table:
+        """The events, or with `by="name"` the names, that take most of the path themselves."""
+        table = self.breakdown.filter(pc.is_valid(self.breakdown["event"]))
+        keys = ["event", "name", "kind"] if by == "event" else ["name", "kind"]
+        sums = table.group_by(keys).aggregate([("duration_ns", "sum"), ("duration_ns", "count")])
+        sums = sums.rename_columns(
+            [{"duration_ns_sum": "self_ns", "duration_ns_count": "edges"}.get(n, n) for n in sums.column_names]
+        )
+        order = [("self_ns", "descending"), (keys[0], "ascending")]
+        return sums.sort_by(order).slice(0, count)
+
+    def get_nodes_for_event(self, event: int) -> tuple[int | None, int | None]:
+        """The nodes of the start and the end of the event of an id."""
+        nodes = np.flatnonzero(self.events.ids(self.graph.event) == event)
+        if not len(nodes):
+            return None, None
+        start, end = sorted(nodes.tolist(), key=lambda node: bool(self.graph.is_end[node]))
+        return start, end
+
+    def get_events_for_edge(self, edge: Edge) -> tuple[int, int]:
+        """The ids of the events that an edge joins."""
+        ends = self.graph.event[[edge.begin, edge.end]]
+        source, target = self.events.ids(ends).tolist()
+        return source, target
+
+    def get_event_attribution_for_edge(self, edge: Edge) -> int | None:
+        """The id of the event that an edge's time belongs to."""
+        graph = self.graph
+        at = np.flatnonzero((graph.source == edge.begin) & (graph.target == edge.end))
+        owner = graph.owner[at[:1]]
+        return int(self.events.ids(owner)[0]) if len(owner) and owner[0] != NONE else None
+
+    def get_edges_attributed_to_event(self, event: int) -> list[Edge]:
+        """The edges whose time belongs to the event of an id."""
+        owned = np.flatnonzero(self.graph.owner != NONE)
+        ids = self.events.ids(self.graph.owner[owned])
+        return self.edges(owned[ids == event])
+
+    def to_networkx(self) -> "networkx.DiGraph[int]":
+        """The graph for networkx, which has to be installed."""
+        try:
+            import networkx
+        except ImportError as error:
+            raise FastcommError("to_networkx needs networkx: pip install networkx") from error
+        graph: networkx.DiGraph[int] = networkx.DiGraph()
+        for edge in self.edges(np.arange(len(self.graph.source))):
+            graph.add_edge(edge.begin, edge.end, weight=edge.weight, object=edge)
+        return graph
+
+
+def _sums(table: pa.Table, key: str) -> dict[str, int]:
+    sums = table.group_by(key).aggregate([("duration_ns", "sum")])
+    pairs = zip(sums[key].to_pylist(), sums["duration_ns_sum"].to_pylist(), strict=True)
+    return dict(sorted(pairs))
