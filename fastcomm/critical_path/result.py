@@ -247,6 +247,12 @@ class CriticalPath:
         ids = self.events.ids(self.graph.owner[owned])
         return self.edges(owned[ids == event])
 
+    def save(self, out_dir: str) -> str:
+        """Write graph and path to ``<out_dir>.zip``, and give its path."""
+        from fastcomm.critical_path.saved import save  # which needs this module
+
+        return save(self, out_dir)
+
     def to_networkx(self) -> "networkx.DiGraph[int]":
         """The graph for networkx, which has to be installed."""
         try:

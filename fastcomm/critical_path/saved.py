@@ -1,0 +1,185 @@
+"""A graph and its path in one zip file: Parquet tables and a manifest, nothing that runs."""
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fastcomm.critical_path.events import EVENT, SavedEvents
+from fastcomm.critical_path.result import About, CriticalPath
+from fastcomm.critical_path.window import Window
+from fastcomm.errors import FastcommError
+from fastcomm.graph.graph import EDGE_KINDS, Graph, Path as GraphPath
+from fastcomm.trace.trace import checked
+from fastcomm_kernels.graph import NONE
+
+VERSION = 1
+_MANIFEST = "manifest.json"
+_MOST_BYTES = 16 << 30  # of a table in memory
+_MOST_MANIFEST = 1 << 20
+
+_SCHEMAS = {
+    "nodes": pa.schema(
+        [
+            pa.field("event", pa.int32(), nullable=False),  # row of `events`
+            pa.field("time", pa.int64(), nullable=False),
+            pa.field("is_end", pa.bool_(), nullable=False),
+            pa.field("on_device", pa.bool_(), nullable=False),
+        ]
+    ),
+    "edges": pa.schema(
+        [
+            pa.field("source", pa.int32(), nullable=False),
+            pa.field("target", pa.int32(), nullable=False),
+            pa.field("kind", pa.int8(), nullable=False),
+            pa.field("weight", pa.int64(), nullable=False),
+            pa.field("owner", pa.int32()),
+        ]
+    ),
+    "path": pa.schema([pa.field("edge", pa.int32(), nullable=False), pa.field("slack", pa.int64())]),
+    "events": EVENT,
+}
+
+
+def save(found: CriticalPath, out_dir: str | Path) -> str:
+    """Write ``<out_dir>.zip`` and give its path."""
+    target = Path(f"{out_dir}.zip")
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:
+            for name, content in _members(found).items():
+                # A fixed date: the same graph gives the same bytes.
+                archive.writestr(zipfile.ZipInfo(name), content)
+        aside.replace(target)
+    except OSError as error:
+        raise FastcommError(f"{target}: {error.strerror or error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return str(target)
+
+
+def _members(found: CriticalPath) -> dict[str, bytes]:
+    graph, path, slack = found.graph, found.path, found.slack
+    used = np.unique(np.concatenate([graph.event, graph.owner[graph.owner != NONE]]))
+    place = np.full(int(used.max(initial=0)) + 2, NONE, np.int32)
+    place[used] = np.arange(len(used), dtype=np.int32)
+    owner = place[graph.owner]
+    columns: dict[str, Mapping[str, Any]] = {
+        "nodes": {
+            "event": place[graph.event],
+            "time": graph.time,
+            "is_end": graph.is_end,
+            "on_device": found.on_device,
+        },
+        "edges": {
+            **{name: getattr(graph, name) for name in ("source", "target", "kind", "weight")},
+            "owner": pa.array(owner, mask=graph.owner == NONE),
+        },
+    }
+    if path is not None:
+        missing = pa.nulls(len(path.edges), pa.int64())
+        columns["path"] = {"edge": path.edges, "slack": missing if slack is None else slack}
+    tables = {name: pa.table(dict(content)).cast(_SCHEMAS[name]) for name, content in columns.items()}
+    tables["events"] = found.events.describe(used)
+    last = None if path is None or not len(path.nodes) else int(path.nodes[-1])
+    manifest = {"version": VERSION, "last": last, "about": asdict(found.about)}
+    members = {f"{name}.parquet": _parquet(table) for name, table in tables.items()}
+    return {_MANIFEST: json.dumps(manifest, indent=1).encode(), **members}
+
+
+def _parquet(table: pa.Table) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def restore_cpgraph(zip_filename: str | Path, t_full: object = None, rank: int = 0) -> CriticalPath:
+    """The graph and path that `save` wrote; `critical_path` may be called again.
+
+    `t_full` and `rank` are taken as HTA takes them, and not needed. Raises `FastcommError` where
+    the file is none of ours; nothing is unpacked outside of memory.
+    """
+    path = Path(zip_filename)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return _restored(archive, path)
+    except (OSError, zipfile.BadZipFile, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise FastcommError(f"{path}: no saved critical path: {error}") from error
+
+
+def _restored(archive: zipfile.ZipFile, path: Path) -> CriticalPath:
+    names = [info.filename for info in archive.infolist()]
+    known = {_MANIFEST, *(f"{name}.parquet" for name in _SCHEMAS)}
+    if len(names) != len(set(names)) or not set(names) <= known:
+        raise FastcommError(f"{path}: found {sorted(names)}, wanted only {sorted(known)}")
+    for info in archive.infolist():
+        limit = _MOST_MANIFEST if info.filename == _MANIFEST else _MOST_BYTES
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size > limit:
+            raise FastcommError(
+                f"{path}: {info.filename} is compressed or larger than {limit} bytes"
+            )
+    manifest = json.loads(archive.read(_MANIFEST))
+    if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
+        raise FastcommError(f"{path}: {_MANIFEST} has no version {VERSION}")
+    nodes, edges, events = (_table(archive, name, path) for name in ("nodes", "edges", "events"))
+    owner = edges["owner"].fill_null(NONE).to_numpy()
+    graph = Graph(
+        **{name: nodes[name].to_numpy() for name in ("event", "time", "is_end")},
+        **{name: edges[name].to_numpy() for name in ("source", "target", "kind", "weight")},
+        owner=owner,
+    )
+    _check(graph, events.num_rows, path)
+    about = _about(manifest["about"])
+    found = CriticalPath(graph, SavedEvents(events), about, nodes["on_device"].to_numpy())
+    if "path.parquet" in names:
+        found.path, found.slack = _path(_table(archive, "path", path), graph, manifest["last"])
+    return found
+
+
+def _path(table: pa.Table, graph: Graph, last: Any) -> tuple[GraphPath, Any]:
+    edges = table["edge"].to_numpy()
+    if len(edges) and not ((edges >= 0) & (edges < len(graph.source))).all():
+        raise ValueError("the path names edges that are not there")
+    if last is None:
+        return GraphPath(nodes=np.empty(0, np.int32), edges=edges), None
+    nodes = np.append(graph.source[edges], np.int32(last))
+    slack = None if table["slack"].null_count else table["slack"].to_numpy()
+    return GraphPath(nodes=nodes, edges=edges), slack
+
+
+def _table(archive: zipfile.ZipFile, name: str, path: Path) -> pa.Table:
+    """A table, once its own words say that it fits into memory."""
+    file = pq.ParquetFile(io.BytesIO(archive.read(f"{name}.parquet")))
+    size = sum(file.metadata.row_group(k).total_byte_size for k in range(file.num_row_groups))
+    if size > _MOST_BYTES or file.metadata.num_rows > _MOST_BYTES // 8:
+        raise FastcommError(f"{path}: {name} would take {size} bytes, more than {_MOST_BYTES}")
+    return checked(file.read(), _SCHEMAS[name], f"{path}: {name}")
+
+
+def _check(graph: Graph, events: int, path: Path) -> None:
+    """Every number leads to something that is there."""
+    nodes = len(graph.event)
+    for name, least, count in (
+        ("event", 0, events),
+        ("owner", NONE, events),
+        ("source", 0, nodes),
+        ("target", 0, nodes),
+        ("kind", 0, len(EDGE_KINDS)),
+    ):
+        column = getattr(graph, name)
+        if len(column) and not ((column >= least) & (column < count)).all():
+            raise FastcommError(f"{path}: a {name} is not within 0 to {count - 1}")
+
+
+def _about(words: Mapping[str, Any]) -> About:
+    lists = {name: tuple(words[name]) for name in ("data_load", "notes")}
+    return About(**{**words, **lists, "window": Window(**words["window"])})

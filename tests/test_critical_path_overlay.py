@@ -1,0 +1,176 @@
+"""Overlays and saved graphs."""
+
+import gzip
+import json
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import golden_critical_path as golden
+import pytest
+
+from fastcomm.critical_path.analysis import analyse, critical_path_analysis
+from fastcomm.critical_path.overlay import overlay_critical_path_analysis
+from fastcomm.critical_path.saved import restore_cpgraph
+from fastcomm.critical_path.window import Wanted
+from fastcomm.errors import FastcommError
+
+ADD = golden.FOLDER / "simple_add.json.gz"
+FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
+pytestmark = pytest.mark.skipif(not ADD.exists(), reason=f"no data at {golden.FOLDER}")
+
+
+def loaded(path):
+    data = Path(path).read_bytes()
+    return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+
+
+def flows(document):
+    found = [event for event in document["traceEvents"] if event.get("cat") == "critical_path"]
+    pairs = {}
+    for event in found:
+        pairs.setdefault(event["id"], []).append(event)
+    assert all([e["ph"] for e in pair] == ["s", "f"] for pair in pairs.values())
+    return Counter(
+        tuple((e["pid"], e["tid"], e["ts"], json.dumps(e["args"], sort_keys=True)) for e in pair)
+        for pair in pairs.values()
+    )
+
+
+def criticals(document):
+    return [
+        event
+        for event in document["traceEvents"]
+        if event["ph"] == "X" and event.get("args", {}).get("critical") == 1
+    ]
+
+
+def test_the_overlay_is_that_of_the_reference(tmp_path):
+    found, success = critical_path_analysis(ADD, 0, "", 0, ["data_load"])
+    assert success
+    written = overlay_critical_path_analysis(ADD, 0, found, tmp_path, False)
+    ours, theirs = loaded(written), loaded(golden.FOLDER / "simple_add_overlay.json.gz")
+    plain = [e for e in ours["traceEvents"] if e.get("cat") != "critical_path"]
+    expected = [e for e in theirs["traceEvents"] if e.get("cat") != "critical_path"]
+    assert plain == expected
+    assert flows(ours) == flows(theirs)
+    assert len(criticals(ours)) == 624
+    everything = loaded(overlay_critical_path_analysis(ADD, 0, found, tmp_path, False, True))
+    assert len(everything["traceEvents"]) == 4250
+    only = loaded(overlay_critical_path_analysis(ADD, 0, found, tmp_path))
+    assert len(only["traceEvents"]) == 1526
+    assert sum(event["ph"] == "X" for event in only["traceEvents"]) == 632
+
+
+def test_edges_of_one_type_can_be_drawn_alone(tmp_path):
+    found, _ = critical_path_analysis(ADD, 0, FORWARD, 1, zero_weight_launches=True)
+    everything = loaded(overlay_critical_path_analysis(ADD, 0, found, tmp_path, False, True))
+    arrows = sum(event["args"]["critical"] for pair in [everything["traceEvents"]]
+                 for event in pair if event.get("cat") == "critical_path" and event["ph"] == "f")
+    assert (len(criticals(everything)), arrows) == (159, 314)
+    some = loaded(overlay_critical_path_analysis(ADD, 0, found, tmp_path, False))
+    assert flows(some).total() == 21
+    one = overlay_critical_path_analysis(
+        ADD, 0, found, tmp_path, False, edge_types_to_viz=["kernel_launch_delay"]
+    )
+    assert flows(loaded(one)).total() == 1
+    with pytest.raises(FastcommError, match="no edges of type 'nothing'; there are operator"):
+        overlay_critical_path_analysis(ADD, 0, found, tmp_path, edge_types_to_viz=["nothing"])
+
+
+def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
+    from fastcomm.readers.runs import OpenOptions, open_run
+
+    run = open_run(golden.DATA / "kineto/nccl_2rank_rank0.json.gz", options=OpenOptions(whole=True))
+    found = analyse(run.read(0))
+    document = loaded(overlay_critical_path_analysis(run, 0, found, tmp_path))
+    lanes = {}
+    for event in criticals(document):
+        span = (round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000))
+        lanes.setdefault((event["pid"], event["tid"]), []).append(span)
+    drawn = [e for e in document["traceEvents"] if e.get("cat") == "critical_path"]
+    assert drawn
+    for event in drawn:
+        at = round(event["ts"] * 1000)
+        assert any(a - 1 <= at <= b + 1 for a, b in lanes[event["pid"], event["tid"]])
+
+
+def test_an_overlay_never_overwrites_its_trace(tmp_path):
+    copy = tmp_path / "overlaid_critical_path_x.json.gz"
+    copy.write_bytes(ADD.read_bytes())
+    link = tmp_path / "x.json.gz"
+    link.symlink_to(copy)
+    found, _ = critical_path_analysis(link, 0, FORWARD, 1)
+    with pytest.raises(FastcommError, match="never overwrites its trace"):
+        overlay_critical_path_analysis(link, 0, found, tmp_path)
+
+
+@pytest.mark.parametrize("rules", ["hta", "corrected"])
+def test_a_saved_graph_comes_back(tmp_path, rules):
+    from fastcomm.readers.runs import OpenOptions, open_run
+
+    run = open_run(ADD, options=OpenOptions(whole=True))
+    found = analyse(run.read(0), Wanted(annotation=FORWARD, instance=1), rules=rules)
+    again = restore_cpgraph(found.save(str(tmp_path / "graph")))
+    assert again.critical_path_nodes == found.critical_path_nodes
+    assert again.breakdown.equals(found.breakdown)
+    assert again.summary() == found.summary()
+    assert again.about == found.about
+    assert again.critical_path()
+    assert again.critical_path_events_set == found.critical_path_events_set
+    first = (tmp_path / "graph.zip").read_bytes()
+    again.save(str(tmp_path / "graph"))
+    assert (tmp_path / "graph.zip").read_bytes() == first
+
+
+def test_an_edited_graph_has_another_path(tmp_path):
+    found, _ = critical_path_analysis(ADD, 0, FORWARD, 1)
+    saved = restore_cpgraph(found.save(str(tmp_path / "graph")))
+    before = saved.length_ns
+    heavy = max(found.critical_path_edges_set, key=lambda edge: edge.weight)
+    saved.set_weight(heavy.begin, heavy.end, 0)
+    assert saved.critical_path()
+    assert saved.length_ns == before - heavy.weight
+    with pytest.raises(FastcommError, match="no edge from node 0 to node 0"):
+        saved.set_weight(0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda archive: archive.writestr("../../evil", "x"), "wanted only"),
+        (lambda archive: archive.writestr("/etc/passwd", "x"), "wanted only"),
+        (lambda archive: archive.writestr("nodes.parquet", "x"), "wanted only"),
+        (lambda archive: archive.writestr("graph.pickle", b"\x80\x04."), "wanted only"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_hostile_zip_is_refused(tmp_path, change, said):
+    found, _ = critical_path_analysis(ADD, 0, FORWARD, 1)
+    path = found.save(str(tmp_path / "graph"))
+    with zipfile.ZipFile(path, "a") as archive:
+        change(archive)
+    with pytest.raises(FastcommError, match=said):
+        restore_cpgraph(path)
+
+
+def test_a_bomb_is_refused(tmp_path):
+    path = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("manifest.json", " " * (1 << 22))
+    with pytest.raises(FastcommError, match="compressed or larger than"):
+        restore_cpgraph(path)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"), [("{}", "no version 1"), ("[", "no saved critical path"), ("7", "version")]
+)
+def test_a_damaged_zip_is_refused(tmp_path, manifest, said):
+    path = tmp_path / "graph.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", manifest)
+    with pytest.raises(FastcommError, match=said):
+        restore_cpgraph(path)
+    path.write_bytes(b"PK")
+    with pytest.raises(FastcommError, match="no saved critical path"):
+        restore_cpgraph(path)
