@@ -1,4 +1,4 @@
-"""HolisticTraceAnalysis' critical path by its definition: slow, obvious, imports nothing of ours.
+"""HolisticTraceAnalysis' critical path by its definition: slow and obvious.
 
 Times are microseconds. `analyse` takes a whole document, as `json.load` gives it.
 """

@@ -32,7 +32,9 @@ def flows(document):
         pairs.setdefault(event["id"], []).append(event)
     assert all([e["ph"] for e in pair] == ["s", "f"] for pair in pairs.values())
     return Counter(
-        tuple((e["pid"], e["tid"], e["ts"], json.dumps(e["args"], sort_keys=True)) for e in pair)
+        tuple(
+            (e["pid"], e["tid"], e["ts"], json.dumps(e["args"], sort_keys=True)) for e in pair
+        )
         for pair in pairs.values()
     )
 
@@ -65,8 +67,12 @@ def test_the_overlay_is_that_of_the_reference(tmp_path):
 def test_edges_of_one_type_can_be_drawn_alone(tmp_path):
     found, _ = critical_path_analysis(ADD, 0, FORWARD, 1, zero_weight_launches=True)
     everything = loaded(overlay_critical_path_analysis(ADD, 0, found, tmp_path, False, True))
-    arrows = sum(event["args"]["critical"] for pair in [everything["traceEvents"]]
-                 for event in pair if event.get("cat") == "critical_path" and event["ph"] == "f")
+    arrows = sum(
+        event["args"]["critical"]
+        for pair in [everything["traceEvents"]]
+        for event in pair
+        if event.get("cat") == "critical_path" and event["ph"] == "f"
+    )
     assert (len(criticals(everything)), arrows) == (159, 314)
     some = loaded(overlay_critical_path_analysis(ADD, 0, found, tmp_path, False))
     assert flows(some).total() == 21
@@ -81,7 +87,9 @@ def test_edges_of_one_type_can_be_drawn_alone(tmp_path):
 def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
     from fastcomm.readers.runs import OpenOptions, open_run
 
-    run = open_run(golden.DATA / "kineto/nccl_2rank_rank0.json.gz", options=OpenOptions(whole=True))
+    run = open_run(
+        golden.DATA / "kineto/nccl_2rank_rank0.json.gz", options=OpenOptions(whole=True)
+    )
     found = analyse(run.read(0))
     document = loaded(overlay_critical_path_analysis(run, 0, found, tmp_path))
     lanes = {}
@@ -163,7 +171,8 @@ def test_a_bomb_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("manifest", "said"), [("{}", "no version 1"), ("[", "no saved critical path"), ("7", "version")]
+    ("manifest", "said"),
+    [("{}", "no version 1"), ("[", "no saved critical path"), ("7", "version")],
 )
 def test_a_damaged_zip_is_refused(tmp_path, manifest, said):
     path = tmp_path / "graph.zip"

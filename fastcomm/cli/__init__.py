@@ -9,8 +9,8 @@ import click
 
 from fastcomm.errors import FastcommError
 
-# A command is a module of its name: loaded when it is called for, or its help is.
-COMMANDS = ("info", "metrics", "ingest", "demo")
+# A command is a module of its name, - as _: loaded when it is called for, or its help is.
+COMMANDS = ("info", "metrics", "critical-path", "ingest", "demo")
 
 INCOMPLETE = 3
 
@@ -24,7 +24,7 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"fastcomm.cli.{cmd_name}").run
+        command: click.Command = import_module(f"fastcomm.cli.{cmd_name.replace('-', '_')}").run
         return command
 
     def invoke(self, ctx: click.Context) -> object:

@@ -55,7 +55,11 @@ def short_name(name: str) -> str:
 
 
 def classes(
-    rules: Rules, kinds: Sequence[int], owners: pa.Table, targets: pa.Table, loads: Sequence[str]
+    rules: Rules,
+    kinds: Sequence[int],
+    owners: pa.Table,
+    targets: pa.Table,
+    loads: Sequence[str],
 ) -> list[str]:
     """The class of each edge, from its kind, its owner and the event that it leads to."""
     of_owner = _hta_owner if rules == "hta" else _owner

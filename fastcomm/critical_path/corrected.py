@@ -8,7 +8,7 @@ import numpy as np
 
 from fastcomm.critical_path import names
 from fastcomm.critical_path.corrected_rows import Selected
-from fastcomm.critical_path.rows import Rows, codes
+from fastcomm.critical_path.rows import Integers, Rows, codes
 from fastcomm.critical_path.window import Window
 from fastcomm.graph.graph import EDGE_KINDS, Graph, Path
 from fastcomm.trace.schema import KIND
@@ -19,7 +19,7 @@ from fastcomm_kernels import links
 from fastcomm_kernels.graph import NONE, Column, Flags, Numbers
 from fastcomm_kernels.json_numbers import NULL
 
-Pairs = tuple[Column, Column, int]  # waiting rows, rows of the work, kind of the edges
+Pairs = tuple[Integers, Integers, int]  # waiting rows, rows of the work, kind of the edges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,7 @@ def build(trace: Trace, window: Window, data_load: Sequence[str] = ()) -> Constr
     return Constrained(
         graph=graph,
         on_device=found.is_device[nodes.event],
-        left_out={
-            name: int(k) for name, k in zip(EDGE_KINDS, left_out, strict=True) if k
-        },
+        left_out={name: int(k) for name, k in zip(EDGE_KINDS, left_out, strict=True) if k},
     )
 
 
@@ -107,7 +105,7 @@ def _lanes(found: Selected, trace: Trace) -> kernels.Lanes:
 
 
 def _hand_overs(found: Selected, trace: Trace) -> dict[int, int]:
-    """The thread that runs backward, and the one that waits for it: by names, else sequences."""
+    """The threads that run backward, and those that wait for them: by names, or sequences."""
     rows = found.rows
     asked = rows.kind == KIND["cpu_op"]
     backward, forward = (
@@ -148,17 +146,25 @@ def _waits(found: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
     lane_of = {
         (d, t): lane
         for lane, (d, t, on) in enumerate(
-            zip(*(rows.lanes[k].to_pylist() for k in ("device", "thread", "is_device")), strict=True)
+            zip(
+                *(rows.lanes[k].to_pylist() for k in ("device", "thread", "is_device")),
+                strict=True,
+            )
         )
         if on
     }
     devices = rows.lanes["device"].to_pylist()
-    for name, kind in (("Stream Sync", kernels.FOR_STREAM), ("Context Sync", kernels.FOR_DEVICE)):
+    for name, kind in (
+        ("Stream Sync", kernels.FOR_STREAM),
+        ("Context Sync", kernels.FOR_DEVICE),
+    ):
         for k in np.flatnonzero(syncs.named((name,)) & (found.sync_call >= 0)).tolist():
             device, at = devices[syncs.lane[k]], found.sync_call[k]
             role[at] = kind
             stream = lane_of.get((device, str(syncs.stream[k])), NONE)
-            goal[at] = stream if kind == kernels.FOR_STREAM else NONE if device is None else device
+            goal[at] = (
+                stream if kind == kernels.FOR_STREAM else NONE if device is None else device
+            )
     pairs = [*_copies(found), *_events(found, role)]
     return _indexed(pairs, len(rows)), role, goal
 
@@ -218,8 +224,9 @@ def _recorded(found: Selected, work: Column, records: Column, waits: Column) -> 
     goal[-1] = NULL
     marks = np.flatnonzero(goal[of_record, 1] != NULL)
     streams = _streams(rows)
+    wanted = goal[of_record[marks]]
     lane, mark_lane = _pairs(
-        (device[rows.lane[work]], streams[rows.lane[work]]), tuple(goal[of_record[marks]].T)
+        (device[rows.lane[work]], streams[rows.lane[work]]), (wanted[:, 0], wanted[:, 1])
     )
     before = _last_launched(found, work, lane, records[marks], mark_lane)
     by_record = np.full(count + 1, NONE, np.int32)
@@ -270,7 +277,7 @@ def _streams(rows: Rows) -> Column:
 
 
 def _pairs(
-    left: tuple[Column, ...], right: tuple[Column, ...]
+    left: tuple[Integers, Integers], right: tuple[Integers, Integers]
 ) -> tuple[Numbers, Numbers]:
     """Small numbers for pairs of numbers, the same on both sides."""
     firsts, count = codes(left[0], right[0])

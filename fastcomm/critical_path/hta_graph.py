@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastcomm.critical_path.hta_window import Clipped, Linked
-from fastcomm.critical_path.rows import codes, codes_in_order
+from fastcomm.critical_path.rows import Integers, codes, codes_in_order
 from fastcomm.graph.graph import Graph
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import hta as kernels
 from fastcomm_kernels import links
-from fastcomm_kernels.graph import NONE, Column, Flags, Numbers
+from fastcomm_kernels.graph import NONE, Column, Numbers
 from fastcomm_kernels.json_numbers import NULL
 
 LOCKED = ("cudaHostAlloc", "cudaLaunchKernel", "cudaMemcpyAsync")
@@ -57,7 +57,7 @@ def build(
     flags = np.where(rows.named(LOCKED), kernels.LOCKED, 0)
     flags = flags + np.where(rows.named(BLOCKING), kernels.BLOCKING, 0)
     packed = kernels.Rows(rows.start, rows.stop, flags.astype(np.int32), first, last)
-    device = _device(clipped)
+    device = _device(clipped)._replace(zero_launches=zero_launches)
     contexts = int((device.role == kernels.CONTEXT_SYNC).sum())
     streams = int(device.stream.max(initial=-1)) + 1
     locked = int((flags[nodes.event] & kernels.LOCKED).sum())
@@ -66,7 +66,7 @@ def build(
     count = kernels.lock_edges(packed, nodes, edges, 0)
     starts, stops = _stacks(clipped)
     count = kernels.stack_edges(starts, stops, packed, nodes, edges, count)
-    count = kernels.device_edges(device, packed, nodes, zero_launches, edges, count)
+    count = kernels.device_edges(device, packed, nodes, edges, count)
     return _of_trace(Graph.of(nodes, edges, count), rows.row)
 
 
@@ -112,7 +112,9 @@ def _threads(clipped: Clipped) -> _Groups:
     rows = clipped.linked.rows
     inside = np.zeros(len(rows), np.bool_)
     inside[clipped.rows] = True
-    pairs = list(zip(*(rows.lanes[key].to_pylist() for key in ("process", "thread")), strict=True))
+    pairs = list(
+        zip(*(rows.lanes[key].to_pylist() for key in ("process", "thread")), strict=True)
+    )
     lane = rows.lane[clipped.rows]
     in_window = np.flatnonzero(np.bincount(lane, minlength=len(pairs))).tolist()
     asked = rows.of_kind("cpu_op", "annotation") & inside
@@ -123,7 +125,9 @@ def _threads(clipped: Clipped) -> _Groups:
     if all(len(threads) == 1 and threads != {"0"} for threads in words):
         (forward,), (backward,) = words
         pairs = [(p, forward if t == backward else t) for p, t in pairs]
-    order = sorted({pairs[lane] for lane in in_window}, key=lambda pair: [*map(_sortable, pair)])
+    order = sorted(
+        {pairs[lane] for lane in in_window}, key=lambda pair: [*map(_sortable, pair)]
+    )
     number = {pair: place for place, pair in enumerate(order)}
     of_lane = np.array([number.get(pair, -1) for pair in pairs], np.int32)
     group = of_lane[lane]
@@ -172,7 +176,7 @@ def _device(clipped: Clipped) -> kernels.Device:
     of_call = np.append(behind, np.int32(NONE))[call]
     is_first = (call >= 0) & (np.append(queue, NONE)[call] == 1) & (queue[row] == 0)
     stream = _stream_codes(rows.stream[row], role[row])
-    return kernels.Device(row, role[row], stream, call, waited[row], of_call, is_first)
+    return kernels.Device(row, role[row], stream, call, waited[row], of_call, is_first, False)
 
 
 def _stream_codes(stream: Column, role: Numbers) -> Numbers:
@@ -218,7 +222,7 @@ def _recorded(linked: Linked, launches: Column) -> tuple[Numbers, Numbers]:
     )
 
 
-def _work_before(linked: Linked, launches: Column, work: Column, records: Column) -> Numbers:
+def _work_before(linked: Linked, launches: Column, work: Numbers, records: Column) -> Numbers:
     """For each row that waits for a record: the work launched last before that record."""
     rows, process = linked.rows, _processes(linked)
     waits = np.flatnonzero(rows.wait_stream > -1)
@@ -230,16 +234,14 @@ def _work_before(linked: Linked, launches: Column, work: Column, records: Column
     goal = target[of_record]
     known = goal[:, 1] != NULL
     records, goal, of_record = records[known], goal[known], of_record[known]
-    lane, mark_lane = _pair_codes(
-        (process[work], rows.stream[work]), (goal[:, 0], goal[:, 1])
-    )
+    lane, mark_lane = _pair_codes((process[work], rows.stream[work]), (goal[:, 0], goal[:, 1]))
     before = links.launches_before(launches, lane, records, mark_lane, rows.start)
     by_record = np.full(count + 1, NONE, np.int32)
     by_record[of_record] = np.where(before >= 0, linked.partner[before], NONE)
     return by_record[of_row]
 
 
-def _work_behind(linked: Linked, launches: Column, work: Column) -> Numbers:
+def _work_behind(linked: Linked, launches: Column, work: Numbers) -> Numbers:
     """For each wait: the work of the next launch of its thread on the stream that waits."""
     rows = linked.rows
     marks = np.flatnonzero(rows.named(("cudaStreamWaitEvent",)) & linked.has_partner)
@@ -254,7 +256,7 @@ def _work_behind(linked: Linked, launches: Column, work: Column) -> Numbers:
 
 
 def _pair_codes(
-    left: tuple[Column, Column], right: tuple[Column, Column]
+    left: tuple[Integers, Integers], right: tuple[Integers, Integers]
 ) -> tuple[Numbers, Numbers]:
     """Small numbers for pairs, the same on both sides."""
     firsts, count = codes(left[0], right[0])

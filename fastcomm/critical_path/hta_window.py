@@ -169,9 +169,7 @@ def clipped(
     return Clipped(linked=found, rows=np.flatnonzero(kept), window=window)
 
 
-def _marks(
-    found: Linked, annotation: str, wanted: tuple[int, int], exact: bool
-) -> Column:
+def _marks(found: Linked, annotation: str, wanted: tuple[int, int], exact: bool) -> Column:
     """The rows from one instance of an annotation to another.
 
     HTA numbers the rows that match as they lie in its table, not in order of time.

@@ -1,4 +1,4 @@
-"""Names of calls that mean something to the critical path, as data: CUDA and HIP, any format."""
+"""Names of calls that mean something to the critical path, as data: of CUDA and HIP."""
 
 # Calls that take the lock of their process. Nsight Systems appends a version to names.
 _VERSION = r"(_v\d+)?(_ptsz|_ptds)?$"

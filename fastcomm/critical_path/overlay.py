@@ -1,7 +1,7 @@
 """A critical path drawn into its trace: the events on it marked, its edges as arrows.
 
-The text of the trace is cut into slices and put together again: what is not marked stays byte by
-byte as it was.
+The text of the trace is cut into slices and put together again: what is not marked stays
+byte by byte as it was.
 """
 
 import gzip
@@ -26,7 +26,7 @@ from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import json_slices
 from fastcomm_kernels._llvm import PADDING
-from fastcomm_kernels.graph import Column, Flags
+from fastcomm_kernels.graph import Column, Flags, Numbers
 
 _engine: Any
 try:
@@ -95,7 +95,9 @@ def write(trace: Trace, found: CriticalPath, target: Path, drawing: Drawing) -> 
 
 
 def _opened(path: Path, *, compressed: bool) -> BinaryIO:
-    file: BinaryIO = _engine.open(path, "wb", compresslevel=1) if compressed else path.open("wb")
+    file: BinaryIO = (
+        _engine.open(path, "wb", compresslevel=1) if compressed else path.open("wb")
+    )
     return file
 
 
@@ -216,14 +218,13 @@ def _us(ns: int, found: CriticalPath) -> str:
     return f"{sign}{ns // 1000}.{ns % 1000:03d}"
 
 
-def _ends(trace: Trace, found: CriticalPath, nodes: Column) -> list[str]:
+def _ends(trace: Trace, found: CriticalPath, nodes: Numbers) -> list[str]:
     """Where an arrow touches: inside of the slice of the node's event."""
     graph = found.graph
     table = found.events.describe(graph.event[nodes])
     start, stop = (table[name].to_numpy() for name in ("start", "stop"))
-    inside = 1
-    if found.about.rules == "hta":
-        inside = np.where(table["is_device"].to_numpy(zero_copy_only=False), 1000, 0)
+    on_device = table["is_device"].to_numpy(zero_copy_only=False)
+    inside = np.where(on_device, 1000, 0) if found.about.rules == "hta" else np.int64(1)
     time = np.where(graph.is_end[nodes], np.maximum(start, stop - inside), start)
     time -= trace.meta.base
     words: dict[tuple[str, str], str] = {}

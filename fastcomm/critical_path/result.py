@@ -213,9 +213,14 @@ class CriticalPath:
         """The events, or with `by="name"` the names, that take most of the path themselves."""
         table = self.breakdown.filter(pc.is_valid(self.breakdown["event"]))
         keys = ["event", "name", "kind"] if by == "event" else ["name", "kind"]
-        sums = table.group_by(keys).aggregate([("duration_ns", "sum"), ("duration_ns", "count")])
+        sums = table.group_by(keys).aggregate(
+            [("duration_ns", "sum"), ("duration_ns", "count")]
+        )
         sums = sums.rename_columns(
-            [{"duration_ns_sum": "self_ns", "duration_ns_count": "edges"}.get(n, n) for n in sums.column_names]
+            [
+                {"duration_ns_sum": "self_ns", "duration_ns_count": "edges"}.get(n, n)
+                for n in sums.column_names
+            ]
         )
         order = [("self_ns", "descending"), (keys[0], "ascending")]
         return sums.sort_by(order).slice(0, count)

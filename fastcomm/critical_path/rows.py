@@ -5,7 +5,7 @@ Rows are in order of (start, position). NULL is unknown.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,8 @@ from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.graph import Column, Flags, Numbers
 from fastcomm_kernels.json_numbers import NULL
+
+Integers = NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +131,11 @@ def _lane_streams(trace: Trace) -> Column:
             strict=True,
         )
     ]
-    return np.array(streams, np.int64)[trace.events["lane"].to_numpy()]
+    found: Column = np.array(streams, np.int64)[trace.events["lane"].to_numpy()]
+    return found
 
 
-def codes(*columns: Column) -> tuple[list[Numbers], int]:
+def codes(*columns: Integers) -> tuple[list[Numbers], int]:
     """Small numbers instead of the columns' values, the same in all, and more than they are.
 
     NULL becomes -1.
@@ -150,7 +153,7 @@ def codes(*columns: Column) -> tuple[list[Numbers], int]:
 _DENSE = 1 << 10
 
 
-def codes_in_order(*columns: Column) -> tuple[list[Numbers], int]:
+def codes_in_order(*columns: Integers) -> tuple[list[Numbers], int]:
     """Small numbers in order of the values' first appearance, and how many; NULL becomes -1."""
     joined = np.concatenate(columns)
     encoded = pa.array(joined, mask=joined == NULL).dictionary_encode()

@@ -17,7 +17,8 @@ from fastcomm.critical_path.events import EVENT, SavedEvents
 from fastcomm.critical_path.result import About, CriticalPath
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
-from fastcomm.graph.graph import EDGE_KINDS, Graph, Path as GraphPath
+from fastcomm.graph.graph import EDGE_KINDS, Graph
+from fastcomm.graph.graph import Path as GraphPath
 from fastcomm.trace.trace import checked
 from fastcomm_kernels.graph import NONE
 
@@ -44,7 +45,9 @@ _SCHEMAS = {
             pa.field("owner", pa.int32()),
         ]
     ),
-    "path": pa.schema([pa.field("edge", pa.int32(), nullable=False), pa.field("slack", pa.int64())]),
+    "path": pa.schema(
+        [pa.field("edge", pa.int32(), nullable=False), pa.field("slack", pa.int64())]
+    ),
     "events": EVENT,
 }
 
@@ -88,7 +91,9 @@ def _members(found: CriticalPath) -> dict[str, bytes]:
     if path is not None:
         missing = pa.nulls(len(path.edges), pa.int64())
         columns["path"] = {"edge": path.edges, "slack": missing if slack is None else slack}
-    tables = {name: pa.table(dict(content)).cast(_SCHEMAS[name]) for name, content in columns.items()}
+    tables = {
+        name: pa.table(dict(content)).cast(_SCHEMAS[name]) for name, content in columns.items()
+    }
     tables["events"] = found.events.describe(used)
     last = None if path is None or not len(path.nodes) else int(path.nodes[-1])
     manifest = {"version": VERSION, "last": last, "about": asdict(found.about)}
@@ -102,17 +107,26 @@ def _parquet(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-def restore_cpgraph(zip_filename: str | Path, t_full: object = None, rank: int = 0) -> CriticalPath:
+def restore_cpgraph(
+    zip_filename: str | Path, t_full: object = None, rank: int = 0
+) -> CriticalPath:
     """The graph and path that `save` wrote; `critical_path` may be called again.
 
-    `t_full` and `rank` are taken as HTA takes them, and not needed. Raises `FastcommError` where
-    the file is none of ours; nothing is unpacked outside of memory.
+    `t_full` and `rank` are taken as HTA takes them, and not needed. Raises `FastcommError`
+    where the file is none of ours; nothing is unpacked outside of memory.
     """
     path = Path(zip_filename)
     try:
         with zipfile.ZipFile(path) as archive:
             return _restored(archive, path)
-    except (OSError, zipfile.BadZipFile, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        pa.ArrowException,
+        ValueError,
+        KeyError,
+        TypeError,
+    ) as error:
         raise FastcommError(f"{path}: no saved critical path: {error}") from error
 
 
@@ -130,7 +144,9 @@ def _restored(archive: zipfile.ZipFile, path: Path) -> CriticalPath:
     manifest = json.loads(archive.read(_MANIFEST))
     if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
         raise FastcommError(f"{path}: {_MANIFEST} has no version {VERSION}")
-    nodes, edges, events = (_table(archive, name, path) for name in ("nodes", "edges", "events"))
+    nodes, edges, events = (
+        _table(archive, name, path) for name in ("nodes", "edges", "events")
+    )
     owner = edges["owner"].fill_null(NONE).to_numpy()
     graph = Graph(
         **{name: nodes[name].to_numpy() for name in ("event", "time", "is_end")},

@@ -1,7 +1,7 @@
 """A graph of a rank's events: two nodes an event, typed and weighted edges, as columns.
 
-Nodes are in order of time. An edge's weight is in nanoseconds; its owner is the row of the event
-that this time belongs to, or NONE.
+Nodes are in order of time. An edge's weight is in nanoseconds; its owner is the row of the
+event that this time belongs to, or NONE.
 """
 
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ class Graph:
     @classmethod
     def of(cls, nodes: tuple[Numbers, Column, Flags], edges: Edges, count: int) -> Self:
         """The graph of the first `count` edges; a pair that comes again replaces the first."""
-        kept = Edges(*(column[:count] for column in edges))
+        kept = kernels.selected(edges, slice(count))
         source, target, kind, weight, owner = _merged(kept, len(nodes[0]))
         return cls(
             event=nodes[0],
@@ -95,7 +95,7 @@ def _merged(edges: Edges, nodes: int) -> Edges:
     again = np.flatnonzero(first != np.arange(len(first)))
     if not len(again):
         return edges
-    edges = Edges(*(column.copy() for column in edges))
+    edges = kernels.selected(edges, np.ones(len(first), np.bool_))
     place = first[again]
     edges.kind[place] = edges.kind[again]
     edges.weight[place] = edges.weight[again]
@@ -103,7 +103,7 @@ def _merged(edges: Edges, nodes: int) -> Edges:
     edges.owner[first[owned]] = edges.owner[owned]
     keep = np.ones(len(first), np.bool_)
     keep[again] = False
-    return Edges(*(column[keep] for column in edges))
+    return kernels.selected(edges, keep)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

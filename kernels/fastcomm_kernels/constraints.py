@@ -145,13 +145,11 @@ def open_row(top: Numbers, below: Numbers, closed: Flags, lane: int) -> int:
     while row >= 0 and closed[row]:
         row = below[row]
     top[lane] = row
-    return row
+    return int(row)
 
 
 @kernel
-def handed_over(
-    node: int, lane: int, may_begin: bool, lanes: Lanes, state: State
-) -> int:
+def handed_over(node: int, lane: int, may_begin: bool, lanes: Lanes, state: State) -> int:
     """The node of the other thread, forward or backward, behind which this one begins."""
     other, before = NONE, state.latest[lane]
     if may_begin:
@@ -159,7 +157,7 @@ def handed_over(
     behind = lanes.backward[lane]
     if behind >= 0 and open_row(state.top, state.below, state.closed, behind) < 0:
         other = behind
-    return state.latest[other] if other >= 0 and state.latest[other] > before else NONE
+    return int(state.latest[other]) if other >= 0 and state.latest[other] > before else NONE
 
 
 @kernel
@@ -190,7 +188,7 @@ def something(node: int, ended: int, rows: Rows, nodes: Nodes, ends: Numbers) ->
             return NONE
         call = rows.call[nodes.event[ends[k]]]
         if call >= 0 and nodes.first[call] < begin:
-            return ends[k]
+            return int(ends[k])
     return NONE
 
 
@@ -314,7 +312,9 @@ def binding(
 
 
 @kernel
-def replay(first: Numbers, source: Numbers, weight: Column, begin: int) -> tuple[Column, Numbers]:
+def replay(
+    first: Numbers, source: Numbers, weight: Column, begin: int
+) -> tuple[Column, Numbers]:
     """When each node is reached if an edge takes its weight, and the edge that binds it.
 
     Edges are in order of their targets; nodes without any begin at `begin`.

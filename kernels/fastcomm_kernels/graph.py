@@ -28,6 +28,12 @@ class Edges(NamedTuple):
     owner: Numbers  # row of the event that the edge's time belongs to, or NONE
 
 
+def selected(edges: Edges, rows: Flags | slice) -> Edges:
+    """Some of the edges."""
+    source, target, kind, weight, owner = edges
+    return Edges(source[rows], target[rows], kind[rows], weight[rows], owner[rows])
+
+
 def room(count: int) -> Edges:
     """Room for so many edges."""
     ends = [np.empty(count, np.int32) for _ in range(3)]
@@ -36,7 +42,9 @@ def room(count: int) -> Edges:
 
 
 @kernel
-def put(edges: Edges, at: int, ends: tuple[int, int], kind: int, weight: int, owner: int) -> int:
+def put(
+    edges: Edges, at: int, ends: tuple[int, int], kind: int, weight: int, owner: int
+) -> int:
     """Write one edge to row `at`; the row behind it."""
     edges.source[at], edges.target[at] = ends
     edges.kind[at] = kind
@@ -47,7 +55,7 @@ def put(edges: Edges, at: int, ends: tuple[int, int], kind: int, weight: int, ow
 
 @kernel
 def index(key: Numbers, groups: int) -> tuple[Numbers, Numbers]:
-    """Rows by their key, which is less than `groups`, in order of the rows; NONE is left out."""
+    """Rows by their key, which is less than `groups`, in their order; NONE is left out."""
     first = np.zeros(groups + 2, np.int32)
     for k in range(len(key)):
         first[key[k] + 2] += key[k] >= 0
@@ -63,7 +71,7 @@ def index(key: Numbers, groups: int) -> tuple[Numbers, Numbers]:
 
 @kernel
 def settle(order: Column, key: Column, tie: Column) -> None:
-    """Put equal keys, which `order` has side by side, in order of `tie`, stably; writes `order`."""
+    """Sort equal keys, which `order` has side by side, by `tie`, stably; writes `order`."""
     i, n = 0, len(order)
     while i < n:
         j = i + 1

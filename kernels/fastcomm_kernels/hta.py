@@ -42,7 +42,7 @@ class Nodes(NamedTuple):
 
 @kernel
 def nodes_of(rows: Column, ends: Column, start: Column, stop: Column, tie: Column) -> Nodes:
-    """Starts in the order of `rows` and stops in that of `ends`, both by (time, tie), as one."""
+    """Starts in order of `rows` and stops in that of `ends`, both by (time, tie), as one."""
     n = len(rows)
     found = Nodes(
         np.empty(2 * n, np.int32), np.empty(2 * n, np.int64), np.empty(2 * n, np.bool_)
@@ -118,8 +118,8 @@ def stack_edges(
 ) -> int:
     """Walk the call stack of every thread.
 
-    `starts` and `stops` are pairs: where each thread's rows begin, and the rows, by start and by
-    stop. An end closes what is on top of the stack, whosever end it is.
+    `starts` and `stops` are pairs: where each thread's rows begin, and the rows, by start and
+    by stop. An end closes what is on top of the stack, whosever end it is.
     """
     stack = np.empty(len(starts[1]), np.int32)
     for group in range(len(starts[0]) - 1):
@@ -165,12 +165,11 @@ class Device(NamedTuple):
     waited: Numbers  # row of the work that the row's record comes behind, or NONE
     waiting: Numbers  # row of the work that the row holds up, or NONE
     is_first: Flags  # queued alone: its launch may bind it
+    zero_launches: bool  # every launch has an edge, of weight 0 where it does not bind
 
 
 @kernel
-def device_edges(
-    device: Device, rows: Rows, nodes: Nodes, zero_launches: bool, edges: Edges, at: int
-) -> int:
+def device_edges(device: Device, rows: Rows, nodes: Nodes, edges: Edges, at: int) -> int:
     """Durations, launches, stream order, and waits."""
     last = np.full(len(device.row) + 1, NONE, np.int32)
     streams = 0
@@ -197,7 +196,8 @@ def device_edges(
             waited = waits_for[row]
             waited = rows.last[waited] if waited >= 0 else NONE
             waits_for[row] = NONE
-            at = work_edges(device, k, waited, last[stream], rows, nodes, zero_launches, edges, at)
+            ends = (waited, last[stream])
+            at = work_edges(device, k, ends, rows, nodes, edges, at)
             last[stream] = rows.last[row]
             streams = max(streams, stream + 1)
     return at
@@ -207,15 +207,14 @@ def device_edges(
 def work_edges(
     device: Device,
     k: int,
-    waited: int,
-    before: int,
+    ends: tuple[int, int],
     rows: Rows,
     nodes: Nodes,
-    zero_launches: bool,
     edges: Edges,
     at: int,
 ) -> int:
-    """The edges of one piece of work that waits for node `waited`, behind node `before`."""
+    """The edges of one piece of work: `ends` are the nodes it waits for and comes behind."""
+    waited, before = ends
     row, call, time = device.row[k], device.call[k], nodes.time
     start, end = rows.first[row], rows.last[row]
     at = put(edges, at, (start, end), OPERATOR, time[end] - time[start], row)
@@ -237,6 +236,6 @@ def work_edges(
     ):
         gap = time[start] - time[before]
         at = put(edges, at, (before, start), KERNEL, gap, nodes.event[before])
-    if zero_launches and not is_launched and call >= 0 and rows.first[call] >= 0:
+    if device.zero_launches and not is_launched and call >= 0 and rows.first[call] >= 0:
         at = put(edges, at, (rows.first[call], start), LAUNCH, 0, NONE)
     return at

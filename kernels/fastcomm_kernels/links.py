@@ -32,8 +32,8 @@ def queue_lengths(
 ) -> Numbers:
     """How long a stream's queue is behind each launch and each start; -1 for other rows.
 
-    `launches` and `works` are rows in order of time; `stream` is that of the work. A launch comes
-    before a start at the same time.
+    `launches` and `works` are rows in order of time; `stream` is that of the work. A launch
+    comes before a start at the same time.
     """
     length = np.zeros(streams, np.int32)
     found = np.full(len(start), NONE, np.int32)
@@ -50,9 +50,7 @@ def queue_lengths(
 
 
 @kernel
-def launched(
-    launches: Column, i: int, stream: Numbers, length: Numbers, found: Numbers
-) -> int:
+def launched(launches: Column, i: int, stream: Numbers, length: Numbers, found: Numbers) -> int:
     """Count the launch `i` in `length` and `found`; the next launch."""
     row = launches[i]
     length[stream[row]] += 1

@@ -1,0 +1,99 @@
+"""``fastcomm critical-path``."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastcomm.cli.options import run_options
+from fastcomm.cli.windows import window_options
+
+if TYPE_CHECKING:
+    from fastcomm.critical_path.result import CriticalPath
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm critical-path traces/ --rank 3 --iteration 12
+  fastcomm critical-path trace.json.gz --annotation ProfilerStep --instance 0:3 --compat hta
+  fastcomm critical-path traces/ --overlay path.json.gz --save path --json
+"""
+
+
+@click.command("critical-path", epilog=_EXAMPLES)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--rank", type=click.IntRange(0), help="Rank to look at; by default the first.")
+@window_options
+@click.option(
+    "--compat",
+    type=click.Choice(["hta"]),
+    help="Rules of HolisticTraceAnalysis, rounding and all, instead of the corrected ones.",
+)
+@click.option(
+    "--zero-weight-launches",
+    is_flag=True,
+    help="With --compat hta: its edges of weight 0 from every launch.",
+)
+@click.option(
+    "--overlay",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write the trace with the path marked and its edges as arrows (.json, .json.gz).",
+)
+@click.option("--all-events", is_flag=True, help="In the overlay: keep every event.")
+@click.option("--all-edges", is_flag=True, help="In the overlay: draw every edge, keep all.")
+@click.option("--save", metavar="DIR", help="Write graph and path to DIR.zip.")
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Write the path edge by edge as CSV and Parquet, and critical_path.json.",
+)
+def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any) -> None:
+    """Find the chain of work that sets the time of a step.
+
+    PATH is a trace, or a directory of traces. Printed is how much of the path is host, compute,
+    communication, launch delay and gaps, and the operators with most time on it.
+    """
+    from fastcomm.cli.windows import opened_whole, wanted_window
+    from fastcomm.critical_path.analysis import analyse
+    from fastcomm.errors import FastcommError
+
+    found_run = opened_whole(paths, words)
+    rank = found_run.ranks[0] if words["rank"] is None else words["rank"]
+    trace = found_run.read(rank)
+    found = analyse(
+        trace,
+        wanted_window(words),
+        rules=words["compat"] or "corrected",
+        data_load=words["data_load_events"],
+        zero_weight_launches=words["zero_weight_launches"],
+    )
+    if found.path is None:
+        raise FastcommError(f"{trace.meta.path}: the graph has a cycle, and no critical path")
+    if words["overlay"]:
+        from pathlib import Path
+
+        from fastcomm.critical_path.overlay import Drawing, write
+
+        every = words["all_events"] or words["all_edges"]
+        drawing = Drawing(only_critical=not every, all_edges=words["all_edges"])
+        write(trace, found, Path(words["overlay"]), drawing)
+    if words["save"]:
+        found.save(words["save"])
+    _show(found, as_json, output)
+
+
+def _show(found: "CriticalPath", as_json: bool, output: str | None) -> None:
+    from fastcomm.report import critical_path as report
+
+    if output is not None:
+        report.write(found, output)
+    if not as_json:
+        report.show(found)
+        return
+    import json
+
+    from fastcomm.critical_path.document import document
+
+    click.echo(json.dumps(document(found), indent=2, allow_nan=False))

@@ -1,0 +1,85 @@
+"""Options that say which part of a run is looked at, and the words behind them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fastcomm.cli.options import open_options
+from fastcomm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fastcomm.critical_path.window import Wanted
+    from fastcomm.trace.run import Run
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def window_options(command: F) -> F:
+    """The options that say which window is meant; `wanted_window` takes them."""
+    for option in reversed(_options()):
+        command = option(command)
+    return command
+
+
+def _options() -> list[Callable[[F], F]]:
+    return [
+        click.option(
+            "--iteration",
+            type=int,
+            metavar="N",
+            help="Number of the iteration; by default the second, or the only one.",
+        ),
+        click.option(
+            "--annotation",
+            metavar="TEXT",
+            help='Events with TEXT in their name are the window; "" is the whole trace.',
+        ),
+        click.option(
+            "--instance",
+            metavar="I[:J]",
+            help="Which of these events, from 0 on; I:J is from I to J inclusive.",
+        ),
+        click.option("--exact", is_flag=True, help="TEXT is the whole name."),
+        click.option(
+            "--data-load-events",
+            multiple=True,
+            metavar="REGEX",
+            help="Events that load data; may be given several times.",
+        ),
+    ]
+
+
+def wanted_window(words: dict[str, Any]) -> "Wanted":
+    """The window that the words of `window_options` describe."""
+    from fastcomm.critical_path.window import Wanted
+
+    if words["iteration"] is not None and words["annotation"] is not None:
+        raise ConfigError("--iteration and --annotation contradict each other; wanted one")
+    if words["instance"] is not None and words["annotation"] is None:
+        raise ConfigError("--instance counts the events of --annotation; wanted both")
+    return Wanted(
+        iteration=words["iteration"],
+        annotation=words["annotation"],
+        instance=_instance(words["instance"]),
+        exact=words["exact"],
+    )
+
+
+def _instance(text: str | None) -> int | tuple[int, int] | None:
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not first.isdecimal() or (colon and not last.isdecimal()):
+        raise ConfigError(f"--instance: found {text!r}, wanted a number, or two as in 0:3")
+    return (int(first), int(last)) if colon else int(first)
+
+
+def opened_whole(paths: tuple[str, ...], words: dict[str, Any]) -> "Run":
+    """The run that the paths and the words of `run_options` describe, with every event."""
+    from fastcomm.cli.options import numbers
+    from fastcomm.readers.runs import open_run
+
+    run = open_run(*paths, options=replace(open_options(words), whole=True))
+    return run.only(numbers("--ranks", words["ranks"])) if words["ranks"] else run

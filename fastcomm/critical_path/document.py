@@ -1,0 +1,43 @@
+"""A critical path as one JSON object."""
+
+from typing import Any
+
+from fastcomm.critical_path.result import CriticalPath
+
+_TOP = 10
+
+
+def document(found: CriticalPath) -> dict[str, Any]:
+    """What `fastcomm critical-path --json` prints. Times are ns, shares those of the path."""
+    graph, path, about = found.graph, found.found, found.about
+    length, counts = found.length_ns, graph.counts()
+    guessed = {name: counts.pop(name) for name in ("inferred", "unexplained")}
+    return {
+        "rules": about.rules,
+        "path_of_trace": about.path,
+        "rank": about.rank,
+        "window": {"start_ns": about.window.start, "stop_ns": about.window.stop},
+        "events": about.clipped,
+        "nodes": graph.used,
+        "nodes_listed": len(graph.event),
+        "edges": counts if about.rules == "hta" else {**counts, **guessed},
+        "path": {
+            "nodes": len(path.nodes),
+            "events": len(found.event_ids),
+            "length_ns": length,
+            "wall_ns": found.wall_ns,
+            "coverage": length / found.wall_ns if found.wall_ns else None,
+            "event_ids": found.event_ids,
+        },
+        "summary": _shares(found.summary_ns()),
+        "summary_ns": found.summary_ns(),
+        "summary_by_tag": _shares(found.by_tag_ns(), sum(found.summary_ns().values())),
+        "top_events": found.top("event", _TOP).to_pylist(),
+        "top_operators": found.top("name", _TOP).to_pylist(),
+        "notes": list(about.notes),
+    }
+
+
+def _shares(sums: dict[str, int], whole: int | None = None) -> dict[str, float]:
+    total = sum(sums.values()) if whole is None else whole
+    return {name: ns / total if total else 0.0 for name, ns in sums.items()}
