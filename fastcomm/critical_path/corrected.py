@@ -8,7 +8,7 @@ import numpy as np
 
 from fastcomm.critical_path import names
 from fastcomm.critical_path.corrected_rows import Selected
-from fastcomm.critical_path.rows import Integers, Rows, codes
+from fastcomm.critical_path.rows import Integers, Rows, codes, pair_codes
 from fastcomm.critical_path.window import Window
 from fastcomm.graph.graph import EDGE_KINDS, Graph, Path
 from fastcomm.trace.schema import KIND
@@ -225,10 +225,10 @@ def _recorded(found: Selected, work: Column, records: Column, waits: Column) -> 
     marks = np.flatnonzero(goal[of_record, 1] != NULL)
     streams = _streams(rows)
     wanted = goal[of_record[marks]]
-    lane, mark_lane = _pairs(
+    lane, mark_lane, lanes = pair_codes(
         (device[rows.lane[work]], streams[rows.lane[work]]), (wanted[:, 0], wanted[:, 1])
     )
-    before = _last_launched(found, work, lane, records[marks], mark_lane)
+    before = _last_launched(found, (work, lane), (records[marks], mark_lane), lanes)
     by_record = np.full(count + 1, NONE, np.int32)
     by_record[of_record[marks]] = before
     by_record[-1] = NONE
@@ -236,16 +236,15 @@ def _recorded(found: Selected, work: Column, records: Column, waits: Column) -> 
 
 
 def _last_launched(
-    found: Selected, work: Column, lane: Numbers, marks: Column, mark_lane: Numbers
+    found: Selected, works: tuple[Column, Numbers], marks: tuple[Column, Numbers], lanes: int
 ) -> Numbers:
     """For each mark the work on its lane that was launched last before it."""
-    launch = found.call[work].astype(np.int64)
-    # Positions in `work` instead of rows, so that a launch of several works keeps them apart.
-    start = np.concatenate([found.rows.start[launch], found.rows.start[marks]])
-    at = np.arange(len(work))
-    behind = len(work) + np.arange(len(marks))
-    found_at = links.launches_before(at, lane, behind, mark_lane, start)
-    return np.where(found_at >= 0, work[found_at], NONE).astype(np.int32)
+    work, lane = works
+    # Places in `work` instead of rows, so that a launch of several works keeps them apart.
+    start = np.concatenate([found.rows.start[found.call[work]], found.rows.start[marks[0]]])
+    behind = len(work) + np.arange(len(marks[0]))
+    at = links.launches_before((np.arange(len(work)), lane), (behind, marks[1]), start, lanes)
+    return np.append(work, NONE)[at].astype(np.int32)
 
 
 def _held_up(found: Selected, work: Column, waits: Column) -> Numbers:
@@ -255,17 +254,15 @@ def _held_up(found: Selected, work: Column, waits: Column) -> Numbers:
     order = np.argsort(call, kind="stable")
     streams = _streams(rows)
     launch = found.call[work]
-    lane, mark_lane = _pairs(
+    lane, mark_lane, lanes = pair_codes(
         (rows.lane[launch], streams[rows.lane[work]]),
         (rows.lane[call[order]], syncs.stream[waits[order]]),
     )
     start = np.concatenate([rows.start[launch], rows.start[call[order]]])
-    at = np.arange(len(work))
-    behind = links.launches_behind(
-        at, lane, len(work) + np.arange(len(order)), mark_lane, start
-    )
+    marks = len(work) + np.arange(len(order))
+    at = links.launches_behind((np.arange(len(work)), lane), (marks, mark_lane), start, lanes)
     held = np.full(len(waits), NONE, np.int32)
-    held[order] = np.where(behind >= 0, work[behind], NONE)
+    held[order] = np.append(work, NONE)[at]
     return held
 
 
@@ -274,14 +271,3 @@ def _streams(rows: Rows) -> Column:
     threads = rows.lanes["thread"].to_pylist()
     found = [int(t) if re.fullmatch(r"-?\d{1,18}", t) else NULL for t in threads]
     return np.array(found, np.int64)
-
-
-def _pairs(
-    left: tuple[Integers, Integers], right: tuple[Integers, Integers]
-) -> tuple[Numbers, Numbers]:
-    """Small numbers for pairs of numbers, the same on both sides."""
-    firsts, count = codes(left[0], right[0])
-    seconds, _ = codes(left[1], right[1])
-    keys = [b.astype(np.int64) * (count + 1) + a for a, b in zip(firsts, seconds, strict=True)]
-    (a, b), _ = codes(*keys)
-    return a, b

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastcomm.critical_path.hta_window import Clipped, Linked
-from fastcomm.critical_path.rows import Integers, codes, codes_in_order
+from fastcomm.critical_path.rows import codes, codes_in_order, pair_codes
 from fastcomm.graph.graph import Graph
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels import graph as graphs
@@ -234,8 +234,10 @@ def _work_before(linked: Linked, launches: Column, work: Numbers, records: Colum
     goal = target[of_record]
     known = goal[:, 1] != NULL
     records, goal, of_record = records[known], goal[known], of_record[known]
-    lane, mark_lane = _pair_codes((process[work], rows.stream[work]), (goal[:, 0], goal[:, 1]))
-    before = links.launches_before(launches, lane, records, mark_lane, rows.start)
+    lane, mark_lane, lanes = pair_codes(
+        (process[work], rows.stream[work]), (goal[:, 0], goal[:, 1])
+    )
+    before = links.launches_before((launches, lane), (records, mark_lane), rows.start, lanes)
     by_record = np.full(count + 1, NONE, np.int32)
     by_record[of_record] = np.where(before >= 0, linked.partner[before], NONE)
     return by_record[of_row]
@@ -245,25 +247,14 @@ def _work_behind(linked: Linked, launches: Column, work: Numbers) -> Numbers:
     """For each wait: the work of the next launch of its thread on the stream that waits."""
     rows = linked.rows
     marks = np.flatnonzero(rows.named(("cudaStreamWaitEvent",)) & linked.has_partner)
-    lane, mark_lane = _pair_codes(
+    lane, mark_lane, lanes = pair_codes(
         (rows.lane[launches], rows.stream[work]),
         (rows.lane[marks], rows.stream[linked.partner[marks]]),
     )
-    behind = links.launches_behind(launches, lane, marks, mark_lane, rows.start)
+    behind = links.launches_behind((launches, lane), (marks, mark_lane), rows.start, lanes)
     found = np.full(len(rows), NONE, np.int32)
     found[marks] = np.where(behind >= 0, linked.partner[behind], NONE)
     return found
-
-
-def _pair_codes(
-    left: tuple[Integers, Integers], right: tuple[Integers, Integers]
-) -> tuple[Numbers, Numbers]:
-    """Small numbers for pairs, the same on both sides."""
-    firsts, count = codes(left[0], right[0])
-    seconds, _ = codes(left[1], right[1])
-    keys = [b.astype(np.int64) * (count + 1) + a for a, b in zip(firsts, seconds, strict=True)]
-    (a, b), _ = codes(*keys)
-    return a, b
 
 
 def _processes(linked: Linked) -> Column:

@@ -161,3 +161,14 @@ def codes_in_order(*columns: Integers) -> tuple[list[Numbers], int]:
     return np.split(code, np.cumsum([len(column) for column in columns])[:-1]), len(
         encoded.dictionary
     )
+
+
+def pair_codes(
+    left: tuple[Integers, Integers], right: tuple[Integers, Integers]
+) -> tuple[Numbers, Numbers, int]:
+    """Small numbers for pairs of numbers, the same on both sides, and more than they are."""
+    firsts, count = codes(left[0], right[0])
+    seconds, _ = codes(left[1], right[1])
+    keys = [b.astype(np.int64) * (count + 1) + a for a, b in zip(firsts, seconds, strict=True)]
+    (a, b), pairs = codes(*keys)
+    return a, b, pairs

@@ -128,14 +128,20 @@ def no_state(rows: int, lanes: int) -> State:
 
 @kernel
 def add(
-    edges: Edges, at: int, ends: tuple[int, int], kind: int, time: Column, left_out: Column
+    edges: Edges,
+    at: int,
+    ends: tuple[int, int],
+    kind: int,
+    owner: int,
+    time: Column,
+    left_out: Column,
 ) -> int:
     """Append an edge, or count it as left out where its source is not before its target."""
     source, target = ends
     if source >= target:
         left_out[kind] += 1
         return at
-    return put(edges, at, ends, kind, time[target] - time[source], NONE)
+    return put(edges, at, ends, kind, time[target] - time[source], owner)
 
 
 @kernel
@@ -168,13 +174,15 @@ def synchronize(
     row = nodes.event[node]
     goal, lane, time = rows.goal[row], rows.lane[row], nodes.time
     if rows.role[row] == FOR_STREAM and goal >= 0 and state.ended[goal] >= 0:
-        at = add(edges, at, (state.ended[goal], node), SYNC, time, state.left_out)
+        at = add(edges, at, (state.ended[goal], node), SYNC, NONE, time, state.left_out)
     elif rows.role[row] == FOR_DEVICE:
         for stream in range(len(lanes.device)):
             # What the thread has waited for before binds it already.
             is_new = state.ended[stream] > state.joined[lane]
             if is_new and (goal < 0 or lanes.device[stream] == goal):
-                at = add(edges, at, (state.ended[stream], node), SYNC, time, state.left_out)
+                at = add(
+                    edges, at, (state.ended[stream], node), SYNC, NONE, time, state.left_out
+                )
         state.joined[lane] = node
     return at
 
@@ -234,14 +242,14 @@ def constrain(
             if hands:
                 source = handed_over(node, lane, around < 0 and not is_end, lanes, state)
                 if source >= 0:
-                    at = add(edges, at, (source, node), DEPENDENCY, time, left_out)
+                    at = add(edges, at, (source, node), DEPENDENCY, NONE, time, left_out)
             closed[row] = is_end
             if not is_end:
                 below[row], top[lane] = around, row
             elif rows.role[row] == FOR_SOMETHING:
                 source = something(node, ended, rows, nodes, state.ends)
                 if source >= 0:
-                    at = add(edges, at, (source, node), INFERRED, time, left_out)
+                    at = add(edges, at, (source, node), INFERRED, NONE, time, left_out)
             elif rows.role[row] != NO_ROLE:
                 at = synchronize(node, rows, lanes, nodes, state, edges, at)
             if is_end and rows.is_locked[row]:
@@ -263,18 +271,18 @@ def constrain(
                 left_out[KERNEL] += 1
             # Of a graph, the first work on a stream is launched; the rest follows it.
             if call >= 0 and (other < 0 or rows.call[other] != call):
-                at = add(edges, at, (nodes.first[call], node), LAUNCH, time, left_out)
+                at = add(edges, at, (nodes.first[call], node), LAUNCH, row, time, left_out)
                 if of_call[call] >= 0:
-                    at = add(edges, at, (of_call[call], node), INFERRED, time, left_out)
+                    at = add(edges, at, (of_call[call], node), INFERRED, NONE, time, left_out)
             ahead[lane] = row
         if waiting:
             for k in range(waits.first[row], waits.first[row + 1]):
                 source = nodes.last[waits.source[k]]
-                at = add(edges, at, (source, node), waits.kind[k], time, left_out)
+                at = add(edges, at, (source, node), waits.kind[k], NONE, time, left_out)
         latest[lane] = node
         if at == before and node > 0:
             source = last if last >= 0 else node - 1
-            at = add(edges, at, (source, node), UNEXPLAINED, time, left_out)
+            at = add(edges, at, (source, node), UNEXPLAINED, NONE, time, left_out)
     return at, left_out
 
 

@@ -60,34 +60,34 @@ def launched(launches: Column, i: int, stream: Numbers, length: Numbers, found: 
 
 @kernel
 def launches_before(
-    launches: Column, lane: Numbers, marks: Column, mark_lane: Numbers, start: Column
+    launches: tuple[Column, Numbers], marks: tuple[Column, Numbers], start: Column, lanes: int
 ) -> Numbers:
     """For each mark the last launch on its lane at or before it, or NONE.
 
-    Rows are in order of time; `lane` is that of each launch, both less than `len(lane)`.
+    Launches and marks are pairs: rows in order of time, and their lanes, less than `lanes`.
     """
-    last = np.full(len(lane) + len(mark_lane) + 1, NONE, np.int32)
-    found = np.full(len(marks), NONE, np.int32)
+    last = np.full(lanes, NONE, np.int32)
+    found = np.full(len(marks[0]), NONE, np.int32)
     i = 0
-    for k in range(len(marks)):
-        while i < len(launches) and start[launches[i]] <= start[marks[k]]:
-            last[lane[i]] = launches[i]
+    for k in range(len(found)):
+        while i < len(launches[0]) and start[launches[0][i]] <= start[marks[0][k]]:
+            last[launches[1][i]] = launches[0][i]
             i += 1
-        found[k] = last[mark_lane[k]]
+        found[k] = last[marks[1][k]]
     return found
 
 
 @kernel
 def launches_behind(
-    launches: Column, lane: Numbers, marks: Column, mark_lane: Numbers, start: Column
+    launches: tuple[Column, Numbers], marks: tuple[Column, Numbers], start: Column, lanes: int
 ) -> Numbers:
     """For each mark the first launch on its lane that is later, or NONE."""
-    following = np.full(len(lane) + len(mark_lane) + 1, NONE, np.int32)
-    found = np.full(len(marks), NONE, np.int32)
-    i = len(launches) - 1
-    for k in range(len(marks) - 1, -1, -1):
-        while i >= 0 and start[launches[i]] > start[marks[k]]:
-            following[lane[i]] = launches[i]
+    following = np.full(lanes, NONE, np.int32)
+    found = np.full(len(marks[0]), NONE, np.int32)
+    i = len(launches[0]) - 1
+    for k in range(len(found) - 1, -1, -1):
+        while i >= 0 and start[launches[0][i]] > start[marks[0][k]]:
+            following[launches[1][i]] = launches[0][i]
             i -= 1
-        found[k] = following[mark_lane[k]]
+        found[k] = following[marks[1][k]]
     return found

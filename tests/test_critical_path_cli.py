@@ -1,0 +1,127 @@
+"""`fastcomm critical-path` as a user calls it."""
+
+import gzip
+import json
+
+import golden_critical_path as golden
+import kineto_text as k
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from fastcomm.cli import main
+from fastcomm.critical_path.saved import restore_cpgraph
+
+EVENTS = [
+    k.mark("ProfilerStep#0", 0, 100),
+    k.mark("ProfilerStep#1", 100, 100),
+    k.event("aten::mm", "cpu_op", 110, 20, pid=100, tid=1),
+    k.launch(115, 1),
+    k.kernel("gemm", 130, 60, device=0, correlation=1),
+]
+
+
+def invoke(*words, code=0):
+    done = CliRunner().invoke(main, ["critical-path", *map(str, words)])
+    assert done.exit_code == code, done.output
+    return done
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return k.write(tmp_path / "rank0.json", EVENTS)
+
+
+def test_the_path_in_words(trace):
+    text = invoke(trace).stdout
+    assert "rank 0, rules corrected: 3 events" in text
+    assert "covers 100.0% of the 80.00 us from first to last event" in text
+    assert "device: compute" in text
+    assert "aten::mm" in text
+
+
+def test_the_path_as_json(trace):
+    found = json.loads(invoke(trace, "--json").stdout)
+    assert found["window"] == {"start_ns": 110_000, "stop_ns": 190_000}
+    assert found["edges"] == {
+        **{"operator": 4, "dependency": 0, "launch": 1, "kernel_kernel": 0, "sync": 0},
+        **{"inferred": 0, "unexplained": 0},
+    }
+    path = found["path"]
+    assert (path["nodes"], path["events"], path["event_ids"]) == (4, 3, [2, 3, 4])
+    assert (path["length_ns"], path["wall_ns"], path["coverage"]) == (80_000, 80_000, 1)
+    assert found["summary"] == {
+        "cpu_bound": 5 / 80,
+        "gpu_compute_bound": 60 / 80,
+        "gpu_kernel_launch_overhead": 15 / 80,
+    }
+    assert sum(found["summary"].values()) == pytest.approx(1)
+
+
+@golden.each_case()
+@pytest.mark.compiled
+def test_the_rules_of_hta_give_the_reference(case, tmp_path):
+    instance = case["instance"]
+    if isinstance(instance, list):
+        instance = f"{instance[0]}:{instance[1]}"
+    words = [golden.path_of(case), "--compat", "hta", "--annotation", case["annotation"]]
+    words += ["--instance", instance or 0] if case["annotation"] else []
+    words += [f"--data-load-events={text}" for text in case["data_load_events"] or ()]
+    words += ["--zero-weight-launches"] if case["zero_weight_launch_edges"] else []
+    found = json.loads(invoke(*words, "--json").stdout)
+    assert found["events"] == case["clipped_events"]
+    assert found["nodes"] == case["nodes_in_graph"]
+    names = ("OPERATOR_KERNEL", "KERNEL_LAUNCH_DELAY", "DEPENDENCY", "KERNEL_KERNEL_DELAY")
+    counts = [case["edges"][name]["count"] for name in (*names, "SYNC_DEPENDENCY")]
+    kinds = ("operator", "launch", "dependency", "kernel_kernel", "sync")
+    assert found["edges"] == dict(zip(kinds, counts, strict=True))
+    assert found["path"]["length_ns"] == case["critical"]["length_us"] * 1000
+    assert found["path"]["nodes"] == case["critical"]["nodes"]
+    assert len(found["path"]["event_ids"]) == case["critical"]["events"]
+    percent = {name: 100 * share for name, share in found["summary"].items()}
+    assert percent == pytest.approx(case["summary_percent"], abs=1e-8)
+
+
+def test_files(trace, tmp_path):
+    overlay, saved, folder = tmp_path / "o.json.gz", tmp_path / "graph", tmp_path / "tables"
+    invoke(trace, "--overlay", overlay, "--save", saved, "--output", folder)
+    document = json.loads(gzip.decompress(overlay.read_bytes()))
+    works = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    assert [event["args"].get("critical") for event in works] == [None, None, 1, 1, 1]
+    assert restore_cpgraph(f"{saved}.zip").length_ns == 80_000
+    assert pq.read_table(folder / "critical_path.parquet").num_rows == 3
+    assert (
+        json.loads((folder / "critical_path.json").read_text())["path"]["length_ns"] == 80_000
+    )
+    first = (folder / "critical_path.csv").read_text()
+    assert first.startswith('"type","bound_by","start_ns"')
+    invoke(trace, "--overlay", tmp_path / "all.json", "--all-edges")
+    every = json.loads((tmp_path / "all.json").read_text())["traceEvents"]
+    assert len(every) == len(EVENTS) + 2 * 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--iteration", 0, "--annotation", "x"], "--iteration and --annotation contradict"),
+        (["--instance", 0], "--instance counts the events of --annotation"),
+        (["--annotation", "x", "--instance", "a"], "--instance: found 'a', wanted a number"),
+        (["--annotation", "nothing"], "no event's name contains 'nothing'"),
+        (["--iteration", 7], "no iteration 7; it has 0-1"),
+        (["--rank", 3], "no trace of rank 3"),
+        (["--annotation", "Step", "--instance", "2:5"], "no instance 2 of 'Step'"),
+    ],
+)
+def test_what_is_not_there_is_one_line(trace, words, said):
+    done = invoke(trace, *words, code=1)
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_ranges_of_instances(trace):
+    found = json.loads(
+        invoke(trace, "--annotation", "ProfilerStep", "--instance", "0:1", "--json").stdout
+    )
+    assert found["events"] == 3
+    whole = json.loads(invoke(trace, "--annotation", "", "--json").stdout)
+    assert whole["path"]["length_ns"] == 80_000

@@ -1,0 +1,439 @@
+"""The corrected rules: what bound each moment, and where they differ from those of HTA."""
+
+import json
+
+import kineto_text as k
+import numpy as np
+import pytest
+from critical_path_traces import documents
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.window import Wanted, WindowError
+from fastcomm.errors import FastcommError
+from fastcomm.readers import kineto
+from fastcomm.readers.assembly import ReadOptions
+
+WHOLE = Wanted(annotation="")
+US = 1000
+
+
+def read(path):
+    return kineto.read(path, ReadOptions(whole=True))
+
+
+def op(name, ts, dur, tid=1, **args):
+    return k.event(name, "cpu_op", ts, dur, pid=100, tid=tid, **args)
+
+
+def call(name, ts, dur, correlation=None, tid=1):
+    args = {} if correlation is None else {"correlation": correlation}
+    return k.event(name, "cuda_runtime", ts, dur, pid=100, tid=tid, **args)
+
+
+def work(name, ts, dur, correlation, stream=7, device=0, cat="kernel"):
+    args = {"stream": stream, "correlation": correlation, "device": device}
+    return k.event(name, cat, ts, dur, pid=device, tid=stream, **args)
+
+
+def sync(name, ts, dur, correlation, stream=7, **args):
+    row = k.event(name, "cuda_sync", ts, dur, pid=0, tid=stream, stream=stream, device=0)
+    row["args"] |= {"correlation": correlation, **args}
+    return row
+
+
+@pytest.fixture
+def path_of(tmp_path):
+    def find(*events, rules="corrected", **words):
+        path = k.write(tmp_path / "rank0.json", list(events))
+        return analyse(read(path), words.pop("wanted", WHOLE), rules=rules, **words)
+
+    return find
+
+
+def steps(found):
+    """The path as (class, us, whose time)."""
+    rows = found.breakdown.to_pylist()
+    return [(r["bound_by"], r["duration_ns"] / US, r["name"]) for r in rows if r["duration_ns"]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("traces")
+
+
+@given(documents())
+def test_the_steps_of_a_path_tile_the_span(folder, document):
+    path = folder / "rank0.json"
+    path.write_text(json.dumps(document))
+    try:
+        found = analyse(read(path), WHOLE, data_load=["data_load"])
+    except FastcommError as error:
+        assert "no device work, launch or annotation" in str(error)
+        return
+    graph = found.graph
+    assert (np.diff(graph.time) >= 0).all()
+    assert (graph.source < graph.target).all()
+    assert (np.diff(graph.target) >= 0).all()
+    assert (graph.weight == graph.time[graph.target] - graph.time[graph.source]).all()
+    assert set(range(1, len(graph.event))) == set(graph.target.tolist())
+    if len(graph.event):
+        assert found.found.nodes[0] == 0
+        assert found.found.nodes[-1] == len(graph.event) - 1
+        assert sum(found.summary_ns().values()) == graph.time[-1] - graph.time[0]
+        assert found.length_ns == found.wall_ns
+    for edge, slack in zip(found.found.edges.tolist(), found.slack.tolist(), strict=True):
+        rivals = np.flatnonzero(graph.target == graph.target[edge])
+        times = sorted(graph.time[graph.source[rivals]].tolist())
+        assert graph.time[graph.source[edge]] == times[-1]
+        assert slack == (times[-1] - times[-2] if len(times) > 1 else -1)
+
+
+@given(documents())
+def test_every_operator_call_and_launched_work_has_two_nodes(folder, document):
+    path = folder / "rank0.json"
+    path.write_text(json.dumps(document))
+    try:
+        found = analyse(read(path), WHOLE)
+    except FastcommError:
+        return
+    kinds = ("cpu_op", "cuda_runtime", "kernel", "gpu_memcpy")
+    expected = {
+        position
+        for position, row in enumerate(document["traceEvents"])
+        if row.get("cat") in kinds
+    }
+    ids = found.events.ids(found.graph.event)
+    assert sorted(ids.tolist()) == sorted([*expected, *expected])
+
+
+def test_what_is_shorter_than_a_microsecond_stays(path_of):
+    events = [
+        op("a", 0.25, 10.5),
+        call("cudaLaunchKernel", 1.1, 0.3, 1),
+        work("gemm", 20.125, 5, 1),
+    ]
+    assert path_of(*events, rules="hta").about.clipped == 1
+    found = path_of(*events)
+    assert found.about.clipped == 3
+    assert steps(found) == [
+        ("cpu_bound", 0.85, "a"),
+        ("gpu_kernel_launch_overhead", 19.025, "gemm"),
+        ("gpu_compute_bound", 5, "gemm"),
+    ]
+
+
+def test_all_kernels_of_a_graph_belong_to_its_launch(path_of):
+    events = [
+        call("cudaGraphLaunch", 0, 5, 1),
+        *(work(f"kernel{n}", 10 + 10 * n, 9, 1, stream=7) for n in range(3)),
+        work("other", 21, 30, 1, stream=8),
+    ]
+    assert path_of(*events, rules="hta").about.clipped == 2
+    found = path_of(*events)
+    assert found.about.clipped == 5
+    assert found.graph.counts()["launch"] == 2
+    assert steps(found) == [
+        ("gpu_kernel_launch_overhead", 10, "kernel0"),
+        ("gpu_compute_bound", 9, "kernel0"),
+        ("gpu_kernel_kernel_overhead", 2, None),
+        ("gpu_compute_bound", 30, "other"),
+    ]
+    assert found.graph.counts()["inferred"] == 1
+
+
+def test_events_that_overlap_on_a_thread_are_closed_by_identity(path_of):
+    events = [
+        op("A", 10, 50),
+        op("B", 40, 50),
+        call("cudaLaunchKernel", 70, 5, 1),
+    ]
+    assert path_of(*events, rules="hta").graph.weight.min() < 0
+    assert steps(path_of(*events)) == [
+        ("cpu_bound", 30, "A"),
+        ("cpu_bound", 20, "B"),
+        ("cpu_bound", 10, "B"),
+        ("cpu_bound", 5, "cudaLaunchKernel"),
+        ("cpu_bound", 15, "B"),
+    ]
+
+
+def test_a_call_that_waits_for_a_lock_is_bound_by_its_holder(path_of):
+    events = [
+        call("cudaLaunchKernel", 20, 40, tid=1),
+        call("cudaLaunchKernel", 30, 50, tid=2),
+    ]
+    assert steps(path_of(*events)) == [
+        ("cpu_bound", 40, "cudaLaunchKernel"),
+        ("cpu_bound", 20, "cudaLaunchKernel"),
+    ]
+
+
+def test_a_launch_is_whatever_has_device_work(path_of):
+    for name in ("hipModuleLaunchKernel", "cudaLaunchCooperativeKernel", "anything"):
+        events = [call(name, 0, 5, 1), work("gemm", 12, 5, 1)]
+        assert path_of(*events).summary_ns()["gpu_kernel_launch_overhead"] == 12 * US
+        assert "gpu_kernel_launch_overhead" not in path_of(*events, rules="hta").summary_ns()
+
+
+def test_a_copy_that_its_call_waits_for_binds_the_call(path_of):
+    events = [
+        call("cudaMemcpy", 0, 50, 1),
+        work("Memcpy DtoH", 5, 40, 1, cat="gpu_memcpy"),
+        op("next", 55, 5),
+    ]
+    assert path_of(*events).summary_ns() == {
+        "cpu_bound": 5 * US,
+        "gpu_kernel_launch_overhead": 5 * US,
+        "gpu_memory_bound": 40 * US,
+        "host_gap": 5 * US,
+        "sync_wait": 5 * US,
+    }
+    pageable = [
+        call("cudaMemcpyAsync", 0, 50, 1),
+        work("Memcpy DtoH (Device -> Pageable)", 5, 40, 1, cat="gpu_memcpy"),
+    ]
+    found = path_of(*pageable)
+    assert found.graph.counts()["inferred"] == 1
+    assert found.summary_ns()["gpu_memory_bound"] == 40 * US
+
+
+@pytest.mark.parametrize(
+    "name", ["cudaDeviceSynchronize", "hipStreamSynchronize", "cudaEventSynchronize"]
+)
+def test_without_sync_events_a_blocking_call_waits_for_what_ends_inside_it(path_of, name):
+    events = [
+        call("cudaLaunchKernel", 0, 5, 1),
+        work("gemm", 10, 40, 1),
+        call(name, 8, 45),
+    ]
+    found = path_of(*events)
+    assert found.graph.counts()["inferred"] == 1
+    assert found.summary_ns() == {
+        "gpu_compute_bound": 40 * US,
+        "gpu_kernel_launch_overhead": 10 * US,
+        "sync_wait": 3 * US,
+    }
+    assert "no cuda_sync events" in found.about.notes[-1]
+    too_late = path_of(*events[:2], call(name, 51, 45))
+    assert too_late.graph.counts()["inferred"] == 0
+
+
+def test_two_devices_have_streams_of_their_own(path_of):
+    events = [
+        call("cudaLaunchKernel", 0, 2, 1),
+        call("cudaLaunchKernel", 3, 2, 2),
+        work("a", 10, 90, 1, device=0),
+        work("b", 40, 70, 2, device=1),
+    ]
+    assert path_of(*events, rules="hta").graph.weight.min() == -60 * US
+    found = path_of(*events)
+    assert found.graph.counts()["kernel_kernel"] == 0
+    assert steps(found)[-2:] == [
+        ("gpu_kernel_launch_overhead", 37, "b"),
+        ("gpu_compute_bound", 70, "b"),
+    ]
+
+
+def test_a_kernel_keeps_all_its_waits(path_of):
+    events = []
+    for n, stream in ((1, 7), (2, 8)):
+        events += [
+            call("cudaLaunchKernel", 10 * n, 2, n),
+            work(f"k{n}", 10 * n + 5, 50 * n, n, stream=stream),
+            call("cudaEventRecord", 10 * n + 4, 1, 10 + n),
+            call("cudaStreamWaitEvent", 30 + n, 0.5, 20 + n),
+            sync(
+                "Stream Wait Event",
+                40 + n,
+                1,
+                20 + n,
+                stream=9,
+                wait_on_stream=stream,
+                wait_on_cuda_event_record_corr_id=10 + n,
+            ),
+        ]
+    events += [call("cudaLaunchKernel", 50, 2, 3), work("joined", 130, 5, 3, stream=9)]
+    found = path_of(*events)
+    assert found.graph.counts()["sync"] == 2
+    assert path_of(*events, rules="hta").graph.counts()["sync"] == 1
+    assert steps(found)[-3:] == [
+        ("gpu_compute_bound", 100, "k2"),
+        ("gpu_kernel_kernel_overhead", 5, None),
+        ("gpu_compute_bound", 5, "joined"),
+    ]
+    assert found.breakdown["slack_ns"].to_pylist()[-2] == (125 - 65) * US
+
+
+def test_a_stream_and_a_device_that_are_waited_for_bind_the_call(path_of):
+    events = [
+        call("cudaLaunchKernel", 0, 2, 1),
+        work("a", 5, 20, 1, stream=7),
+        call("cudaLaunchKernel", 3, 2, 2),
+        work("b", 6, 30, 2, stream=8),
+        call("cudaStreamSynchronize", 8, 20, 3),
+        sync("Stream Sync", 9, 18, 3, stream=7),
+        call("cudaDeviceSynchronize", 29, 10, 4),
+        sync("Context Sync", 30, 8, 4, stream=-1),
+        call("cudaDeviceSynchronize", 40, 2, 5),
+        sync("Context Sync", 40, 1, 5, stream=-1),
+    ]
+    found = path_of(*events)
+    assert found.graph.counts()["sync"] == 3
+    assert found.graph.counts()["inferred"] == 0
+    assert found.summary_ns()["gpu_compute_bound"] == 30 * US
+
+
+def test_a_far_kernel_still_follows_the_one_before(path_of):
+    events = [
+        call("cudaLaunchKernel", 0, 2, 1),
+        call("cudaLaunchKernel", 3, 2, 2),
+        work("a", 5, 10, 1),
+        work("b", 4000, 10, 2),
+    ]
+    assert path_of(*events, rules="hta").length_ns < 20 * US
+    found = path_of(*events)
+    assert found.length_ns == found.wall_ns == 4010 * US
+
+
+def test_contradictions_are_left_out_and_counted(path_of):
+    events = [
+        call("cudaLaunchKernel", 10, 2, 1),
+        call("cudaLaunchKernel", 13, 2, 2),
+        work("early", 5, 20, 1),
+        work("overlapping", 15, 20, 2),
+    ]
+    found = path_of(*events)
+    assert found.about.notes[:2] == (
+        "1 constraints of kind launch contradict the measured times and are left out",
+        "1 constraints of kind kernel_kernel contradict the measured times and are left out",
+    )
+    assert found.length_ns == found.wall_ns
+
+
+def test_what_nothing_explains_is_unexplained(path_of):
+    found = path_of(op("a", 0, 10), op("b", 20, 10, tid=2))
+    assert steps(found) == [
+        ("cpu_bound", 10, "a"),
+        ("unexplained", 10, None),
+        ("cpu_bound", 10, "b"),
+    ]
+
+
+def hand_over(**words):
+    forward = op("aten::linear", 0, 10, **words.get("forward", {}))
+    return [
+        forward,
+        op(words.get("name", "LinearBackward"), 15, 20, tid=2, **words.get("backward", {})),
+        op("step", 40, 10),
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {
+            "forward": {"Sequence_number": 4},
+            "backward": {"Sequence_number": 4, "Fwd_thread_id": 1},
+        },
+        {"name": "autograd::engine"},
+    ],
+)
+def test_backward_on_a_thread_of_its_own_is_handed_over(path_of, words):
+    events = hand_over(**words)
+    if "name" in words:
+        events[0]["name"] = "forward"
+    found = path_of(*events)
+    assert [step[0] for step in steps(found)] == [
+        "cpu_bound",
+        "host_gap",
+        "cpu_bound",
+        "host_gap",
+        "cpu_bound",
+    ]
+    assert steps(found)[2][1] == 20
+    assert found.graph.counts()["unexplained"] == 0
+
+
+def test_communication_is_what_the_table_says_and_has_a_tag(path_of):
+    events = [
+        call("cudaLaunchKernel", 0, 2, 1),
+        k.all_reduce(
+            5, 10, correlation=1, device=0, stream=20, Process_Group_Description="TP_GROUP"
+        ),
+        call("cudaLaunchKernel", 3, 2, 2),
+        work("void cross_device_reduce_1stage<4>(int)", 20, 10, 2, stream=20),
+    ]
+    events[1]["pid"] = 0
+    found = path_of(*events)
+    assert found.summary_ns()["gpu_communication_bound"] == 20 * US
+    assert sum(found.by_tag_ns().values()) == 20 * US
+
+
+def test_loading_of_data_is_found_by_expression(path_of):
+    found = path_of(op("enumerate(DataLoader)#next", 0, 10), data_load=[r"DataLoader.*next"])
+    assert found.summary_ns() == {"data_loading": 10 * US}
+
+
+@given(st.data())
+def test_windows(folder, data):
+    marks = data.draw(st.lists(st.integers(0, 50), min_size=1, max_size=5))
+    events = [k.mark(f"step {n}", ts, 10) for n, ts in enumerate(marks)]
+    path = k.write(folder / "rank0.json", [op("a", 0, 1), *events])
+    index = data.draw(st.integers(0, len(marks) - 1))
+    start = sorted(marks)[index]
+    found = analyse(read(path), Wanted(annotation="step", instance=index))
+    assert found.about.clipped == (start == 0)
+
+
+def test_windows_that_are_not_there(path_of, tmp_path):
+    events = [k.mark("ProfilerStep#3", 0, 10), op("a", 0, 5), k.mark("ProfilerStep#30", 20, 10)]
+    for rules in ("hta", "corrected"):
+        with pytest.raises(WindowError, match="no event's name contains 'nothing'"):
+            path_of(*events, wanted=Wanted(annotation="nothing"), rules=rules)
+        with pytest.raises(
+            WindowError, match=r"no instance 2 of 'Prof': the trace has \d, 0 to"
+        ):
+            path_of(*events, wanted=Wanted(annotation="Prof", instance=2), rules=rules)
+        for instance in (-1, (1, 0), (1,), "x"):
+            with pytest.raises(WindowError, match="instance"):
+                path_of(
+                    *events, wanted=Wanted(annotation="Prof", instance=instance), rules=rules
+                )
+    with pytest.raises(WindowError, match="no iteration 4; it has 3, 30"):
+        path_of(*events, wanted=Wanted(iteration=4))
+    found = path_of(*events, wanted=Wanted(annotation="ProfilerStep#3", exact=True))
+    assert found.about.clipped == 1
+    assert path_of(*events, wanted=Wanted(iteration=3), rules="hta").about.clipped == 2
+    assert path_of(*events, wanted=Wanted()).about.clipped == 0
+    metrics_only = kineto.read(tmp_path / "rank0.json", ReadOptions())
+    with pytest.raises(FastcommError, match="read for metrics; wanted every event"):
+        analyse(metrics_only)
+
+
+def test_a_trace_of_the_host_alone_has_a_path(path_of):
+    for rules in ("hta", "corrected"):
+        found = path_of(op("a", 0, 10), op("b", 10, 5), rules=rules)
+        assert found.length_ns == 15 * US
+        assert "no device work: the path is that of the host" in found.about.notes
+
+
+def test_a_launch_without_a_correlation_has_no_work(path_of):
+    events = [call("cudaLaunchKernel", 0, 5), k.kernel("gemm", 10, 5, stream=7)]
+    found = path_of(*events)
+    assert steps(found)[-2:] == [("unexplained", 5, None), ("gpu_compute_bound", 5, "gemm")]
+
+
+def test_a_cycle_is_no_path_by_the_rules_of_hta(path_of):
+    # A kernel that starts before the end of the one before it, which waits for it.
+    events = [
+        call("cudaLaunchKernel", 0, 2, 1),
+        work("a", 10, 10, 1, stream=7),
+        call("cudaLaunchKernel", 3, 20, 2),
+        work("b", 4, 2, 2, stream=7),
+        call("cudaLaunchKernel", 3, 2, 2),
+    ]
+    found = path_of(*events, rules="corrected")
+    assert found.critical_path()
+    assert path_of(*events, rules="hta").critical_path() in (True, False)

@@ -1,0 +1,113 @@
+"""Graph kernels against networkx and against their definitions."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm.graph.graph import EDGE_KINDS, Graph, longest_path
+from fastcomm_kernels import constraints, graph
+from fastcomm_kernels.graph import NONE
+
+NODES = 8
+# Edges that lead forward, so that there is no cycle; some come twice.
+FORWARD = st.lists(
+    st.tuples(st.integers(0, NODES - 2), st.integers(1, NODES - 1), st.integers(0, 9))
+    .map(lambda e: (min(e[0], e[1] - 1), e[1], e[2]))
+    .filter(lambda e: e[0] < e[1]),
+    max_size=20,
+)
+ANY = st.lists(
+    st.tuples(st.integers(0, NODES - 1), st.integers(0, NODES - 1), st.integers(0, 9)).filter(
+        lambda e: e[0] != e[1]
+    ),
+    max_size=20,
+)
+
+
+def column(values, dtype=np.int32):
+    return np.array(list(values), dtype)
+
+
+def made(edges, nodes=NODES):
+    count = len(edges)
+    room = graph.room(count)
+    for at, (source, target, weight) in enumerate(edges):
+        graph.put(
+            room, at, (source, target), weight % 3, weight, weight if weight % 2 else NONE
+        )
+    points = (column(range(nodes)), column(range(nodes), np.int64), np.zeros(nodes, np.bool_))
+    return Graph.of(points, room, count)
+
+
+def in_networkx(edges):
+    networkx = pytest.importorskip("networkx")
+    found = networkx.DiGraph()
+    for source, target, weight in edges:
+        found.add_edge(source, target, weight=weight)
+    return networkx, found
+
+
+@given(FORWARD)
+def test_the_longest_path_is_that_of_networkx(edges):
+    networkx, expected = in_networkx(edges)
+    path = longest_path(made(edges))
+    assert path.nodes.tolist() == networkx.dag_longest_path(expected)
+
+
+@given(ANY)
+def test_the_topological_order_is_that_of_networkx(edges):
+    networkx, expected = in_networkx(edges)
+    found = made(edges)
+    order = graph.topological(found.source, found.target, found.out, NODES)
+    if networkx.is_directed_acyclic_graph(expected):
+        assert order.tolist() == list(networkx.topological_sort(expected))
+        assert longest_path(found) is not None
+    else:
+        assert len(order) < found.used == len(expected)
+        assert longest_path(found) is None
+
+
+@given(ANY)
+def test_a_pair_that_comes_again_replaces_the_first_at_its_place(edges):
+    expected = {}
+    for source, target, weight in edges:
+        owner = weight if weight % 2 else expected.get((source, target), (0, 0, NONE))[2]
+        expected[source, target] = (weight % 3, weight, owner)
+    found = made(edges)
+    assert list(zip(found.source.tolist(), found.target.tolist(), strict=True)) == list(
+        expected
+    )
+    columns = (found.kind, found.weight, found.owner)
+    assert list(zip(*(c.tolist() for c in columns), strict=True)) == list(expected.values())
+    assert sum(found.counts().values()) == len(expected)
+    assert list(found.counts()) == list(EDGE_KINDS)
+
+
+@given(st.lists(st.integers(-1, 4), max_size=20))
+def test_an_index_has_the_rows_of_each_key_in_order(keys):
+    first, row = graph.index(column(keys), 5)
+    for key in range(5):
+        expected = [place for place, each in enumerate(keys) if each == key]
+        assert row[first[key] : first[key + 1]].tolist() == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=60))
+def test_equal_keys_are_settled_by_the_tie_and_then_stay(pairs):
+    key, tie = (column((pair[k] for pair in pairs), np.int64) for k in (0, 1))
+    order = np.argsort(key, kind="stable")
+    graph.settle(order, key, tie)
+    assert order.tolist() == sorted(range(len(pairs)), key=lambda row: pairs[row])
+
+
+@given(FORWARD)
+def test_a_replay_reaches_each_node_behind_the_last_of_its_predecessors(edges):
+    edges = sorted(edges, key=lambda edge: edge[1])
+    source, target, weight = (column((e[k] for e in edges), np.int64) for k in range(3))
+    first, _ = graph.index(target.astype(np.int32), NODES)
+    time, through = constraints.replay(first, source.astype(np.int32), weight, 100)
+    for node in range(NODES):
+        into = [(time[s] + w, e) for e, (s, t, w) in enumerate(edges) if t == node]
+        best = max((at for at, _ in into), default=100)
+        assert time[node] == best
+        assert through[node] == next((e for at, e in into if at == best), NONE)
