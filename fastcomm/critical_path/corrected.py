@@ -244,7 +244,8 @@ def _last_launched(
     start = np.concatenate([found.rows.start[found.call[work]], found.rows.start[marks[0]]])
     behind = len(work) + np.arange(len(marks[0]))
     at = links.launches_before((np.arange(len(work)), lane), (behind, marks[1]), start, lanes)
-    return np.append(work, NONE)[at].astype(np.int32)
+    found_work: Numbers = np.append(work, NONE)[at].astype(np.int32)
+    return found_work
 
 
 def _held_up(found: Selected, work: Column, waits: Column) -> Numbers:

@@ -2,9 +2,11 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from rich.console import Console
@@ -20,7 +22,7 @@ _PIPE_WIDTH = 110
 _BAR = 24
 _NEARLY = 0.95
 _TOP = 10
-_WORDS = {
+WORDS = {
     "cpu_bound": "host: operators and calls",
     "data_loading": "host: loading of data",
     "host_gap": "host: between operators",
@@ -37,16 +39,22 @@ _WORDS = {
 
 def show(found: CriticalPath, console: Console | None = None) -> None:
     """Print the report to stdout; plain text where that is no terminal."""
-    console = console or Console()
-    if not console.is_terminal:
-        console = Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
+    console = plain_console(console)
     console.print(_title(found), highlight=False)
     console.print(f"  {_coverage(found)}", highlight=False)
-    for table in (_classes(found), _tags(found), _top(found)):
-        if table.row_count:
-            console.print(table)
+    for shown in (_classes(found), _tags(found), _top(found)):
+        if shown.row_count:
+            console.print(shown)
     for note in found.about.notes:
         console.print(f"[dim]note: {escape(note)}[/]", highlight=False)
+
+
+def plain_console(console: Console | None) -> Console:
+    """The console itself, without colours and of a fixed width where it is no terminal."""
+    console = console or Console()
+    if console.is_terminal:
+        return console
+    return Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
 
 
 def _title(found: CriticalPath) -> str:
@@ -68,50 +76,60 @@ def _coverage(found: CriticalPath) -> str:
 
 
 def _classes(found: CriticalPath) -> Table:
-    table = _table("time on the path", "share", "", "time")
+    shown = table("time on the path", "share", "", "time")
     sums = found.summary_ns()
     total = sum(sums.values()) or 1
     for name, ns in sorted(sums.items(), key=lambda pair: (-pair[1], pair[0])):
         share = ns / total
         bar = "█" * round(max(share, 0) * _BAR)
-        table.add_row(_WORDS.get(name, name), f"{share:.1%}", bar, format_ns(ns))
-    return table
+        shown.add_row(WORDS.get(name, name), f"{share:.1%}", bar, format_ns(ns))
+    return shown
 
 
 def _tags(found: CriticalPath) -> Table:
-    table = _table("communication on the path", "time")
+    shown = table("communication on the path", "time")
     for tag, ns in sorted(found.by_tag_ns().items(), key=lambda pair: (-pair[1], pair[0])):
-        table.add_row(str(tag), format_ns(ns))
-    return table
+        shown.add_row(str(tag), format_ns(ns))
+    return shown
 
 
 def _top(found: CriticalPath) -> Table:
-    table = _table("own time on the path", "kind", "edges", "time")
+    shown = table("own time on the path", "kind", "edges", "time")
     for row in found.top("name", _TOP).to_pylist():
         name = row["name"] if len(row["name"]) <= 60 else row["name"][:57] + "..."  # noqa: PLR2004
-        table.add_row(escape(name), row["kind"], str(row["edges"]), format_ns(row["self_ns"]))
-    return table
+        shown.add_row(escape(name), row["kind"], str(row["edges"]), format_ns(row["self_ns"]))
+    return shown
 
 
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, style="bold", header_style="underline", no_wrap=True)
+def table(first: str, *others: str) -> Table:
+    """An empty table with these heads."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column(first, style="bold", header_style="underline", no_wrap=True)
     for name in others:
-        table.add_column(
+        shown.add_column(
             name, justify="right" if name else "left", header_style="dim", no_wrap=True
         )
-    return table
+    return shown
 
 
 def write(found: CriticalPath, folder: str | Path) -> list[Path]:
     """Write critical_path.json and the breakdown as CSV and Parquet; their paths."""
-    folder = Path(folder)
     text = json.dumps(document(found), indent=2, allow_nan=False)
-    writers: dict[str, Callable[[Path], object]] = {
-        "critical_path.json": lambda path: path.write_text(text),
-        "critical_path.parquet": lambda path: pq.write_table(found.breakdown, path),
-        "critical_path.csv": lambda path: pa_csv.write_csv(found.breakdown, path),
-    }
+    tables = {"critical_path": found.breakdown}
+    return write_tables(folder, {"critical_path.json": text}, tables)
+
+
+def write_tables(
+    folder: str | Path, texts: Mapping[str, str], tables: Mapping[str, pa.Table]
+) -> list[Path]:
+    """Write texts, and every table as CSV and Parquet; each is renamed when it is whole."""
+    folder = Path(folder)
+    writers: dict[str, Callable[[Path], object]] = {}
+    for name, text in texts.items():
+        writers[name] = partial(Path.write_text, data=text, encoding="utf-8")
+    for name, content in tables.items():
+        writers[f"{name}.parquet"] = partial(pq.write_table, content)
+        writers[f"{name}.csv"] = partial(pa_csv.write_csv, content)
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ nodes is topological, and edges come in order of their targets.
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels.graph import NONE, Column, Edges, Flags, Numbers, put
@@ -337,3 +338,34 @@ def replay(
                 reached, through[node] = at, e
         time[node] = reached
     return time, through
+
+
+@kernel
+def delays(
+    nodes: tuple[Column, Flags],
+    first: Numbers,
+    source: Numbers,
+    kind: NDArray[np.int8],
+    least: Column,
+) -> Column:
+    """What every edge weighs in a replay of the times that were measured.
+
+    The edge that binds a node weighs the measured delay, so that the replay is exact. The others
+    weigh the `least` of their kind, as far as the measured times allow. `nodes` are times,
+    and whether they are on a device.
+    """
+    time, is_device = nodes
+    weight = np.empty(len(source), np.int64)
+    for node in range(len(time)):
+        best = first[node]
+        for e in range(first[node], first[node + 1]):
+            a, b = source[best], source[e]
+            weight[e] = min(least[kind[e]], time[node] - time[b])
+            difference = time[b] - time[a]
+            if difference == 0:
+                difference = np.int64(is_device[b]) - np.int64(is_device[a])
+            if difference > 0 or (difference == 0 and b > a):
+                best = e
+        if first[node + 1] > first[node]:
+            weight[best] = time[node] - time[source[best]]
+    return weight

@@ -1,0 +1,138 @@
+"""``fastcomm what-if``."""
+
+from math import floor
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastcomm.cli.options import run_options
+from fastcomm.cli.windows import window_options
+
+if TYPE_CHECKING:
+    from fastcomm.critical_path.edits import Edit
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm what-if traces/ --scale comm:DP=0.5
+  fastcomm what-if traces/ --scale 'name:flash_fwd=0.8' --remove launches
+  fastcomm what-if traces/ --scale comm:DP=0.25:1.0:0.25 --json
+  fastcomm what-if traces/ --edits edits.toml
+"""
+
+
+@click.command("what-if", epilog=_EXAMPLES)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--rank", type=click.IntRange(0), help="Rank to look at; by default the first.")
+@window_options
+@click.option(
+    "--scale",
+    multiple=True,
+    metavar="WHAT=FACTOR",
+    help="Own time of events times a factor; FROM:TO:STEP tries many. WHAT is comm, compute, "
+    "copy or host, comm:TAG, or tag:, op:, stream:, thread: or name: with a value; + joins.",
+)
+@click.option("--set", "set_", multiple=True, metavar="WHAT=TIME", help="Own time: 10us.")
+@click.option(
+    "--remove",
+    multiple=True,
+    type=click.Choice(["launches", "gaps", "host-gaps"]),
+    help="Launch delays, gaps between kernels, gaps between operators.",
+)
+@click.option("--hide", multiple=True, metavar="TAG", help="Communication of TAG is free.")
+@click.option("--fuse-below", metavar="TIME", help="Fuse neighbouring kernels below TIME.")
+@click.option("--clock", metavar="TIMES", help="Compute kernels are so many times as fast.")
+@click.option("--link", metavar="TIMES", help="Communication is so many times as fast.")
+@click.option(
+    "--edits",
+    type=click.Path(exists=True, dir_okay=False),
+    help="TOML file with tables [[edit]], which come first.",
+)
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False),
+    metavar="DIR",
+    help="Write the new path as CSV and Parquet, what_if.json, and the sweep.",
+)
+def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any) -> None:
+    """Ask how long a step would take if some of its work were faster.
+
+    The events of the window are replayed with the edits: each begins as soon as what it waited
+    for allows. The error of a replay without edits is printed with every answer.
+    """
+    from fastcomm.cli.windows import opened_whole, wanted_window
+    from fastcomm.critical_path.analysis import analyse
+    from fastcomm.critical_path.what_if import Replay, sweep
+    from fastcomm.report import what_if as report
+
+    edits, sweeps = _edits(words)
+    found_run = opened_whole(paths, words)
+    rank = found_run.ranks[0] if words["rank"] is None else words["rank"]
+    found = analyse(
+        found_run.read(rank), wanted_window(words), data_load=words["data_load_events"]
+    )
+    replay = Replay(found)
+    answer = replay.run(edits)
+    swept = [sweep(replay, edit, values, edits) for edit, values in sweeps]
+    if output is not None:
+        report.write(answer, swept, output)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(report.document(answer, swept), indent=2, allow_nan=False))
+    else:
+        report.show(answer, swept)
+
+
+def _edits(words: dict[str, Any]) -> tuple[list["Edit"], list[tuple["Edit", list[float]]]]:
+    """The edits, those of the file first, and the sweeps."""
+    from pathlib import Path
+
+    from fastcomm.critical_path import edits
+    from fastcomm.errors import ConfigError
+
+    found = edits.read(Path(words["edits"])) if words["edits"] else []
+    sweeps = []
+    for text in words["scale"]:
+        what, value = _pair("--scale", text)
+        many = [edits.factor(part) for part in value.split(":")]
+        if len(many) == 1:
+            found.append(edits.Edit(action="scale", what=what, value=many[0]))
+            continue
+        if len(many) != 3 or many[2] <= 0:  # noqa: PLR2004 - from, to, step
+            raise ConfigError(f"--scale {text}: wanted a factor, or FROM:TO:STEP")
+        sweeps.append((edits.Edit(action="scale", what=what), _steps(*many)))
+    for text in words["set_"]:
+        what, value = _pair("--set", text)
+        found.append(edits.Edit(action="set", what=what, value=edits.duration_ns(value)))
+    tables = [("remove", each) for each in words["remove"]]
+    tables += [("hide", each) for each in words["hide"]]
+    tables += [
+        (key, words[key]) for key in ("fuse_below", "clock", "link") if words[key] is not None
+    ]
+    found += [edits.edit_of({key: value}) for key, value in tables]
+    return found, sweeps
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    from fastcomm.errors import ConfigError
+
+    what, equals, value = text.rpartition("=")
+    if not equals or not what:
+        raise ConfigError(f"{option}: found {text!r}, wanted WHAT=VALUE")
+    return what, value
+
+
+_MOST_STEPS = 10_000
+
+
+def _steps(first: float, last: float, step: float) -> list[float]:
+    from fastcomm.errors import ConfigError
+
+    count = floor((last - first) / step + 1e-9) + 1
+    if not 1 <= count <= _MOST_STEPS:
+        raise ConfigError(
+            f"--scale {first:g}:{last:g}:{step:g} has {count} values, wanted 1 to {_MOST_STEPS}"
+        )
+    return [round(first + k * step, 12) for k in range(count)]

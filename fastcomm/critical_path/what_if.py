@@ -1,0 +1,185 @@
+"""How long a step would take if some of its work took another time: the graph replayed.
+
+Every node is reached as soon as its constraints allow. What binds it today keeps its measured
+delay, what does not keeps a least one (a launch that waits for nothing still takes the median
+of those), so that a replay without edits has the measured times, to the nanosecond.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.critical_path.edits import Edit, selected
+from fastcomm.critical_path.result import CriticalPath
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, Path
+from fastcomm_kernels import constraints
+from fastcomm_kernels.graph import NONE, Column, Flags, Numbers
+
+_NEVER = -(1 << 61)  # the weight of a constraint that is no more
+_REMOVED = {"launches": "launch", "gaps": "kernel_kernel", "host-gaps": "dependency"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIf:
+    """A step before and after its edits."""
+
+    edits: tuple[Edit, ...]
+    before_ns: int
+    after_ns: int
+    replay_error_ns: int  # of the replay without edits, at the worst node
+    before: CriticalPath
+    after: CriticalPath
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast; None where nothing is left."""
+        return self.before_ns / self.after_ns if self.after_ns else None
+
+
+class Replay:
+    """A graph of the corrected rules, ready to be edited and run again."""
+
+    def __init__(self, found: CriticalPath) -> None:
+        if found.about.rules != "corrected":
+            raise FastcommError(
+                "a replay needs the constraints of the corrected rules; found those of "
+                f"{found.about.rules}"
+            )
+        graph = found.graph
+        self.found = found
+        self.first = graph.into[0]
+        self.weight = constraints.delays(
+            (graph.time, found.on_device), self.first, graph.source, graph.kind, self._least()
+        )
+        self.rows, self.owner = np.unique(graph.owner, return_inverse=True)
+        self.events: pa.Table = found.events.describe(self.rows)
+
+    def _least(self) -> Column:
+        """The least delay of each kind of edge: of launches the median of those that bind."""
+        graph = self.found.graph
+        none = np.zeros(len(EDGE_KINDS), np.int64)
+        measured = constraints.delays(
+            (graph.time, self.found.on_device), self.first, graph.source, graph.kind, none
+        )
+        is_launch = (graph.kind == EDGE_KIND["launch"]) & (measured > 0)
+        if is_launch.any():
+            none[EDGE_KIND["launch"]] = int(np.median(measured[is_launch]))
+        return none
+
+    def edited(self, edits: Sequence[Edit]) -> Column:
+        """The weights of all edges after the edits, one after the other."""
+        weight = self.weight.copy()
+        for edit in edits:
+            if edit.action == "remove":
+                weight[self.found.graph.kind == EDGE_KIND[_REMOVED[edit.what]]] = 0
+            elif edit.action == "fuse":
+                self._fuse(weight, edit.value)
+            else:
+                self._stretch(weight, edit)
+        return weight
+
+    def _own(self) -> Flags:
+        """The edges that are the own time of an event."""
+        graph = self.found.graph
+        own: Flags = (graph.kind == EDGE_KIND["operator"]) & (graph.owner != NONE)
+        return own
+
+    def _stretch(self, weight: Column, edit: Edit) -> None:
+        chosen = selected(self.events, edit.what)
+        if not chosen.any():
+            raise ConfigError(f"{edit}: no event of the window is meant by {edit.what!r}")
+        edges = np.flatnonzero(self._own() & chosen[self.owner])
+        if edit.action == "scale":
+            weight[edges] = np.rint(weight[edges] * edit.value).astype(np.int64)
+            return
+        # An event's own time may be in several pieces: they shrink or grow alike.
+        now = np.zeros(len(self.rows), np.float64)
+        np.add.at(now, self.owner[edges], weight[edges])
+        share = weight[edges] / np.maximum(now[self.owner[edges]], 1)
+        weight[edges] = np.rint(share * edit.value).astype(np.int64)
+
+    def _fuse(self, weight: Column, below_ns: float) -> None:
+        """Short kernels become one with the short kernel before them on their stream."""
+        graph = self.found.graph
+        length = self.events["stop"].to_numpy() - self.events["start"].to_numpy()
+        short = selected(self.events, "compute") & (length < below_ns)
+        short_rows = self.rows[short]
+        follows = np.flatnonzero(graph.kind == EDGE_KIND["kernel_kernel"])
+        behind = graph.event[graph.target[follows]]
+        joined = np.isin(graph.owner[follows], short_rows) & np.isin(behind, short_rows)
+        weight[follows[joined]] = 0
+        launches = np.flatnonzero(graph.kind == EDGE_KIND["launch"])
+        gone = launches[np.isin(graph.owner[launches], behind[joined])]
+        weight[gone] = _NEVER
+        calls = np.isin(graph.owner, graph.event[graph.source[gone]])
+        weight[calls & self._own()] = 0
+
+    def times(self, weight: Column) -> tuple[Column, Numbers]:
+        """When each node is reached, from 0 on, and the edge that binds it."""
+        return constraints.replay(self.first, self.found.graph.source, weight, 0)
+
+    def span(self, edits: Sequence[Edit]) -> int:
+        """How long the step takes after the edits."""
+        return int(self.times(self.edited(edits))[0].max(initial=0))
+
+    def run(self, edits: Sequence[Edit]) -> WhatIf:
+        """The step before and after the edits, with both paths."""
+        graph = self.found.graph
+        begin = int(graph.time[0]) if len(graph.time) else 0
+        measured = graph.time - begin
+        plain, _ = self.times(self.weight)
+        weight = self.edited(edits)
+        time, through = self.times(weight)
+        return WhatIf(
+            edits=tuple(edits),
+            before_ns=int(measured.max(initial=0)),
+            after_ns=int(time.max(initial=0)),
+            replay_error_ns=int(np.abs(plain - measured).max(initial=0)),
+            before=self.found,
+            after=self._after(replace(graph, time=time + begin, weight=weight), through),
+        )
+
+    def _after(self, graph: Graph, through: Numbers) -> CriticalPath:
+        found = CriticalPath(graph, self.found.events, self.found.about, self.found.on_device)
+        edges, node = [], int(np.argmax(graph.time)) if len(graph.time) else NONE
+        nodes = [node] if node >= 0 else []
+        while node >= 0 and through[node] >= 0:
+            edges.append(int(through[node]))
+            node = int(graph.source[edges[-1]])
+            nodes.append(node)
+        found.path = Path(
+            nodes=np.array(nodes[::-1], np.int32), edges=np.array(edges[::-1], np.int32)
+        )
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """How long a step takes, by the value of one edit."""
+
+    edit: Edit  # its own value means nothing
+    values: tuple[float, ...]
+    span_ns: tuple[int, ...]
+
+    def to_arrow(self) -> pa.Table:
+        """One row a value."""
+        columns = {"value": pa.array(self.values), "span_ns": pa.array(self.span_ns)}
+        return pa.table(
+            {"edit": [f"{self.edit.action} {self.edit.what}"] * len(self.values), **columns}
+        )
+
+
+def sweep(
+    replay: Replay, edit: Edit, values: Sequence[float], edits: Sequence[Edit] = ()
+) -> Sweep:
+    """The step for each value of `edit`, after `edits`."""
+    spans = [replay.span([*edits, replace(edit, value=value)]) for value in values]
+    return Sweep(edit=edit, values=tuple(values), span_ns=tuple(spans))
+
+
+def what_if(found: CriticalPath, edits: Sequence[Edit]) -> WhatIf:
+    """A step before and after edits; the graph itself is not changed."""
+    return Replay(found).run(edits)

@@ -1,0 +1,91 @@
+"""A what-if for a person, as JSON, and as files."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fastcomm.critical_path.what_if import Sweep, WhatIf
+from fastcomm.report.critical_path import WORDS, plain_console, table, write_tables
+from fastcomm.units import format_ns
+
+
+def document(found: WhatIf, sweeps: Sequence[Sweep]) -> dict[str, Any]:
+    """What `fastcomm what-if --json` prints."""
+    return {
+        "rank": found.before.about.rank,
+        "edits": [str(edit) for edit in found.edits],
+        "before_ns": found.before_ns,
+        "after_ns": found.after_ns,
+        "speedup": found.speedup,
+        "replay_error_ns": found.replay_error_ns,
+        "summary_ns": {
+            "before": found.before.summary_ns(),
+            "after": found.after.summary_ns(),
+        },
+        "path": {
+            "before": {"event_ids": found.before.event_ids},
+            "after": {"event_ids": found.after.event_ids},
+        },
+        "sweeps": [
+            {
+                "edit": f"{each.edit.action} {each.edit.what}",
+                "values": list(each.values),
+                "span_ns": list(each.span_ns),
+            }
+            for each in sweeps
+        ],
+        "notes": list(found.before.about.notes),
+    }
+
+
+def show(found: WhatIf, sweeps: Sequence[Sweep], console: Console | None = None) -> None:
+    """Print the answer to stdout; plain text where that is no terminal."""
+    console = plain_console(console)
+    faster = f", {found.speedup:.3f} times as fast" if found.speedup is not None else ""
+    console.print(
+        f"[bold]{format_ns(found.before_ns)} before, {format_ns(found.after_ns)} after[/]"
+        f"{faster}",
+        highlight=False,
+    )
+    for edit in found.edits:
+        console.print(f"  {escape(str(edit))}", highlight=False)
+    error = format_ns(found.replay_error_ns)
+    console.print(f"  The replay without edits is off by {error} at most.", highlight=False)
+    console.print(_classes(found))
+    for each in sweeps:
+        console.print(_sweep(each, found.before_ns))
+    for note in found.before.about.notes:
+        console.print(f"[dim]note: {escape(note)}[/]", highlight=False)
+
+
+def _classes(found: WhatIf) -> Table:
+    shown = table("time on the path", "before", "after")
+    before, after = found.before.summary_ns(), found.after.summary_ns()
+    for name in sorted(before | after, key=lambda name: -before.get(name, 0)):
+        shown.add_row(
+            WORDS.get(name, name), format_ns(before.get(name, 0)), format_ns(after.get(name, 0))
+        )
+    return shown
+
+
+def _sweep(each: Sweep, before_ns: int) -> Table:
+    shown = table(f"{each.edit.action} {each.edit.what}", "step", "of today")
+    for value, span in zip(each.values, each.span_ns, strict=True):
+        share = span / before_ns if before_ns else 1.0
+        shown.add_row(f"{value:g}", format_ns(span), f"{share:.1%}")
+    return shown
+
+
+def write(found: WhatIf, sweeps: Sequence[Sweep], folder: str | Path) -> list[Path]:
+    """Write what_if.json, the new path, and the sweeps; their paths."""
+    tables = {"path_after": found.after.breakdown}
+    if sweeps:
+        tables["sweep"] = pa.concat_tables([each.to_arrow() for each in sweeps])
+    text = json.dumps(document(found, sweeps), indent=2, allow_nan=False)
+    return write_tables(folder, {"what_if.json": text}, tables)

@@ -1,0 +1,247 @@
+"""What-if: a step replayed with edits."""
+
+import json
+
+import kineto_text as k
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from critical_path_traces import documents
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm.cli import main
+from fastcomm.critical_path import edits
+from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.edits import Edit
+from fastcomm.critical_path.what_if import Replay, sweep, what_if
+from fastcomm.critical_path.window import Wanted
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.readers import kineto
+from fastcomm.readers.assembly import ReadOptions
+
+US = 1000
+TP = {"Process_Group_Description": "TENSOR_MODEL_PARALLEL_GROUP"}
+# The host launches three kernels and waits; the device is busy from 10 to 100 us.
+EVENTS = [
+    k.event("aten::mm", "cpu_op", 0, 8, pid=100, tid=1),
+    k.launch(2, 1),
+    k.launch(4, 2),
+    k.launch(6, 3),
+    k.kernel("gemm", 10, 40, device=0, correlation=1),
+    k.all_reduce(52, 28, stream=7, device=0, correlation=2, **TP),
+    k.kernel("relu", 82, 18, device=0, correlation=3),
+    k.event("cudaDeviceSynchronize", "cuda_runtime", 8, 95, pid=100, tid=1),
+]
+
+
+def found_in(path):
+    return analyse(kineto.read(path, ReadOptions(whole=True)), Wanted(annotation=""))
+
+
+@pytest.fixture
+def step(tmp_path):
+    return found_in(k.write(tmp_path / "rank0.json", EVENTS))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("traces")
+
+
+def scale(what, value):
+    return Edit(action="scale", what=what, value=value)
+
+
+@given(documents(), st.lists(st.sampled_from([0, 0.5, 0.9]), min_size=2, max_size=2))
+def test_a_replay_is_exact_and_what_gets_shorter_never_takes_longer(folder, document, factors):
+    path = folder / "rank0.json"
+    path.write_text(json.dumps(document))
+    try:
+        found = found_in(path)
+    except FastcommError:
+        return
+    replay = Replay(found)
+    answer = replay.run([])
+    assert answer.replay_error_ns == 0
+    assert answer.before_ns == answer.after_ns == found.wall_ns
+    some = scale("name:aten|gemm|cuda", factors[0]), scale("name:e", factors[1])
+    known = []
+    for edit in some:
+        try:
+            replay.edited([edit])
+        except ConfigError:
+            continue
+        known.append(edit)
+    spans = [replay.span(known[:count]) for count in range(len(known) + 1)]
+    assert spans == sorted(spans, reverse=True)
+    after = replay.run(known).after
+    assert sum(after.summary_ns().values()) == spans[-1]
+
+
+@pytest.mark.parametrize(
+    ("edit", "after"),
+    [
+        (scale("comm", 0.5), 89),
+        (scale("comm:TP", 0), 75),
+        (scale("op:AllReduce", 2), 131),
+        (scale("tag:TP+stream:7", 0.5), 89),
+        (scale("name:^gemm$", 0.5), 83),
+        (scale("compute", 0.5), 74),
+        (scale("host", 0), 101),
+        (scale("thread:1", 0), 101),
+        (Edit(action="set", what="name:gemm", value=100 * US), 163),
+        (Edit(action="remove", what="launches"), 95),
+        (Edit(action="remove", what="gaps"), 99),
+        (Edit(action="remove", what="host-gaps"), 103),
+        (Edit(action="fuse", what="compute", value=100 * US), 103),
+        (edits.speed("compute", "2"), 74),
+        (edits.speed("comm", "2"), 89),
+    ],
+)
+def test_an_edit_gives_a_new_step_time(step, edit, after):
+    answer = what_if(step, [edit])
+    assert (answer.before_ns, answer.after_ns) == (103 * US, after * US), str(edit)
+    assert sum(answer.after.summary_ns().values()) == after * US
+    assert answer.before.summary_ns()["gpu_compute_bound"] == 58 * US
+
+
+def test_edits_compose_in_order(step):
+    replay = Replay(step)
+    halves = [scale("comm", 0.5), scale("comm", 0.5)]
+    assert replay.span(halves) == replay.span([scale("comm", 0.25)])
+    assert replay.span([*halves, Edit(action="set", what="comm", value=28 * US)]) == 103 * US
+    assert (
+        step.graph.weight
+        == step.graph.time[step.graph.target] - step.graph.time[step.graph.source]
+    ).all()
+
+
+def test_short_neighbours_are_fused(tmp_path):
+    events = [
+        *(k.launch(10 * n, n + 1) for n in range(3)),
+        *(k.kernel(f"k{n}", 10 * n + 5, 2, device=0, correlation=n + 1) for n in range(3)),
+    ]
+    found = found_in(k.write(tmp_path / "rank0.json", events))
+    answer = what_if(found, [Edit(action="fuse", what="compute", value=3 * US)])
+    # What is left is the host: the gaps between its calls.
+    assert answer.before_ns == 27 * US
+    assert answer.after_ns == 19 * US
+    times = Replay(found).times(Replay(found).edited(answer.edits))[0]
+    assert times.max() == 19 * US
+    assert (np.diff(times[~found.graph.is_end]) >= -27 * US).all()
+
+
+def test_a_sweep_has_a_row_a_value(step):
+    found = sweep(Replay(step), scale("comm", 0), [0, 0.5, 1])
+    assert found.span_ns == (75 * US, 89 * US, 103 * US)
+    assert found.to_arrow().to_pylist()[1] == {
+        **{"edit": "scale comm", "value": 0.5, "span_ns": 89 * US}
+    }
+
+
+def test_only_the_corrected_rules_can_be_replayed(tmp_path):
+    path = k.write(tmp_path / "rank0.json", EVENTS)
+    trace = kineto.read(path, ReadOptions(whole=True))
+    with pytest.raises(FastcommError, match="found those of hta"):
+        Replay(analyse(trace, Wanted(annotation=""), rules="hta"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nothing", "found 'nothing', wanted one of comm"),
+        ("comm:XX", "found 'XX', wanted one of DP"),
+        ("op:Foo", "found 'Foo', wanted one of AllReduce"),
+        ("name:(", "is no expression"),
+        ("stream:x", "found 'stream:x'"),
+        ("name:nobody", "no event of the window is meant by 'name:nobody'"),
+    ],
+)
+def test_a_selection_that_means_nothing_is_an_error(step, text, said):
+    with pytest.raises(ConfigError, match=said):
+        what_if(step, [scale(text, 1)])
+
+
+def test_a_file_of_edits(tmp_path, step):
+    path = tmp_path / "edits.toml"
+    path.write_text(
+        '[[edit]]\nwhat = "comm"\nscale = 0.5\n[[edit]]\nremove = "gaps"\n'
+        '[[edit]]\nwhat = "name:relu"\nset = "9us"\n[[edit]]\nhide = "TP"\n'
+        '[[edit]]\nfuse_below = "1us"\n[[edit]]\nclock = 1.5\n[[edit]]\nlink = 2\n'
+    )
+    found = edits.read(path)
+    assert [str(edit) for edit in found] == [
+        "scale comm = 0.5",
+        "remove gaps",
+        "set name:relu = 9 us",
+        "scale comm:TP = 0",
+        "fuse kernels below 1 us",
+        "scale compute = 0.666667",
+        "scale comm = 0.5",
+    ]
+    assert what_if(step, found).after_ns < 103 * US
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x", "edits.toml"),
+        ("[other]", r"found \['other'\], wanted tables"),
+        ("[[edit]]\nscale = 1", "wanted `what` it means"),
+        ("[[edit]]\nwhat = 'comm'\nlink = 1", "wanted scale or set with `what`"),
+        ("[[edit]]\nclock = 1\nlink = 1", "wanted one action"),
+        ("[[edit]]\nclock = 0", "is never done"),
+        ("[[edit]]\nclock = 'fast'", "factor 'fast'"),
+        ("[[edit]]\nset = '3'\nwhat = 'comm'", "duration '3'"),
+        ("[[edit]]\nset = '1.2.3us'\nwhat = 'comm'", "duration '1.2.3us'"),
+        ("[[edit]]\nremove = 'all'", "found 'all', wanted one of launches"),
+    ],
+)
+def test_a_damaged_file_of_edits(tmp_path, text, said):
+    path = tmp_path / "edits.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        edits.read(path)
+
+
+def invoke(*words, code=0):
+    done = CliRunner().invoke(main, ["what-if", *map(str, words)])
+    assert done.exit_code == code, done.output
+    return done
+
+
+def test_the_command(tmp_path):
+    path = k.write(tmp_path / "rank0.json", EVENTS)
+    words = [path, "--annotation", "", "--scale", "comm=0.5", "--scale", "compute=0:1:0.5"]
+    text = invoke(*words).stdout
+    assert "103.00 us before, 89.00 us after, 1.157 times as fast" in text
+    assert "off by 0 ns at most" in text
+    found = json.loads(invoke(*words, "--json", "--output", tmp_path / "out").stdout)
+    assert found["after_ns"] == 89 * US
+    assert found["sweeps"][0]["values"] == [0, 0.5, 1]
+    assert found["sweeps"][0]["span_ns"] == sorted(found["sweeps"][0]["span_ns"])
+    assert (tmp_path / "out" / "sweep.csv").read_text().startswith('"edit","value","span_ns"')
+    assert json.loads((tmp_path / "out" / "what_if.json").read_text()) == found
+    every = ["--set", "name:relu=1us", "--remove", "gaps", "--hide", "TP", "--clock", "2"]
+    every += ["--link", "2", "--fuse-below", "1us"]
+    (tmp_path / "e.toml").write_text('[[edit]]\nremove = "launches"\n')
+    found = json.loads(
+        invoke(*words[:3], *every, "--edits", tmp_path / "e.toml", "--json").stdout
+    )
+    assert len(found["edits"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--scale", "comm"], "wanted WHAT=VALUE"),
+        (["--scale", "comm=1:2"], "wanted a factor, or FROM:TO:STEP"),
+        (["--scale", "comm=1:0:1"], "has 0 values"),
+        (["--scale", "comm=0:1:1e-9"], "wanted 1 to 10000"),
+        (["--set", "comm=1"], "duration '1'"),
+    ],
+)
+def test_words_that_mean_nothing_are_one_line(tmp_path, words, said):
+    path = k.write(tmp_path / "rank0.json", EVENTS)
+    assert said in invoke(path, *words, code=1).stderr
