@@ -44,8 +44,13 @@ def test_the_path_as_json(trace):
     found = json.loads(invoke(trace, "--json").stdout)
     assert found["window"] == {"start_ns": 110_000, "stop_ns": 190_000}
     assert found["edges"] == {
-        "operator": 4, "dependency": 0, "launch": 1, "kernel_kernel": 0, "sync": 0,
-        "inferred": 0, "unexplained": 0,
+        "operator": 4,
+        "dependency": 0,
+        "launch": 1,
+        "kernel_kernel": 0,
+        "sync": 0,
+        "inferred": 0,
+        "unexplained": 0,
     }
     path = found["path"]
     assert (path["nodes"], path["events"], path["event_ids"]) == (4, 3, [2, 3, 4])

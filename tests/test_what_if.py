@@ -136,7 +136,9 @@ def test_a_sweep_has_a_row_a_value(step):
     found = sweep(Replay(step), scale("comm", 0), [0, 0.5, 1])
     assert found.span_ns == (75 * US, 89 * US, 103 * US)
     assert found.to_arrow().to_pylist()[1] == {
-        **{"edit": "scale comm", "value": 0.5, "span_ns": 89 * US}
+        "edit": "scale comm",
+        "value": 0.5,
+        "span_ns": 89 * US,
     }
 
 

@@ -9,6 +9,7 @@ from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
     from fastcomm.critical_path.result import CriticalPath
+    from fastcomm.trace.run import Run
 
 _EXAMPLES = """\b
 Examples:
@@ -21,6 +22,12 @@ Examples:
 @click.command("critical-path", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--rank", type=click.IntRange(0), help="Rank to look at; by default the first.")
+@click.option(
+    "--all-ranks",
+    is_flag=True,
+    help="One path through all ranks, which collectives join; not with --rank, --compat, "
+    "--overlay, --save.",
+)
 @window_options
 @click.option(
     "--compat",
@@ -60,6 +67,9 @@ def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any)
     from fastcomm.errors import FastcommError
 
     found_run = opened_whole(paths, words)
+    if words["all_ranks"]:
+        _join(found_run, words, as_json, output)
+        return
     rank = found_run.ranks[0] if words["rank"] is None else words["rank"]
     trace = found_run.read(rank)
     found = analyse(
@@ -82,6 +92,30 @@ def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any)
     if words["save"]:
         found.save(words["save"])
     _show(found, as_json, output)
+
+
+_ONE_RANK = ("rank", "compat", "overlay", "save")
+
+
+def _join(run: "Run", words: dict[str, Any], as_json: bool, output: str | None) -> None:
+    from fastcomm.cli.windows import wanted_window
+    from fastcomm.critical_path.ranks import join_ranks
+    from fastcomm.errors import ConfigError
+    from fastcomm.report import critical_path as report
+
+    if refused := [name for name in _ONE_RANK if words[name] is not None]:
+        raise ConfigError(f"--all-ranks and --{refused[0]} contradict each other; wanted one")
+    found = join_ranks(run, wanted_window(words), words["data_load_events"])
+    if output is not None:
+        report.write_joined(found, output)
+    if not as_json:
+        report.show_joined(found)
+        return
+    import json
+
+    from fastcomm.critical_path.document import joined_document
+
+    click.echo(json.dumps(joined_document(found), indent=2, allow_nan=False))
 
 
 def _show(found: "CriticalPath", as_json: bool, output: str | None) -> None:

@@ -23,6 +23,7 @@ Examples:
 @click.command("what-if", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--rank", type=click.IntRange(0), help="Rank to look at; by default the first.")
+@click.option("--all-ranks", is_flag=True, help="Replay all ranks, which collectives join.")
 @window_options
 @click.option(
     "--scale",
@@ -68,10 +69,14 @@ def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any)
 
     edits, sweeps = _edits(words)
     found_run = opened_whole(paths, words)
-    rank = found_run.ranks[0] if words["rank"] is None else words["rank"]
-    found = analyse(
-        found_run.read(rank), wanted_window(words), data_load=words["data_load_events"]
-    )
+    window, loads = wanted_window(words), words["data_load_events"]
+    if words["all_ranks"]:
+        from fastcomm.critical_path.ranks import join_ranks
+
+        found = join_ranks(found_run, window, loads).path
+    else:
+        rank = found_run.ranks[0] if words["rank"] is None else words["rank"]
+        found = analyse(found_run.read(rank), window, data_load=loads)
     replay = Replay(found)
     answer = replay.run(edits)
     swept = [sweep(replay, edit, values, edits) for edit, values in sweeps]

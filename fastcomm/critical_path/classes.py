@@ -34,6 +34,7 @@ TYPES = {
     "sync": "critical_path_sync_dependency",
     "inferred": "critical_path_inferred_dependency",
     "unexplained": "critical_path_unexplained",
+    "join": "critical_path_join",
 }
 _HTA_COMM = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
 _PLAIN = re.compile(r"(hip)?Mem(cpy|set)|dma")
@@ -104,6 +105,8 @@ def _edge(
 ) -> str:
     if kind == "operator" or (kind == "dependency" and owner[0] is not None):
         return of_owner(owner, loads)
+    if kind == "join":
+        return "gpu_communication_bound"
     if kind in ("sync", "inferred"):
         return "gpu_kernel_kernel_overhead" if on_device else "sync_wait"
     return {

@@ -56,7 +56,7 @@ def build(trace: Trace, window: Window, data_load: Sequence[str] = ()) -> Constr
     streams = int((lanes.device >= 0).sum())
     joins = int((role == kernels.FOR_DEVICE).sum())
     work = int(found.is_device.sum())
-    room = 7 * (n - work) + 4 * work + len(waits.source) + joins * streams
+    room = 7 * (n - work) + 5 * work + len(waits.source) + joins * streams
     edges = graphs.room(room)
     count, left_out = kernels.constrain(nodes, packed, lanes, waits, edges)
     number = rows.row.astype(np.int32)
@@ -166,16 +166,16 @@ def _waits(found: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
                 stream if kind == kernels.FOR_STREAM else NONE if device is None else device
             )
     pairs = [*_copies(found), *_events(found, role)]
-    return _indexed(pairs, len(rows)), role, goal
+    return _indexed(pairs, len(rows), len(syncs) > 0), role, goal
 
 
-def _indexed(pairs: Sequence[Pairs], rows: int) -> kernels.Waits:
+def _indexed(pairs: Sequence[Pairs], rows: int, are_known: bool) -> kernels.Waits:
     """The pairs by the row that waits."""
     waiting = np.concatenate([np.empty(0, np.int32), *(pair[0] for pair in pairs)])
     source = np.concatenate([np.empty(0, np.int32), *(pair[1] for pair in pairs)])
     kind = np.concatenate([np.full(len(pair[0]), pair[2], np.int32) for pair in pairs])
     first, order = graphs.index(waiting.astype(np.int32), rows)
-    return kernels.Waits(first, source[order].astype(np.int32), kind[order])
+    return kernels.Waits(first, source[order].astype(np.int32), kind[order], are_known)
 
 
 def _copies(found: Selected) -> list[Pairs]:

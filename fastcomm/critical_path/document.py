@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 
 _TOP = 10
@@ -11,7 +12,9 @@ def document(found: CriticalPath) -> dict[str, Any]:
     """What `fastcomm critical-path --json` prints. Times are ns, shares those of the path."""
     graph, path, about = found.graph, found.found, found.about
     length, counts = found.length_ns, graph.counts()
-    guessed = {name: counts.pop(name) for name in ("inferred", "unexplained")}
+    guessed = {name: counts.pop(name) for name in ("inferred", "unexplained", "join")}
+    if not guessed["join"]:
+        del guessed["join"]
     return {
         "rules": about.rules,
         "path_of_trace": about.path,
@@ -23,7 +26,7 @@ def document(found: CriticalPath) -> dict[str, Any]:
         "edges": counts if about.rules == "hta" else {**counts, **guessed},
         "path": {
             "nodes": len(path.nodes),
-            "events": len(found.event_ids),
+            "events": found.event_count,
             "length_ns": length,
             "wall_ns": found.wall_ns,
             "coverage": length / found.wall_ns if found.wall_ns else None,
@@ -35,6 +38,25 @@ def document(found: CriticalPath) -> dict[str, Any]:
         "top_events": found.top("event", _TOP).to_pylist(),
         "top_operators": found.top("name", _TOP).to_pylist(),
         "notes": list(about.notes),
+    }
+
+
+def joined_document(found: Joined) -> dict[str, Any]:
+    """What `fastcomm critical-path --all-ranks --json` prints.
+
+    An event's id is unique on its rank alone: they are left out, `--output` has them per step.
+    """
+    one = document(found.path)
+    del one["path"]["event_ids"], one["rank"]
+    return {
+        **one,
+        "ranks": found.by_rank().to_pylist(),
+        "classes_by_rank": found.by_rank_and_class()
+        .rename_columns(["rank", "bound_by", "on_path_ns"])
+        .to_pylist(),
+        "crossings": found.crossings,
+        "collectives": len(set(found.collectives["instance"].to_pylist())),
+        "violations": found.violations,
     }
 
 

@@ -126,6 +126,11 @@ class CriticalPath:
         return sorted(self.events.ids(rows).tolist())
 
     @property
+    def event_count(self) -> int:
+        """How many events are on the path."""
+        return len(np.unique(self.graph.event[self.found.nodes]))
+
+    @property
     def critical_path_edges_set(self) -> set[Edge]:
         """The edges of the path."""
         return set(self.edges(self.found.edges))
@@ -273,4 +278,4 @@ class CriticalPath:
 def _sums(table: pa.Table, key: str) -> dict[str, int]:
     sums = table.group_by(key).aggregate([("duration_ns", "sum")])
     pairs = zip(sums[key].to_pylist(), sums["duration_ns_sum"].to_pylist(), strict=True)
-    return dict(sorted(pairs))
+    return dict(sorted(((str(name), ns) for name, ns in pairs)))

@@ -22,6 +22,7 @@ EDGE_KINDS = (
     "sync",  # from the end of work to what waited for it
     "inferred",  # the same, where only the times tell
     "unexplained",  # from the latest node before, where nothing else is known
+    "join",  # from the start of one participant to when all have come
 )
 EDGE_KIND = {name: number for number, name in enumerate(EDGE_KINDS)}
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fastcomm.critical_path.document import document
+from fastcomm.critical_path.document import document, joined_document
+from fastcomm.critical_path.ranks import Joined, RunEvents
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.errors import FastcommError
 from fastcomm.units import format_ns
@@ -49,6 +50,31 @@ def show(found: CriticalPath, console: Console | None = None) -> None:
         console.print(f"[dim]note: {escape(note)}[/]", highlight=False)
 
 
+def show_joined(found: Joined, console: Console | None = None) -> None:
+    """Print the path through all ranks, and which of them hold the others up."""
+    console = plain_console(console)
+    show(found.path, console)
+    shown = table("rank", "on the path", "waits", "transfers", "came last", "held others up")
+    for row in found.by_rank().to_pylist():
+        shown.add_row(
+            str(row["rank"]),
+            *(_time(row[name]) for name in ("on_path_ns", "wait_ns", "transfer_ns")),
+            str(row["arrived_last"] or 0),
+            _time(row["held_up_ns"]),
+        )
+    console.print(shown)
+    apart = {rank: ns for rank, ns in found.offsets.items() if ns}
+    words = ", ".join(f"{rank}: {format_ns(ns)}" for rank, ns in apart.items()) or "none"
+    console.print(
+        f"The path goes from rank to rank {found.crossings} times. Clocks moved: {words}.",
+        highlight=False,
+    )
+
+
+def _time(ns: int | None) -> str:
+    return "n/a" if ns is None else format_ns(ns)
+
+
 def plain_console(console: Console | None) -> Console:
     """The console itself, without colours and of a fixed width where it is no terminal."""
     console = console or Console()
@@ -59,10 +85,11 @@ def plain_console(console: Console | None) -> Console:
 
 def _title(found: CriticalPath) -> str:
     about, path = found.about, found.found
+    where = "all ranks" if isinstance(found.events, RunEvents) else f"rank {about.rank}"
     return (
-        f"[bold]rank {about.rank}, rules {about.rules}[/]: {about.clipped} events, "
+        f"[bold]{where}, rules {about.rules}[/]: {about.clipped} events, "
         f"{len(found.graph.source)} edges; critical path of {len(path.edges)} edges, "
-        f"{len(found.event_ids)} events, {format_ns(found.length_ns)}"
+        f"{found.event_count} events, {format_ns(found.length_ns)}"
     )
 
 
@@ -116,6 +143,17 @@ def write(found: CriticalPath, folder: str | Path) -> list[Path]:
     """Write critical_path.json and the breakdown as CSV and Parquet; their paths."""
     text = json.dumps(document(found), indent=2, allow_nan=False)
     tables = {"critical_path": found.breakdown}
+    return write_tables(folder, {"critical_path.json": text}, tables)
+
+
+def write_joined(found: Joined, folder: str | Path) -> list[Path]:
+    """Write critical_path.json, the breakdown with ranks, the ranks and the collectives."""
+    text = json.dumps(joined_document(found), indent=2, allow_nan=False)
+    tables = {
+        "critical_path": found.breakdown,
+        "ranks": found.by_rank(),
+        "collectives": found.collectives,
+    }
     return write_tables(folder, {"critical_path.json": text}, tables)
 
 

@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels.graph import NONE, Column, Edges, Flags, Numbers, put
 
-OPERATOR, DEPENDENCY, LAUNCH, KERNEL, SYNC, INFERRED, UNEXPLAINED = range(7)
+OPERATOR, DEPENDENCY, LAUNCH, KERNEL, SYNC, INFERRED, UNEXPLAINED, JOIN = range(8)
 
 # What a call waits for besides `Waits`: the end of a stream, of a device, of whatever was
 # launched before and ends inside of it.
 NO_ROLE, FOR_STREAM, FOR_DEVICE, FOR_SOMETHING = range(4)
 
+# A launch takes less: work that starts later has waited for something else.
+_LAUNCH_NS = 20_000
+_LOOKS_BACK = 64
+
 # What is left out, because the times contradict it: by kind.
-CONTRADICTIONS = 7
+CONTRADICTIONS = 8
 
 
 class Rows(NamedTuple):
@@ -51,6 +55,7 @@ class Waits(NamedTuple):
     first: Numbers
     source: Numbers
     kind: Numbers
+    are_known: bool  # the trace says which work waits for work on other streams
 
 
 class Nodes(NamedTuple):
@@ -202,6 +207,34 @@ def something(node: int, ended: int, rows: Rows, nodes: Nodes, ends: Numbers) ->
 
 
 @kernel
+def other_stream(
+    node: int, ended: int, rows: Rows, lanes: Lanes, nodes: Nodes, ends: Numbers, own: int
+) -> int:
+    """The latest end on another stream that a start far behind its launch follows; or NONE.
+
+    It is behind `own`, the latest end on the same stream, was launched before, and is on the
+    same device.
+    """
+    row = nodes.event[node]
+    call = rows.call[row]
+    if call < 0 or nodes.time[node] - rows.start[call] < _LAUNCH_NS:
+        return NONE
+    bound = max(own, nodes.first[call])
+    for k in range(ended - 1, max(ended - 1 - _LOOKS_BACK, -1), -1):
+        if ends[k] < bound:
+            return NONE
+        other = nodes.event[ends[k]]
+        first = rows.call[other]
+        if (
+            first >= 0
+            and nodes.first[first] < nodes.first[call]
+            and lanes.device[rows.lane[other]] == lanes.device[rows.lane[row]]
+        ):
+            return int(ends[k])
+    return NONE
+
+
+@kernel
 def lock(
     node: int, rows: Rows, lanes: Lanes, nodes: Nodes, holder: Numbers, edges: Edges, at: int
 ) -> int:
@@ -275,6 +308,11 @@ def constrain(
                 at = add(edges, at, (nodes.first[call], node), LAUNCH, row, time, left_out)
                 if of_call[call] >= 0:
                     at = add(edges, at, (of_call[call], node), INFERRED, NONE, time, left_out)
+            if not waits.are_known:
+                own = state.ended[lane]
+                source = other_stream(node, ended, rows, lanes, nodes, state.ends, own)
+                if source >= 0:
+                    at = add(edges, at, (source, node), INFERRED, NONE, time, left_out)
             ahead[lane] = row
         if waiting:
             for k in range(waits.first[row], waits.first[row + 1]):
@@ -351,8 +389,8 @@ def delays(
     """What every edge weighs in a replay of the times that were measured.
 
     The edge that binds a node weighs the measured delay, so that the replay is exact. The others
-    weigh the `least` of their kind, as far as the measured times allow. `nodes` are times,
-    and whether they are on a device.
+    weigh the `least` of their kind, as far as the measured times allow.
+    `nodes` are times, and whether they are on a device.
     """
     time, is_device = nodes
     weight = np.empty(len(source), np.int64)

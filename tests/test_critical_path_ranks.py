@@ -1,0 +1,189 @@
+"""One path through all ranks."""
+
+import json
+
+import kineto_text as k
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fastcomm.cli import main
+from fastcomm.critical_path.edits import Edit
+from fastcomm.critical_path.ranks import join_ranks, joined
+from fastcomm.critical_path.what_if import Replay
+from fastcomm.critical_path.window import Wanted
+from fastcomm.errors import FastcommError
+from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.synthetic import Job, write
+
+US = 1000
+WHOLE = Wanted(annotation="")
+PAIR = {
+    "Process_Group_Name": "0",
+    "Process_Group_Ranks": "[0, 1]",
+    "Process_Group_Description": "TENSOR_MODEL_PARALLEL_GROUP",
+}
+
+
+def rank_events(compute, ahead=0, transfer=10, after=5, nelems=1000, **group):
+    """A gemm, an all-reduce that ends at 110 + `transfer`, and another kernel."""
+    group = {**PAIR, "Group_size": 2, **group}
+    end = 110 + transfer
+    rows = [
+        k.launch(0, 1),
+        k.launch(2, 2),
+        k.launch(4, 3),
+        k.kernel("gemm", 10, compute, device=0, correlation=1),
+        k.all_reduce(
+            10 + compute, end - 10 - compute, 7, nelems, device=0, correlation=2, Seq=4, **group
+        ),
+        k.kernel("adam", end, after, device=0, correlation=3),
+    ]
+    for row in rows:
+        row["ts"] += ahead
+    return rows
+
+
+def opened(folder, *ranks):
+    groups = [{"pg_name": "0", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "ranks": [0, 1]}]
+    for rank, events in enumerate(ranks):
+        k.write(folder / f"rank{rank}.json", events, rank=rank, world=len(ranks), groups=groups)
+    return open_run(folder, options=OpenOptions(whole=True))
+
+
+def steps(found):
+    rows = found.breakdown.to_pylist()
+    return [(r["rank"], r["bound_by"], r["duration_ns"] / US) for r in rows if r["duration_ns"]]
+
+
+def test_the_path_goes_through_the_last_that_arrives(tmp_path):
+    found = join_ranks(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
+    assert steps(found) == [
+        (1, "gpu_kernel_launch_overhead", 10),
+        (1, "gpu_compute_bound", 100),
+        (1, "gpu_communication_bound", 10),
+        (1, "gpu_compute_bound", 5),
+    ]
+    assert found.path.length_ns == found.path.wall_ns == 125 * US
+    first, second = found.by_rank().to_pylist()
+    assert first == {
+        "rank": 0,
+        "on_path_ns": 0,
+        "wait_ns": 40 * US,
+        "transfer_ns": 10 * US,
+        "slack_ns": 40 * US,
+        "arrived_last": 0,
+        "held_up_ns": 0,
+        "clock_offset_ns": 0,
+    }
+    assert second["held_up_ns"] == 40 * US
+    assert second["arrived_last"] == 1
+    assert found.violations == 0
+
+
+def test_the_path_crosses_where_another_rank_ends_last(tmp_path):
+    found = join_ranks(
+        opened(tmp_path, rank_events(60, after=50), rank_events(100, after=5)), WHOLE
+    )
+    assert found.crossings == 1
+    assert steps(found)[-2:] == [
+        (0, "gpu_communication_bound", 10),
+        (0, "gpu_compute_bound", 50),
+    ]
+    assert steps(found)[1] == (1, "gpu_compute_bound", 100)
+
+
+def test_a_faster_straggler_is_a_faster_step_until_another_rank_is_last(tmp_path):
+    found = join_ranks(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
+    replay = Replay(found.path)
+    assert replay.run([]).replay_error_ns == 0
+    assert replay.span([Edit(action="scale", what="name:gemm", value=0.5)]) == 75 * US
+    assert replay.span([Edit(action="scale", what="comm", value=0)]) == 115 * US
+
+
+def test_clocks_are_aligned_first(tmp_path):
+    found = join_ranks(opened(tmp_path, rank_events(60), rank_events(100, ahead=3000)), WHOLE)
+    assert found.offsets == {0: 0, 1: 3000 * US}
+    assert found.path.length_ns == 125 * US
+    assert found.by_rank().to_pylist()[0]["wait_ns"] == 40 * US
+
+
+def test_an_end_before_the_last_arrival_is_a_violation(tmp_path):
+    ranks = [[*rank_events(60), *late] for late in ([], [])]
+    for n, rows in enumerate(ranks):
+        for m in range(3):
+            at = 1000 * (m + 1)
+            start, length = (at, 20) if n or m else (at, 5)
+            start += 10 if n and not m else 0
+            rows += [
+                k.launch(at - 50, 10 + m),
+                k.all_reduce(
+                    start,
+                    length,
+                    7,
+                    device=0,
+                    correlation=10 + m,
+                    Seq=5 + m,
+                    **{**PAIR, "Group_size": 2},
+                ),
+            ]
+    found = join_ranks(opened(tmp_path, *ranks), WHOLE)
+    assert found.violations == 1
+    assert "1 ends are before the last arrival, clocks aligned" in found.path.about.notes
+    assert found.path.length_ns == found.path.wall_ns
+
+
+def test_what_does_not_match_is_not_joined(tmp_path):
+    with pytest.raises(FastcommError, match="no communication of one group is on two of these"):
+        join_ranks(opened(tmp_path, rank_events(60), rank_events(80, nelems=7)), WHOLE)
+
+
+def test_missing_ranks_make_the_path_partial(tmp_path):
+    group = {"Group_size": 3, "Process_Group_Ranks": "[0, 1, 2]", "Process_Group_Name": "9"}
+    run = opened(tmp_path, rank_events(60, **group), rank_events(100, **group))
+    found = join_ranks(run, WHOLE)
+    assert "1 of 1 collectives lack ranks: the path is partial" in found.path.about.notes
+
+
+def test_the_planted_straggler_holds_the_others_up(tmp_path):
+    job = Job.of(ranks=8, steps=2)
+    write(job, tmp_path)
+    run = open_run(tmp_path, options=OpenOptions(whole=True))
+    traces = {rank: run.read(rank) for rank in run.ranks}
+    found = joined(traces, WHOLE)
+    by_rank = {row["rank"]: row for row in found.by_rank().to_pylist()}
+    assert max(by_rank, key=lambda rank: by_rank[rank]["held_up_ns"]) == job.straggler
+    assert min(by_rank, key=lambda rank: by_rank[rank]["wait_ns"]) == job.straggler
+    assert found.violations == 0
+    assert set(found.offsets.values()) == {0}
+    graph = found.path.graph
+    assert (graph.source < graph.target).all()
+    assert (np.diff(graph.target) >= 0).all()
+    assert sum(found.path.summary_ns().values()) == found.path.wall_ns
+    # Its tensor-parallel peer waits at each of its attentions for what it is slower by.
+    without = Job.of(ranks=8, steps=2, straggler=None)
+    (tmp_path / "without").mkdir()
+    write(without, tmp_path / "without")
+    other = open_run(tmp_path / "without", options=OpenOptions(whole=True))
+    even = joined({rank: other.read(rank) for rank in other.ranks}, WHOLE)
+    held_up = {row["rank"]: row["held_up_ns"] for row in even.by_rank().to_pylist()}
+    assert by_rank[job.straggler]["held_up_ns"] > 3 * max(held_up.values())
+
+
+def test_the_command(tmp_path):
+    opened(tmp_path, rank_events(60), rank_events(100))
+    words = ["critical-path", str(tmp_path), "--all-ranks", "--annotation", ""]
+    text = CliRunner().invoke(main, words, catch_exceptions=False).stdout
+    assert "all ranks, rules corrected: 12 events" in text
+    assert "The path goes from rank to rank 0 times. Clocks moved: none." in text
+    out = tmp_path / "out"
+    done = CliRunner().invoke(main, [*words, "--json", "--output", str(out)])
+    found = json.loads(done.stdout)
+    assert found["path"]["length_ns"] == 125 * US
+    assert [row["rank"] for row in found["ranks"]] == [0, 1]
+    assert found["edges"]["join"] == 2
+    assert {path.name for path in out.iterdir()} >= {"ranks.csv", "collectives.parquet"}
+    refused = CliRunner().invoke(main, [*words, "--rank", "0"])
+    assert "--all-ranks and --rank contradict each other" in refused.stderr
+    what_if = ["what-if", *words[1:], "--scale", "name:gemm=0.5", "--json"]
+    assert json.loads(CliRunner().invoke(main, what_if).stdout)["after_ns"] == 75 * US
