@@ -6,8 +6,8 @@ import golden_critical_path as golden
 import numpy as np
 import oracle_critical_path as oracle
 import pytest
-from critical_path_traces import documents
-from hypothesis import given
+from critical_path_traces import documents, row
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastcomm.critical_path import hta_graph, hta_window
@@ -89,6 +89,41 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("traces")
 
 
+def synchronized():
+    """Work behind which an event is recorded, and all that may wait for it."""
+    lane, stream = (1, 100), (7, 0)
+    rows = []
+    for n, name in enumerate(("cudaLaunchKernel", "cudaLaunchKernel")):
+        rows += [
+            row("cuda_runtime", name, lane, (2 + 3 * n, 2), correlation=1 + n),
+            row("kernel", "gemm", (7 + n, 0), (10 + n, 20), stream=7 + n, correlation=1 + n),
+        ]
+    rows.append(row("cuda_runtime", "cudaEventRecord", lane, (8, 1), correlation=3))
+    waits = {"wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": 3}
+    for n, (name, call) in enumerate(
+        (
+            ("Event Sync", "cudaEventSynchronize"),
+            ("Stream Sync", "cudaStreamSynchronize"),
+            ("Context Sync", "cudaDeviceSynchronize"),
+            ("Stream Wait Event", "cudaStreamWaitEvent"),
+        )
+    ):
+        args = {"stream": 8 if n == 3 else 7, "correlation": 4 + n, **waits}
+        rows += [
+            row("cuda_runtime", call, lane, (31 + 5 * n, 3), correlation=4 + n),
+            row("cuda_sync", name, stream, (31 + 5 * n, 2), **args),
+        ]
+    rows += [
+        row("cuda_runtime", "cudaLaunchKernel", lane, (55, 2), correlation=9),
+        row("kernel", "late", (8, 0), (60, 5), stream=8, correlation=9),
+        row("cuda_runtime", "cudaLaunchKernel", lane, (58, 2), correlation=10),
+        row("kernel", "later", (8, 0), (2000, 5), stream=8, correlation=10),
+    ]
+    return {"traceEvents": rows}
+
+
+@example(synchronized(), "", True)
+@example(synchronized(), "", False)
 @given(documents(), st.sampled_from(["", "ProfilerStep", "aten"]), st.booleans())
 def test_any_trace_gives_the_graph_of_the_definition(folder, document, annotation, zero):
     instance = 0

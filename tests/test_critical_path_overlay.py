@@ -7,17 +7,18 @@ from collections import Counter
 from pathlib import Path
 
 import golden_critical_path as golden
+import kineto_text as k
 import pytest
 
 from fastcomm.critical_path.analysis import analyse, critical_path_analysis
-from fastcomm.critical_path.overlay import overlay_critical_path_analysis
+from fastcomm.critical_path.overlay import Drawing, overlay_critical_path_analysis, write
 from fastcomm.critical_path.saved import restore_cpgraph
 from fastcomm.critical_path.window import Wanted
 from fastcomm.errors import FastcommError
 
 ADD = golden.FOLDER / "simple_add.json.gz"
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
-pytestmark = pytest.mark.skipif(not ADD.exists(), reason=f"no data at {golden.FOLDER}")
+real = pytest.mark.skipif(not ADD.exists(), reason=f"no data at {golden.FOLDER}")
 
 
 def loaded(path):
@@ -47,6 +48,8 @@ def criticals(document):
     ]
 
 
+@real
+@pytest.mark.compiled
 def test_the_overlay_is_that_of_the_reference(tmp_path):
     found, success = critical_path_analysis(ADD, 0, "", 0, ["data_load"])
     assert success
@@ -64,6 +67,8 @@ def test_the_overlay_is_that_of_the_reference(tmp_path):
     assert sum(event["ph"] == "X" for event in only["traceEvents"]) == 632
 
 
+@real
+@pytest.mark.compiled
 def test_edges_of_one_type_can_be_drawn_alone(tmp_path):
     found, _ = critical_path_analysis(ADD, 0, FORWARD, 1, zero_weight_launches=True)
     everything = loaded(overlay_critical_path_analysis(ADD, 0, found, tmp_path, False, True))
@@ -84,6 +89,8 @@ def test_edges_of_one_type_can_be_drawn_alone(tmp_path):
         overlay_critical_path_analysis(ADD, 0, found, tmp_path, edge_types_to_viz=["nothing"])
 
 
+@real
+@pytest.mark.compiled
 def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
     from fastcomm.readers.runs import OpenOptions, open_run
 
@@ -103,6 +110,50 @@ def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
         assert any(a - 1 <= at <= b + 1 for a, b in lanes[event["pid"], event["tid"]])
 
 
+def test_a_cut_trace_has_no_overlay(tmp_path):
+    from fastcomm.readers.assembly import ReadOptions
+    from fastcomm.readers.kineto import read
+
+    events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
+    path = k.write(tmp_path / "rank0.json", events)
+    trace = read(path, ReadOptions(whole=True))
+    found = analyse(trace, Wanted(annotation=""))
+    text = path.read_bytes()
+    for broken, said in (
+        (text[: text.rindex(b"]")], "traceEvents does not end"),
+        (text[: text.rindex(b"]")] + b" 7", "traceEvents does not end"),
+        (text[: text.rindex(b"]")] + b', {"ph": "i"', "traceEvents does not end"),
+        (text[: text.rindex(b'"b"')], "no whole events"),
+    ):
+        path.write_bytes(broken)
+        with pytest.raises(FastcommError, match=said):
+            write(trace, found, tmp_path / "overlay.json", Drawing())
+    assert not (tmp_path / "overlay.json").exists()
+
+
+def test_events_that_are_none_of_work_stay(tmp_path):
+    from fastcomm.readers.assembly import ReadOptions
+    from fastcomm.readers.kineto import read
+
+    events = [k.event("a", "cpu_op", 0, 5, pid=1, tid="x"), {"ph": "i", "name": "b", "ts": 1}]
+    events[0].pop("args")
+    path = k.write(tmp_path / "rank0.json", events)
+    trace = read(path, ReadOptions(whole=True))
+    found = analyse(trace, Wanted(annotation=""))
+    write(trace, found, tmp_path / "overlay.json", Drawing(all_edges=True, only_critical=False))
+    first, second, *flows_of = json.loads((tmp_path / "overlay.json").read_text())[
+        "traceEvents"
+    ]
+    assert first == {**events[0], "args": {"critical": 1}}
+    assert second == events[1]
+    assert [(flow["ph"], flow["tid"], flow["ts"]) for flow in flows_of] == [
+        ("s", "x", 0),
+        ("f", "x", 4.999),
+    ]
+
+
+@real
+@pytest.mark.compiled
 def test_an_overlay_never_overwrites_its_trace(tmp_path):
     copy = tmp_path / "overlaid_critical_path_x.json.gz"
     copy.write_bytes(ADD.read_bytes())
@@ -113,6 +164,8 @@ def test_an_overlay_never_overwrites_its_trace(tmp_path):
         overlay_critical_path_analysis(link, 0, found, tmp_path)
 
 
+@real
+@pytest.mark.compiled
 @pytest.mark.parametrize("rules", ["hta", "corrected"])
 def test_a_saved_graph_comes_back(tmp_path, rules):
     from fastcomm.readers.runs import OpenOptions, open_run
@@ -131,6 +184,8 @@ def test_a_saved_graph_comes_back(tmp_path, rules):
     assert (tmp_path / "graph.zip").read_bytes() == first
 
 
+@real
+@pytest.mark.compiled
 def test_an_edited_graph_has_another_path(tmp_path):
     found, _ = critical_path_analysis(ADD, 0, FORWARD, 1)
     saved = restore_cpgraph(found.save(str(tmp_path / "graph")))
@@ -152,6 +207,8 @@ def test_an_edited_graph_has_another_path(tmp_path):
         (lambda archive: archive.writestr("graph.pickle", b"\x80\x04."), "wanted only"),
     ],
 )
+@real
+@pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_hostile_zip_is_refused(tmp_path, change, said):
     found, _ = critical_path_analysis(ADD, 0, FORWARD, 1)

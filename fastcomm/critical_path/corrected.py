@@ -10,7 +10,7 @@ from fastcomm.critical_path import names
 from fastcomm.critical_path.corrected_rows import Selected
 from fastcomm.critical_path.rows import Integers, Rows, codes, pair_codes
 from fastcomm.critical_path.window import Window
-from fastcomm.graph.graph import EDGE_KINDS, Graph, Path
+from fastcomm.graph.graph import EDGE_KINDS, Graph
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
@@ -76,19 +76,6 @@ def build(trace: Trace, window: Window, data_load: Sequence[str] = ()) -> Constr
         on_device=found.is_device[nodes.event],
         left_out={name: int(k) for name, k in zip(EDGE_KINDS, left_out, strict=True) if k},
     )
-
-
-def walk(found: Constrained) -> tuple[Path, Column]:
-    """What bound each moment, back from the last node; and the slack of every step."""
-    graph = found.graph
-    if not len(graph.event):
-        return Path(nodes=graph.event, edges=graph.source), np.empty(0, np.int64)
-    last = len(graph.event) - 1
-    edges, slack = kernels.binding(
-        last, graph.into[0], graph.source, graph.time, found.on_device
-    )
-    nodes = np.append(graph.source[edges], np.int32(last))
-    return Path(nodes=nodes, edges=edges), slack
 
 
 def _lanes(found: Selected, trace: Trace) -> kernels.Lanes:

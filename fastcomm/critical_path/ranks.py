@@ -91,9 +91,9 @@ class Joined:
     def crossings(self) -> int:
         """How often the path goes from one rank to another."""
         graph, edges = self.path.graph, self.path.found.edges
-        return int(
-            (self.rank_of[graph.source[edges]] != self.rank_of[graph.target[edges]]).sum()
-        )
+        known = edges[graph.kind[edges] != EDGE_KIND["unexplained"]]
+        ends = (self.rank_of[side[known]] for side in (graph.source, graph.target))
+        return int(np.not_equal(*ends).sum())
 
     def by_rank(self) -> pa.Table:
         """Each rank: its time on the path, what it waits for, and what others wait for it."""

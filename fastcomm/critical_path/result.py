@@ -17,7 +17,7 @@ from fastcomm.critical_path.events import Events
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, Path, longest_path
-from fastcomm_kernels import constraints
+from fastcomm_kernels import binding
 from fastcomm_kernels.graph import NONE, Column, Flags
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class CriticalPath:
             searched = np.where(weight <= _SEARCHED_FROM_NS, 0, weight)
             self.path = longest_path(self.graph, searched) if self._is_valid() else None
         elif len(self.graph.event):
-            edges, self.slack = constraints.binding(
+            edges, self.slack = binding.binding(
                 len(self.graph.event) - 1,
                 self.graph.into[0],
                 self.graph.source,
@@ -80,6 +80,7 @@ class CriticalPath:
             self.path = Path(nodes=nodes, edges=edges)
         else:
             self.path = Path(nodes=self.graph.event, edges=self.graph.source)
+            self.slack = np.empty(0, np.int64)
         return self.path is not None
 
     def set_weight(self, source: int, target: int, weight: int) -> None:

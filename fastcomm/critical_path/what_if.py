@@ -15,7 +15,7 @@ from fastcomm.critical_path.edits import Edit, selected
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, Path
-from fastcomm_kernels import constraints
+from fastcomm_kernels import binding
 from fastcomm_kernels.graph import NONE, Column, Flags, Numbers
 
 _NEVER = -(1 << 61)  # the weight of a constraint that is no more
@@ -51,7 +51,7 @@ class Replay:
         graph = found.graph
         self.found = found
         self.first = graph.into[0]
-        self.weight = constraints.delays(
+        self.weight = binding.delays(
             (graph.time, found.on_device), self.first, graph.source, graph.kind, self._least()
         )
         self.rows, self.owner = np.unique(graph.owner, return_inverse=True)
@@ -61,7 +61,7 @@ class Replay:
         """The least delay of each kind of edge: of launches the median of those that bind."""
         graph = self.found.graph
         none = np.zeros(len(EDGE_KINDS), np.int64)
-        measured = constraints.delays(
+        measured = binding.delays(
             (graph.time, self.found.on_device), self.first, graph.source, graph.kind, none
         )
         is_launch = (graph.kind == EDGE_KIND["launch"]) & (measured > 0)
@@ -119,7 +119,7 @@ class Replay:
 
     def times(self, weight: Column) -> tuple[Column, Numbers]:
         """When each node is reached, from 0 on, and the edge that binds it."""
-        return constraints.replay(self.first, self.found.graph.source, weight, 0)
+        return binding.replay(self.first, self.found.graph.source, weight, 0)
 
     def span(self, edits: Sequence[Edit]) -> int:
         """How long the step takes after the edits."""
