@@ -14,7 +14,9 @@ def tiled(trace: Trace, times: int) -> Trace:
     events, args = trace.events, trace.args
     start, stop = (events[name].to_numpy() for name in ("start", "stop"))
     span = int(stop.max() - start.min()) + 1
-    largest = pc.max(events["correlation"]).as_py() + 1
+    known = events["correlation"]
+    low = pc.min(pc.filter(known, pc.greater(known, 0))).as_py()
+    largest = pc.max(known).as_py() - low + 1
     rounds = np.repeat(np.arange(times), len(start))
 
     def again(column, step=0):

@@ -38,26 +38,17 @@ def build(trace: Trace, window: Window, data_load: Sequence[str] = ()) -> Constr
     n = len(rows)
     # Ends at one time: work first, then the call that began last.
     tie = np.where(found.is_device, np.arange(n), 2 * n - np.arange(n))
-    ends = np.argsort(rows.stop)
+    ends = np.argsort(rows.stop, kind="stable")
     graphs.settle(ends, rows.stop, tie)
     nodes = kernels.nodes_of(rows.start, rows.stop, ends)
+    del tie, ends
     lanes = _lanes(found, trace)
     waits, role, goal = _waits(found)
+    locked = rows.matching(names.LOCKED) & (rows.kind == KIND["runtime"])
     packed = kernels.Rows(
-        rows.start,
-        rows.stop,
-        rows.lane,
-        found.is_device,
-        rows.matching(names.LOCKED) & (rows.kind == KIND["runtime"]),
-        found.call,
-        role,
-        goal,
+        rows.start, rows.stop, rows.lane, found.is_device, locked, found.call, role, goal
     )
-    streams = int((lanes.device >= 0).sum())
-    joins = int((role == kernels.FOR_DEVICE).sum())
-    work = int(found.is_device.sum())
-    room = 7 * (n - work) + 5 * work + len(waits.source) + joins * streams
-    edges = graphs.room(room)
+    edges = graphs.room(_most_edges(packed, lanes, waits))
     count, left_out = kernels.constrain(nodes, packed, lanes, waits, edges)
     number = rows.row.astype(np.int32)
     owner = edges.owner[:count]
@@ -76,6 +67,17 @@ def build(trace: Trace, window: Window, data_load: Sequence[str] = ()) -> Constr
         on_device=found.is_device[nodes.event],
         left_out={name: int(k) for name, k in zip(EDGE_KINDS, left_out, strict=True) if k},
     )
+
+
+def _most_edges(rows: kernels.Rows, lanes: kernels.Lanes, waits: kernels.Waits) -> int:
+    """More edges than there can be."""
+    work = int(rows.is_device.sum())
+    host = len(rows.start) - work
+    handed = 2 * host if (lanes.forward >= 0).any() else 0
+    streams = int((lanes.device >= 0).sum())
+    for_device = int((rows.role == kernels.FOR_DEVICE).sum()) * streams
+    calls = int(rows.is_locked.sum() + (rows.role != kernels.NO_ROLE).sum())
+    return 2 * host + handed + calls + for_device + 5 * work + len(waits.source)
 
 
 def _lanes(found: Selected, trace: Trace) -> kernels.Lanes:

@@ -50,7 +50,7 @@ class Selected:
         place[order] = np.arange(len(order), dtype=np.int32)
         syncs = np.flatnonzero(is_sync & launched & (call >= 0))
         return cls(
-            rows=whole.take(order),
+            rows=whole.without("position", "stream", "wait_stream", "wait_record").take(order),
             is_device=is_work[order],
             call=place[call[order]],
             syncs=whole.take(syncs),

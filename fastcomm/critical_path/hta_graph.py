@@ -94,7 +94,7 @@ def _nodes(clipped: Clipped, data_load: Sequence[str]) -> kernels.Nodes:
 
 def _by_stop(stop: Column, tie: Column, rows: Column) -> Column:
     """The rows in order of (stop, tie)."""
-    order: Column = rows[np.argsort(stop[rows])]
+    order: Column = rows[np.argsort(stop[rows], kind="stable")]
     graphs.settle(order, stop, tie)
     return order
 
@@ -150,7 +150,7 @@ def _stacks(clipped: Clipped) -> tuple[tuple[Numbers, Column], tuple[Numbers, Co
     group[window] = threads.group
     starts = window.copy()
     graphs.settle(starts, rows.start, -rows.stop)
-    stops = window[np.argsort(rows.stop[window])]
+    stops = window[np.argsort(rows.stop[window], kind="stable")]
     by_start = graphs.index(group[starts], threads.count)
     by_stop = graphs.index(group[stops], threads.count)
     return (by_start[0], starts[by_start[1]]), (by_stop[0], stops[by_stop[1]])

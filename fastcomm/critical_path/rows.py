@@ -79,8 +79,12 @@ class Rows:
             if rows.all():
                 return self
             rows = np.flatnonzero(rows)
-        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        return replace(self, **columns)
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        return replace(self, **{name: c[rows] for name, c in columns.items() if len(c)})
+
+    def without(self, *columns: str) -> Self:
+        """The same rows without some columns, which nobody will ask for."""
+        return replace(self, **dict.fromkeys(columns, np.empty(0, np.int64)))
 
     def of_kind(self, *kinds: str) -> Flags:
         """Which rows are of one of these kinds."""

@@ -1,0 +1,145 @@
+"""The critical path and its replay, on a real window many times in a row."""
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import oracle_critical_path as oracle
+import pytest
+from tiled import tiled
+
+from fastcomm.critical_path import corrected, hta_graph, hta_window
+from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.edits import Edit
+from fastcomm.critical_path.overlay import Drawing, write
+from fastcomm.critical_path.ranks import joined
+from fastcomm.critical_path.what_if import Replay
+from fastcomm.critical_path.window import Wanted, Window
+from fastcomm.graph.graph import longest_path
+from fastcomm.readers import kineto
+from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.synthetic import Job
+from fastcomm.synthetic import write as write_job
+from fastcomm_kernels import binding
+
+REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
+TIMES = 37  # a million events
+WHOLE = Window(start=-(1 << 62), stop=1 << 62)
+OPTIONS = ReadOptions(whole=True)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A real trace, or a made-up one where there is none."""
+    if REAL.exists():
+        return REAL
+    (found,) = write_job(
+        Job.of(ranks=8), tmp_path_factory.mktemp("job"), ranks=[0], filler_bytes=8_000_000
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def large(path):
+    return tiled(kineto.read(path, OPTIONS), TIMES)
+
+
+@pytest.fixture(scope="module")
+def document(path):
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+
+
+@pytest.fixture
+def definition(document):
+    """The definition in plain Python, from rows that are read and linked."""
+    rows = oracle.read(document)
+    clipped = oracle.window(rows, "", 0)
+
+    def run():
+        return oracle.longest_path(oracle.Graph(rows, clipped, (), False))
+
+    return run, len(clipped)
+
+
+def bound(trace):
+    built = corrected.build(trace, WHOLE)
+    graph = built.graph
+    return graph, binding.binding(
+        len(graph.event) - 1, graph.into[0], graph.source, graph.time, built.on_device
+    )
+
+
+def test_the_corrected_path(bar, large, definition):
+    run, count = definition
+    graph, _ = bound(large)
+    bar(
+        "critical_path",
+        lambda: bound(large),
+        run,
+        count=len(graph.event) // 2,
+        yardstick_count=count,
+    )
+
+
+def test_the_path_of_hta(bar, large, definition):
+    run, count = definition
+    linked = hta_window.linked(large, keep_last=True)
+    clipped = hta_window.clipped(linked, "", 0)
+
+    def ours():
+        graph = hta_graph.build(clipped)
+        return longest_path(graph, np.where(graph.weight <= -1000, 0, graph.weight))
+
+    bar("critical_path_hta", ours, run, count=len(clipped.rows), yardstick_count=count)
+
+
+def best(run, rounds=5):
+    seconds = []
+    for _ in range(rounds):
+        begun = perf_counter()
+        run()
+        seconds.append(perf_counter() - begun)
+    return min(seconds)
+
+
+def test_a_replay(held, large):
+    replay = Replay(analyse(large, Wanted(annotation="")))
+    weight = replay.edited([Edit(action="scale", what="compute", value=0.5)])
+    replay.times(weight)
+    held("what_if_replay", best(lambda: replay.times(weight)))
+
+
+def test_memory(held, large):
+    bound(large)
+    tracemalloc.start()
+    graph, _ = bound(large)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    held("critical_path_memory", peak / (len(graph.event) // 2))
+
+
+def test_an_overlay(held, path, tmp_path):
+    text = path.read_bytes()
+    plain = tmp_path / "rank0.json"
+    plain.write_bytes(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text)
+    trace = kineto.read(plain, OPTIONS)
+    found = analyse(trace, Wanted(annotation=""))
+    target = tmp_path / "overlay.json"
+    seconds = best(lambda: write(trace, found, target, Drawing(only_critical=False)))
+    held("overlay", plain.stat().st_size / 1e6 / seconds)
+
+
+def test_all_ranks(held, tmp_path):
+    """16 ranks, as many events as there are, counted as 200 000 each."""
+    write_job(Job.of(ranks=16), tmp_path, filler_bytes=20_000_000, compress=False)
+    run = open_run(tmp_path, options=OpenOptions(whole=True))
+    traces = {rank: run.read(rank) for rank in run.ranks}
+    events = sum(trace.events.num_rows for trace in traces.values())
+    joined(traces, Wanted(annotation=""))
+    seconds = best(lambda: joined(traces, Wanted(annotation="")), 2)
+    held("all_ranks", seconds * 16 * 200_000 / events)
