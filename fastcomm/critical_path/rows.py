@@ -84,7 +84,8 @@ class Rows:
 
     def without(self, *columns: str) -> Self:
         """The same rows without some columns, which nobody will ask for."""
-        return replace(self, **dict.fromkeys(columns, np.empty(0, np.int64)))
+        empty: dict[str, Any] = dict.fromkeys(columns, np.empty(0, np.int64))
+        return replace(self, **empty)
 
     def of_kind(self, *kinds: str) -> Flags:
         """Which rows are of one of these kinds."""
