@@ -14,7 +14,7 @@ from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import Wanted
 from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.synthetic import Job, write
+from fastcomm.synthetic import Job, layers, write
 
 US = 1000
 WHOLE = Wanted(annotation="")
@@ -160,6 +160,11 @@ def test_the_planted_straggler_holds_the_others_up(tmp_path):
     assert (graph.source < graph.target).all()
     assert (np.diff(graph.target) >= 0).all()
     assert sum(found.path.summary_ns().values()) == found.path.wall_ns
+    # What it is slower by, to a percent: all its attentions, forward and backward.
+    planted = sum(layers.slack(job, direction) for direction in ("forward", "backward"))
+    worst = found.hold_ups().slice(0, 1).to_pylist()[0]
+    assert (worst["rank"], worst["tag"]) == (job.straggler, "TP")
+    assert worst["later_ns"] == pytest.approx(job.steps * job.micro_batches * planted, rel=0.02)
     # Its tensor-parallel peer waits at each of its attentions for what it is slower by.
     without = Job.of(ranks=8, steps=2, straggler=None)
     (tmp_path / "without").mkdir()

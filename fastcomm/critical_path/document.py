@@ -51,6 +51,7 @@ def joined_document(found: Joined) -> dict[str, Any]:
     return {
         **one,
         "ranks": found.by_rank().to_pylist(),
+        "hold_ups": found.hold_ups().to_pylist(),
         "classes_by_rank": found.by_rank_and_class()
         .rename_columns(["rank", "bound_by", "on_path_ns"])
         .to_pylist(),

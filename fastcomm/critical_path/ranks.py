@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.collectives import Instance, instances, mismatched, offsets
@@ -130,6 +131,22 @@ class Joined:
             for rank in self.ranks
         ]
         return pa.Table.from_pylist(rows, _RANKS)
+
+    def hold_ups(self) -> pa.Table:
+        """Each rank in each group: by how much it comes later than all others, less its waits.
+
+        That is what the rank itself is slower by: drift to and fro cancels out.
+        """
+        table = self.collectives
+        held = pc.if_else(table["is_last"], table["held_up_ns"], 0)
+        later = pc.subtract(held, table["wait_ns"])
+        table = table.append_column("held_ns", held).append_column("later_ns", later)
+        sums = table.group_by(["rank", "tag", "group"]).aggregate(
+            [("held_ns", "sum"), ("wait_ns", "sum"), ("later_ns", "sum")]
+        )
+        names = ["rank", "tag", "group", "held_up_ns", "wait_ns", "later_ns"]
+        order = [("later_ns", "descending"), ("rank", "ascending"), ("group", "ascending")]
+        return sums.rename_columns(names).sort_by(order)
 
     def by_rank_and_class(self) -> pa.Table:
         """How long each rank is on the path, and with what."""

@@ -63,6 +63,13 @@ def show_joined(found: Joined, console: Console | None = None) -> None:
             _time(row["held_up_ns"]),
         )
     console.print(shown)
+    worst = found.hold_ups().slice(0, 1).to_pylist()[0]
+    if worst["later_ns"] > 0:
+        console.print(
+            f"Rank {worst['rank']} comes later than all others of its {worst['tag']} group "
+            f"({escape(worst['group'])}): {format_ns(worst['later_ns'])} in all.",
+            highlight=False,
+        )
     apart = {rank: ns for rank, ns in found.offsets.items() if ns}
     words = ", ".join(f"{rank}: {format_ns(ns)}" for rank, ns in apart.items()) or "none"
     console.print(
@@ -152,6 +159,7 @@ def write_joined(found: Joined, folder: str | Path) -> list[Path]:
     tables = {
         "critical_path": found.breakdown,
         "ranks": found.by_rank(),
+        "hold_ups": found.hold_ups(),
         "collectives": found.collectives,
     }
     return write_tables(folder, {"critical_path.json": text}, tables)
