@@ -8,8 +8,10 @@ from fastcomm.cli.options import run_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
+    from fastcomm.critical_path.data import DataDependencies
     from fastcomm.critical_path.result import CriticalPath
     from fastcomm.trace.run import Run
+    from fastcomm.trace.trace import Trace
 
 _EXAMPLES = """\b
 Examples:
@@ -26,7 +28,7 @@ Examples:
     "--all-ranks",
     is_flag=True,
     help="One path through all ranks, which collectives join; not with --rank, --compat, "
-    "--overlay, --save.",
+    "--overlay, --save, --deps.",
 )
 @window_options
 @click.option(
@@ -38,6 +40,17 @@ Examples:
     "--zero-weight-launches",
     is_flag=True,
     help="With --compat hta: its edges of weight 0 from every launch.",
+)
+@click.option(
+    "--deps",
+    type=click.Choice(["data"]),
+    help="Also: what operators wait for if only data counts, from an execution trace.",
+)
+@click.option(
+    "--execution-trace",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="By default torch_et_RANK.json or pytorch_et_RANK.json beside the trace.",
 )
 @click.option(
     "--overlay",
@@ -91,10 +104,27 @@ def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any)
         write(trace, found, Path(words["overlay"]), drawing)
     if words["save"]:
         found.save(words["save"])
-    _show(found, as_json, output)
+    data = _data(trace, found, words["execution_trace"]) if words["deps"] else None
+    _show(found, as_json, output, data)
 
 
-_ONE_RANK = ("rank", "compat", "overlay", "save")
+def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDependencies":
+    from pathlib import Path
+
+    from fastcomm.critical_path.data import data_dependencies
+    from fastcomm.errors import ConfigError
+    from fastcomm.readers import execution_trace
+
+    path = Path(named) if named else execution_trace.find(trace)
+    if path is None:
+        raise ConfigError(
+            f"--deps data: no torch_et_{trace.meta.rank}.json and no pytorch_et_"
+            f"{trace.meta.rank}.json beside {trace.meta.path}; name it with --execution-trace"
+        )
+    return data_dependencies(trace, found, execution_trace.read(path))
+
+
+_ONE_RANK = ("rank", "compat", "overlay", "save", "deps")
 
 
 def _join(run: "Run", words: dict[str, Any], as_json: bool, output: str | None) -> None:
@@ -118,16 +148,25 @@ def _join(run: "Run", words: dict[str, Any], as_json: bool, output: str | None) 
     click.echo(json.dumps(joined_document(found), indent=2, allow_nan=False))
 
 
-def _show(found: "CriticalPath", as_json: bool, output: str | None) -> None:
+def _show(
+    found: "CriticalPath", as_json: bool, output: str | None, data: "DataDependencies | None"
+) -> None:
     from fastcomm.report import critical_path as report
 
     if output is not None:
         report.write(found, output)
+        if data is not None:
+            report.write_tables(output, {}, {"operators": data.operators})
     if not as_json:
         report.show(found)
+        if data is not None:
+            report.show_data(data)
         return
     import json
 
-    from fastcomm.critical_path.document import document
+    from fastcomm.critical_path.document import data_document, document
 
-    click.echo(json.dumps(document(found), indent=2, allow_nan=False))
+    answer = document(found)
+    if data is not None:
+        answer["data"] = data_document(data)
+    click.echo(json.dumps(answer, indent=2, allow_nan=False))

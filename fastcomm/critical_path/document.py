@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fastcomm.critical_path.data import DataDependencies
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 
@@ -58,6 +59,22 @@ def joined_document(found: Joined) -> dict[str, Any]:
         "crossings": found.crossings,
         "collectives": len(set(found.collectives["instance"].to_pylist())),
         "violations": found.violations,
+    }
+
+
+def data_document(found: DataDependencies) -> dict[str, Any]:
+    """What `--deps data` adds to that object, under `data`."""
+    return {
+        "joined": {
+            "by": found.joined_by,
+            "operators": found.known,
+            "of_window": found.asked,
+            "of_execution_trace": found.traced,
+        },
+        "span_ns": found.span_ns,
+        "bound_ns": found.bound_ns,
+        "operators": found.movable(_TOP).to_pylist(),
+        "subgraphs": found.movable_subgraphs(_TOP).to_pylist(),
     }
 
 

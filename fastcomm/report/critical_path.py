@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fastcomm.critical_path.data import DataDependencies
 from fastcomm.critical_path.document import document, joined_document
 from fastcomm.critical_path.ranks import Joined, RunEvents
 from fastcomm.critical_path.result import CriticalPath
@@ -76,6 +77,31 @@ def show_joined(found: Joined, console: Console | None = None) -> None:
         f"The path goes from rank to rank {found.crossings} times. Clocks moved: {words}.",
         highlight=False,
     )
+
+
+def show_data(found: DataDependencies, console: Console | None = None) -> None:
+    """Print what could start earlier if only data counted."""
+    console = plain_console(console)
+    console.print(
+        f"[bold]Data dependencies[/]: {found.known} of the window's {found.asked} operators "
+        f"are among the {found.traced} of the execution trace, by {found.joined_by}.",
+        highlight=False,
+    )
+    console.print(
+        f"  The operators take {format_ns(found.span_ns)}; {format_ns(found.bound_ns)} with "
+        "unlimited threads and streams.",
+        highlight=False,
+    )
+    shown = table("could start earlier", "by", "writers")
+    for row in found.movable(_TOP).to_pylist():
+        name = f"{row['name']} in {row['part_of']}"
+        shown.add_row(escape(name[:70]), format_ns(row["earlier_ns"]), str(row["producers"]))
+    console.print(shown)
+    shown = table("subgraphs", "by", "operators")
+    for row in found.movable_subgraphs(_TOP).to_pylist():
+        count = str(row["operators"])
+        shown.add_row(escape(row["part_of"][:70]), format_ns(row["earlier_ns"]), count)
+    console.print(shown)
 
 
 def _time(ns: int | None) -> str:

@@ -1,0 +1,279 @@
+"""What a step waits for if only data counts: operators behind the writers of what they read.
+
+The critical path takes a thread's operators in the order in which they ran. Here an operator
+waits for the last writers of the storages that it reads, and its device work for their device
+work; threads and streams are without limit. Leaf operators count, those that call no other.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastcomm.critical_path.corrected_rows import Selected
+from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path.window import Window
+from fastcomm.errors import FastcommError
+from fastcomm.readers.execution_trace import Operator, Storage
+from fastcomm.trace.schema import KIND
+from fastcomm.trace.trace import Trace
+from fastcomm_kernels.graph import NONE, Column
+from fastcomm_kernels.json_numbers import NULL
+
+OPERATORS = pa.schema(
+    [
+        pa.field("event", pa.int64()),  # its place in the file
+        pa.field("name", pa.string()),
+        pa.field("part_of", pa.string()),  # the outermost operator that called it
+        pa.field("start_ns", pa.int64()),
+        pa.field("stop_ns", pa.int64()),
+        pa.field("earliest_ns", pa.int64()),  # when what it reads was written
+        pa.field("earlier_ns", pa.int64()),  # by how much it could have started earlier
+        pa.field("device_ns", pa.int64()),  # of the work that it launched
+        pa.field("producers", pa.int64()),
+        pa.field("on_path", pa.bool_()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataDependencies:
+    """What a step's operators really wait for."""
+
+    operators: pa.Table  # of OPERATORS: the leaves of the window
+    known: int  # operators that the window and the execution trace have in common
+    asked: int  # operators of the window
+    traced: int  # operators of the execution trace
+    joined_by: str
+    span_ns: int  # of these operators, as measured
+    bound_ns: int  # the same with unlimited threads and streams
+
+    @property
+    def joined_share(self) -> float | None:
+        """The share of the window's operators that the execution trace knows."""
+        return self.known / self.asked if self.asked else None
+
+    def movable(self, count: int = 10) -> pa.Table:
+        """The operators on the path that could start by the most earlier, with what they read."""
+        table = self._readers()
+        order = [("earlier_ns", "descending"), ("event", "ascending")]
+        return table.sort_by(order).slice(0, count)
+
+    def _readers(self) -> pa.Table:
+        """The operators on the path that read what another wrote."""
+        table = self.operators
+        return table.filter(pc.and_(table["on_path"], pc.greater(table["producers"], 0)))
+
+    def movable_subgraphs(self, count: int = 10) -> pa.Table:
+        """The calls that hold such operators: by how much all of these could start earlier."""
+        table = self._readers()
+        sums = table.group_by("part_of").aggregate([("earlier_ns", "min"), ("event", "count")])
+        sums = sums.rename_columns(["part_of", "earlier_ns", "operators"])
+        return sums.sort_by([("earlier_ns", "descending"), ("part_of", "ascending")]).slice(
+            0, count
+        )
+
+
+@dataclass(slots=True)
+class _Leaf:
+    """An operator that calls no other, with its event and the work that it launched."""
+
+    operator: Operator
+    row: int
+    start: int
+    stop: int
+    work_ns: int = 0
+    work_stop: int = 0
+    producers: tuple[int, ...] = ()
+    host_done: int = 0  # with unlimited threads and streams
+    work_done: int = 0
+
+
+def data_dependencies(
+    trace: Trace, found: CriticalPath, operators: Sequence[Operator]
+) -> DataDependencies:
+    """Join an execution trace to the events of a critical path's window.
+
+    Raises `FastcommError` where no operator of the one is in the other.
+    """
+    rows = np.unique(found.graph.event)
+    kind = trace.events["kind"].to_numpy()
+    ops = rows[kind[rows] == KIND["cpu_op"]]
+    joined, joined_by = _join(trace, ops, operators)
+    if not joined:
+        raise FastcommError(
+            f"{trace.meta.path}: no operator of the execution trace is in the window: neither "
+            "`Record function id` nor names and their order agree"
+        )
+    by_id = {each.id: each for each in operators}
+    leaves = _leaves(trace, joined, by_id)
+    _launch(trace, leaves)
+    _produce(leaves)
+    origin = min(leaf.start for leaf in leaves)
+    _unlimited(leaves)
+    return DataDependencies(
+        operators=_table(found, leaves, by_id, origin),
+        known=len(joined),
+        asked=len(ops),
+        traced=len(operators),
+        joined_by=joined_by,
+        span_ns=max(max(leaf.stop, leaf.work_stop) for leaf in leaves) - origin,
+        bound_ns=max(max(leaf.host_done, leaf.work_done) for leaf in leaves),
+    )
+
+
+def _join(
+    trace: Trace, ops: Column, operators: Sequence[Operator]
+) -> tuple[dict[int, int], str]:
+    """The row of each operator, by id; and what joined them."""
+    args = trace.args
+    if args is not None and "record_function" in args.column_names:
+        number = args["record_function"].fill_null(NULL).to_numpy()[ops]
+        known = (number != NULL) & (number != 0)
+        if known.any():
+            row_of = dict(zip(number[known].tolist(), ops[known].tolist(), strict=True))
+            found = {each.id: row_of[each.order] for each in operators if each.order in row_of}
+            if found:
+                return found, "record function ids"
+    return _join_by_order(trace, ops, operators), "names and their order on each thread"
+
+
+def _join_by_order(trace: Trace, ops: Column, operators: Sequence[Operator]) -> dict[int, int]:
+    """The same where no id is common: thread by thread, the how many-eth of a name."""
+    lane = trace.events["lane"].to_numpy()[ops]
+    names = trace.events["name"].take(pa.array(ops)).cast(pa.string()).to_pylist()
+    theirs = _numbered((each.thread, each.name, each.id) for each in operators)
+    ours = _numbered(zip(lane.tolist(), names, ops.tolist(), strict=True))
+    pairs = sorted(
+        ((len(a.keys() & b.keys()), x, y) for x, a in theirs.items() for y, b in ours.items()),
+        key=lambda pair: (-pair[0], pair[1:]),
+    )
+    found: dict[int, int] = {}
+    taken: set[tuple[str, int]] = set()
+    for common, thread, place in pairs:
+        if common and ("theirs", thread) not in taken and ("ours", place) not in taken:
+            taken |= {("theirs", thread), ("ours", place)}
+            found |= {
+                theirs[thread][key]: ours[place][key]
+                for key in theirs[thread].keys() & ours[place].keys()
+            }
+    return found
+
+
+def _numbered(
+    calls: Iterable[tuple[int, str, int]],
+) -> dict[int, dict[tuple[str, int], int]]:
+    """By thread: the value of the how many-eth call of a name."""
+    found: dict[int, dict[tuple[str, int], int]] = defaultdict(dict)
+    counts: Counter[tuple[int, str]] = Counter()
+    for thread, name, value in calls:
+        found[thread][name, counts[thread, name]] = value
+        counts[thread, name] += 1
+    return found
+
+
+def _leaves(
+    trace: Trace, joined: Mapping[int, int], by_id: Mapping[int, Operator]
+) -> list[_Leaf]:
+    """The joined operators that touch storages and call no other that does."""
+    active = {each.id for each in by_id.values() if each.reads or each.writes}
+    calling = {by_id[id_].parent for id_ in active}
+    start, stop = (trace.events[name].to_numpy() for name in ("start", "stop"))
+    found = [
+        _Leaf(operator=by_id[id_], row=row, start=int(start[row]), stop=int(stop[row]))
+        for id_, row in joined.items()
+        if id_ in active and id_ not in calling
+    ]
+    if not found:
+        raise FastcommError(f"{trace.meta.path}: the execution trace has no tensors")
+    return sorted(found, key=lambda leaf: (leaf.start, leaf.operator.order))
+
+
+def _launch(trace: Trace, leaves: Sequence[_Leaf]) -> None:
+    """Give each leaf the device work that was launched inside of it."""
+    everything = Window(start=-(1 << 62), stop=1 << 62)
+    chosen = Selected.of(trace, everything, ())
+    rows = chosen.rows
+    work = np.flatnonzero(chosen.is_device & (chosen.call != NONE))
+    lanes = trace.events["lane"].to_numpy()
+    by_lane: dict[int, list[_Leaf]] = defaultdict(list)
+    for leaf in leaves:
+        by_lane[int(lanes[leaf.row])].append(leaf)
+    starts = {lane: np.array([leaf.start for leaf in each]) for lane, each in by_lane.items()}
+    for k in work.tolist():
+        call = chosen.call[k]
+        lane, at = int(rows.lane[call]), rows.start[call]
+        if lane not in starts:
+            continue
+        place = int(np.searchsorted(starts[lane], at, side="right")) - 1
+        if place >= 0 and at < by_lane[lane][place].stop:
+            leaf = by_lane[lane][place]
+            leaf.work_ns += int(rows.stop[k] - rows.start[k])
+            leaf.work_stop = max(leaf.work_stop, int(rows.stop[k]))
+
+
+def _produce(leaves: Sequence[_Leaf]) -> None:
+    """Find the last writers of what each leaf reads, in the order of their calls."""
+    writer: dict[Storage, int] = {}
+    for number, leaf in enumerate(leaves):
+        operator = leaf.operator
+        leaf.producers = tuple(
+            sorted({writer[storage] for storage in operator.reads if storage in writer})
+        )
+        writer |= dict.fromkeys(operator.writes, number)
+
+
+def _unlimited(leaves: Sequence[_Leaf]) -> None:
+    """When each leaf would be done if it waited for its producers alone.
+
+    Host work waits for the host part of its producers, and for their device part where it reads
+    a device's storage without work of its own there, as a copy to the host does.
+    """
+    for leaf in leaves:
+        producers = [leaves[number] for number in leaf.producers]
+        begin = max((each.host_done for each in producers), default=0)
+        if not leaf.work_ns:
+            begin = max(begin, max((each.work_done for each in producers), default=0))
+        leaf.host_done = begin + leaf.stop - leaf.start
+        if leaf.work_ns:
+            ready = max((each.work_done for each in producers), default=0)
+            leaf.work_done = max(begin, ready) + leaf.work_ns
+
+
+def _table(
+    found: CriticalPath, leaves: Sequence[_Leaf], by_id: Mapping[int, Operator], origin: int
+) -> pa.Table:
+    critical = set(np.unique(found.graph.event[found.found.nodes]).tolist())
+    ids = found.events.ids(np.array([leaf.row for leaf in leaves], np.int32)).tolist()
+    rows = []
+    for leaf, event in zip(leaves, ids, strict=True):
+        earliest = max((leaves[number].stop for number in leaf.producers), default=origin)
+        rows.append(
+            {
+                "event": event,
+                "name": leaf.operator.name,
+                "part_of": _outermost(leaf.operator, by_id),
+                "start_ns": leaf.start,
+                "stop_ns": leaf.stop,
+                "earliest_ns": min(earliest, leaf.start),
+                "earlier_ns": max(0, leaf.start - earliest),
+                "device_ns": leaf.work_ns,
+                "producers": len(leaf.producers),
+                "on_path": leaf.row in critical,
+            }
+        )
+    return pa.Table.from_pylist(rows, OPERATORS)
+
+
+def _outermost(operator: Operator, by_id: Mapping[int, Operator]) -> str:
+    """The name of the outermost operator around one, with its number; no profiler's root."""
+    seen = {operator.id}
+    while (parent := by_id.get(operator.parent)) is not None and parent.id not in seen:
+        if parent.name.startswith("[pytorch|profiler"):
+            break
+        seen.add(parent.id)
+        operator = parent
+    return f"{operator.name} ({operator.order})"

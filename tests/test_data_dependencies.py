@@ -1,0 +1,205 @@
+"""What operators wait for if only data counts."""
+
+import gzip
+import json
+
+import kineto_text as k
+import pytest
+from click.testing import CliRunner
+
+from fastcomm.cli import main
+from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.data import data_dependencies
+from fastcomm.critical_path.window import Wanted
+from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.readers import execution_trace, kineto
+from fastcomm.readers.assembly import ReadOptions
+
+US = 1000
+MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
+ADD = "aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"
+VIEW = "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)"
+COPY = "aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"
+OUT = "aten::mul.out(Tensor self, Tensor other, *, Tensor(a!) out) -> Tensor(a!)"
+
+
+def tensor(storage, id_=None, device="cpu"):
+    return [id_ or storage, storage, 0, 64, 4, device]
+
+
+def node(number, name, inputs, outputs, schema="", new=True):
+    parent, facts = 1, {"rf_id": number, "tid": 1, "op_schema": schema}
+    if not new:
+        return {
+            "id": 10 + number,
+            "name": name,
+            "parent": parent,
+            "inputs": inputs,
+            "outputs": outputs,
+            **facts,
+        }
+    return {
+        "id": 10 + number,
+        "name": name,
+        "ctrl_deps": parent,
+        "inputs": {"values": inputs},
+        "outputs": {"values": outputs},
+        "attrs": [{"name": key, "value": value} for key, value in facts.items()],
+    }
+
+
+# Two independent products; a view of the first that is changed in place, and read.
+CALLS = [
+    ("aten::mm", [tensor(1), tensor(2)], [tensor(3)], MM, 0, 10),
+    ("aten::mm", [tensor(1), tensor(4)], [tensor(5)], MM, 10, 20),
+    ("aten::view", [tensor(3), [64]], [tensor(3, 30)], VIEW, 30, 2),
+    ("aten::add_", [tensor(3, 30), tensor(1), 1], [tensor(3, 30)], ADD, 32, 8),
+    ("aten::mm", [tensor(3), tensor(2)], [tensor(6)], MM, 40, 10),
+    ("aten::mul", [tensor(5), tensor(1), tensor(7)], [tensor(7)], OUT, 50, 5),
+    ("aten::mm", [[tensor(7), tensor(6)]], [tensor(8)], MM, 55, 5),
+]
+
+
+def written(folder, calls=CALLS, new=True, ids=True, rank=0):
+    nodes, events = [], []
+    for number, (name, inputs, outputs, schema, ts, dur) in enumerate(calls, 1):
+        nodes.append(node(number, name, inputs, outputs, schema, new=new))
+        event = k.event(name, "cpu_op", ts, dur, pid=100, tid=1)
+        if ids:
+            event["args"]["Record function id"] = number
+        events.append(event)
+    path = k.write(folder / f"rank{rank}.json", events)
+    beside = folder / f"torch_et_{rank}.json"
+    beside.write_text(json.dumps({"schema": "1.1", "nodes": nodes[::-1]}))
+    return path, beside
+
+
+def answer(path, beside):
+    trace = kineto.read(path, ReadOptions(whole=True))
+    found = analyse(trace, Wanted(annotation=""))
+    return data_dependencies(trace, found, execution_trace.read(beside))
+
+
+@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.parametrize("ids", [True, False])
+def test_an_operator_waits_for_the_last_writers_of_what_it_reads(tmp_path, new, ids):
+    found = answer(*written(tmp_path, new=new, ids=ids))
+    rows = found.operators.to_pylist()
+    assert [row["producers"] for row in rows] == [0, 0, 1, 1, 1, 1, 2]
+    earlier = [row["earlier_ns"] / US for row in rows]
+    # The view reads the first product; what follows reads the view's change of it.
+    assert earlier == [0, 10, 20, 22, 0, 20, 0]
+    assert (found.known, found.asked, found.traced) == (7, 7, 7)
+    assert found.span_ns == 60 * US
+    # mm, add_, mm, mm: a view writes nothing.
+    assert found.bound_ns == (10 + 8 + 10 + 5) * US
+    assert ("record function ids" in found.joined_by) == ids
+    assert [row["event"] for row in found.movable(2).to_pylist()] == [3, 2]
+
+
+def test_device_work_waits_for_the_device_work_of_its_producers(tmp_path):
+    gpu = "cuda:0"
+    calls = [
+        ("aten::mm", [tensor(1, device=gpu)], [tensor(3, device=gpu)], MM, 0, 10),
+        ("aten::mm", [tensor(3, device=gpu)], [tensor(5, device=gpu)], MM, 10, 10),
+        ("aten::mm", [tensor(1, device=gpu)], [tensor(6, device=gpu)], MM, 20, 10),
+        ("aten::copy_", [tensor(7), tensor(5, device=gpu)], [tensor(7)], COPY, 30, 200),
+    ]
+    path, beside = written(tmp_path, calls)
+    document = json.loads(path.read_text())
+    document["traceEvents"] += [k.launch(10 * n + 2, n + 1) for n in range(3)] + [
+        k.kernel("gemm", 30 + 50 * n, 50, device=0, correlation=n + 1) for n in range(3)
+    ]
+    path.write_text(json.dumps(document))
+    found = answer(path, beside)
+    assert found.operators["device_ns"].to_pylist() == [50 * US, 50 * US, 50 * US, 0]
+    # The launch, two kernels one behind the other, and the copy that waits for them.
+    assert found.bound_ns == (0 + 50 + 50 + 200) * US
+
+
+def test_operators_around_others_are_subgraphs(tmp_path):
+    path, beside = written(tmp_path)
+    document = json.loads(beside.read_text())
+    outer = node(20, "Linear", [], [])
+    outer["id"] = 99
+    for each in document["nodes"]:
+        each["ctrl_deps"] = 99
+    document["nodes"].append(outer)
+    beside.write_text(json.dumps(document))
+    (row,) = answer(path, beside).movable_subgraphs().to_pylist()
+    assert row == {"part_of": "Linear (20)", "earlier_ns": 0, "operators": 5}
+
+
+def test_schemas_say_what_is_written():
+    nodes = [
+        node(1, "a", [tensor(1)], [], "f(Tensor a, *, int[2] b=[0, 0], Tensor(x!) c) -> ()"),
+        node(2, "b_", [tensor(1)], []),
+        node(3, "c", [tensor(1), 1, tensor(2)], [], "f(Tensor a, int b, Tensor(x!) c) -> ()"),
+    ]
+    found = [execution_trace._operator(each) for each in nodes]
+    assert [sorted(each.writes) for each in found] == [[], [(1, "cpu")], [(2, "cpu")]]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"nodes": [{}]}', '{"nodes": 3}'])
+def test_what_is_no_execution_trace_is_an_error(tmp_path, text):
+    path = tmp_path / "torch_et_0.json"
+    path.write_text(text)
+    with pytest.raises(TraceFileError, match="no execution trace of PyTorch"):
+        execution_trace.read(path)
+
+
+def test_what_does_not_join_is_an_error(tmp_path):
+    path, beside = written(tmp_path)
+    beside.write_text(json.dumps({"nodes": [node(77, "other", [tensor(1)], [])]}))
+    with pytest.raises(
+        FastcommError, match="no operator of the execution trace is in the window"
+    ):
+        answer(path, beside)
+    beside.write_text(json.dumps({"nodes": [node(1, "aten::mm", [], [])]}))
+    with pytest.raises(FastcommError, match="has no tensors"):
+        answer(path, beside)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("trace", "beside", "by", "share"),
+    [
+        (
+            "gloo_4rank_et/kineto_trace_0.json.gz",
+            "gloo_4rank_et/torch_et_0.json.gz",
+            "ids",
+            0.97,
+        ),
+        (
+            "dlrm_8rank/worker0_step_12.1694128201545.pt.trace.json.gz",
+            "dlrm_8rank_et/dlrm_eg_0.json.gz",
+            "order",
+            0.97,
+        ),
+    ],
+)
+def test_real_execution_traces_join(kineto, trace, beside, by, share):
+    found = answer(kineto / trace, kineto / beside)
+    assert by in found.joined_by
+    assert found.known / found.traced > share
+    assert 0 < found.bound_ns < found.span_ns
+    assert found.operators.num_rows > 400
+
+
+def test_the_command(tmp_path):
+    path, beside = written(tmp_path)
+    words = ["critical-path", str(path), "--annotation", "", "--deps", "data"]
+    text = CliRunner().invoke(main, words, catch_exceptions=False).stdout
+    assert "7 of the window's 7 operators are among the 7 of the execution trace" in text
+    assert "60.00 us; 33.00 us with unlimited threads and streams" in text
+    out = tmp_path / "out"
+    done = CliRunner().invoke(main, [*words, "--json", "--output", str(out)])
+    assert json.loads(done.stdout)["data"]["bound_ns"] == 33 * US
+    assert (out / "operators.parquet").exists()
+    packed = tmp_path / "other.json.gz"
+    packed.write_bytes(gzip.compress(beside.read_bytes()))
+    beside.unlink()
+    refused = CliRunner().invoke(main, words)
+    assert "--deps data: no torch_et_0.json and no pytorch_et_0.json beside" in refused.stderr
+    done = CliRunner().invoke(main, [*words, "--execution-trace", str(packed)])
+    assert done.exit_code == 0
