@@ -57,7 +57,7 @@ class DataDependencies:
         return self.known / self.asked if self.asked else None
 
     def movable(self, count: int = 10) -> pa.Table:
-        """The operators on the path that could start by the most earlier, with what they read."""
+        """The operators on the path, those first that could start earliest."""
         table = self._readers()
         order = [("earlier_ns", "descending"), ("event", "ascending")]
         return table.sort_by(order).slice(0, count)

@@ -1,7 +1,8 @@
 """PyTorch's host execution traces: operators, and the storages that they read and write.
 
 Two schemas: 1.1 (`inputs.values`, `attrs`, `ctrl_deps`) and 1.0 (`inputs`, `rf_id`, `parent`).
-A tensor is ``[id, storage id, offset, elements, element size, device]``; views share the storage.
+A tensor is ``[id, storage id, offset, elements, element size, device]``; views share its
+storage.
 """
 
 import re
