@@ -77,8 +77,10 @@ def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any)
     """
     from fastcomm.cli.windows import opened_whole, wanted_window
     from fastcomm.critical_path.analysis import analyse
+    from fastcomm.engine import warm
     from fastcomm.errors import FastcommError
 
+    warm.compile_critical_path()
     found_run = opened_whole(paths, words)
     if words["all_ranks"]:
         _join(found_run, words, as_json, output)

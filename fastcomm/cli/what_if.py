@@ -65,9 +65,11 @@ def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any)
     from fastcomm.cli.windows import opened_whole, wanted_window
     from fastcomm.critical_path.analysis import analyse
     from fastcomm.critical_path.what_if import Replay, sweep
+    from fastcomm.engine import warm
     from fastcomm.report import what_if as report
 
     edits, sweeps = _edits(words)
+    warm.compile_critical_path()
     found_run = opened_whole(paths, words)
     window, loads = wanted_window(words), words["data_load_events"]
     if words["all_ranks"]:

@@ -4,7 +4,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from fastcomm.graph.graph import EDGE_KINDS
 
@@ -55,28 +57,47 @@ def short_name(name: str) -> str:
     return "".join(kept).rpartition(" ")[2]
 
 
+def short_names(names: pa.ChunkedArray) -> pa.Array:
+    """The same for a column, each name once."""
+    encoded = names.combine_chunks().dictionary_encode()
+    short = pa.array([short_name(name) for name in encoded.dictionary.to_pylist()], pa.string())
+    return short.take(encoded.indices)
+
+
 def classes(
     rules: Rules,
-    kinds: Sequence[int],
+    kinds: NDArray[np.int8],
     owners: pa.Table,
     targets: pa.Table,
     loads: Sequence[str],
-) -> list[str]:
+) -> pa.Array:
     """The class of each edge, from its kind, its owner and the event that it leads to."""
     of_owner = _hta_owner if rules == "hta" else _owner
-    known: dict[tuple[object, ...], str] = {}
-    found = []
-    facts = [owners[name].to_pylist() for name in ("name", "kind", "stream", "is_device", "op")]
-    to_device = targets["is_device"].to_pylist()
-    for kind, on_device, *fact in zip(kinds, to_device, *facts, strict=True):
-        key = (kind, on_device, *fact)
-        if key not in known:
-            said = _hta_edge if rules == "hta" else _edge
-            known[key] = said(EDGE_KINDS[kind], bool(on_device), fact, of_owner, loads)
-        found.append(known[key])
-    return found
+    said = _hta_edge if rules == "hta" else _edge
+    facts = [owners[name].combine_chunks() for name in _FACTS]
+    to_device = targets["is_device"].combine_chunks()
+    # Equal edges are asked about once.
+    key = kinds.astype(np.int64)
+    for column in (to_device, *facts):
+        encoded = column.dictionary_encode()
+        code = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
+        key = key * (len(encoded.dictionary) + 1) + code
+        key = np.unique(key, return_inverse=True)[1]
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    found = [
+        said(
+            EDGE_KINDS[kinds[k]],
+            bool(to_device[k].as_py()),
+            [column[k].as_py() for column in facts],
+            of_owner,
+            loads,
+        )
+        for k in first.tolist()
+    ]
+    return pa.array(found, pa.string()).take(pa.array(number))
 
 
+_FACTS = ("name", "kind", "stream", "is_device", "op")
 Fact = Sequence[object]
 OfOwner = Callable[[Fact, Sequence[str]], str]
 

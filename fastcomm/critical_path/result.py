@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm.critical_path.classes import TYPES, Rules, classes, short_name
+from fastcomm.critical_path.classes import TYPES, Rules, classes, short_names
 from fastcomm.critical_path.events import Events
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
@@ -169,17 +169,15 @@ class CriticalPath:
     @cached_property
     def _breakdown(self) -> pa.Table:
         graph, edges = self.graph, self.found.edges
-        kinds = graph.kind[edges].tolist()
+        kinds = graph.kind[edges]
         owners = self.events.describe(graph.owner[edges])
         targets = self.events.describe(graph.event[graph.target[edges]])
         bound = classes(self.about.rules, kinds, owners, targets, self.about.data_load)
-        names = owners["name"].to_pylist()
-        known = {name: None if name is None else short_name(name) for name in set(names)}
         slack = self.slack
         return pa.table(
             {
-                "type": [TYPES[EDGE_KINDS[kind]] for kind in kinds],
-                "bound_by": pa.array(bound, pa.string()),
+                "type": pa.array([TYPES[kind] for kind in EDGE_KINDS]).take(pa.array(kinds)),
+                "bound_by": bound,
                 "start_ns": graph.time[graph.source[edges]],
                 "stop_ns": graph.time[graph.target[edges]],
                 "duration_ns": graph.weight[edges],
@@ -188,7 +186,7 @@ class CriticalPath:
                 else pa.array(slack, mask=slack < 0),
                 "event": owners["id"],
                 "name": owners["name"],
-                "short_name": pa.array([known[name] for name in names], pa.string()),
+                "short_name": short_names(owners["name"]),
                 **{key: owners[key] for key in ("kind", "process", "thread", "stream")},
                 **{key: owners[key] for key in ("op", "tag")},
                 "to_event": targets["id"],

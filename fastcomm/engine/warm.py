@@ -29,6 +29,26 @@ def compile_kernels() -> None:
     _jit.mark_compiled()
 
 
+def compile_critical_path() -> None:
+    """The same for all that the critical path and a what-if need besides."""
+    if _jit.is_compiled("critical-path"):
+        return
+    # Not for those who measure: loading it takes time.
+    from fastcomm.critical_path.analysis import analyse
+    from fastcomm.critical_path.what_if import Replay
+    from fastcomm.critical_path.window import Wanted
+
+    sys.stderr.write("fastcomm: compiling its kernels for this machine (the first run only)\n")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rank0.json"
+        path.write_text(_TRACE)
+        trace = kineto.read(path, ReadOptions(whole=True))
+        everything = Wanted(annotation="")
+        analyse(trace, everything, rules="hta").summary()
+        Replay(analyse(trace, everything)).run([])
+    _jit.mark_compiled("critical-path")
+
+
 def run_kernels() -> None:
     """Run every kernel of the way once."""
     with tempfile.TemporaryDirectory() as folder:
