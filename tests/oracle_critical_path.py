@@ -338,8 +338,9 @@ class Graph:
             and (before is None or time(before) < launch.ts)
             and (waited is None or time(waited) < launch.ts)
         ):
-            self.add(self.start[row.ic], start, LAUNCH)
             launched = True
+            if row.ic in self.start:
+                self.add(self.start[row.ic], start, LAUNCH)
         elif (
             before is not None
             and time(start) - time(before) < 1500

@@ -425,14 +425,38 @@ def test_a_launch_without_a_correlation_has_no_work(path_of):
 
 
 def test_a_cycle_is_no_path_by_the_rules_of_hta(path_of):
-    # A kernel that starts before the end of the one before it, which waits for it.
-    events = [
-        call("cudaLaunchKernel", 0, 2, 1),
-        work("a", 10, 10, 1, stream=7),
-        call("cudaLaunchKernel", 3, 20, 2),
-        work("b", 4, 2, 2, stream=7),
-        call("cudaLaunchKernel", 3, 2, 2),
+    # One call ends as the other starts, and the later one stands first in the file.
+    events = [call("cudaLaunchKernel", 1, 1, 1), call("cudaLaunchKernel", 0, 1, 2)]
+    found = path_of(*events, rules="hta")
+    assert found.path is None
+    assert not found.critical_path()
+    assert found.get_critical_path_breakdown() is None
+    assert found.critical_path_nodes == []
+    with pytest.raises(FastcommError, match="has no critical path"):
+        _ = found.breakdown
+    assert path_of(*events).length_ns == 2 * US
+
+
+def test_look_ups_by_event_and_edge(path_of):
+    found = path_of(op("a", 0, 20), call("cudaLaunchKernel", 5, 5, 1), work("gemm", 30, 6, 1))
+    assert found.get_nodes_for_event(0) == (0, 3)
+    assert found.get_nodes_for_event(9) == (None, None)
+    edges = {edge[:2]: edge for edge in found.edges(range(5))}
+    assert found.get_events_for_edge(edges[0, 1]) == (0, 1)
+    assert found.get_event_attribution_for_edge(edges[0, 1]) == 0
+    assert found.get_event_attribution_for_edge(edges[1, 2]) == 1
+    assert found.get_event_attribution_for_edge(edges[0, 1]._replace(begin=2)) is None
+    assert [edge[:2] for edge in found.get_edges_attributed_to_event(0)] == [(0, 1), (2, 3)]
+    assert found.critical_path_edges_set <= set(edges.values())
+    assert found.top("event", 1).to_pylist() == [
+        {"event": 2, "name": "gemm", "kind": "kernel", "self_ns": 6 * US, "edges": 1}
     ]
-    found = path_of(*events, rules="corrected")
-    assert found.critical_path()
-    assert path_of(*events, rules="hta").critical_path() in (True, False)
+
+
+def test_the_graph_goes_to_networkx(path_of):
+    pytest.importorskip("networkx")
+    found = path_of(op("a", 0, 20), call("cudaLaunchKernel", 5, 5, 1), work("gemm", 30, 5, 1))
+    graph = found.to_networkx()
+    assert graph.number_of_nodes() == 6
+    assert graph.edges[0, 1]["weight"] == 5 * US
+    assert graph.edges[0, 1]["object"].type == "critical_path_operator"

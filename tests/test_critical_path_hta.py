@@ -119,10 +119,30 @@ def synchronized():
         row("cuda_runtime", "cudaLaunchKernel", lane, (58, 2), correlation=10),
         row("kernel", "later", (8, 0), (2000, 5), stream=8, correlation=10),
     ]
-    return {"traceEvents": rows}
+    mark = {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": 0}
+    return {"traceEvents": [mark, *rows]}
+
+
+def without_nodes():
+    """The same, but that the calls are none, and what waits is no waiting row."""
+    document = synchronized()
+    rows = document["traceEvents"][1:]
+    for each in rows:
+        if each["cat"] == "cuda_runtime" and each["name"] != "cudaEventRecord":
+            each["cat"] = "python_function"
+    rows.append(row("overhead", "Event Sync", (1, 100), (70, 5), correlation=4))
+    # A stream that nothing has run on, and a device that is waited for before all work.
+    for n, name in enumerate(("Stream Sync", "Context Sync")):
+        args = {"stream": 40, "correlation": 20 + n}
+        rows.append(row("cuda_runtime", "cudaDeviceSynchronize", (2, 100), (1, 2), **args))
+        del rows[-1]["args"]["stream"]
+        rows.append(row("cuda_sync", name, (40, 0), (1, 1), **args))
+    return document | {"traceEvents": [document["traceEvents"][0], *rows]}
 
 
 @example(synchronized(), "", True)
+@example(without_nodes(), "", True)
+@example(without_nodes(), "", False)
 @example(synchronized(), "", False)
 @given(documents(), st.sampled_from(["", "ProfilerStep", "aten"]), st.booleans())
 def test_any_trace_gives_the_graph_of_the_definition(folder, document, annotation, zero):

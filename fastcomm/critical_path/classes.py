@@ -28,6 +28,9 @@ CLASSES = (
     "unexplained",  # nothing in the trace says what was waited for
 )
 
+# What an event does itself; the rest is between events.
+OWN = tuple(name for name in CLASSES if name.endswith("_bound") or name == "data_loading")
+
 TYPES = {
     "operator": "critical_path_operator",
     "dependency": "critical_path_dependency",

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm.critical_path.classes import TYPES, Rules, classes, short_names
+from fastcomm.critical_path.classes import OWN, TYPES, Rules, classes, short_names
 from fastcomm.critical_path.events import Events
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
@@ -215,7 +215,9 @@ class CriticalPath:
 
     def top(self, by: str = "event", count: int = 10) -> pa.Table:
         """The events, or with `by="name"` the names, that take most of the path themselves."""
-        table = self.breakdown.filter(pc.is_valid(self.breakdown["event"]))
+        whose, what = self.breakdown["event"], self.breakdown["bound_by"]
+        own = pc.and_(pc.is_valid(whose), pc.is_in(what, value_set=pa.array(OWN)))
+        table = self.breakdown.filter(own)
         keys = ["event", "name", "kind"] if by == "event" else ["name", "kind"]
         sums = table.group_by(keys).aggregate(
             [("duration_ns", "sum"), ("duration_ns", "count")]
