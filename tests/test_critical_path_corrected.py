@@ -460,3 +460,44 @@ def test_the_graph_goes_to_networkx(path_of):
     assert graph.number_of_nodes() == 6
     assert graph.edges[0, 1]["weight"] == 5 * US
     assert graph.edges[0, 1]["object"].type == "critical_path_operator"
+
+
+def test_a_stream_is_found_on_the_device_that_has_work_on_it(path_of):
+    events = [
+        call("cudaLaunchKernel", 0, 2, 1),
+        work("a", 5, 20, 1, stream=7, device=1),
+        call("cudaStreamSynchronize", 8, 20, 3),
+        sync("Stream Sync", 9, 18, 3, stream=7),
+    ]
+    assert path_of(*events).graph.counts()["sync"] == 1
+    both = [call("cudaLaunchKernel", 3, 2, 2), work("b", 6, 5, 2, stream=7, device=2)]
+    assert path_of(*events, *both).graph.counts()["sync"] == 0
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_work_far_behind_its_launch_waits_for_another_stream(path_of, says):
+    events = [
+        call("cudaLaunchKernel", 0, 2, 1),
+        call("cudaLaunchKernel", 3, 2, 2),
+        work("a", 5, 60, 1, stream=7),
+        work("b", 66, 10, 2, stream=8),
+    ]
+    if says:
+        events += [call("cudaDeviceSynchronize", 70, 12, 9), sync("Context Sync", 70, 8, 9)]
+    found = path_of(*events)
+    assert found.graph.counts()["inferred"] == (not says)
+    assert found.summary_ns()["gpu_compute_bound"] == (10 if says else 70) * US
+    soon = path_of(*events[:2], work("a", 5, 15, 1, stream=7), work("b", 21, 10, 2, stream=8))
+    assert soon.graph.counts()["inferred"] == 0
+
+
+def test_waits_without_their_records_are_guessed(path_of):
+    events = [
+        call("cudaLaunchKernel", 0, 2, 1),
+        call("cudaStreamWaitEvent", 2, 1, 5),
+        sync("Stream Wait Event", 2, 1, 5, stream=8),
+        call("cudaLaunchKernel", 3, 2, 2),
+        work("a", 5, 60, 1, stream=7),
+        work("b", 66, 10, 2, stream=8),
+    ]
+    assert path_of(*events).graph.counts()["inferred"] == 1
