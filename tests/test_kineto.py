@@ -332,6 +332,6 @@ def test_a_whole_reading_knows_the_place_of_every_event(tmp_path):
     trace = kineto.read(path, ReadOptions(whole=True))
     assert trace.args is not None
     assert trace.args["position"].to_pylist() == [3, 1]
-    assert trace.args["stream"].to_pylist() == [None, 7]
+    assert trace.args["on_stream"].to_pylist() == [None, 7]
     assert trace.meta.base == 7_000
     assert kineto.read(path, ReadOptions()).args is None

@@ -6,10 +6,11 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path.rows import ints
+from fastcomm.critical_path.rows import ints, lane_streams
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.graph import Column, Numbers
+from fastcomm_kernels.json_numbers import NULL
 
 # What is told of an event.
 EVENT = pa.schema(
@@ -79,9 +80,10 @@ class TraceEvents:
 
     def _stream(self, rows: Numbers) -> pa.Array:
         args = self.trace.args
-        if args is None or "stream" not in args.column_names:
-            return pa.nulls(len(rows), pa.int64())
-        return args["stream"].take(pa.array(rows, mask=rows < 0))
+        if args is None or "on_stream" not in args.column_names:
+            stream = np.append(lane_streams(self.trace), NULL)[rows]
+            return pa.array(stream, mask=stream == NULL)
+        return args["on_stream"].take(pa.array(rows, mask=rows < 0))
 
     def _communication(self, rows: Numbers) -> tuple[pa.Array, pa.Array]:
         """The operation and the tag of each row; null where it does not communicate."""

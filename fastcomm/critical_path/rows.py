@@ -63,7 +63,7 @@ class Rows:
             name=name.indices.to_numpy(),
             lane=events["lane"].to_numpy(),
             correlation=ints(events["correlation"]),
-            stream=arg("stream") if "stream" in present else _lane_streams(trace),
+            stream=arg("on_stream") if "on_stream" in present else lane_streams(trace),
             wait_stream=arg("wait_stream"),
             wait_record=arg("wait_correlation"),
             names=name.dictionary,
@@ -126,7 +126,7 @@ def ints(column: pa.ChunkedArray) -> Column:
     return found
 
 
-def _lane_streams(trace: Trace) -> Column:
+def lane_streams(trace: Trace) -> Column:
     """The stream of each event, by its lane."""
     streams = [
         int(thread) if device and thread.lstrip("-").isdecimal() else NULL

@@ -45,6 +45,7 @@ _KEEP = {
 # The args of `schema.ARGS`, by their names in a trace.
 ARG_NAMES = {
     "External id": "external_id",
+    "stream": "on_stream",
     "bytes": "bytes",
     "wait_on_stream": "wait_stream",
     "wait_on_cuda_event_record_corr_id": "wait_correlation",

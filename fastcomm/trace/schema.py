@@ -62,7 +62,7 @@ EVENTS = pa.schema(
 ARGS = pa.schema(
     [
         pa.field("position", pa.int64()),  # of the event in its file, from 0
-        pa.field("stream", pa.int64()),  # that the event names; a lane's thread may differ
+        pa.field("on_stream", pa.int64()),  # that the event names; a lane's thread may differ
         pa.field("bytes", pa.int64()),  # that a copy moves
         pa.field("external_id", pa.int64()),  # joins an operator and what it launched
         pa.field("sequence", pa.int64()),  # joins an operator and its backward pass
