@@ -124,6 +124,8 @@ def test_a_cut_trace_has_no_overlay(tmp_path):
         (text[: text.rindex(b"]")] + b" 7", "traceEvents does not end"),
         (text[: text.rindex(b"]")] + b', {"ph": "i"', "traceEvents does not end"),
         (text[: text.rindex(b'"b"')], "no whole events"),
+        (text[:20], "no JSON trace whose events are where they were read"),
+        (b" " + text, "no JSON trace whose events are where they were read"),
     ):
         path.write_bytes(broken)
         with pytest.raises(FastcommError, match=said):

@@ -17,6 +17,7 @@ import numpy as np
 
 from fastcomm.critical_path.classes import TYPES
 from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path.rows import ints
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
 from fastcomm.readers.blocks import blocks
@@ -114,10 +115,16 @@ def _pieces(
     text: bytearray, trace: Trace, found: CriticalPath, drawing: Drawing
 ) -> Iterator[bytes | memoryview]:
     """The overlay's text, in order."""
-    offset = trace.events["offset"].to_numpy()
+    offset = ints(trace.events["offset"])
     order = np.argsort(offset)
     begin = offset[order]
     array = np.frombuffer(text, np.uint8)
+    inside = (begin >= 0) & (begin < len(text) - PADDING)
+    if not inside.all() or (array[begin] != ord("{")).any():
+        raise TraceFileError(
+            f"{trace.meta.path}: no JSON trace whose events are where they were read; an overlay "
+            "needs the trace itself, unchanged"
+        )
     end, behind = json_slices.slices(array, begin)
     if not len(begin) or (end < 0).any():
         raise TraceFileError(f"{trace.meta.path}: no whole events to mark")
