@@ -1,6 +1,7 @@
 """Overlays and saved graphs."""
 
 import gzip
+import io
 import json
 import zipfile
 from collections import Counter
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import golden_critical_path as golden
 import kineto_text as k
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fastcomm.critical_path.analysis import analyse, critical_path_analysis
@@ -15,6 +18,9 @@ from fastcomm.critical_path.overlay import Drawing, overlay_critical_path_analys
 from fastcomm.critical_path.saved import restore_cpgraph
 from fastcomm.critical_path.window import Wanted
 from fastcomm.errors import FastcommError
+from fastcomm.readers import kineto
+from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 
 ADD = golden.FOLDER / "simple_add.json.gz"
 FORWARD = "[param|pytorch.model.alex_net|0|0|0|measure|forward]"
@@ -92,7 +98,6 @@ def test_edges_of_one_type_can_be_drawn_alone(tmp_path):
 @real
 @pytest.mark.compiled
 def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
-    from fastcomm.readers.runs import OpenOptions, open_run
 
     run = open_run(
         golden.DATA / "kineto/nccl_2rank_rank0.json.gz", options=OpenOptions(whole=True)
@@ -110,13 +115,15 @@ def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
         assert any(a - 1 <= at <= b + 1 for a, b in lanes[event["pid"], event["tid"]])
 
 
+def read_whole(path):
+    return kineto.read(path, ReadOptions(whole=True))
+
+
 def test_a_cut_trace_has_no_overlay(tmp_path):
-    from fastcomm.readers.assembly import ReadOptions
-    from fastcomm.readers.kineto import read
 
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
     path = k.write(tmp_path / "rank0.json", events)
-    trace = read(path, ReadOptions(whole=True))
+    trace = read_whole(path)
     found = analyse(trace, Wanted(annotation=""))
     text = path.read_bytes()
     for broken, said in (
@@ -134,13 +141,11 @@ def test_a_cut_trace_has_no_overlay(tmp_path):
 
 
 def test_events_that_are_none_of_work_stay(tmp_path):
-    from fastcomm.readers.assembly import ReadOptions
-    from fastcomm.readers.kineto import read
 
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid="x"), {"ph": "i", "name": "b", "ts": 1}]
     events[0].pop("args")
     path = k.write(tmp_path / "rank0.json", events)
-    trace = read(path, ReadOptions(whole=True))
+    trace = read_whole(path)
     found = analyse(trace, Wanted(annotation=""))
     write(trace, found, tmp_path / "overlay.json", Drawing(all_edges=True, only_critical=False))
     first, second, *flows_of = json.loads((tmp_path / "overlay.json").read_text())[
@@ -170,7 +175,6 @@ def test_an_overlay_never_overwrites_its_trace(tmp_path):
 @pytest.mark.compiled
 @pytest.mark.parametrize("rules", ["hta", "corrected"])
 def test_a_saved_graph_comes_back(tmp_path, rules):
-    from fastcomm.readers.runs import OpenOptions, open_run
 
     run = open_run(ADD, options=OpenOptions(whole=True))
     found = analyse(run.read(0), Wanted(annotation=FORWARD, instance=1), rules=rules)
@@ -217,6 +221,37 @@ def test_a_hostile_zip_is_refused(tmp_path, change, said):
     path = found.save(str(tmp_path / "graph"))
     with zipfile.ZipFile(path, "a") as archive:
         change(archive)
+    with pytest.raises(FastcommError, match=said):
+        restore_cpgraph(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value", "said"),
+    [
+        ("edges", "source", 1 << 30, "a source is not within"),
+        ("edges", "source", 3, "edges are not in order, or lead back"),
+        ("edges", "kind", 100, "a kind is not within"),
+        ("nodes", "event", -1, "a event is not within"),
+        ("path", "edge", 1 << 20, "the path names edges that are not there"),
+    ],
+)
+def test_numbers_that_lead_nowhere_are_refused(tmp_path, name, column, value, said):
+    events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
+    found = analyse(read_whole(k.write(tmp_path / "rank0.json", events)), Wanted(annotation=""))
+    path = Path(found.save(str(tmp_path / "graph")))
+    assert restore_cpgraph(path).critical_path()
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    table = pq.read_table(io.BytesIO(members[f"{name}.parquet"]))
+    values = [value, *table[column].to_pylist()[1:]]
+    changed = pa.array(values, table[column].type)
+    table = table.set_column(table.column_names.index(column), table.field(column), changed)
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer)
+    members[f"{name}.parquet"] = buffer.getvalue()
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, content in members.items():
+            archive.writestr(member, content)
     with pytest.raises(FastcommError, match=said):
         restore_cpgraph(path)
 

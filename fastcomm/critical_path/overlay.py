@@ -122,8 +122,8 @@ def _pieces(
     inside = (begin >= 0) & (begin < len(text) - PADDING)
     if not inside.all() or (array[begin] != ord("{")).any():
         raise TraceFileError(
-            f"{trace.meta.path}: no JSON trace whose events are where they were read; an overlay "
-            "needs the trace itself, unchanged"
+            f"{trace.meta.path}: no JSON trace whose events are where they were read; an "
+            "overlay needs the trace itself, unchanged"
         )
     end, behind = json_slices.slices(array, begin)
     if not len(begin) or (end < 0).any():

@@ -155,6 +155,9 @@ def _restored(archive: zipfile.ZipFile, path: Path) -> CriticalPath:
     )
     _check(graph, events.num_rows, path)
     about = _about(manifest["about"])
+    forward = (graph.source < graph.target).all() and (np.diff(graph.target) >= 0).all()
+    if about.rules == "corrected" and not forward:
+        raise FastcommError(f"{path}: edges are not in order, or lead back")
     found = CriticalPath(graph, SavedEvents(events), about, nodes["on_device"].to_numpy())
     if "path.parquet" in names:
         found.path, found.slack = _path(_table(archive, "path", path), graph, manifest["last"])
