@@ -102,9 +102,19 @@ def test_a_faster_straggler_is_a_faster_step_until_another_rank_is_last(tmp_path
 
 
 def test_clocks_are_aligned_first(tmp_path):
-    found = join_ranks(opened(tmp_path, rank_events(60), rank_events(100, ahead=3000)), WHOLE)
+    both = []
+    for compute, ahead in ((60, 0), (100, 3000)):
+        rows = rank_events(compute, ahead)
+        # Three collectives at least have to agree.
+        for n in range(3):
+            at = ahead + 200 + 50 * n
+            group = {**PAIR, "Group_size": 2}
+            args = {"device": 0, "correlation": 10 + n, "Seq": 5 + n, **group}
+            rows += [k.launch(at - 5, 10 + n), k.all_reduce(at, 10, 7, **args)]
+        both.append(rows)
+    found = join_ranks(opened(tmp_path, *both), WHOLE)
     assert found.offsets == {0: 0, 1: 3000 * US}
-    assert found.path.length_ns == 125 * US
+    assert found.path.length_ns == 310 * US
     assert found.by_rank().to_pylist()[0]["wait_ns"] == 40 * US
 
 

@@ -1,4 +1,4 @@
-"""Which communication of one rank is which of another: instances, and clocks that agree.
+"""Which communication of one rank is which of another.
 
 An instance is one operation of one group. It is known by its sequence number where every event
 of that group and operation has one, else by its place among them.
@@ -7,8 +7,6 @@ of that group and operation has one, else by its place among them.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from fastcomm.trace.schema import OP, OPS, TAGS
 from fastcomm.trace.trace import Trace
@@ -124,28 +122,3 @@ def _numbered(table: Sequence[Mapping[str, int | None]]) -> dict[tuple[object, o
         key: None not in numbers and len(set(numbers)) == len(numbers)
         for key, numbers in seen.items()
     }
-
-
-def offsets(found: Sequence[Instance], ranks: Sequence[int]) -> dict[int, int]:
-    """What each rank's clock is ahead of the first rank's: the ends of an instance coincide.
-
-    The median over the instances that a rank shares with one that is known; 0 where it shares
-    none, which is as if the clocks agreed.
-    """
-    between: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for each in found:
-        for a in each.members:
-            for b in each.members:
-                between[a.rank, b.rank].append(b.stop - a.stop)
-    known: dict[int, int] = {}
-    for first in ranks:
-        if first in known:
-            continue
-        known[first] = 0
-        front = [first]
-        for rank in front:
-            for other in ranks:
-                if other not in known and (rank, other) in between:
-                    known[other] = known[rank] + int(np.median(between[rank, other]))
-                    front.append(other)
-    return known

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.collectives import Instance, instances, mismatched, offsets
+from fastcomm.critical_path.collectives import Instance, instances, mismatched
 from fastcomm.critical_path.events import EVENT, Events
 from fastcomm.critical_path.result import About, CriticalPath
 from fastcomm.critical_path.window import Wanted, Window
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KIND, Graph
+from fastcomm.trace import clocks
 from fastcomm.trace.run import Run
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import graph as graphs
@@ -199,8 +200,15 @@ def joined(
             f"{', '.join(map(str, traces))}: no communication of one group is on two of these "
             "ranks; wanted process groups on the events"
         )
-    ahead = offsets(same, list(traces))
+    ahead = _clocks(traces)
     return _Joiner(found, same, ahead).result(len(every) - len(same))
+
+
+def _clocks(traces: Mapping[int, Trace]) -> dict[int, int]:
+    """What each rank's clock is ahead of its reference, where that is beyond doubt; else 0."""
+    ends = pa.concat_tables([clocks.ends(trace) for trace in traces.values()])
+    found = {each.rank: each for each in clocks.clock_offsets(ends) if each.applies}
+    return {rank: found[rank].offset_ns if rank in found else 0 for rank in traces}
 
 
 class _Joiner:
