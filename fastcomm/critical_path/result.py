@@ -211,7 +211,7 @@ class CriticalPath:
         """How long the communication of each parallelism is on the path."""
         table = self.breakdown
         is_comm = pc.equal(table["bound_by"], "gpu_communication_bound")
-        return _sums(table.filter(is_comm), "tag")
+        return _sums(table.filter(pc.and_(is_comm, pc.is_valid(table["tag"]))), "tag")
 
     def top(self, by: str = "event", count: int = 10) -> pa.Table:
         """The events, or with `by="name"` the names, that take most of the path themselves."""
