@@ -15,7 +15,8 @@ from rich.table import Table
 
 from fastcomm.critical_path.data import DataDependencies
 from fastcomm.critical_path.document import document, joined_document
-from fastcomm.critical_path.ranks import Joined, RunEvents
+from fastcomm.critical_path.joining import RunEvents
+from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.errors import FastcommError
 from fastcomm.units import format_ns
