@@ -9,7 +9,7 @@ from critical_path_traces import documents
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.analysis import analyse, critical_path_analysis
 from fastcomm.critical_path.window import Wanted, WindowError
 from fastcomm.errors import FastcommError
 from fastcomm.readers import kineto
@@ -435,6 +435,29 @@ def test_a_cycle_is_no_path_by_the_rules_of_hta(path_of):
     with pytest.raises(FastcommError, match="has no critical path"):
         _ = found.breakdown
     assert path_of(*events).length_ns == 2 * US
+
+
+def test_the_last_profiled_step_is_left_out_by_the_rules_of_hta(tmp_path):
+    events = [k.mark("ProfilerStep#1", 0, 10), op("a", 1, 5)]
+    events += [k.mark("ProfilerStep#2", 10, 10), op("b", 11, 5)]
+    path = k.write(tmp_path / "rank0.json", events)
+    found, _ = critical_path_analysis(path, 0, "")
+    assert found.about.clipped == 2
+    assert found.about.notes[0] == "the last profiled step is left out, as HTA does"
+    found, _ = critical_path_analysis(path, 0, "", include_last_profiler_step=True)
+    assert found.about.clipped == 4
+    assert critical_path_analysis(path, 0, "nothing") is None
+    assert critical_path_analysis(path, 0, "", (1, 2, 3)) is not None
+    assert critical_path_analysis(path, 0, "Step", (1, 2, 3)) is None
+    with pytest.raises(WindowError, match="no instance 7"):
+        critical_path_analysis(path, 0, "Step", 7)
+
+
+def test_negative_weights_are_refused_on_request(path_of):
+    found = path_of(op("A", 10, 50), op("B", 40, 50), call("x", 70, 5), rules="hta")
+    assert found.critical_path()
+    assert not found.critical_path(strict=True)
+    assert path_of(op("A", 10, 50), rules="hta").critical_path(strict=True)
 
 
 def test_look_ups_by_event_and_edge(path_of):

@@ -27,11 +27,13 @@ def critical_path_analysis(
     data_load_events: Sequence[str] | None = None,
     *,
     zero_weight_launches: bool = False,
+    include_last_profiler_step: bool = False,
 ) -> tuple[CriticalPath, bool] | None:
     """The critical path as HolisticTraceAnalysis finds it, and whether it found one.
 
-    `run` is a path, or a run opened with `OpenOptions(whole=True)`. None, and a message in the
-    log, where no name contains the annotation or the instance is no instance.
+    It leaves the last profiled step out, unless `include_last_profiler_step`. `run` is a path,
+    or a run opened with `OpenOptions(whole=True)`. None, and a message in the log, where no name
+    contains the annotation or the instance is no instance.
     """
     if not isinstance(run, Run):
         run = open_run(run, options=OpenOptions(whole=True))
@@ -42,6 +44,7 @@ def critical_path_analysis(
             Wanted(annotation=annotation, instance=instance_id),
             data_load_events or (),
             zero_weight_launches=zero_weight_launches,
+            keep_last=include_last_profiler_step,
         )
     except WindowError as error:
         if "no instance" in str(error):
@@ -97,9 +100,10 @@ def by_hta(
     data_load: Sequence[str] = (),
     *,
     zero_weight_launches: bool = False,
+    keep_last: bool = False,
 ) -> CriticalPath:
     """The same by the rules of HTA; an iteration is the annotation ``ProfilerStep#N``."""
-    linked = hta_window.linked(trace)
+    linked = hta_window.linked(trace, keep_last=keep_last)
     annotation, exact = wanted.annotation, wanted.exact
     if annotation is None:
         exact = wanted.iteration is not None

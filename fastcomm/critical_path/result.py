@@ -60,13 +60,20 @@ class CriticalPath:
         self.path: Path | None = None
         self.slack: Column | None = None  # by edge of the path; -1: nothing else was near
 
-    def critical_path(self) -> bool:
-        """Search the path, again after an edit; False where the graph has no valid one."""
+    def critical_path(self, *, strict: bool = False) -> bool:
+        """Search the path, again after an edit; False where the graph has no valid one.
+
+        By the rules of HTA a negative weight counts as 0 in the search. With `strict`, one of
+        -1 us stays as it is, and what is below makes the graph invalid.
+        """
         self.__dict__.pop("_breakdown", None)
         if self.about.rules == "hta":
             weight = self.graph.weight
             searched = np.where(weight <= _SEARCHED_FROM_NS, 0, weight)
-            self.path = longest_path(self.graph, searched) if self._is_valid() else None
+            refused = strict and bool((weight < _SEARCHED_FROM_NS).any())
+            is_valid = self._is_valid() and not refused
+            searched = weight if strict else searched
+            self.path = longest_path(self.graph, searched) if is_valid else None
         elif len(self.graph.event):
             edges, self.slack = binding.binding(
                 len(self.graph.event) - 1,
