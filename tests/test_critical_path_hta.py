@@ -131,6 +131,10 @@ def without_nodes():
         if each["cat"] == "cuda_runtime" and each["name"] != "cudaEventRecord":
             each["cat"] = "python_function"
     rows.append(row("overhead", "Event Sync", (1, 100), (70, 5), correlation=4))
+    rows += [
+        row("cuda_runtime", "cudaStreamWaitEvent", (1, 100), (49, 2), correlation=30),
+        row("cuda_sync", "Stream Wait Event", (7, 0), (50, 1), stream=7, correlation=30),
+    ]
     # A stream that nothing has run on, and a device that is waited for before all work.
     for n, name in enumerate(("Stream Sync", "Context Sync")):
         args = {"stream": 40, "correlation": 20 + n}

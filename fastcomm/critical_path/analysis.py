@@ -32,8 +32,8 @@ def critical_path_analysis(
     """The critical path as HolisticTraceAnalysis finds it, and whether it found one.
 
     It leaves the last profiled step out, unless `include_last_profiler_step`. `run` is a path,
-    or a run opened with `OpenOptions(whole=True)`. None, and a message in the log, where no name
-    contains the annotation or the instance is no instance.
+    or a run opened with `OpenOptions(whole=True)`. None, and a message in the log, where no
+    name contains the annotation or the instance is no instance.
     """
     if not isinstance(run, Run):
         run = open_run(run, options=OpenOptions(whole=True))
