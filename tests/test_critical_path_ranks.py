@@ -155,6 +155,7 @@ def test_missing_ranks_make_the_path_partial(tmp_path):
     assert "1 of 1 collectives lack ranks: the path is partial" in found.path.about.notes
 
 
+@pytest.mark.compiled
 def test_the_planted_straggler_holds_the_others_up(tmp_path):
     job = Job.of(ranks=8, steps=2)
     write(job, tmp_path)
