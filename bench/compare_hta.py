@@ -39,7 +39,7 @@ def python_with_hta():
     if not python.exists():
         venv.create(HTA, with_pip=True)
         # HTA 0.5 writes integers that pandas 3 refuses.
-        wanted = ["HolisticTraceAnalysis==0.5.0", "pandas<3", "setuptools<81"]
+        wanted = ["HolisticTraceAnalysis==0.5.0", "networkx", "pandas<3", "setuptools<81"]
         subprocess.run([python, "-m", "pip", "install", "-qqq", *wanted], check=True)
     return python
 
