@@ -70,6 +70,13 @@ class Traffic:
         return self.node_unique.shape[1]
 
     @cached_property
+    def leaving(self) -> NDArray[np.int32]:
+        """By GPU: its tokens that any other GPU needs."""
+        found = np.zeros(len(self.copies), np.int32)
+        dispatch.leaving(self.layer.src, self.layer.expert, self.layer.home, found)
+        return found
+
+    @cached_property
     def own_node(self) -> NDArray[np.bool_]:
         """Which pairs of GPUs lie in one node."""
         node = np.arange(len(self.copies)) // self.width

@@ -53,6 +53,17 @@ def distinct(src: Ids, expert: Ids, place: Place, out: Counts) -> None:
 
 
 @kernel
+def leaving(src: Ids, expert: Ids, home: Place, out: Counts) -> None:
+    """Add to `out` [GPU] how many of its tokens have an expert on another GPU."""
+    for i in range(len(src)):
+        s = src[i]
+        away = False
+        for k in range(expert.shape[1]):
+            away |= home[expert[i, k]] != s
+        out[s] += np.int32(away)
+
+
+@kernel
 def repair(expert: Ids, experts: int, drawn: NDArray[np.int64]) -> int:
     """Replace repeated experts in each row by those `drawn`; return how many that took.
 
