@@ -40,19 +40,33 @@ def routed(first: int, key: np.uint64, threshold: Words, alias: Ids, uniform: bo
     for i in range(len(out)):
         state = mixed(key + np.uint64(first + i) * _STEP)
         row = out[i]
+        repeats = 0
+        for k in range(len(row)):
+            state += _STEP
+            word = mixed(state)
+            column = np.int64(((word >> _S32) * experts) >> _S32)
+            other = alias[column]
+            found = column if (word & _LOW) < threshold[column] else np.int64(other)
+            for j in range(k):
+                repeats += int(np.int64(row[j]) == found)
+            row[k] = found
+        if repeats == 0:
+            continue
+        # Keep the first of each, then draw on.
         kept = 0
         tries = 0
         while kept < len(row):
-            state += _STEP
-            word = mixed(state)
-            column = ((word >> _S32) * experts) >> _S32
-            found = np.int64(column)
-            if (tries < len(row) or not uniform) and (word & _LOW) >= threshold[found]:
-                found = np.int64(alias[found])
+            found = np.int64(row[min(tries, len(row) - 1)])
+            if tries >= len(row):
+                state += _STEP
+                word = mixed(state)
+                column = np.int64(((word >> _S32) * experts) >> _S32)
+                stays = uniform or (word & _LOW) < threshold[column]
+                found = column if stays else np.int64(alias[column])
             tries += 1
             is_new = True
-            for k in range(kept):
-                is_new &= np.int64(row[k]) != found
+            for j in range(kept):
+                is_new &= np.int64(row[j]) != found
             row[kept] = found
             kept += int(is_new)
 
