@@ -39,7 +39,8 @@ def bounds(traffic: Traffic, cluster: Cluster, size: int, demand: str = "copies"
     """The bounds of a layer with tokens of `size` bytes."""
     width, remote = traffic.width, traffic.remote(demand)
     nic, port = size / cluster.inter, size / cluster.intra
-    both = size / (cluster.inter + cluster.intra)
+    # The NICs of a single node carry nothing.
+    both = size / (cluster.inter + cluster.intra) if traffic.nodes > 1 else port
     pairs = traffic.remote_node_unique.reshape(traffic.nodes, width, -1).sum(axis=1)
     arriving = pairs.sum(axis=0)
     needed = traffic.demand("unique")
@@ -63,4 +64,3 @@ def _proxy(traffic: Traffic) -> float:
     remote = traffic.remote_node_unique
     by_rank = remote.reshape(traffic.nodes, traffic.width, -1).sum(axis=0)
     return float(max(by_rank.max(), remote.sum(axis=1).max()))
-

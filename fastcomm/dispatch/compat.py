@@ -15,7 +15,7 @@ from fastcomm.errors import FastcommError
 _FORBIDDEN = 1e9
 
 
-class NoAnswer(FastcommError):
+class NoAnswerError(FastcommError):
     """The original simulator ends in an error on this layer."""
 
 
@@ -128,7 +128,7 @@ def fast(traffic: Traffic, links: Links) -> Fast:
     padded = pad(servers)
     permutations, weights = assigned_stages(padded)
     if not len(weights):
-        raise NoAnswer(
+        raise NoAnswerError(
             "fast-compat: no node sends another a whole token a GPU, and on such a layer the "
             "original ends in an IndexError; `fast` has an answer"
         )
@@ -163,7 +163,7 @@ def largest_sum(matrix: Matrix) -> int:
 
 
 def pad(matrix: Matrix) -> Matrix:
-    """Add what brings every row and column to the largest sum, from the upper left corner on."""
+    """Bring every row and column to the largest sum, from the upper left corner on."""
     load = largest_sum(matrix)
     rows, columns = load - matrix.sum(axis=1), load - matrix.sum(axis=0)
     padded = matrix.copy()

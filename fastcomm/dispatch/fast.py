@@ -81,7 +81,7 @@ def schedule(
             moved=moved,
             balance_s=balance_s,
             own_s=own_s,
-            inter_s=inter.start_s + units * inter.unit_s,
+            inter_s=np.asarray(inter.start_s + units * inter.unit_s, np.float64),
             redist_s=times,
         )
         for rows, units, times in (
@@ -97,9 +97,7 @@ def blocked(demand: Matrix, width: int) -> NDArray[np.int64]:
     nodes = len(demand) // width
     kept = np.array(demand, np.int64)
     np.fill_diagonal(kept, 0)
-    return np.ascontiguousarray(
-        kept.reshape(nodes, width, nodes, width).transpose(0, 2, 1, 3)
-    )
+    return np.ascontiguousarray(kept.reshape(nodes, width, nodes, width).transpose(0, 2, 1, 3))
 
 
 def stages(servers: Matrix, decomposition: str = "threshold") -> tuple[Rows, Matrix]:
@@ -121,7 +119,7 @@ def split(padded: Matrix, first: int) -> tuple[Rows, Matrix]:
     load = largest_sum(padded)
     if (padded.sum(axis=0) != load).any() or (padded.sum(axis=1) != load).any():
         raise ValueError("the row and column sums differ: pad the matrix first")
-    return matching.stages(padded, np.int64(first), np.int64(_SHRINK))
+    return matching.stages(padded, first, _SHRINK)
 
 
 def _timed(

@@ -52,8 +52,8 @@ def check_distinct(recipe: Recipe, law: Shares) -> None:
     left = np.sort(law)[: len(law) - recipe.topk + 1].sum()
     if recipe.distinct == "resample" and left < _LEAST:
         raise ConfigError(
-            f"distinct: by this law the {recipe.topk - 1} hottest experts take all but {left:.1e} "
-            "of the draws, so that resampling would not end; wanted `uniform`"
+            f"distinct: by this law the {recipe.topk - 1} hottest experts take all but "
+            f"{left:.1e} of the draws, so that resampling would not end; wanted `uniform`"
         )
 
 

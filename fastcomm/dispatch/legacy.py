@@ -6,6 +6,7 @@ Linux and macOS; their order inside a row is not the original's.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm_kernels import dispatch
 
-Ids = NDArray[np.int16] | NDArray[np.int32]
+Ids = NDArray[Any]  # int16 or int32
 
 
 def id_type(recipe: Recipe) -> type[np.int16] | type[np.int32]:
@@ -23,7 +24,7 @@ def id_type(recipe: Recipe) -> type[np.int16] | type[np.int32]:
 
 def layers(recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
     """Source and experts of the tokens: iteration by iteration, layer by layer."""
-    stream = np.random.RandomState(recipe.seed)  # noqa: NPY002  the original's stream
+    stream = np.random.RandomState(recipe.seed)
     each, rest = divmod(recipe.tokens, recipe.gpus)
     src = np.repeat(np.arange(recipe.gpus), each)
     if rest:
@@ -44,7 +45,7 @@ def _repaired(stream: np.random.RandomState, expert: Ids, experts: int) -> Ids:
         drawn = stream.randint(0, experts, size)
         stream.set_state(state)
         fixed = expert.copy()
-        used = dispatch.repair(fixed, np.int64(experts), drawn)
+        used = dispatch.repair(fixed, experts, drawn)
         if used >= 0:
             stream.randint(0, experts, used)
             return fixed

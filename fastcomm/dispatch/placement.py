@@ -4,7 +4,7 @@ A physical expert is a replica of a logical one; each GPU holds as many. Everyth
 deterministic: sorting is stable and the lower index breaks a tie.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -52,7 +52,8 @@ class Placement:
     def gpu_load(self, load: Loads) -> Loads:
         """The load of each GPU where the replicas of an expert share it evenly."""
         shared = load / np.maximum(self.replicas, 1)
-        return np.bincount(self.home, weights=shared[self.logical], minlength=self.gpus)
+        found = np.bincount(self.home, weights=shared[self.logical], minlength=self.gpus)
+        return np.asarray(found, np.float64)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -133,18 +134,24 @@ def _by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, int]) 
     return np.concatenate(found)
 
 
-def placed_layers(workload: Workload, placement: Placement, rule: str) -> Iterator[Layer]:
-    """The workload's layers, each token at a replica of its experts by `rule`."""
+def placed_layers(
+    workload: Workload, placements: Sequence[Placement], rule: str
+) -> Iterator[Layer]:
+    """The workload's layers, each token at a replica of its experts by `rule`.
+
+    `placements` has one for each layer of an iteration.
+    """
     recipe = workload.recipe
     if rule not in RULES:
         raise ConfigError(f"rule: found {rule!r}, wanted one of {', '.join(RULES)}")
-    tables = _tables(placement, recipe)
+    tables = [_tables(placement, recipe) for placement in placements]
     for number, layer in enumerate(workload.layers()):
         key = layer_key(recipe.seed ^ _OWN_STREAM, number, 0)
+        place = number % len(placements)
         yield replace(
             layer,
-            expert=_chosen(layer, tables, RULES.index(rule), key),
-            home=placement.home,
+            expert=_chosen(layer, tables[place], RULES.index(rule), key),
+            home=placements[place].home,
         )
 
 
@@ -159,6 +166,5 @@ def _chosen(layer: Layer, tables: tuple[Ids, Ids, Ids], rule: int, key: np.uint6
     out = np.empty(layer.expert.shape, np.int32)
     src_node = (layer.src // layer.width).astype(layer.src.dtype)
     with np.errstate(over="ignore"):
-        first = np.int64(0)
-        routing.replicated(first, key, src_node, layer.expert, tables, np.int64(rule), out)
+        routing.replicated(0, key, src_node, layer.expert, tables, rule, out)
     return out

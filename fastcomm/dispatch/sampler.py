@@ -98,7 +98,7 @@ def _drawing(recipe: Recipe, src: Ids, popularity: Sequence[float] | None) -> Dr
 
     def draw(first: int, key: np.uint64, out: Ids) -> None:
         with np.errstate(over="ignore"):
-            routing.routed(np.int64(first), key, threshold, alias, uniform, out)
+            routing.routed(first, key, threshold, alias, uniform, out)
 
     return draw
 
@@ -110,14 +110,14 @@ def _racing(
     fewest = int((weight > 0).sum(axis=1).min()) * gate[1] // gate[0]
     if fewest < recipe.topk:
         raise ConfigError(
-            f"topk: found {recipe.topk}, wanted at most {fewest}: so many experts are left to a "
-            f"token by the law `{recipe.sampler}`"
+            f"topk: found {recipe.topk}, wanted at most {fewest}: so many experts are left to "
+            f"a token by the law `{recipe.sampler}`"
         )
 
     def draw(first: int, key: np.uint64, out: Ids) -> None:
         with np.errstate(over="ignore"):
             part = law[first : first + len(out)]
-            routing.raced(np.int64(first), key, part, weight, gate, out)
+            routing.raced(first, key, part, weight, gate, out)
 
     return draw
 

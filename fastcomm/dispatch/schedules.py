@@ -23,6 +23,8 @@ LOW_LATENCY = {
     "dispatch": (34.6e-6, 46.4 / 50, 86 / 160),
     "combine": (5.7e-6, 39.9 / 50, 113 / 160),
 }
+# How much a NIC is liked for being a target's, and for being the source's own.
+_LIKES = (2, 1), (1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,7 @@ def _combined(most: list[float], starts: tuple[float, float], terms: Terms) -> f
     """The mirror image: sends and receives change places, the maxima stay."""
     factor = terms.combine_bytes / terms.token_bytes
     return max(
-        busy * factor + start if busy else 0.0
-        for busy, start in zip(most, starts, strict=True)
+        busy * factor + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)
     )
 
 
@@ -108,12 +109,20 @@ def deepep(traffic: Traffic, terms: Terms) -> Timing:
 
 
 def multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
-    """Once to each node, spread evenly over all NICs of both nodes."""
-    loads = np.zeros((traffic.nodes * traffic.width, 4), np.int64)
-    layer = traffic.layer
-    dispatch.balanced_loads(layer.src, layer.expert, layer.home, _quota(traffic), loads)
+    """Once to each node, spread evenly over all NICs of both nodes.
+
+    A token enters a node by a GPU that needs it, or leaves by its own: whichever is shorter.
+    """
     starts = terms.cluster.inter_start_s, terms.cluster.intra_start_s
-    return _pipelined(loads, terms, starts)
+    timings = (_pipelined(_balanced_loads(traffic, likes), terms, starts) for likes in _LIKES)
+    return min(timings, key=lambda timing: timing.seconds)
+
+
+def _balanced_loads(traffic: Traffic, likes: tuple[int, int]) -> Matrix:
+    loads = np.zeros((traffic.nodes * traffic.width, 4), np.int64)
+    layer, quota = traffic.layer, _quota(traffic)
+    dispatch.balanced_loads(layer.src, layer.expert, layer.home, quota, likes, loads)
+    return loads
 
 
 def _quota(traffic: Traffic) -> NDArray[np.int32]:
@@ -123,7 +132,7 @@ def _quota(traffic: Traffic) -> NDArray[np.int32]:
     each, rest = np.divmod(pairs, width)
     first = np.cumsum(rest, axis=1) - rest
     turn = (np.arange(width) - first[:, :, None]) % width
-    return (each[:, :, None] + (turn < rest[:, :, None])).astype(np.int32)
+    return np.asarray(each[:, :, None] + (turn < rest[:, :, None]), np.int32)
 
 
 def _end_loads(remote: Matrix, local: Matrix) -> Matrix:
@@ -152,7 +161,7 @@ def direct(traffic: Traffic, terms: Terms) -> Timing:
 def _direct_s(
     ends: Matrix, messages: Matrix, terms: Terms, size: int
 ) -> tuple[NDArray[np.float64], list[float]]:
-    """Seconds of each link, and the largest of NICs and of NVLink; many senders slow one NIC."""
+    """Seconds of each link, and the largest by kind; many senders slow a NIC down."""
     cluster = terms.cluster
     seconds = ends * np.repeat([size / cluster.inter, size / cluster.intra], 2)
     seconds[:, 1] *= 1 + cluster.incast * np.maximum(messages[:, 1] - 1, 0)
@@ -197,8 +206,12 @@ def low_latency(traffic: Traffic, terms: Terms) -> Timing:
         across = most[0] * size / (cluster.inter * nic) + (start if most[0] else 0.0)
         times[what] = across, most[1] * size / (cluster.intra * port)
     unit = np.repeat(
-        [1 / (cluster.inter * LOW_LATENCY["dispatch"][1]),
-         1 / (cluster.intra * LOW_LATENCY["dispatch"][2])], 2)
+        [
+            1 / (cluster.inter * LOW_LATENCY["dispatch"][1]),
+            1 / (cluster.intra * LOW_LATENCY["dispatch"][2]),
+        ],
+        2,
+    )
     return Timing(
         seconds=max(times["dispatch"]),
         phases=dict(zip(("inter", "intra"), times["dispatch"], strict=True)),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastcomm.dispatch.bounds import Bounds, bounds
+from fastcomm.dispatch.compat import NoAnswerError
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, Bottleneck, Terms, Timing
 from fastcomm.dispatch.traffic import Layer, Matrix, Traffic
@@ -134,7 +135,26 @@ class Simulation:
     recipe: Recipe
     terms: Terms
     strategies: dict[str, StrategyResult]
-    expert_load: Matrix
+    expert_load: Matrix  # layer by expert: tokens, over all iterations
+    unanswered: dict[str, str]  # why a strategy is missing
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a strategy and layer."""
+        return [
+            {
+                "strategy": name,
+                "iteration": number // self.recipe.num_layers,
+                "layer": number % self.recipe.num_layers,
+                "latency_s": layer.seconds,
+                "combine_latency_s": layer.combine_s,
+                "inter_node_bytes": layer.inter_bytes,
+                "lower_bound_s": layer.bound_s,
+                "optimal_s": layer.optimal_s,
+                "bottleneck": str(layer.bottleneck),
+            }
+            for name, each in self.strategies.items()
+            for number, layer in enumerate(each.layers)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -155,6 +175,7 @@ class Simulation:
                 "incast": cluster.incast,
             },
             "strategies": {name: each.to_dict() for name, each in self.strategies.items()},
+            "unanswered": self.unanswered,
         }
 
 
@@ -162,42 +183,82 @@ def simulate(
     workload: Workload,
     strategies: Sequence[str] = tuple(STRATEGIES),
     terms: Terms | None = None,
+    *,
     layers: Iterable[Layer] | None = None,
+    lenient: bool = False,
 ) -> Simulation:
     """Run a workload under the schedules of these names.
 
-    `layers` are given where the experts have been placed anew.
+    `layers` are given where the experts have been placed anew. A layer on which the original
+    simulator fails is an error, or if `lenient` costs that schedule its place in the result.
     """
     check_names(strategies)
     recipe = workload.recipe
     terms = terms or terms_of(recipe)
-    found: dict[str, list[LayerResult]] = {name: [] for name in strategies}
-    loads = {name: np.zeros((recipe.gpus, 4), np.int64) for name in strategies}
-    experts = np.zeros(0, np.int64)
-    for layer in workload.layers() if layers is None else layers:
+    tally = _Tally(recipe, terms, strategies)
+    for number, layer in enumerate(workload.layers() if layers is None else layers):
         traffic = Traffic.of(layer)
-        limits = bounds(traffic, terms.cluster, terms.token_bytes, terms.demand)
-        all_copies = bounds(traffic, terms.cluster, terms.token_bytes)
-        experts = traffic.expert_load + (experts if len(experts) else 0)
-        for name in strategies:
-            strategy = STRATEGIES[name]
-            timing = strategy.run(traffic, terms)
-            limit = all_copies if strategy.compat or strategy.copies_only else limits
-            found[name].append(_layer(timing, limit, strategy.bound, terms.token_bytes))
-            loads[name] += timing.loads
-    payload = recipe.tokens * recipe.num_layers * recipe.iter_num * recipe.topk
-    results = {
-        name: StrategyResult(
-            name=name,
-            layers=tuple(found[name]),
-            loads=loads[name],
-            payload_bytes=payload * terms.token_bytes,
-            gpus=recipe.gpus,
-            compat=STRATEGIES[name].compat,
+        tally.add_experts(number, traffic.expert_load)
+        for name in tuple(tally.layers):
+            try:
+                tally.add(name, traffic)
+            except NoAnswerError as error:
+                if not lenient:
+                    raise
+                tally.drop(name, str(error))
+    return tally.result()
+
+
+class _Tally:
+    """What the layers so far have given."""
+
+    def __init__(self, recipe: Recipe, terms: Terms, names: Sequence[str]) -> None:
+        self.recipe, self.terms = recipe, terms
+        self.layers: dict[str, list[LayerResult]] = {name: [] for name in names}
+        self.loads = {name: np.zeros((recipe.gpus, 4), np.int64) for name in names}
+        self.experts: list[Matrix] = []
+        self.unanswered: dict[str, str] = {}
+
+    def add_experts(self, number: int, load: Matrix) -> None:
+        if number < self.recipe.num_layers:
+            self.experts.append(load)
+        else:
+            self.experts[number % self.recipe.num_layers] += load
+
+    def add(self, name: str, traffic: Traffic) -> None:
+        strategy, terms = STRATEGIES[name], self.terms
+        timing = strategy.run(traffic, terms)
+        copies = strategy.compat or strategy.copies_only
+        demand = "copies" if copies else terms.demand
+        limits = bounds(traffic, terms.cluster, terms.token_bytes, demand)
+        self.layers[name].append(_layer(timing, limits, strategy.bound, terms.token_bytes))
+        self.loads[name] += timing.loads
+
+    def drop(self, name: str, why: str) -> None:
+        del self.layers[name]
+        self.unanswered[name] = why
+
+    def result(self) -> Simulation:
+        recipe = self.recipe
+        payload = recipe.tokens * recipe.num_layers * recipe.iter_num * recipe.topk
+        results = {
+            name: StrategyResult(
+                name=name,
+                layers=tuple(layers),
+                loads=self.loads[name],
+                payload_bytes=payload * self.terms.token_bytes,
+                gpus=recipe.gpus,
+                compat=STRATEGIES[name].compat,
+            )
+            for name, layers in self.layers.items()
+        }
+        return Simulation(
+            recipe=recipe,
+            terms=self.terms,
+            strategies=results,
+            expert_load=np.array(self.experts),
+            unanswered=self.unanswered,
         )
-        for name in strategies
-    }
-    return Simulation(recipe=recipe, terms=terms, strategies=results, expert_load=experts)
 
 
 def terms_of(recipe: Recipe, **words: Any) -> Terms:

@@ -5,14 +5,14 @@ All that any schedule needs of a layer, whatever the number of its tokens.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels import dispatch
 
-Ids = NDArray[np.int16] | NDArray[np.int32]
+Ids = NDArray[Any]  # int16 or int32
 Place = NDArray[np.int32]
 Matrix = NDArray[np.int64]
 
@@ -67,7 +67,7 @@ class Traffic:
     @property
     def nodes(self) -> int:
         """Nodes of the cluster."""
-        return self.node_unique.shape[1]
+        return int(self.node_unique.shape[1])
 
     @cached_property
     def leaving(self) -> NDArray[np.int32]:

@@ -1,4 +1,4 @@
-"""Workloads in files: written as Parquet with all that made them, read as it lies or from a job.
+"""Workloads in files: Parquet with all that made them, or the routing of a user's job.
 
 An iteration is a file of the columns `src` and `expert`, its layers one after the other. A
 routing table of a user has no recipe in it, and the user says its shape.
@@ -234,8 +234,8 @@ def _table(path: Path, src: Ids, expert: Ids, words: Mapping[str, Any]) -> Workl
     tokens = expert.shape[1] if expert.ndim == 3 else -1  # noqa: PLR2004
     if tokens < 0 or src.shape not in {(tokens,), expert.shape[:2]}:
         raise TraceFileError(
-            f"{path}: found sources {src.shape} and experts {expert.shape}, wanted [tokens] and "
-            "[tokens, top-k]"
+            f"{path}: found sources {src.shape} and experts {expert.shape}, wanted [tokens] "
+            "and [tokens, top-k]"
         )
     fixed = {
         "seq_len": tokens,
@@ -276,5 +276,3 @@ def _first_row(wrong: NDArray[np.bool_]) -> int:
 
 def _first(ids: Ids, count: int) -> int:
     return int(np.flatnonzero((ids < 0) | (ids >= count))[0])
-
-

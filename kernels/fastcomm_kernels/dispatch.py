@@ -4,12 +4,14 @@ Token i lies on GPU ``src[i]`` and goes to the experts ``expert[i, :]``, which d
 have no branch that depends on the routing: what a token has seen is a mark of its own number.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 
-Ids = NDArray[np.int16] | NDArray[np.int32]
+Ids = NDArray[Any]  # int16 or int32
 Place = NDArray[np.int32]
 Counts = NDArray[np.int32]
 Matrix = NDArray[np.int64]
@@ -94,13 +96,18 @@ def repair(expert: Ids, experts: int, drawn: NDArray[np.int64]) -> int:
 
 @kernel
 def balanced_loads(
-    src: Ids, expert: Ids, home: Place, quota: NDArray[np.int32], out: Matrix
+    src: Ids,
+    expert: Ids,
+    home: Place,
+    quota: NDArray[np.int32],
+    likes: tuple[int, int],
+    out: Matrix,
 ) -> None:
     """Add to `out` [GPU, 4] inter and intra sends and receives when NICs share the load.
 
-    Each token goes once to a node, by the NICs of one rank on both sides: the source's own rank
-    if it is a target, else that of a target, else the source's, else any, as long as `quota`
-    [source node, node, rank] lasts. Writes into `quota` and `out`.
+    Each token goes once to a node, by the NICs of one rank on both sides: one that is a target
+    and the source's own if there is, else by `likes`, how much to like a (target, own rank), as
+    long as `quota` [source node, node, rank] lasts. Writes into `quota` and `out`.
     """
     width = quota.shape[2]
     node_mark = np.full(quota.shape[0], -1, np.int64)
@@ -119,9 +126,10 @@ def balanced_loads(
                 left = quota[s // width, n]
                 rank = s % width
                 if left[rank] == 0 or gpu_mark[n * width + rank] != i:
-                    best = -1
+                    best, to = -1, rank
                     for r in range(width):
-                        fit = 2 * np.int64(gpu_mark[n * width + r] == i) + np.int64(r == rank)
+                        fit = likes[0] * int(gpu_mark[n * width + r] == i)
+                        fit += likes[1] * int(r == rank)
                         if left[r] > 0 and fit > best:
                             best = fit
                             to = r

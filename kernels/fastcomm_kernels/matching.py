@@ -40,12 +40,15 @@ def augment(row: int, rest: Matrix, least: int, to: Rows, came: Rows) -> bool:
                 queue[tail] = came[c]
                 tail += 1
                 continue
-            while c >= 0:
-                r = parent[c]
+            last = c
+            while True:
+                r = parent[last]
                 before = to[r]
-                to[r] = c
-                came[c] = r
-                c = before if r != row else -1
+                to[r] = last
+                came[last] = r
+                if r == row:
+                    break
+                last = before
             return True
     return False
 

@@ -4,12 +4,14 @@ Any chunk of tokens can be drawn alone and gives the same experts. Random number
 splitmix64, one step a draw; each token starts at a place of its own.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 
-Ids = NDArray[np.int16] | NDArray[np.int32]
+Ids = NDArray[Any]  # int16 or int32
 Words = NDArray[np.uint64]
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -30,7 +32,9 @@ def mixed(word: np.uint64) -> np.uint64:
 
 
 @kernel
-def routed(first: int, key: np.uint64, threshold: Words, alias: Ids, uniform: bool, out: Ids) -> None:
+def routed(
+    first: int, key: np.uint64, threshold: Words, alias: Ids, uniform: bool, out: Ids
+) -> None:
     """Draw the distinct experts of the tokens from `first` on, into `out` [tokens, top-k].
 
     `threshold` and `alias` are an alias table. What repeats is drawn anew: from all experts
@@ -111,7 +115,15 @@ def raced(
 
 
 @kernel
-def replicated(first: int, key: np.uint64, src_node: Ids, expert: Ids, replicas: tuple[Ids, Ids, Ids], rule: int, out: Ids) -> None:
+def replicated(
+    first: int,
+    key: np.uint64,
+    src_node: Ids,
+    expert: Ids,
+    replicas: tuple[Ids, Ids, Ids],
+    rule: int,
+    out: Ids,
+) -> None:
     """Choose a replica of each expert, into `out`.
 
     `replicas` are (start, physical, node): those of expert e are ``physical[start[e] :
