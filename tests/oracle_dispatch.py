@@ -83,7 +83,7 @@ def repaired(rows, drawn):
 
 
 def delivered(balanced, permutations, weights):
-    """What the stages bring: (source node, node, final GPU) -> units; asserts one NIC, one use."""
+    """What the stages bring: (source node, node, final GPU) -> units; a NIC is used once."""
     nodes, width = len(balanced), len(balanced[0][0])
     left = {
         (s, d, i): [int(unit) for unit in balanced[s][d][i]]

@@ -48,8 +48,9 @@ def source_gpus(recipe: Recipe, counts: Sequence[int] | None = None) -> Ids:
     """The GPU of each token, in order: evenly, or by `counts`."""
     dtype = legacy.id_type(recipe)
     if counts is None:
-        place = np.arange(recipe.tokens, dtype=np.int64)
-        return (place * recipe.gpus // max(1, recipe.tokens)).astype(dtype)
+        # Token i lies on GPU i * gpus // tokens.
+        edges = -(-np.arange(recipe.gpus + 1) * recipe.tokens // recipe.gpus)
+        return np.repeat(np.arange(recipe.gpus, dtype=dtype), np.diff(edges))
     if len(counts) != recipe.gpus or min(counts) < 0 or sum(counts) != recipe.tokens:
         raise ConfigError(
             f"sources: found {len(counts)} counts of {sum(counts)} tokens, wanted one for each "

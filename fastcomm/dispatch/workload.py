@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from zipfile import BadZipFile
 
 import numpy as np
 import pyarrow as pa
@@ -209,7 +210,8 @@ def _lists(path: Path, table: pa.Table, name: str) -> Ids:
 
 def _arrays(path: Path) -> tuple[Ids, Ids]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: NumPy leaves a damaged file open.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             names = file.files
             src, expert = (
                 next((name for name in wanted if name in names), None)
@@ -220,7 +222,7 @@ def _arrays(path: Path) -> tuple[Ids, Ids]:
                     f"{path}: found {', '.join(names)}, wanted src_gpu and target_experts"
                 )
             found = np.asarray(file[src]), np.asarray(file[expert])
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile) as error:
         raise TraceFileError(f"{path}: {error}") from error
     if any(each.dtype.kind not in "iu" for each in found):
         raise TraceFileError(f"{path}: {src} and {expert}: wanted whole numbers")
