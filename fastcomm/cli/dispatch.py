@@ -3,10 +3,11 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.dispatch_options import DRAWING, REPORT, SHAPE, TERMS, shape, with_options
 from fastcomm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,77 +15,6 @@ if TYPE_CHECKING:
     from fastcomm.dispatch.schedules import Terms
     from fastcomm.dispatch.workload import Workload
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_LAWS = ("zipf", "bounded", "uniform", "popularity", "gate", "bimodal")
-_SHAPE = {
-    "num_nodes": "Nodes.",
-    "gpus_per_node": "GPUs of a node, each with a NIC.",
-    "experts_per_gpu": "Experts of a GPU.",
-    "seq_len": "Tokens of a sequence.",
-    "batch_size": "Sequences; a layer has seq-len * batch-size tokens in all.",
-    "embed_size": "Elements of a token.",
-    "topk": "Experts of a token.",
-    "num_layers": "Layers of an iteration.",
-    "iter_num": "Iterations.",
-}
-_DEFAULTS = ["4", "8", "2", "8192", "2", "5120", "4", "1", "10"]
-_DTYPES = ["float16", "bfloat16", "float32", "float64", "float8"]
-_REPORT = (
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-    click.option(
-        "--output",
-        "-o",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Write the result as JSON, and its tables as CSV and Parquet, into this folder.",
-    ),
-)
-_TERMS = (
-    click.option(
-        "--bw-inter",
-        default="50",
-        show_default=True,
-        metavar="RATE",
-        help="NIC bandwidth of a GPU, as 50GB/s or 400Gbit/s; a bare number counts GiB/s.",
-    ),
-    click.option(
-        "--bw-intra",
-        default="400",
-        show_default=True,
-        metavar="RATE",
-        help="Bandwidth of a GPU inside its node.",
-    ),
-    click.option("--inter-efficiency", type=float, default=1.0, help="Share of it reached."),
-    click.option("--intra-efficiency", type=float, default=1.0, help="Share of it reached."),
-    click.option(
-        "--inter-start", type=float, default=0.0, help="Start-up of a message, in us."
-    ),
-    click.option(
-        "--intra-start", type=float, default=0.0, help="Start-up of a message, in us."
-    ),
-    click.option(
-        "--incast",
-        type=float,
-        default=0.0,
-        help="A receiver is slower by this share for each sender beyond the first (direct).",
-    ),
-    click.option("--token-bytes", type=click.IntRange(1), help="Bytes of a dispatched token."),
-    click.option("--combine-bytes", type=click.IntRange(1), help="Bytes of a returned token."),
-    click.option(
-        "--demand",
-        type=click.Choice(["copies", "unique"]),
-        default="copies",
-        show_default=True,
-        help="What fast, direct and spreadout move: every copy, or one a GPU.",
-    ),
-    click.option(
-        "--decomposition",
-        type=click.Choice(["threshold", "incremental", "assignment"]),
-        default="threshold",
-        show_default=True,
-        help="How fast finds its stages.",
-    ),
-)
 _EXAMPLES = """\b
 Examples:
   fastcomm dispatch generate --num-nodes 4 --iter-num 10 --seed 0 -o workload
@@ -95,64 +25,14 @@ Examples:
 """
 
 
-def _with(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
-    def decorate(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-def _shape(defaults: bool) -> tuple[Callable[[F], F], ...]:
-    """The options of the shape, named as the original's; underscores are taken as well."""
-    whole = [
-        click.option(
-            *dict.fromkeys([f"--{name.replace('_', '-')}", f"--{name}", name]),
-            type=int,
-            help=f"{words} [default: {default}]" if defaults else words,
-        )
-        for (name, words), default in zip(_SHAPE.items(), _DEFAULTS, strict=True)
-    ]
-    return (
-        *whole,
-        click.option("--dtype", type=click.Choice(_DTYPES), help="Type of the elements."),
-    )
-
-
-_DRAWING = (
-    click.option("--zipf-alpha", "--zipf_alpha", "zipf_alpha", type=float, help="Exponent."),
-    click.option("--seed", type=click.IntRange(0), help="Random seed. [default: 0]"),
-    click.option(
-        "--compat",
-        type=click.Choice(["seed"]),
-        help="Draw exactly what the original simulator draws from this random seed.",
-    ),
-    click.option(
-        "--law",
-        type=click.Choice(_LAWS),
-        default="zipf",
-        show_default=True,
-        help="How popular experts are: unbounded Zipf folded onto them, bounded Zipf, all "
-        "alike, a table, DeepSeek-V3's group-limited gate, or ranks that send mostly away.",
-    ),
-    click.option(
-        "--distinct",
-        type=click.Choice(["uniform", "resample"]),
-        help="What replaces a repeated expert of a token: any, or one by the law.",
-    ),
-    click.option("--shuffle", is_flag=True, default=None, help="Hot experts anywhere."),
-)
-
-
 @click.group("dispatch", epilog=_EXAMPLES)
 def run() -> None:
     """Simulate the all-to-all of a mixture of experts: schedules, bounds, placement."""
 
 
 @run.command("generate")
-@_with(_shape(defaults=True))
-@_with(_DRAWING)
+@with_options(shape(defaults=True))
+@with_options(DRAWING)
 @click.option(
     "--popularity",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -205,9 +85,9 @@ def generate(
     help="deepep-compat, fast-compat, deepep, deepep-ll, fast, direct, spreadout, "
     "multicast-balanced.",
 )
-@_with(_shape(defaults=False))
-@_with(_TERMS)
-@_with(_REPORT)
+@with_options(shape(defaults=False))
+@with_options(TERMS)
+@with_options(REPORT)
 def simulate(
     workload: Path, names: str, as_json: bool, output: Path | None, **words: Any
 ) -> None:
@@ -227,10 +107,10 @@ def simulate(
 
 @run.command("compare")
 @click.argument("workload", required=False, type=click.Path(exists=True, path_type=Path))
-@_with(_shape(defaults=True))
-@_with(_DRAWING)
-@_with(_TERMS)
-@_with(_REPORT)
+@with_options(shape(defaults=True))
+@with_options(DRAWING)
+@with_options(TERMS)
+@with_options(REPORT)
 def compare(workload: Path | None, as_json: bool, output: Path | None, **words: Any) -> None:
     """Time every strategy side by side, each as a multiple of the best possible.
 
@@ -277,9 +157,9 @@ def compare(workload: Path | None, as_json: bool, output: Path | None, **words: 
     help="Text file: measured load of each expert, a line a layer. [default: the workload's]",
 )
 @click.option("--strategy", "names", default="deepep,fast,multicast-balanced", metavar="LIST")
-@_with(_shape(defaults=False))
-@_with(_TERMS)
-@_with(_REPORT)
+@with_options(shape(defaults=False))
+@with_options(TERMS)
+@with_options(REPORT)
 def place(
     workload: Path,
     names: str,
@@ -318,10 +198,10 @@ def place(
     help="Values of an option of the workload: zipf_alpha=1.1,2. Several make a grid.",
 )
 @click.option("--strategy", "names", default="deepep,fast,multicast-balanced", metavar="LIST")
-@_with(_shape(defaults=True))
-@_with(_DRAWING)
-@_with(_TERMS)
-@_with(_REPORT)
+@with_options(shape(defaults=True))
+@with_options(DRAWING)
+@with_options(TERMS)
+@with_options(REPORT)
 def sweep(
     over: tuple[str, ...],
     names: str,
@@ -344,17 +224,25 @@ def sweep(
 def _recipe(words: dict[str, Any]) -> "Recipe":
     from fastcomm.dispatch.recipe import Recipe
 
-    known = (*_SHAPE, "dtype", "zipf_alpha", "seed", "distinct", "shuffle")
+    known = (*SHAPE, "dtype", "zipf_alpha", "seed", "distinct", "shuffle")
     said = {name: words[name] for name in known if words.get(name) is not None}
-    law = "seed" if words.get("compat") else words["law"]
-    return Recipe.of(**said, sampler=law)
+    return Recipe.of(**said, sampler=_law(words) or "zipf")
+
+
+def _law(words: dict[str, Any]) -> str | None:
+    """The sampler that the words ask for; None if they do not say."""
+    law: str | None = words.get("law")
+    if words.get("compat") and law:
+        raise ConfigError("--compat seed: the original has a law of its own, leave --law out")
+    return "seed" if words.get("compat") else law
 
 
 def _opened(path: Path, words: dict[str, Any]) -> "Workload":
     from fastcomm.dispatch.workload import open_workload
 
-    names = (*_SHAPE, "dtype", "zipf_alpha", "seed", "distinct", "shuffle")
-    return open_workload(path, {name: words.get(name) for name in names})
+    names = (*SHAPE, "dtype", "zipf_alpha", "seed", "distinct", "shuffle")
+    said = {name: words.get(name) for name in names}
+    return open_workload(path, {**said, "sampler": _law(words)})
 
 
 def _terms(recipe: "Recipe", words: dict[str, Any]) -> "Terms":

@@ -66,6 +66,11 @@ class Timing:
 Schedule = Callable[[Traffic, Terms], Timing]
 
 
+def _weights(cluster: Cluster, nic: float = 1.0, port: float = 1.0) -> NDArray[np.float64]:
+    """Seconds a byte of the four columns of a load, at these shares of the links."""
+    return np.repeat([1 / (cluster.inter * nic), 1 / (cluster.intra * port)], 2)
+
+
 def _busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
     gpu, column = np.unravel_index(int(np.argmax(seconds)), seconds.shape)
     return Bottleneck(
@@ -79,8 +84,7 @@ def _busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
 def _pipelined(loads: Matrix, terms: Terms, starts: tuple[float, float]) -> Timing:
     """Both kinds of link work at once; the busiest one sets the time."""
     cluster, size = terms.cluster, terms.token_bytes
-    unit = np.repeat([size / cluster.inter, size / cluster.intra], 2)
-    seconds = loads * unit
+    seconds = loads * _weights(cluster) * size
     most = [float(seconds[:, :2].max()), float(seconds[:, 2:].max())]
     times = [busy + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)]
     return Timing(
@@ -163,7 +167,7 @@ def _direct_s(
 ) -> tuple[NDArray[np.float64], list[float]]:
     """Seconds of each link, and the largest by kind; many senders slow a NIC down."""
     cluster = terms.cluster
-    seconds = ends * np.repeat([size / cluster.inter, size / cluster.intra], 2)
+    seconds = ends * _weights(cluster) * size
     seconds[:, 1] *= 1 + cluster.incast * np.maximum(messages[:, 1] - 1, 0)
     seconds += messages * np.repeat([cluster.inter_start_s, cluster.intra_start_s], 2)
     return seconds, [float(seconds[:, :2].max()), float(seconds[:, 2:].max())]
@@ -182,13 +186,12 @@ def spreadout(traffic: Traffic, terms: Terms) -> Timing:
         )
         for each, size in ((demand, terms.token_bytes), (demand.T, terms.combine_bytes))
     )
-    unit = np.repeat([1 / terms.cluster.inter, 1 / terms.cluster.intra], 2)
     return Timing(
         seconds=took,
         phases={"shifts": took},
         inter_tokens=int(remote.sum()),
         loads=ends,
-        bottleneck=_busiest(ends, ends * unit),
+        bottleneck=_busiest(ends, ends * _weights(terms.cluster)),
         combine_s=back,
     )
 
@@ -205,19 +208,13 @@ def low_latency(traffic: Traffic, terms: Terms) -> Timing:
         start, nic, port = LOW_LATENCY[what]
         across = most[0] * size / (cluster.inter * nic) + (start if most[0] else 0.0)
         times[what] = across, most[1] * size / (cluster.intra * port)
-    unit = np.repeat(
-        [
-            1 / (cluster.inter * LOW_LATENCY["dispatch"][1]),
-            1 / (cluster.intra * LOW_LATENCY["dispatch"][2]),
-        ],
-        2,
-    )
+    _, nic, port = LOW_LATENCY["dispatch"]
     return Timing(
         seconds=max(times["dispatch"]),
         phases=dict(zip(("inter", "intra"), times["dispatch"], strict=True)),
         inter_tokens=int(remote.sum()),
         loads=loads,
-        bottleneck=_busiest(loads, loads * unit),
+        bottleneck=_busiest(loads, loads * _weights(cluster, nic, port)),
         combine_s=max(times["combine"]),
     )
 
@@ -240,7 +237,6 @@ def fast_exact(traffic: Traffic, terms: Terms) -> Timing:
     )
     exposed = found.total_s - found.balance_s - float(found.inter_s.sum())
     loads = _fast_loads(found)
-    unit = np.repeat([1 / terms.cluster.inter, 1 / terms.cluster.intra], 2)
     return Timing(
         seconds=found.total_s,
         phases={
@@ -250,7 +246,7 @@ def fast_exact(traffic: Traffic, terms: Terms) -> Timing:
         },
         inter_tokens=int(traffic.remote(terms.demand).sum()),
         loads=loads,
-        bottleneck=_busiest(loads, loads * unit),
+        bottleneck=_busiest(loads, loads * _weights(terms.cluster)),
         combine_s=back.total_s,
     )
 

@@ -51,12 +51,10 @@ class Traffic:
     def of(cls, layer: Layer) -> Self:
         """Count the tokens of a layer."""
         by_expert = _by_expert(layer)
-        copies = np.zeros((layer.gpus, layer.gpus), np.int64)
-        np.add.at(copies.T, layer.home, by_expert.T)
         unique = np.zeros((layer.gpus, layer.gpus), np.int32)
         dispatch.distinct(layer.src, layer.expert, layer.home, unique)
         return cls(
-            copies=copies,
+            copies=_by_gpu(by_expert, layer),
             unique=unique.astype(np.int64),
             node_unique=_by_node(layer),
             expert_load=by_expert.sum(axis=0, dtype=np.int64),
@@ -104,6 +102,15 @@ class Traffic:
 def _by_expert(layer: Layer) -> NDArray[np.int32]:
     found = np.zeros((layer.gpus, len(layer.home)), np.int32)
     dispatch.copies(layer.src, layer.expert, found)
+    return found
+
+
+def _by_gpu(by_expert: NDArray[np.int32], layer: Layer) -> Matrix:
+    """Add up the experts of each GPU."""
+    order = np.argsort(layer.home, kind="stable")
+    first = np.flatnonzero(np.diff(layer.home[order], prepend=-1))
+    found = np.zeros((layer.gpus, layer.gpus), np.int64)
+    found[:, layer.home[order[first]]] = np.add.reduceat(by_expert[:, order], first, axis=1)
     return found
 
 

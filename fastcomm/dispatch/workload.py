@@ -245,11 +245,12 @@ def _table(path: Path, src: Ids, expert: Ids, words: Mapping[str, Any]) -> Workl
         "topk": expert.shape[2],
         "num_layers": len(expert),
         "iter_num": 1,
+        "sampler": "table",
     }
     for name, value in fixed.items():
         if name in words and words[name] != value:
             raise ConfigError(f"{path}: {name} is {value}, and {words[name]} was asked for")
-    recipe = Recipe.of(**{**words, **fixed, "sampler": "table"})
+    recipe = Recipe.of(**{**words, **fixed})
     _check(path, src, expert.reshape(-1, expert.shape[2]), recipe)
     dtype = legacy.id_type(recipe)
     every = np.broadcast_to(src, expert.shape[:2])
