@@ -66,9 +66,11 @@ class Timing:
 Schedule = Callable[[Traffic, Terms], Timing]
 
 
-def _weights(cluster: Cluster, nic: float = 1.0, port: float = 1.0) -> NDArray[np.float64]:
-    """Seconds a byte of the four columns of a load, at these shares of the links."""
-    return np.repeat([1 / (cluster.inter * nic), 1 / (cluster.intra * port)], 2)
+def _weights(
+    cluster: Cluster, size: int = 1, nic: float = 1.0, port: float = 1.0
+) -> NDArray[np.float64]:
+    """Seconds a token for each column of a load, at these shares of the links."""
+    return np.repeat([size / (cluster.inter * nic), size / (cluster.intra * port)], 2)
 
 
 def _busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
@@ -84,7 +86,7 @@ def _busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
 def _pipelined(loads: Matrix, terms: Terms, starts: tuple[float, float]) -> Timing:
     """Both kinds of link work at once; the busiest one sets the time."""
     cluster, size = terms.cluster, terms.token_bytes
-    seconds = loads * _weights(cluster) * size
+    seconds = loads * _weights(cluster, size)
     most = [float(seconds[:, :2].max()), float(seconds[:, 2:].max())]
     times = [busy + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)]
     return Timing(
@@ -167,7 +169,7 @@ def _direct_s(
 ) -> tuple[NDArray[np.float64], list[float]]:
     """Seconds of each link, and the largest by kind; many senders slow a NIC down."""
     cluster = terms.cluster
-    seconds = ends * _weights(cluster) * size
+    seconds = ends * _weights(cluster, size)
     seconds[:, 1] *= 1 + cluster.incast * np.maximum(messages[:, 1] - 1, 0)
     seconds += messages * np.repeat([cluster.inter_start_s, cluster.intra_start_s], 2)
     return seconds, [float(seconds[:, :2].max()), float(seconds[:, 2:].max())]
@@ -214,7 +216,7 @@ def low_latency(traffic: Traffic, terms: Terms) -> Timing:
         phases=dict(zip(("inter", "intra"), times["dispatch"], strict=True)),
         inter_tokens=int(remote.sum()),
         loads=loads,
-        bottleneck=_busiest(loads, loads * _weights(cluster, nic, port)),
+        bottleneck=_busiest(loads, loads * _weights(cluster, terms.token_bytes, nic, port)),
         combine_s=max(times["combine"]),
     )
 
