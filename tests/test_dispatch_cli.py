@@ -119,6 +119,39 @@ def test_popularity_and_hot_ranks_shape_a_workload(tmp_path):
     assert np.bincount(table["src"]).tolist() == [7, 20, 6, 7]
 
 
+CLUSTER = 'gpus_per_node = 2\nbw_intra = "150GiB/s"\nbw_node = "50GB/s"\n'
+
+
+def test_a_cluster_file_gives_the_bandwidths(made, tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(CLUSTER)
+    simulate = f"simulate {made} --strategy deepep --cluster {path} --json"
+    terms = json.loads(said(simulate))["terms"]
+    assert terms["inter_bytes_per_s"] == 25e9
+    assert terms["intra_bytes_per_s"] == 150 * 2**30
+    assert json.loads(said(f"{simulate} --bw-inter 1GB/s"))["terms"]["inter_bytes_per_s"] == 1e9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CLUSTER.replace("= 2", "= 8"), "gpus_per_node is 8, that of the workload is 2"),
+        (CLUSTER.replace("= 2", "= true2"), "cluster.toml: "),
+        (CLUSTER.replace("= 2", "= 0"), "gpus_per_node: found 0"),
+        (CLUSTER.replace("bw_node", "nic"), "no key bw_node"),
+        (CLUSTER.replace("50GB/s", "much"), "bandwidth 'much'"),
+        (None, "neither a file nor a cluster that is shipped"),
+    ],
+)
+def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message):
+    path = tmp_path / "cluster.toml"
+    if text:
+        path.write_text(text)
+    out = said(f"simulate {made} --strategy deepep --cluster {path}", 1)
+    assert message in out
+    assert len(out.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

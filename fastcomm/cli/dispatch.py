@@ -249,9 +249,19 @@ def _terms(recipe: "Recipe", words: dict[str, Any]) -> "Terms":
     from fastcomm.dispatch.cluster import Cluster, bandwidth
     from fastcomm.dispatch.simulation import terms_of
 
+    links = Cluster()
+    rates = {"inter": links.inter_bytes_per_s, "intra": links.intra_bytes_per_s}
+    if words["cluster"]:
+        from fastcomm.dispatch.hardware import hardware
+
+        found = hardware(words["cluster"], recipe.gpus_per_node)
+        rates = {"inter": found.inter_bytes_per_s, "intra": found.intra_bytes_per_s}
+    for kind in rates:
+        if words[f"bw_{kind}"] is not None:
+            rates[kind] = bandwidth(words[f"bw_{kind}"])
     cluster = Cluster.of(
-        inter_bytes_per_s=bandwidth(words["bw_inter"]),
-        intra_bytes_per_s=bandwidth(words["bw_intra"]),
+        inter_bytes_per_s=rates["inter"],
+        intra_bytes_per_s=rates["intra"],
         inter_efficiency=words["inter_efficiency"],
         intra_efficiency=words["intra_efficiency"],
         inter_start_s=words["inter_start"] * 1e-6,

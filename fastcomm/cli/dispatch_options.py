@@ -33,18 +33,25 @@ REPORT = (
 )
 TERMS = (
     click.option(
+        "--cluster",
+        metavar="FILE",
+        help="TOML file of a cluster, as of fastcomm isp, or the name of a shipped one: its "
+        "bandwidths.",
+    ),
+    click.option(
         "--bw-inter",
-        default="50",
-        show_default=True,
+        "--bw_inter",
+        "bw_inter",
         metavar="RATE",
-        help="NIC bandwidth of a GPU, as 50GB/s or 400Gbit/s; a bare number counts GiB/s.",
+        help="NIC bandwidth of a GPU, as 50GB/s or 400Gbit/s; a bare number counts GiB/s. "
+        "[default: 50]",
     ),
     click.option(
         "--bw-intra",
-        default="400",
-        show_default=True,
+        "--bw_intra",
+        "bw_intra",
         metavar="RATE",
-        help="Bandwidth of a GPU inside its node.",
+        help="Bandwidth of a GPU inside its node. [default: 400]",
     ),
     click.option("--inter-efficiency", type=float, default=1.0, help="Share of it reached."),
     click.option("--intra-efficiency", type=float, default=1.0, help="Share of it reached."),

@@ -18,6 +18,7 @@ _MOST_NODES = 32
 _LINKS = ("NIC send", "NIC receive", "NVLink send", "NVLink receive")
 _SHADES = " ░▒▓█"
 _RULE = "=" * 50
+_BAR = 48
 _TITLES = {"deepep-compat": "DeepEP", "fast-compat": "FAST"}
 
 
@@ -101,6 +102,20 @@ def sweep(found: Sweep, console: Console | None = None) -> None:
             _time(best),
         )
     console.print(table)
+    _say(console, _bars(found))
+
+
+def _bars(found: Sweep) -> str:
+    """A bar a point and strategy, as long as its time by the slowest of all."""
+    slowest = max(each.total_s for point in found.points for each in point.strategies.values())
+    lines = []
+    for point in found.points:
+        at = ", ".join(f"{axis} {getattr(point.recipe, axis)}" for axis in found.axes)
+        for name, each in point.strategies.items():
+            cells = each.total_s / slowest * _BAR if slowest else 0.0
+            lines.append(f"{at:<32} {name:<18} {'█' * round(cells)}")
+            at = ""
+    return "\n".join(lines)
 
 
 def _console(console: Console | None) -> Console:
