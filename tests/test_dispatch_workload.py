@@ -206,6 +206,16 @@ def test_a_table_of_a_job_is_read_from_numpy_and_parquet(tmp_path):
     assert [layer.expert[0].tolist() for layer in opened.layers()] == [[0, 7], [2, 3]]
 
 
+def test_experts_alone_lie_evenly_on_the_gpus(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([[0], [7], [3], [1]]))
+    (layer,) = workload.open_workload(tmp_path / "a.npy", SHAPE).layers()
+    assert layer.src.tolist() == [0, 1, 2, 3]
+    assert layer.expert.tolist() == [[0], [7], [3], [1]]
+    np.save(tmp_path / "b.npy", np.array([0.5]))
+    with pytest.raises(FastcommError, match=r"b\.npy: found float64 \(1,\)"):
+        workload.open_workload(tmp_path / "b.npy", SHAPE)
+
+
 @pytest.mark.parametrize(
     ("src", "expert", "message"),
     [

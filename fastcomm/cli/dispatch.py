@@ -94,8 +94,9 @@ def simulate(
     """Time the layers of WORKLOAD under some strategies, and name what binds each.
 
     WORKLOAD is a folder of `generate`, or a routing table of a job: an .npz of src_gpu [tokens]
-    and target_experts [tokens, top-k], or a Parquet file with these columns. The shape of a
-    generated workload is its own, and one that contradicts it is an error.
+    and target_experts [tokens, top-k], a Parquet file with these columns, or an .npy of
+    experts. The shape of a generated workload is its own, and one that contradicts it is an
+    error.
     """
     from fastcomm.dispatch import simulation
     from fastcomm.report import dispatch as report

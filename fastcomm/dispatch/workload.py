@@ -26,6 +26,7 @@ from fastcomm.errors import ConfigError, TraceFileError
 _KEY = b"fastcomm.dispatch"
 _SOURCES = ("src", "src_gpu")
 _EXPERTS = ("expert", "target_experts", "topk_idx")
+_GPUS = ("num_nodes", "gpus_per_node", "experts_per_gpu")
 _NAME = re.compile(r"iter_(\d+)_requests\.parquet")
 
 
@@ -112,8 +113,8 @@ def open_workload(path: Path, said: Mapping[str, Any] | None = None) -> Workload
     """
     words = {name: value for name, value in (said or {}).items() if value is not None}
     files = _files(path)
-    if files[0].suffix == ".npz":
-        return _table(path, *_arrays(path), words)
+    if files[0].suffix in {".npz", ".npy"}:
+        return _table(path, *_arrays(path, words), words)
     recipe = _recipe(files[0])
     if recipe is None:
         if len(files) > 1:
@@ -140,7 +141,7 @@ def _files(path: Path) -> tuple[Path, ...]:
     if not found:
         raise TraceFileError(
             f"{path}: found no workload, wanted iter_0_requests.parquet and so on, or a file "
-            ".npz or .parquet"
+            ".npz, .npy or .parquet"
         )
     return tuple(found[number] for number in sorted(found))
 
@@ -208,8 +209,19 @@ def _lists(path: Path, table: pa.Table, name: str) -> Ids:
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), width)
 
 
-def _arrays(path: Path) -> tuple[Ids, Ids]:
+def _experts_alone(expert: Ids, words: Mapping[str, Any]) -> tuple[Ids, Ids]:
+    """Experts without sources: the tokens lie evenly on the GPUs, in order."""
+    if expert.dtype.kind not in "iu" or expert.ndim not in {2, 3}:
+        raise ValueError(f"found {expert.dtype} {expert.shape}, wanted whole [tokens, top-k]")
+    shape = {name: words[name] for name in _GPUS if name in words}
+    recipe = Recipe.of(**shape, seq_len=expert.shape[-2], batch_size=1, topk=1)
+    return sampler.source_gpus(recipe), expert
+
+
+def _arrays(path: Path, words: Mapping[str, Any]) -> tuple[Ids, Ids]:
     try:
+        if path.suffix == ".npy":
+            return _experts_alone(np.load(path, allow_pickle=False), words)
         # Opened here: NumPy leaves a damaged file open.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             names = file.files
