@@ -56,6 +56,10 @@ def test_a_simulation_is_one_json_object(made):
         assert set(each) >= KEYS
         assert len(each["layers"]) == 2
         assert all(layer["phases"] for layer in each["layers"])
+        loads = [layer["gpu_load_tokens"]["inter_rx"] for layer in each["layers"]]
+        assert [sum(gpu) for gpu in zip(*loads, strict=True)] == each["gpu_load_tokens"][
+            "inter_rx"
+        ]
         assert each["total_latency_s"] >= each["lower_bound_s"] * (1 - 1e-12)
     assert found["workload"]["seed"] == 3
 

@@ -22,7 +22,7 @@ _LINK_LOADS = ("inter_tx", "inter_rx", "intra_tx", "intra_rx")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerResult:
-    """One layer under one schedule; loads are kept for the whole run, not here."""
+    """One layer under one schedule."""
 
     seconds: float
     phases: dict[str, float]
@@ -31,6 +31,7 @@ class LayerResult:
     bound_s: float  # of the schedule's class
     optimal_s: float  # of all classes
     combine_s: float | None
+    loads: Matrix  # GPU by inter_tx, inter_rx, intra_tx, intra_rx, in tokens
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -48,6 +49,7 @@ class LayerResult:
                 "direction": bottleneck.direction,
                 "tokens": bottleneck.tokens,
             },
+            "gpu_load_tokens": _by_link(self.loads),
         }
 
 
@@ -57,7 +59,6 @@ class StrategyResult:
 
     name: str
     layers: tuple[LayerResult, ...]
-    loads: Matrix  # GPU by inter_tx, inter_rx, intra_tx, intra_rx: tokens of all layers
     payload_bytes: int
     gpus: int
     compat: bool
@@ -66,6 +67,11 @@ class StrategyResult:
     def total_s(self) -> float:
         """All layers, one after the other."""
         return _added(layer.seconds for layer in self.layers)
+
+    @property
+    def loads(self) -> Matrix:
+        """GPU by inter_tx, inter_rx, intra_tx, intra_rx: tokens of all layers."""
+        return np.asarray(np.sum([layer.loads for layer in self.layers], axis=0))
 
     @property
     def combine_s(self) -> float | None:
@@ -121,9 +127,7 @@ class StrategyResult:
             "optimal_s": self.optimal_s,
             "times_lower_bound": self.times_bound,
             "times_optimal": self.times_optimal,
-            "gpu_load_tokens": {
-                name: self.loads[:, at].tolist() for at, name in enumerate(_LINK_LOADS)
-            },
+            "gpu_load_tokens": _by_link(self.loads),
             "layers": [layer.to_dict() for layer in self.layers],
         }
 
@@ -215,7 +219,6 @@ class _Tally:
     def __init__(self, recipe: Recipe, terms: Terms, names: Sequence[str]) -> None:
         self.recipe, self.terms = recipe, terms
         self.layers: dict[str, list[LayerResult]] = {name: [] for name in names}
-        self.loads = {name: np.zeros((recipe.gpus, 4), np.int64) for name in names}
         self.experts: list[Matrix] = []
         self.unanswered: dict[str, str] = {}
 
@@ -232,7 +235,6 @@ class _Tally:
         demand = "copies" if copies else terms.demand
         limits = bounds(traffic, terms.cluster, terms.token_bytes, demand)
         self.layers[name].append(_layer(timing, limits, strategy.bound, terms.token_bytes))
-        self.loads[name] += timing.loads
 
     def drop(self, name: str, why: str) -> None:
         del self.layers[name]
@@ -245,7 +247,6 @@ class _Tally:
             name: StrategyResult(
                 name=name,
                 layers=tuple(layers),
-                loads=self.loads[name],
                 payload_bytes=payload * self.terms.token_bytes,
                 gpus=recipe.gpus,
                 compat=STRATEGIES[name].compat,
@@ -286,7 +287,12 @@ def _layer(timing: Timing, limits: Bounds, kind: str, size: int) -> LayerResult:
         bound_s=limits.of(kind),
         optimal_s=limits.optimal_s,
         combine_s=timing.combine_s,
+        loads=timing.loads,
     )
+
+
+def _by_link(loads: Matrix) -> dict[str, list[int]]:
+    return {name: loads[:, at].tolist() for at, name in enumerate(_LINK_LOADS)}
 
 
 def _added(times: Iterable[float]) -> float:
