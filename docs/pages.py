@@ -44,6 +44,9 @@ def cli_page() -> str:
         if (command := main.get_command(parent, name)) is not None:
             context = click.Context(command, info_name=name, parent=parent)
             sections += [f"## `fastcomm {name}`\n", _help(context)]
+            for inner, each in getattr(command, "commands", {}).items():
+                below = click.Context(each, info_name=inner, parent=context)
+                sections += [f"### `fastcomm {name} {inner}`\n", _help(below)]
     return "\n".join(sections)
 
 

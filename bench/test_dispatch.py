@@ -1,0 +1,130 @@
+"""Counting, drawing, FAST's schedule, and a whole workload of 2.6 M tokens."""
+
+import numpy as np
+import pytest
+
+from fastcomm.dispatch import fast, laws
+from fastcomm.dispatch.cluster import preset
+from fastcomm.dispatch.compat import assigned_stages, pad
+from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch.simulation import simulate
+from fastcomm.dispatch.workload import Workload
+from fastcomm_kernels import dispatch, routing
+
+TOKENS = 1 << 18
+PYTHON_TOKENS = 1 << 11
+
+
+def a_layer(nodes, each, topk):
+    """A layer of `TOKENS` tokens, in its GPUs' order."""
+    recipe = Recipe.of(
+        num_nodes=nodes,
+        experts_per_gpu=each,
+        topk=topk,
+        seq_len=TOKENS,
+        batch_size=1,
+        iter_num=1,
+        sampler="uniform",
+    )
+    return next(Workload.of(recipe).layers())
+
+
+def counted(layer):
+    """Copies by expert, and sets of nodes: the matrices M and P."""
+    copies = np.zeros((layer.gpus, len(layer.home)), np.int32)
+    sets = np.zeros((layer.gpus, 1 << layer.nodes), np.int32)
+    bit = (1 << (layer.home // layer.width)).astype(np.int32)
+
+    def run():
+        dispatch.copies(layer.src, layer.expert, copies)
+        dispatch.distinct_few(layer.src, layer.expert, bit, sets)
+
+    return run
+
+
+def in_python(layer):
+    """The definition of the same two matrices, on the first tokens."""
+    rows = list(
+        zip(
+            layer.src[:PYTHON_TOKENS].tolist(),
+            layer.expert[:PYTHON_TOKENS].tolist(),
+            strict=True,
+        )
+    )
+    home = layer.home.tolist()
+
+    def run():
+        copies = [[0] * layer.gpus for _ in range(layer.gpus)]
+        nodes = [[0] * layer.nodes for _ in range(layer.gpus)]
+        for s, experts in rows:
+            targets = [home[e] for e in experts]
+            for t in targets:
+                copies[s][t] += 1
+            for n in {t // layer.width for t in targets}:
+                nodes[s][n] += 1
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "each", "topk"),
+    [("dispatch_count_4x8", 4, 2, 4), ("dispatch_count_8x8", 8, 4, 8)],
+)
+def test_counting(bar, name, nodes, each, topk):
+    layer = a_layer(nodes, each, topk)
+    bar(
+        name,
+        counted(layer),
+        in_python(layer),
+        count=TOKENS,
+        yardstick_count=PYTHON_TOKENS,
+    )
+
+
+def test_drawing(bar):
+    """Top 4 of 64 experts; the yardstick is NumPy's own Zipf numbers, repeats and all."""
+    law = laws.folded_zipf(1.2, 64)
+    threshold, alias = laws.alias_table(law, np.int16)
+    out = np.empty((TOKENS, 4), np.int16)
+    random = np.random.default_rng(0)
+    few = TOKENS // 8
+    key = np.uint64(7)
+    bar(
+        "dispatch_draw",
+        lambda: routing.routed(0, key, threshold, alias, True, out),
+        lambda: random.zipf(1.2, (few, 4)),
+        count=TOKENS,
+        yardstick_count=few,
+    )
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("fast_64", 8), ("fast_320", 40)])
+def test_the_schedule_of_fast(bar, name, nodes):
+    """Everything: balance, stages, redistribution, times. SciPy finds the stages alone."""
+    size = nodes * 8
+    demand = np.random.default_rng(42).integers(0, 10_000, (size, size))
+    links = preset("100GbE", "H100")
+    inter, intra = links.inter_cost(1000), links.intra_cost(1000)
+    servers = demand.reshape(nodes, 8, nodes, 8).sum(axis=(1, 3)) // 8
+    np.fill_diagonal(servers, 0)
+    few = pad(servers[:8, :8])
+    bar(
+        name,
+        lambda: fast.schedule(demand, 8, inter, intra),
+        lambda: assigned_stages(few),
+        count=1,
+        yardstick_count=1,
+    )
+
+
+def test_a_whole_workload(bar):
+    """Draw 2.6 M tokens and time DeepEP and FAST on them."""
+    recipe = Recipe.of(seq_len=1 << 18, batch_size=10, iter_num=1)
+    layer = a_layer(4, 2, 4)
+    bar(
+        "dispatch_whole",
+        lambda: simulate(Workload.of(recipe), ["deepep", "fast"]),
+        in_python(layer),
+        count=recipe.tokens,
+        yardstick_count=PYTHON_TOKENS,
+    )

@@ -1,0 +1,322 @@
+"""``fastcomm dispatch`` and its commands."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastcomm.cli.dispatch_options import DRAWING, REPORT, SHAPE, TERMS, shape, with_options
+from fastcomm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fastcomm.dispatch.recipe import Recipe
+    from fastcomm.dispatch.schedules import Terms
+    from fastcomm.dispatch.workload import Workload
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm dispatch generate --num-nodes 4 --iter-num 10 --seed 0 -o workload
+  fastcomm dispatch compare workload
+  fastcomm dispatch simulate --strategy deepep,fast workload --json
+  fastcomm dispatch place workload --replicas 1.5
+  fastcomm dispatch sweep --over num_nodes=2,4,8 --over zipf_alpha=1.1,1.5,2
+"""
+
+
+@click.group("dispatch", epilog=_EXAMPLES)
+def run() -> None:
+    """Simulate the all-to-all of a mixture of experts: schedules, bounds, placement."""
+
+
+@run.command("generate")
+@with_options(shape(defaults=True))
+@with_options(DRAWING)
+@click.option(
+    "--popularity",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Text file: the weight of each expert (with --law popularity).",
+)
+@click.option(
+    "--hot-ranks",
+    metavar="LIST",
+    help="GPUs with more tokens than the others: 0:4,5:2 is four and two times as many.",
+)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--output", "-o", required=True, type=click.Path(file_okay=False, path_type=Path))
+def generate(
+    popularity: Path | None,
+    hot_ranks: str | None,
+    threads: int,
+    output: Path,
+    **words: Any,
+) -> None:
+    """Draw a workload, a Parquet file an iteration."""
+    from fastcomm.dispatch import workload
+
+    weights = None if popularity is None else _numbers(popularity)
+    if weights is not None:
+        words["law"] = "popularity"
+    recipe = _recipe(words)
+    if recipe.sampler == "seed":
+        if weights is not None or hot_ranks is not None:
+            raise ConfigError("--compat seed: the original has no popularity and no hot ranks")
+        more: dict[str, Any] = {}
+    else:
+        more = {"popularity": weights, "threads": threads}
+        if hot_ranks is not None:
+            more["sources"] = _sources(hot_ranks, recipe)
+    files = workload.write(recipe, output, **more)
+    click.echo(
+        f"{output}: {len(files)} iterations of {recipe.num_layers} layers, {recipe.tokens} "
+        f"tokens of {recipe.topk} experts on {recipe.gpus} GPUs"
+    )
+
+
+@run.command("simulate")
+@click.argument("workload", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--strategy",
+    "names",
+    default="deepep,fast",
+    show_default=True,
+    metavar="LIST",
+    help="deepep-compat, fast-compat, deepep, deepep-ll, fast, direct, spreadout, "
+    "multicast-balanced.",
+)
+@with_options(shape(defaults=False))
+@with_options(TERMS)
+@with_options(REPORT)
+def simulate(
+    workload: Path, names: str, as_json: bool, output: Path | None, **words: Any
+) -> None:
+    """Time the layers of WORKLOAD under some strategies, and name what binds each.
+
+    WORKLOAD is a folder of `generate`, or a routing table of a job: an .npz of src_gpu [tokens]
+    and target_experts [tokens, top-k], a Parquet file with these columns, or an .npy of
+    experts. The shape of a generated workload is its own, and one that contradicts it is an
+    error.
+    """
+    from fastcomm.dispatch import simulation
+    from fastcomm.report import dispatch as report
+
+    opened = _opened(workload, words)
+    found = simulation.simulate(opened, names.split(","), _terms(opened.recipe, words))
+    _give(found, as_json, output, report.show)
+
+
+@run.command("compare")
+@click.argument("workload", required=False, type=click.Path(exists=True, path_type=Path))
+@with_options(shape(defaults=True))
+@with_options(DRAWING)
+@with_options(TERMS)
+@with_options(REPORT)
+def compare(workload: Path | None, as_json: bool, output: Path | None, **words: Any) -> None:
+    """Time every strategy side by side, each as a multiple of the best possible.
+
+    Without WORKLOAD one is drawn on the way, from the options, and stored nowhere.
+    """
+    from fastcomm.dispatch import simulation
+    from fastcomm.dispatch.schedules import STRATEGIES
+    from fastcomm.dispatch.workload import Workload
+    from fastcomm.report import dispatch as report
+
+    opened = _opened(workload, words) if workload else Workload.of(_recipe(words))
+    found = simulation.simulate(
+        opened, tuple(STRATEGIES), _terms(opened.recipe, words), lenient=True
+    )
+    _give(found, as_json, output, report.compare)
+
+
+@run.command("place")
+@click.argument("workload", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--replicas",
+    type=float,
+    default=1.5,
+    show_default=True,
+    help="Physical experts by logical ones; times the experts, a multiple of the GPUs.",
+)
+@click.option(
+    "--groups",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Groups of experts that stay in a node, if they divide among the nodes; else global.",
+)
+@click.option(
+    "--rule",
+    type=click.Choice(["random", "round-robin", "local"]),
+    default="local",
+    show_default=True,
+    help="Which replica a token takes; local: those of its own node first.",
+)
+@click.option(
+    "--load",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Text file: measured load of each expert, a line a layer. [default: the workload's]",
+)
+@click.option("--strategy", "names", default="deepep,fast,multicast-balanced", metavar="LIST")
+@with_options(shape(defaults=False))
+@with_options(TERMS)
+@with_options(REPORT)
+def place(
+    workload: Path,
+    names: str,
+    as_json: bool,
+    output: Path | None,
+    **words: Any,
+) -> None:
+    """Place replicas of the experts by their load, and time WORKLOAD before and after."""
+    import numpy as np
+
+    from fastcomm.dispatch import placing
+    from fastcomm.report import dispatch as report
+
+    opened = _opened(workload, words)
+    loads = None
+    if words["load"] is not None:
+        loads = np.reshape(_numbers(words["load"]), (opened.recipe.num_layers, -1))
+    found = placing.placing(
+        opened,
+        names.split(","),
+        _terms(opened.recipe, words),
+        rule=words["rule"],
+        replicas=round(words["replicas"] * opened.recipe.experts),
+        groups=words["groups"],
+        loads=loads,
+    )
+    _give(found, as_json, output, report.place)
+
+
+@run.command("sweep")
+@click.option(
+    "--over",
+    multiple=True,
+    required=True,
+    metavar="NAME=LIST",
+    help="Values of an option of the workload: zipf_alpha=1.1,2. Several make a grid.",
+)
+@click.option("--strategy", "names", default="deepep,fast,multicast-balanced", metavar="LIST")
+@with_options(shape(defaults=True))
+@with_options(DRAWING)
+@with_options(TERMS)
+@with_options(REPORT)
+def sweep(
+    over: tuple[str, ...],
+    names: str,
+    as_json: bool,
+    output: Path | None,
+    **words: Any,
+) -> None:
+    """Time strategies over a grid of workloads: skew, nodes, top-k, tokens."""
+    from fastcomm.dispatch import sweeping
+    from fastcomm.report import dispatch as report
+
+    grid = dict(sweeping.axis(text) for text in over)
+    words["iter_num"] = words["iter_num"] or 1
+    found = sweeping.sweep(
+        _recipe(words), grid, names.split(","), lambda recipe: _terms(recipe, words)
+    )
+    _give(found, as_json, output, report.sweep)
+
+
+def _recipe(words: dict[str, Any]) -> "Recipe":
+    from fastcomm.dispatch.recipe import Recipe
+
+    known = (*SHAPE, "dtype", "zipf_alpha", "seed", "distinct", "shuffle")
+    said = {name: words[name] for name in known if words.get(name) is not None}
+    return Recipe.of(**said, sampler=_law(words) or "zipf")
+
+
+def _law(words: dict[str, Any]) -> str | None:
+    """The sampler that the words ask for; None if they do not say."""
+    law: str | None = words.get("law")
+    if words.get("compat") and law:
+        raise ConfigError("--compat seed: the original has a law of its own, leave --law out")
+    return "seed" if words.get("compat") else law
+
+
+def _opened(path: Path, words: dict[str, Any]) -> "Workload":
+    from fastcomm.dispatch.workload import open_workload
+
+    names = (*SHAPE, "dtype", "zipf_alpha", "seed", "distinct", "shuffle")
+    said = {name: words.get(name) for name in names}
+    return open_workload(path, {**said, "sampler": _law(words)})
+
+
+def _terms(recipe: "Recipe", words: dict[str, Any]) -> "Terms":
+    from fastcomm.dispatch.cluster import Cluster, bandwidth
+    from fastcomm.dispatch.simulation import terms_of
+
+    links = Cluster()
+    rates = {"inter": links.inter_bytes_per_s, "intra": links.intra_bytes_per_s}
+    if words["cluster"]:
+        from fastcomm.dispatch.hardware import hardware
+
+        found = hardware(words["cluster"], recipe.gpus_per_node)
+        rates = {"inter": found.inter_bytes_per_s, "intra": found.intra_bytes_per_s}
+    for kind in rates:
+        if words[f"bw_{kind}"] is not None:
+            rates[kind] = bandwidth(words[f"bw_{kind}"])
+    cluster = Cluster.of(
+        inter_bytes_per_s=rates["inter"],
+        intra_bytes_per_s=rates["intra"],
+        inter_efficiency=words["inter_efficiency"],
+        intra_efficiency=words["intra_efficiency"],
+        inter_start_s=words["inter_start"] * 1e-6,
+        intra_start_s=words["intra_start"] * 1e-6,
+        incast=words["incast"],
+    )
+    size = words["token_bytes"] or recipe.token_bytes
+    return terms_of(
+        recipe,
+        token_bytes=size,
+        combine_bytes=words["combine_bytes"] or size,
+        cluster=cluster,
+        demand=words["demand"],
+        decomposition=words["decomposition"],
+    )
+
+
+def _give(found: Any, as_json: bool, output: Path | None, show: Callable[[Any], None]) -> None:
+    if output is not None:
+        from fastcomm.report import dispatch_tables
+
+        for path in dispatch_tables.write(found, output):
+            click.echo(f"wrote {path}", err=True)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+    else:
+        show(found)
+
+
+def _numbers(path: Path) -> list[float]:
+    try:
+        return [float(word) for word in path.read_text().replace(",", " ").split()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}; wanted numbers alone") from error
+
+
+def _sources(text: str, recipe: "Recipe") -> list[int]:
+    """Tokens of each GPU where some have a multiple of the others'."""
+    weight = [1.0] * recipe.gpus
+    for part in text.split(","):
+        gpu, _, factor = part.partition(":")
+        try:
+            weight[range(recipe.gpus)[int(gpu)]] = float(factor)
+        except (ValueError, IndexError) as error:
+            raise ConfigError(
+                f"--hot-ranks: found {part!r}, wanted GPU:FACTOR as in 0:4, of "
+                f"{recipe.gpus} GPUs"
+            ) from error
+    if min(weight) < 0 or not 0 < sum(weight) < float("inf"):
+        raise ConfigError(f"--hot-ranks: found {text!r}, wanted factors from 0")
+    edges, passed = [0], 0.0
+    for each in weight:
+        passed += each
+        edges.append(round(recipe.tokens * passed / sum(weight)))
+    return [after - before for before, after in itertools.pairwise(edges)]

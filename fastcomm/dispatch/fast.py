@@ -1,0 +1,141 @@
+"""FAST as published: an even load on every NIC of a node, and stages without incast.
+
+Balance inside the nodes, then stages in step, one node to one node, GPU i to GPU i; what a
+stage brought moves on inside its node while the next one runs. Own-node traffic runs beside
+the first stage.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.dispatch.compat import assigned_stages, largest_sum, pad
+from fastcomm.dispatch.traffic import Matrix
+from fastcomm.errors import ConfigError
+from fastcomm_kernels import fast as kernels
+from fastcomm_kernels import matching
+
+Rows = NDArray[np.int32]
+DECOMPOSITIONS = ("threshold", "incremental", "assignment")
+# Of 16: how far the threshold falls where the cells above it do not suffice.
+_SHRINK = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Time of a message: a start-up, and a time a unit."""
+
+    start_s: float = 0.0
+    unit_s: float
+
+    @property
+    def pair(self) -> tuple[float, float]:
+        """As the kernels take it."""
+        return float(self.start_s), float(self.unit_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What FAST does with one demand, and how long each part takes."""
+
+    servers: Matrix  # node by node: load of each NIC
+    permutations: Rows  # stage by node: where the node sends; itself is padding
+    weights: Matrix
+    balanced: NDArray[np.int64]  # [node, node, GPU, GPU] after the balance
+    moved: NDArray[np.int64]  # [node * node, GPU, GPU] by the balance
+    balance_s: float
+    own_s: float
+    inter_s: NDArray[np.float64]  # a stage
+    redist_s: NDArray[np.float64]  # a stage
+
+    @property
+    def total_s(self) -> float:
+        """Balance, then the stages, each beside the redistribution of the one before."""
+        if not len(self.weights):
+            return self.balance_s + self.own_s
+        hidden = np.concatenate([[self.own_s], self.redist_s[:-1]])
+        return float(
+            self.balance_s + np.maximum(self.inter_s, hidden).sum() + self.redist_s[-1]
+        )
+
+
+def schedule(
+    demand: Matrix, width: int, inter: Cost, intra: Cost, decomposition: str = "threshold"
+) -> Schedule:
+    """Schedule a GPU-by-GPU demand; its diagonal does not move."""
+    block = blocked(demand, width)
+    servers, moved, balance_s = kernels.balance(block, intra.pair)
+    permutations, weights = stages(servers, decomposition)
+    given = _timed(block, permutations, weights, intra)
+    # A stage hides the redistribution of the one before if that is not much larger.
+    order = np.argsort(-weights, kind="stable")
+    ordered = _timed(block, permutations[order], weights[order], intra)
+    own_s = max(kernels.spread_time(block[n, n], intra.pair) for n in range(len(block)))
+    found = [
+        Schedule(
+            servers=servers,
+            permutations=rows,
+            weights=units,
+            balanced=block,
+            moved=moved,
+            balance_s=balance_s,
+            own_s=own_s,
+            inter_s=np.asarray(inter.start_s + units * inter.unit_s, np.float64),
+            redist_s=times,
+        )
+        for rows, units, times in (
+            (permutations, weights, given),
+            (permutations[order], weights[order], ordered),
+        )
+    ]
+    return min(found, key=lambda each: each.total_s)
+
+
+def blocked(demand: Matrix, width: int) -> NDArray[np.int64]:
+    """[node, node, GPU, GPU]: a fresh copy, nothing on the diagonal."""
+    nodes = len(demand) // width
+    kept = np.array(demand, np.int64)
+    np.fill_diagonal(kept, 0)
+    return np.ascontiguousarray(kept.reshape(nodes, width, nodes, width).transpose(0, 2, 1, 3))
+
+
+def stages(servers: Matrix, decomposition: str = "threshold") -> tuple[Rows, Matrix]:
+    """Pad a server matrix and split it into weighted permutations."""
+    padded = pad(servers)
+    if decomposition == "assignment":
+        permutations, weights = assigned_stages(padded)
+        return permutations.astype(np.int32), weights
+    if decomposition not in DECOMPOSITIONS:
+        raise ConfigError(
+            f"decomposition: found {decomposition!r}, wanted one of {', '.join(DECOMPOSITIONS)}"
+        )
+    first = int(padded.max(initial=0)) if decomposition == "threshold" else 1
+    return split(padded, first)
+
+
+def split(padded: Matrix, first: int) -> tuple[Rows, Matrix]:
+    """Split a matrix of equal row and column sums."""
+    load = largest_sum(padded)
+    if (padded.sum(axis=0) != load).any() or (padded.sum(axis=1) != load).any():
+        raise ValueError("the row and column sums differ: pad the matrix first")
+    return matching.stages(padded, first, _SHRINK)
+
+
+def _timed(
+    block: NDArray[np.int64], permutations: Rows, weights: Matrix, intra: Cost
+) -> NDArray[np.float64]:
+    return kernels.redistribution(block, permutations, weights, intra.pair)
+
+
+def spreadout_s(demand: Matrix, width: int, inter: Cost, intra: Cost) -> float:
+    """Shift by shift: GPU j sends to GPU j + k, and the slowest pair sets the time."""
+    gpus = len(demand)
+    units = np.array(demand, np.float64)
+    node = np.arange(gpus) // width
+    own = node[:, None] == node
+    start = np.where(own, intra.start_s, inter.start_s)
+    cost = np.where(units > 0, start + units * np.where(own, intra.unit_s, inter.unit_s), 0.0)
+    np.fill_diagonal(cost, 0.0)
+    shifted = (np.arange(gpus)[:, None] + np.arange(gpus)) % gpus
+    return float(np.take_along_axis(cost, shifted, axis=1).max(axis=0, initial=0).sum())

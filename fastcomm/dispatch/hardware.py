@@ -1,0 +1,66 @@
+"""Bandwidths from the TOML file of a cluster, the one that `fastcomm isp` takes.
+
+Of its keys dispatch needs three: `gpus_per_node`, `bw_intra` of a GPU, and `bw_node`, which the
+GPUs of a node share.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from fastcomm.errors import ConfigError
+from fastcomm.units import parse_bandwidth
+
+_KEYS = ("gpus_per_node", "bw_intra", "bw_node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What a cluster file says of the links."""
+
+    gpus_per_node: int
+    inter_bytes_per_s: float  # of a GPU
+    intra_bytes_per_s: float
+
+
+def hardware(name: str, gpus_per_node: int) -> Hardware:
+    """Read a file, or a cluster that is shipped; its nodes must have so many GPUs."""
+    found = _parsed(_text(name), name)
+    if found.gpus_per_node != gpus_per_node:
+        raise ConfigError(
+            f"{name}: gpus_per_node is {found.gpus_per_node}, that of the workload is "
+            f"{gpus_per_node}"
+        )
+    return found
+
+
+def _text(name: str) -> str:
+    shipped = resources.files("fastcomm") / "cluster" / "data" / f"{name.lower()}.toml"
+    try:
+        if Path(name).is_file():
+            return Path(name).read_text("utf-8")
+        if "/" not in name and shipped.is_file():
+            return shipped.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name}: {error}") from error
+    raise ConfigError(f"cluster {name!r}: neither a file nor a cluster that is shipped")
+
+
+def _parsed(text: str, name: str) -> Hardware:
+    try:
+        said = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    if missing := [key for key in _KEYS if key not in said]:
+        raise ConfigError(f"{name}: no key {', '.join(missing)}")
+    gpus = said["gpus_per_node"]
+    if not isinstance(gpus, int) or gpus < 1:
+        raise ConfigError(
+            f"{name}: gpus_per_node: found {gpus!r}, wanted a whole number from 1"
+        )
+    try:
+        node, intra = (parse_bandwidth(str(said[key])) for key in ("bw_node", "bw_intra"))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    return Hardware(gpus_per_node=gpus, inter_bytes_per_s=node / gpus, intra_bytes_per_s=intra)

@@ -1,0 +1,111 @@
+"""What a workload is made of: shape of the cluster, of the model, and how tokens are routed.
+
+GPU = node * gpus_per_node + rank. Expert e of a workload lives on GPU e // experts_per_gpu.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Self
+
+from fastcomm.errors import ConfigError
+
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8": 1}
+SAMPLERS = ("seed", "zipf", "bounded", "uniform", "popularity", "gate", "bimodal", "table")
+DISTINCT = ("uniform", "resample")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The whole configuration of a workload; the defaults are the original simulator's.
+
+    `sampler` says how experts are drawn: "seed" is the original's stream, "table" is a user's
+    own routing.
+    """
+
+    num_nodes: int = 4
+    gpus_per_node: int = 8
+    experts_per_gpu: int = 2
+    seq_len: int = 8192
+    batch_size: int = 2
+    embed_size: int = 5120
+    dtype: str = "float16"
+    topk: int = 4
+    num_layers: int = 1
+    iter_num: int = 10
+    zipf_alpha: float = 1.2
+    seed: int = 0
+    sampler: str = "zipf"
+    distinct: str = "uniform"
+    shuffle: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the cluster."""
+        return self.num_nodes * self.gpus_per_node
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer."""
+        return self.gpus * self.experts_per_gpu
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a layer, of the whole cluster."""
+        return self.seq_len * self.batch_size
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token on the wire."""
+        return self.embed_size * DTYPE_BYTES[self.dtype]
+
+    @classmethod
+    def of(cls, **words: Any) -> Self:
+        """Check the words and make the recipe."""
+        recipe = cls(**words)
+        _check_numbers(recipe)
+        _check_words(recipe)
+        return recipe
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON has it."""
+        return asdict(self)
+
+    def agreed(self, said: Mapping[str, Any], where: str) -> Self:
+        """The recipe, where nothing of what a user `said` contradicts it."""
+        for name, value in said.items():
+            if value is not None and getattr(self, name) != value:
+                raise ConfigError(
+                    f"{where}: {name} is {getattr(self, name)}, and {value} was asked for; "
+                    "the shape of a workload is fixed when it is generated"
+                )
+        return self
+
+    def changed(self, **words: Any) -> Self:
+        """The same with other words, checked anew."""
+        return type(self).of(**asdict(replace(self, **words)))
+
+
+def _check_numbers(recipe: Recipe) -> None:
+    for field in fields(recipe):
+        value = getattr(recipe, field.name)
+        low = 0 if field.name in {"seed", "zipf_alpha", "seq_len", "batch_size"} else 1
+        if not isinstance(value, (str, bool)) and not low <= value < float("inf"):
+            raise ConfigError(f"{field.name}: found {value}, wanted at least {low}")
+    if recipe.topk > recipe.experts:
+        raise ConfigError(
+            f"topk: found {recipe.topk}, wanted at most the {recipe.experts} experts: "
+            "those of a token differ"
+        )
+
+
+def _check_words(recipe: Recipe) -> None:
+    for name, known in (("dtype", DTYPE_BYTES), ("sampler", SAMPLERS), ("distinct", DISTINCT)):
+        if getattr(recipe, name) not in known:
+            raise ConfigError(
+                f"{name}: found {getattr(recipe, name)!r}, wanted one of {', '.join(known)}"
+            )
+    if recipe.sampler in {"seed", "zipf"} and recipe.zipf_alpha <= 1:
+        raise ConfigError(
+            f"zipf_alpha: found {recipe.zipf_alpha}, wanted more than 1: an unbounded Zipf law "
+            "has no sum below; the law `bounded` takes any exponent from 0"
+        )

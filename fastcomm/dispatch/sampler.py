@@ -1,0 +1,138 @@
+"""Made-up routing: token i of a layer is a pure function of seed, iteration, layer and i.
+
+So the layer is the same in whatever pieces and by however many threads it is drawn.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.dispatch import laws, legacy
+from fastcomm.dispatch.legacy import Ids
+from fastcomm.dispatch.recipe import Recipe
+from fastcomm.errors import ConfigError
+from fastcomm_kernels import routing
+
+_CHUNK = 1 << 16
+_GATE_NODES = 4
+_HOT_RANKS = 2
+_HOT_SHARE = 0.9
+_WORD = (1 << 64) - 1
+
+Draw = Callable[[int, np.uint64, Ids], None]
+
+
+def layers(
+    recipe: Recipe,
+    *,
+    popularity: Sequence[float] | None = None,
+    sources: Sequence[int] | None = None,
+    threads: int = 1,
+) -> Iterator[tuple[Ids, Ids]]:
+    """Source and experts of the tokens: iteration by iteration, layer by layer.
+
+    `popularity` has a weight for each expert, `sources` the tokens of each GPU.
+    """
+    src = source_gpus(recipe, sources)
+    draw = _drawing(recipe, src, popularity)
+    for iteration in range(recipe.iter_num):
+        for number in range(recipe.num_layers):
+            expert = np.empty((recipe.tokens, recipe.topk), src.dtype)
+            _fill(draw, layer_key(recipe.seed, iteration, number), expert, threads)
+            yield src, expert
+
+
+def source_gpus(recipe: Recipe, counts: Sequence[int] | None = None) -> Ids:
+    """The GPU of each token, in order: evenly, or by `counts`."""
+    dtype = legacy.id_type(recipe)
+    if counts is None:
+        # Token i lies on GPU i * gpus // tokens.
+        edges = -(-np.arange(recipe.gpus + 1) * recipe.tokens // recipe.gpus)
+        return np.repeat(np.arange(recipe.gpus, dtype=dtype), np.diff(edges))
+    if len(counts) != recipe.gpus or min(counts) < 0 or sum(counts) != recipe.tokens:
+        raise ConfigError(
+            f"sources: found {len(counts)} counts of {sum(counts)} tokens, wanted one for each "
+            f"of {recipe.gpus} GPUs, {recipe.tokens} tokens in all"
+        )
+    return np.repeat(np.arange(recipe.gpus, dtype=dtype), counts)
+
+
+def layer_key(seed: int, iteration: int, number: int) -> np.uint64:
+    """Where the random numbers of a layer start."""
+    key = np.uint64(seed & _WORD)
+    with np.errstate(over="ignore"):
+        for word in (iteration, number):
+            key = routing.mixed(key ^ np.uint64(0x9E3779B97F4A7C15)) + np.uint64(word)
+    return np.uint64(key)
+
+
+def _fill(draw: Draw, key: np.uint64, expert: Ids, threads: int) -> None:
+    starts = range(0, len(expert), _CHUNK)
+    if threads == 1 or len(starts) == 1:
+        draw(0, key, expert)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        done = [pool.submit(draw, at, key, expert[at : at + _CHUNK]) for at in starts]
+        for each in done:
+            each.result()
+
+
+def _drawing(recipe: Recipe, src: Ids, popularity: Sequence[float] | None) -> Draw:
+    if recipe.sampler == "gate":
+        nodes = recipe.num_nodes
+        return _racing(
+            np.ones((1, recipe.experts)),
+            np.zeros(len(src), np.int32),
+            (nodes, min(nodes, _GATE_NODES)),
+            recipe,
+        )
+    if recipe.sampler == "bimodal":
+        return _racing(*_bimodal(recipe, src), (1, 1), recipe)
+    law = laws.shares(recipe, popularity)
+    if recipe.shuffle:
+        law = law[np.random.default_rng(recipe.seed).permutation(len(law))]
+    laws.check_distinct(recipe, law)
+    threshold, alias = laws.alias_table(law, src.dtype.type)
+    uniform = recipe.distinct == "uniform"
+
+    def draw(first: int, key: np.uint64, out: Ids) -> None:
+        with np.errstate(over="ignore"):
+            routing.routed(first, key, threshold, alias, uniform, out)
+
+    return draw
+
+
+def _racing(
+    weight: NDArray[np.float64], law: NDArray[np.int32], gate: tuple[int, int], recipe: Recipe
+) -> Draw:
+    """Draw without replacement; each token by the law of its number."""
+    fewest = int((weight > 0).sum(axis=1).min()) * gate[1] // gate[0]
+    if fewest < recipe.topk:
+        raise ConfigError(
+            f"topk: found {recipe.topk}, wanted at most {fewest}: so many experts are left to "
+            f"a token by the law `{recipe.sampler}`"
+        )
+
+    def draw(first: int, key: np.uint64, out: Ids) -> None:
+        with np.errstate(over="ignore"):
+            part = law[first : first + len(out)]
+            routing.raced(first, key, part, weight, gate, out)
+
+    return draw
+
+
+def _bimodal(recipe: Recipe, src: Ids) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    """Laws, remote and own of each node, and which one each token follows.
+
+    Two ranks of a node send nine tokens of ten away, the others one.
+    """
+    node_of = np.arange(recipe.experts) // (recipe.experts // recipe.num_nodes)
+    own = node_of == np.arange(recipe.num_nodes)[:, None]
+    away = np.where(own, 0.0, laws.shares(recipe))
+    weight = np.stack([away, own.astype(np.float64)], axis=1).reshape(-1, recipe.experts)
+    node, rank = np.divmod(src.astype(np.int32), recipe.gpus_per_node)
+    share = np.where(rank < _HOT_RANKS, _HOT_SHARE, 1 - _HOT_SHARE)
+    coin = np.random.default_rng(recipe.seed).random(len(src))
+    return weight, (2 * node + (coin >= share)).astype(np.int32)

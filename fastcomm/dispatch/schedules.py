@@ -1,0 +1,331 @@
+"""The schedules: how long one layer takes under each, which link binds, what each GPU carries.
+
+A schedule is a function of the traffic of a layer and the terms of a simulation. All but the
+two of the original simulator (`-compat`) are exact.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.dispatch import compat, fast
+from fastcomm.dispatch.cluster import Cluster
+from fastcomm.dispatch.traffic import Matrix, Traffic
+from fastcomm_kernels import dispatch
+
+LINKS = ("NIC", "NVLink")
+DIRECTIONS = ("send", "receive")
+# Fits of the published low-latency tables (EP 16 to 256, 50 GB/s NICs; EP 8, 160 GB/s inside a
+# node): a start-up, and the share of each link that is reached.
+LOW_LATENCY = {
+    "dispatch": (34.6e-6, 46.4 / 50, 86 / 160),
+    "combine": (5.7e-6, 39.9 / 50, 113 / 160),
+}
+# How much a NIC is liked for being a target's, and for being the source's own.
+_LIKES = (2, 1), (1, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a simulation is told beside the workload."""
+
+    token_bytes: int
+    combine_bytes: int
+    cluster: Cluster = field(default_factory=Cluster)
+    demand: str = "copies"
+    decomposition: str = "threshold"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """The busiest link: a GPU, which of its links, and the direction."""
+
+    gpu: int
+    link: str
+    direction: str
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"GPU {self.gpu} {self.link} {self.direction}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """One layer under one schedule."""
+
+    seconds: float
+    phases: dict[str, float]
+    inter_tokens: int
+    loads: Matrix  # GPU by NIC send, NIC receive, NVLink send, NVLink receive; in tokens
+    bottleneck: Bottleneck
+    combine_s: float | None = None
+
+
+Schedule = Callable[[Traffic, Terms], Timing]
+
+
+def _weights(
+    cluster: Cluster, size: int = 1, nic: float = 1.0, port: float = 1.0
+) -> NDArray[np.float64]:
+    """Seconds a token for each column of a load, at these shares of the links."""
+    return np.repeat([size / (cluster.inter * nic), size / (cluster.intra * port)], 2)
+
+
+def _busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
+    gpu, column = np.unravel_index(int(np.argmax(seconds)), seconds.shape)
+    return Bottleneck(
+        gpu=int(gpu),
+        link=LINKS[int(column) // 2],
+        direction=DIRECTIONS[int(column) % 2],
+        tokens=int(loads[gpu, column]),
+    )
+
+
+def _pipelined(loads: Matrix, terms: Terms, starts: tuple[float, float]) -> Timing:
+    """Both kinds of link work at once; the busiest one sets the time."""
+    cluster, size = terms.cluster, terms.token_bytes
+    seconds = loads * _weights(cluster, size)
+    most = [float(seconds[:, :2].max()), float(seconds[:, 2:].max())]
+    times = [busy + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)]
+    return Timing(
+        seconds=max(times),
+        phases={"inter": times[0], "intra": times[1]},
+        inter_tokens=int(loads[:, 0].sum()),
+        loads=loads,
+        bottleneck=_busiest(loads, seconds),
+        combine_s=_combined(most, starts, terms),
+    )
+
+
+def _combined(most: list[float], starts: tuple[float, float], terms: Terms) -> float:
+    """The mirror image: sends and receives change places, the maxima stay."""
+    factor = terms.combine_bytes / terms.token_bytes
+    return max(
+        busy * factor + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)
+    )
+
+
+def deepep(traffic: Traffic, terms: Terms) -> Timing:
+    """Once to each node, to the GPU of the source's rank; from there once to each GPU."""
+    loads = compat.deepep_counts(traffic, traffic.unique)
+    starts = terms.cluster.inter_start_s, terms.cluster.intra_start_s
+    return _pipelined(loads, terms, starts)
+
+
+def multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
+    """Once to each node, spread evenly over all NICs of both nodes.
+
+    A token enters a node by a GPU that needs it, or leaves by its own: whichever is shorter.
+    """
+    starts = terms.cluster.inter_start_s, terms.cluster.intra_start_s
+    timings = (_pipelined(_balanced_loads(traffic, likes), terms, starts) for likes in _LIKES)
+    return min(timings, key=lambda timing: timing.seconds)
+
+
+def _balanced_loads(traffic: Traffic, likes: tuple[int, int]) -> Matrix:
+    loads = np.zeros((traffic.nodes * traffic.width, 4), np.int64)
+    layer, quota = traffic.layer, _quota(traffic)
+    dispatch.balanced_loads(layer.src, layer.expert, layer.home, quota, likes, loads)
+    return loads
+
+
+def _quota(traffic: Traffic) -> NDArray[np.int32]:
+    """[node, node, rank]: tokens by NIC; remainders take turns, so that totals stay even."""
+    width = traffic.width
+    pairs = traffic.remote_node_unique.reshape(traffic.nodes, width, -1).sum(axis=1)
+    each, rest = np.divmod(pairs, width)
+    first = np.cumsum(rest, axis=1) - rest
+    turn = (np.arange(width) - first[:, :, None]) % width
+    return np.asarray(each[:, :, None] + (turn < rest[:, :, None]), np.int32)
+
+
+def _end_loads(remote: Matrix, local: Matrix) -> Matrix:
+    sums = (remote.sum(axis=1), remote.sum(axis=0), local.sum(axis=1), local.sum(axis=0))
+    return np.stack(sums, axis=1)
+
+
+def direct(traffic: Traffic, terms: Terms) -> Timing:
+    """Each GPU sends to each GPU what it has for it, all at the same time."""
+    demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
+    ends = _end_loads(remote, demand - remote)
+    messages = _end_loads(np.sign(remote), np.sign(demand - remote))
+    seconds, dispatch_s = _direct_s(ends, messages, terms, terms.token_bytes)
+    mirror = [1, 0, 3, 2]
+    _, combine_s = _direct_s(ends[:, mirror], messages[:, mirror], terms, terms.combine_bytes)
+    return Timing(
+        seconds=max(dispatch_s),
+        phases={"inter": dispatch_s[0], "intra": dispatch_s[1]},
+        inter_tokens=int(remote.sum()),
+        loads=ends,
+        bottleneck=_busiest(ends, seconds),
+        combine_s=max(combine_s),
+    )
+
+
+def _direct_s(
+    ends: Matrix, messages: Matrix, terms: Terms, size: int
+) -> tuple[NDArray[np.float64], list[float]]:
+    """Seconds of each link, and the largest by kind; many senders slow a NIC down."""
+    cluster = terms.cluster
+    seconds = ends * _weights(cluster, size)
+    seconds[:, 1] *= 1 + cluster.incast * np.maximum(messages[:, 1] - 1, 0)
+    seconds += messages * np.repeat([cluster.inter_start_s, cluster.intra_start_s], 2)
+    return seconds, [float(seconds[:, :2].max()), float(seconds[:, 2:].max())]
+
+
+def spreadout(traffic: Traffic, terms: Terms) -> Timing:
+    """Shift by shift, each GPU to the one so many places on."""
+    demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
+    ends = _end_loads(remote, demand - remote)
+    took, back = (
+        fast.spreadout_s(
+            each,
+            traffic.width,
+            terms.cluster.inter_cost(size),
+            terms.cluster.intra_cost(size),
+        )
+        for each, size in ((demand, terms.token_bytes), (demand.T, terms.combine_bytes))
+    )
+    return Timing(
+        seconds=took,
+        phases={"shifts": took},
+        inter_tokens=int(remote.sum()),
+        loads=ends,
+        bottleneck=_busiest(ends, ends * _weights(terms.cluster)),
+        combine_s=back,
+    )
+
+
+def low_latency(traffic: Traffic, terms: Terms) -> Timing:
+    """DeepEP's low-latency kernels: a message for each expert of a token, nothing shared."""
+    demand = traffic.demand("copies")
+    remote = traffic.remote("copies")
+    loads = _end_loads(remote, demand - remote)
+    cluster = terms.cluster
+    most = [int(loads[:, :2].max()), int(loads[:, 2:].max())]
+    times = {}
+    for what, size in (("dispatch", terms.token_bytes), ("combine", terms.combine_bytes)):
+        start, nic, port = LOW_LATENCY[what]
+        across = most[0] * size / (cluster.inter * nic) + (start if most[0] else 0.0)
+        times[what] = across, most[1] * size / (cluster.intra * port)
+    _, nic, port = LOW_LATENCY["dispatch"]
+    return Timing(
+        seconds=max(times["dispatch"]),
+        phases=dict(zip(("inter", "intra"), times["dispatch"], strict=True)),
+        inter_tokens=int(remote.sum()),
+        loads=loads,
+        bottleneck=_busiest(loads, loads * _weights(cluster, terms.token_bytes, nic, port)),
+        combine_s=max(times["combine"]),
+    )
+
+
+def fast_exact(traffic: Traffic, terms: Terms) -> Timing:
+    """FAST as published."""
+    demand = traffic.demand(terms.demand)
+    found, back = (
+        fast.schedule(
+            each,
+            traffic.width,
+            terms.cluster.inter_cost(size),
+            terms.cluster.intra_cost(size),
+            terms.decomposition,
+        )
+        for each, size in (
+            (demand, terms.token_bytes),
+            (np.ascontiguousarray(demand.T), terms.combine_bytes),
+        )
+    )
+    exposed = found.total_s - found.balance_s - float(found.inter_s.sum())
+    loads = _fast_loads(found)
+    return Timing(
+        seconds=found.total_s,
+        phases={
+            "balance": found.balance_s,
+            "inter": float(found.inter_s.sum()),
+            "exposed_intra": max(0.0, exposed),
+        },
+        inter_tokens=int(traffic.remote(terms.demand).sum()),
+        loads=loads,
+        bottleneck=_busiest(loads, loads * _weights(terms.cluster)),
+        combine_s=back.total_s,
+    )
+
+
+def _fast_loads(found: fast.Schedule) -> Matrix:
+    """What each GPU carries: its rail, the balance, the redistribution, its own node."""
+    block = found.balanced
+    nodes, width = block.shape[0], block.shape[2]
+    node = np.arange(nodes)
+    moved = found.moved.reshape(nodes, nodes, width, width).sum(axis=1)
+    arriving = block.sum(axis=0)
+    arriving[:, np.arange(width), np.arange(width)] = 0
+    inside = moved + arriving
+    sends = block.sum(axis=3)
+    sends[node, node] = 0
+    sums = (
+        sends.sum(axis=1),
+        sends.sum(axis=0),
+        inside.sum(axis=2),
+        inside.sum(axis=1),
+    )
+    return np.stack([each.ravel() for each in sums], axis=1)
+
+
+def deepep_compat(traffic: Traffic, terms: Terms) -> Timing:
+    """The original simulator's DeepEP."""
+    found = compat.deepep(traffic, terms.cluster.links(terms.token_bytes))
+    unit = np.repeat(
+        [1 / terms.cluster.inter_bytes_per_s, 1 / terms.cluster.intra_bytes_per_s], 2
+    )
+    return Timing(
+        seconds=found.total_s,
+        phases={"inter": found.inter_s, "intra": found.intra_s},
+        inter_tokens=int(found.counts[:, 0].sum()),
+        loads=found.counts,
+        bottleneck=_busiest(found.counts, found.counts * unit),
+    )
+
+
+def fast_compat(traffic: Traffic, terms: Terms) -> Timing:
+    """The original simulator's FAST."""
+    found = compat.fast(traffic, terms.cluster.links(terms.token_bytes))
+    ends = _end_loads(found.remote, np.where(traffic.own_node, traffic.demand("copies"), 0))
+    even = np.repeat(
+        np.stack([found.servers.sum(axis=1), found.servers.sum(axis=0)], 1), traffic.width, 0
+    )
+    loads = np.concatenate([even, ends[:, 2:]], axis=1)
+    return Timing(
+        seconds=found.total_s,
+        phases={
+            "balance": found.balance_s,
+            "inter": found.inter_s,
+            "redist": found.redist_s,
+        },
+        inter_tokens=int(found.remote.sum()),
+        loads=loads,
+        bottleneck=_busiest(loads[:, :2], loads[:, :2].astype(np.float64)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A schedule, the class of bounds it is held to, and whether it is the original's."""
+
+    run: Schedule
+    bound: str
+    copies_only: bool = False
+    compat: bool = False
+
+
+STRATEGIES = {
+    "deepep-compat": Strategy(run=deepep_compat, bound="proxy", compat=True),
+    "fast-compat": Strategy(run=fast_compat, bound="relayed", compat=True),
+    "deepep": Strategy(run=deepep, bound="proxy"),
+    "deepep-ll": Strategy(run=low_latency, bound="fixed", copies_only=True),
+    "fast": Strategy(run=fast_exact, bound="relayed"),
+    "direct": Strategy(run=direct, bound="fixed"),
+    "spreadout": Strategy(run=spreadout, bound="fixed"),
+    "multicast-balanced": Strategy(run=multicast_balanced, bound="multicast"),
+}

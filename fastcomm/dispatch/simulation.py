@@ -1,0 +1,303 @@
+"""A workload under several schedules: layer by layer, and in all.
+
+Times of layers are added one by one from the left, as the original adds them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fastcomm.dispatch.bounds import Bounds, bounds
+from fastcomm.dispatch.compat import NoAnswerError
+from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch.schedules import STRATEGIES, Bottleneck, Terms, Timing
+from fastcomm.dispatch.traffic import Layer, Matrix, Traffic
+from fastcomm.dispatch.workload import Workload
+from fastcomm.errors import ConfigError
+
+_LINK_LOADS = ("inter_tx", "inter_rx", "intra_tx", "intra_rx")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerResult:
+    """One layer under one schedule."""
+
+    seconds: float
+    phases: dict[str, float]
+    inter_bytes: int
+    bottleneck: Bottleneck
+    bound_s: float  # of the schedule's class
+    optimal_s: float  # of all classes
+    combine_s: float | None
+    loads: Matrix  # GPU by inter_tx, inter_rx, intra_tx, intra_rx, in tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        bottleneck = self.bottleneck
+        return {
+            "latency_s": self.seconds,
+            "phases": self.phases,
+            "combine_latency_s": self.combine_s,
+            "inter_node_bytes": self.inter_bytes,
+            "lower_bound_s": self.bound_s,
+            "optimal_s": self.optimal_s,
+            "bottleneck": {
+                "gpu": bottleneck.gpu,
+                "link": bottleneck.link,
+                "direction": bottleneck.direction,
+                "tokens": bottleneck.tokens,
+            },
+            "gpu_load_tokens": _by_link(self.loads),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyResult:
+    """A workload under one schedule."""
+
+    name: str
+    layers: tuple[LayerResult, ...]
+    payload_bytes: int
+    gpus: int
+    compat: bool
+
+    @property
+    def total_s(self) -> float:
+        """All layers, one after the other."""
+        return _added(layer.seconds for layer in self.layers)
+
+    @property
+    def loads(self) -> Matrix:
+        """GPU by inter_tx, inter_rx, intra_tx, intra_rx: tokens of all layers."""
+        return np.asarray(np.sum([layer.loads for layer in self.layers], axis=0))
+
+    @property
+    def combine_s(self) -> float | None:
+        """The way back of all layers; None where the original has none."""
+        times = [layer.combine_s for layer in self.layers]
+        return None if None in times else _added(time for time in times if time is not None)
+
+    @property
+    def mean_layer_s(self) -> float:
+        """Total by layers."""
+        return self.total_s / len(self.layers) if self.layers else 0.0
+
+    @property
+    def inter_bytes(self) -> int:
+        """Bytes between nodes."""
+        return sum(layer.inter_bytes for layer in self.layers)
+
+    @property
+    def bound_s(self) -> float:
+        """What no schedule of its class beats."""
+        return _added(layer.bound_s for layer in self.layers)
+
+    @property
+    def optimal_s(self) -> float:
+        """What no schedule beats."""
+        return _added(layer.optimal_s for layer in self.layers)
+
+    @property
+    def algo_bytes_per_s(self) -> float | None:
+        """Bytes of all token-expert pairs by time and GPU; None where no time passes."""
+        total = self.total_s
+        return self.payload_bytes / (total * self.gpus) if total else None
+
+    @property
+    def times_optimal(self) -> float | None:
+        """Total as a multiple of what no schedule beats; None where that is nothing."""
+        return self.total_s / self.optimal_s if self.optimal_s else None
+
+    @property
+    def times_bound(self) -> float | None:
+        """Total as a multiple of the bound of its class; None where that is nothing."""
+        return self.total_s / self.bound_s if self.bound_s else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "total_latency_s": self.total_s,
+            "avg_layer_latency_s": self.mean_layer_s,
+            "combine_latency_s": self.combine_s,
+            "inter_node_bytes": self.inter_bytes,
+            "algo_bw_bytes_per_s": self.algo_bytes_per_s,
+            "lower_bound_s": self.bound_s,
+            "optimal_s": self.optimal_s,
+            "times_lower_bound": self.times_bound,
+            "times_optimal": self.times_optimal,
+            "gpu_load_tokens": _by_link(self.loads),
+            "layers": [layer.to_dict() for layer in self.layers],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """A workload under several schedules, and the load of its experts."""
+
+    recipe: Recipe
+    terms: Terms
+    strategies: dict[str, StrategyResult]
+    expert_load: Matrix  # layer by expert: tokens, over all iterations
+    unanswered: dict[str, str]  # why a strategy is missing
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a strategy and layer."""
+        return [
+            {
+                "strategy": name,
+                "iteration": number // self.recipe.num_layers,
+                "layer": number % self.recipe.num_layers,
+                "latency_s": layer.seconds,
+                "combine_latency_s": layer.combine_s,
+                "inter_node_bytes": layer.inter_bytes,
+                "lower_bound_s": layer.bound_s,
+                "optimal_s": layer.optimal_s,
+                "bottleneck": str(layer.bottleneck),
+            }
+            for name, each in self.strategies.items()
+            for number, layer in enumerate(each.layers)
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        cluster = self.terms.cluster
+        return {
+            "workload": self.recipe.to_dict(),
+            "terms": {
+                "token_bytes": self.terms.token_bytes,
+                "combine_bytes": self.terms.combine_bytes,
+                "demand": self.terms.demand,
+                "decomposition": self.terms.decomposition,
+                "inter_bytes_per_s": cluster.inter_bytes_per_s,
+                "intra_bytes_per_s": cluster.intra_bytes_per_s,
+                "inter_efficiency": cluster.inter_efficiency,
+                "intra_efficiency": cluster.intra_efficiency,
+                "inter_start_s": cluster.inter_start_s,
+                "intra_start_s": cluster.intra_start_s,
+                "incast": cluster.incast,
+            },
+            "strategies": {name: each.to_dict() for name, each in self.strategies.items()},
+            "unanswered": self.unanswered,
+        }
+
+
+def simulate(
+    workload: Workload,
+    strategies: Sequence[str] = tuple(STRATEGIES),
+    terms: Terms | None = None,
+    *,
+    layers: Iterable[Layer] | None = None,
+    lenient: bool = False,
+) -> Simulation:
+    """Run a workload under the schedules of these names.
+
+    `layers` are given where the experts have been placed anew. A layer on which the original
+    simulator fails is an error, or if `lenient` costs that schedule its place in the result.
+    """
+    check_names(strategies)
+    recipe = workload.recipe
+    terms = terms or terms_of(recipe)
+    tally = _Tally(recipe, terms, strategies)
+    for number, layer in enumerate(workload.layers() if layers is None else layers):
+        traffic = Traffic.of(layer)
+        tally.add_experts(number, traffic.expert_load)
+        for name in tuple(tally.layers):
+            try:
+                tally.add(name, traffic)
+            except NoAnswerError as error:
+                if not lenient:
+                    raise
+                tally.drop(name, str(error))
+    return tally.result()
+
+
+class _Tally:
+    """What the layers so far have given."""
+
+    def __init__(self, recipe: Recipe, terms: Terms, names: Sequence[str]) -> None:
+        self.recipe, self.terms = recipe, terms
+        self.layers: dict[str, list[LayerResult]] = {name: [] for name in names}
+        self.experts: list[Matrix] = []
+        self.unanswered: dict[str, str] = {}
+
+    def add_experts(self, number: int, load: Matrix) -> None:
+        if number < self.recipe.num_layers:
+            self.experts.append(load)
+        else:
+            self.experts[number % self.recipe.num_layers] += load
+
+    def add(self, name: str, traffic: Traffic) -> None:
+        strategy, terms = STRATEGIES[name], self.terms
+        timing = strategy.run(traffic, terms)
+        copies = strategy.compat or strategy.copies_only
+        demand = "copies" if copies else terms.demand
+        limits = bounds(traffic, terms.cluster, terms.token_bytes, demand)
+        self.layers[name].append(_layer(timing, limits, strategy.bound, terms.token_bytes))
+
+    def drop(self, name: str, why: str) -> None:
+        del self.layers[name]
+        self.unanswered[name] = why
+
+    def result(self) -> Simulation:
+        recipe = self.recipe
+        payload = recipe.tokens * recipe.num_layers * recipe.iter_num * recipe.topk
+        results = {
+            name: StrategyResult(
+                name=name,
+                layers=tuple(layers),
+                payload_bytes=payload * self.terms.token_bytes,
+                gpus=recipe.gpus,
+                compat=STRATEGIES[name].compat,
+            )
+            for name, layers in self.layers.items()
+        }
+        return Simulation(
+            recipe=recipe,
+            terms=self.terms,
+            strategies=results,
+            expert_load=np.array(self.experts),
+            unanswered=self.unanswered,
+        )
+
+
+def terms_of(recipe: Recipe, **words: Any) -> Terms:
+    """Terms with the bytes of the workload, and `words` over them."""
+    size = recipe.token_bytes
+    return replace(Terms(token_bytes=size, combine_bytes=size), **words)
+
+
+def check_names(strategies: Sequence[str]) -> None:
+    """Every name is a strategy's, and there is one."""
+    if unknown := [name for name in strategies if name not in STRATEGIES] or (
+        [] if strategies else ["none"]
+    ):
+        raise ConfigError(
+            f"strategy: found {', '.join(unknown)}, wanted of {', '.join(STRATEGIES)}"
+        )
+
+
+def _layer(timing: Timing, limits: Bounds, kind: str, size: int) -> LayerResult:
+    return LayerResult(
+        seconds=timing.seconds,
+        phases=timing.phases,
+        inter_bytes=timing.inter_tokens * size,
+        bottleneck=timing.bottleneck,
+        bound_s=limits.of(kind),
+        optimal_s=limits.optimal_s,
+        combine_s=timing.combine_s,
+        loads=timing.loads,
+    )
+
+
+def _by_link(loads: Matrix) -> dict[str, list[int]]:
+    return {name: loads[:, at].tolist() for at, name in enumerate(_LINK_LOADS)}
+
+
+def _added(times: Iterable[float]) -> float:
+    # Not sum(): from Python 3.12 on it compensates, and the original does not.
+    total = 0.0
+    for time in times:
+        total += time
+    return total

@@ -1,0 +1,126 @@
+"""What a layer moves: copies, distinct destinations and distinct nodes, by source GPU.
+
+All that any schedule needs of a layer, whatever the number of its tokens.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm_kernels import dispatch
+
+Ids = NDArray[Any]  # int16 or int32
+Place = NDArray[np.int32]
+Matrix = NDArray[np.int64]
+
+# Up to so many nodes a histogram over sets of nodes is smaller than what it saves.
+_FEW = 8
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The tokens of one layer and where its experts live."""
+
+    src: Ids
+    expert: Ids
+    home: Place  # the GPU of each expert
+    nodes: int
+    width: int  # GPUs of a node
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the cluster."""
+        return self.nodes * self.width
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Matrices of one layer, in tokens; own node and own GPU are in all three."""
+
+    copies: Matrix  # GPU by GPU: (token, expert) pairs
+    unique: Matrix  # GPU by GPU: distinct (token, GPU) pairs
+    node_unique: Matrix  # GPU by node: distinct (token, node) pairs
+    expert_load: Matrix  # expert: copies
+    width: int
+    layer: Layer
+
+    @classmethod
+    def of(cls, layer: Layer) -> Self:
+        """Count the tokens of a layer."""
+        by_expert = _by_expert(layer)
+        unique = np.zeros((layer.gpus, layer.gpus), np.int32)
+        dispatch.distinct(layer.src, layer.expert, layer.home, unique)
+        return cls(
+            copies=_by_gpu(by_expert, layer),
+            unique=unique.astype(np.int64),
+            node_unique=_by_node(layer),
+            expert_load=by_expert.sum(axis=0, dtype=np.int64),
+            width=layer.width,
+            layer=layer,
+        )
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the cluster."""
+        return int(self.node_unique.shape[1])
+
+    @cached_property
+    def leaving(self) -> NDArray[np.int32]:
+        """By GPU: its tokens that any other GPU needs."""
+        found = np.zeros(len(self.copies), np.int32)
+        dispatch.leaving(self.layer.src, self.layer.expert, self.layer.home, found)
+        return found
+
+    @cached_property
+    def own_node(self) -> NDArray[np.bool_]:
+        """Which pairs of GPUs lie in one node."""
+        node = np.arange(len(self.copies)) // self.width
+        return np.asarray(node[:, None] == node)
+
+    @cached_property
+    def remote_node_unique(self) -> Matrix:
+        """GPU by node, the own node left out."""
+        remote = self.node_unique.copy()
+        gpu = np.arange(len(remote))
+        remote[gpu, gpu // self.width] = 0
+        return remote
+
+    def demand(self, kind: str) -> Matrix:
+        """What goes from GPU to another GPU: "copies", or "unique"; nothing to itself."""
+        demand = (self.copies if kind == "copies" else self.unique).copy()
+        np.fill_diagonal(demand, 0)
+        return demand
+
+    def remote(self, kind: str) -> Matrix:
+        """What goes from GPU to GPU between nodes."""
+        return np.where(self.own_node, 0, self.demand(kind))
+
+
+def _by_expert(layer: Layer) -> NDArray[np.int32]:
+    found = np.zeros((layer.gpus, len(layer.home)), np.int32)
+    dispatch.copies(layer.src, layer.expert, found)
+    return found
+
+
+def _by_gpu(by_expert: NDArray[np.int32], layer: Layer) -> Matrix:
+    """Add up the experts of each GPU."""
+    order = np.argsort(layer.home, kind="stable")
+    first = np.flatnonzero(np.diff(layer.home[order], prepend=-1))
+    found = np.zeros((layer.gpus, layer.gpus), np.int64)
+    found[:, layer.home[order[first]]] = np.add.reduceat(by_expert[:, order], first, axis=1)
+    return found
+
+
+def _by_node(layer: Layer) -> Matrix:
+    node = (layer.home // layer.width).astype(np.int32)
+    if layer.nodes > _FEW or not layer.expert.shape[1]:
+        found = np.zeros((layer.gpus, layer.nodes), np.int32)
+        dispatch.distinct(layer.src, layer.expert, node, found)
+        return found.astype(np.int64)
+    sets = np.zeros((layer.gpus, 1 << layer.nodes), np.int32)
+    dispatch.distinct_few(layer.src, layer.expert, (1 << node).astype(np.int32), sets)
+    members = np.arange(1 << layer.nodes)[:, None] >> np.arange(layer.nodes) & 1
+    return np.asarray(sets.astype(np.int64) @ members)

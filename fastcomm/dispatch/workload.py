@@ -1,0 +1,293 @@
+"""Workloads in files: Parquet with all that made them, or the routing of a user's job.
+
+An iteration is a file of the columns `src` and `expert`, its layers one after the other. A
+routing table of a user has no recipe in it, and the user says its shape.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from zipfile import BadZipFile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from fastcomm.dispatch import legacy, sampler
+from fastcomm.dispatch.legacy import Ids
+from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch.traffic import Layer
+from fastcomm.errors import ConfigError, TraceFileError
+
+_KEY = b"fastcomm.dispatch"
+_SOURCES = ("src", "src_gpu")
+_EXPERTS = ("expert", "target_experts", "topk_idx")
+_GPUS = ("num_nodes", "gpus_per_node", "experts_per_gpu")
+_NAME = re.compile(r"iter_(\d+)_requests\.parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A recipe, and the files of its iterations or the arrays of a table."""
+
+    recipe: Recipe
+    files: tuple[Path, ...] = ()
+    arrays: tuple[tuple[Ids, Ids], ...] = ()
+    made: bool = False
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        """A workload that is drawn as it is read, and stored nowhere."""
+        return cls(recipe=recipe, made=True)
+
+    def layers(self) -> Iterator[Layer]:
+        """Every layer, iteration by iteration; a file is read when it is come to."""
+        home = home_gpus(self.recipe)
+        for src, expert in self._pairs():
+            yield Layer(src, expert, home, self.recipe.num_nodes, self.recipe.gpus_per_node)
+
+    def _pairs(self) -> Iterator[tuple[Ids, Ids]]:
+        if self.made:
+            yield from drawn(self.recipe)
+        yield from self.arrays
+        for path in self.files:
+            yield from _read(path, self.recipe)
+
+
+def home_gpus(recipe: Recipe) -> NDArray[np.int32]:
+    """The GPU of each expert."""
+    return (np.arange(recipe.experts) // recipe.experts_per_gpu).astype(np.int32)
+
+
+def drawn(recipe: Recipe, **more: Any) -> Iterator[tuple[Ids, Ids]]:
+    """The layers of a recipe; `more` is what `sampler.layers` takes beside it."""
+    if recipe.sampler == "seed":
+        return legacy.layers(recipe)
+    if recipe.sampler == "table":
+        raise ConfigError("sampler: `table` is a user's own routing, and draws nothing")
+    return sampler.layers(recipe, **more)
+
+
+def write(recipe: Recipe, folder: Path, **more: Any) -> list[Path]:
+    """Draw a workload into a folder, a file an iteration; give their paths."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if old := sorted(each.name for each in folder.glob("iter_*_requests.parquet")):
+            raise ConfigError(f"{folder}: holds a workload already ({old[0]})")
+        layers = drawn(recipe, **more)
+        return [
+            _write(folder / f"iter_{number}_requests.parquet", recipe, layers)
+            for number in range(recipe.iter_num)
+        ]
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror or error}") from error
+
+
+def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Path:
+    kind = pa.from_numpy_dtype(legacy.id_type(recipe))
+    schema = pa.schema(
+        {"src": kind, "expert": pa.list_(kind, recipe.topk)},
+        metadata={_KEY: json.dumps(recipe.to_dict()).encode()},
+    )
+    aside = path.with_name(f".{path.name}.unfinished")
+    try:
+        with pq.ParquetWriter(aside, schema, compression="zstd") as writer:
+            for _ in range(recipe.num_layers):
+                src, expert = next(layers)
+                lists = pa.FixedSizeListArray.from_arrays(pa.array(expert.ravel()), recipe.topk)
+                writer.write_table(pa.table([pa.array(src), lists], schema=schema))
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return path
+
+
+def open_workload(path: Path, said: Mapping[str, Any] | None = None) -> Workload:
+    """Open a folder of `write`, or a table; `said` is what a user says of the shape.
+
+    A shape that contradicts a generated workload is an error; a table has none of its own.
+    """
+    words = {name: value for name, value in (said or {}).items() if value is not None}
+    files = _files(path)
+    if files[0].suffix in {".npz", ".npy"}:
+        return _table(path, *_arrays(path, words), words)
+    recipe = _recipe(files[0])
+    if recipe is None:
+        if len(files) > 1:
+            raise TraceFileError(f"{files[0]}: no recipe of a workload in its metadata")
+        return _table(path, *_columns(files[0]), words)
+    for other in files[1:]:
+        if _recipe(other) != recipe:
+            raise TraceFileError(f"{other}: another workload's than {files[0].name}")
+    if len(files) != recipe.iter_num:
+        raise TraceFileError(
+            f"{path}: found {len(files)} iterations, wanted the {recipe.iter_num} of its recipe"
+        )
+    return Workload(recipe=recipe.agreed(words, str(path)), files=files)
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    if path.is_file():
+        return (path,)
+    found = {
+        int(match[1]): each
+        for each in (path.iterdir() if path.is_dir() else ())
+        if (match := _NAME.fullmatch(each.name))
+    }
+    if not found:
+        raise TraceFileError(
+            f"{path}: found no workload, wanted iter_0_requests.parquet and so on, or a file "
+            ".npz, .npy or .parquet"
+        )
+    return tuple(found[number] for number in sorted(found))
+
+
+def _recipe(path: Path) -> Recipe | None:
+    try:
+        said = (pq.read_schema(path).metadata or {}).get(_KEY)
+        return None if said is None else Recipe.of(**json.loads(said))
+    except (OSError, ValueError, TypeError, pa.ArrowInvalid) as error:
+        raise TraceFileError(f"{path}: {error}") from error
+
+
+def _read(path: Path, recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
+    """The layers of a generated file."""
+    src, expert = _columns(path)
+    wanted = recipe.tokens * recipe.num_layers
+    if len(src) != wanted or expert.shape[1] != recipe.topk:
+        raise TraceFileError(
+            f"{path}: found {len(src)} rows of {expert.shape[1]} experts, wanted {wanted} of "
+            f"{recipe.topk}"
+        )
+    _check(path, src, expert, recipe)
+    for number in range(recipe.num_layers):
+        part = slice(number * recipe.tokens, (number + 1) * recipe.tokens)
+        yield src[part], expert[part]
+
+
+def _columns(path: Path) -> tuple[Ids, Ids]:
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise TraceFileError(f"{path}: {error}") from error
+    src, expert = (
+        next((name for name in names if name in table.column_names), None)
+        for names in (_SOURCES, _EXPERTS)
+    )
+    if src is None or expert is None:
+        raise TraceFileError(
+            f"{path}: found columns {', '.join(table.column_names)}, wanted one of "
+            f"{', '.join(_SOURCES)} and one of {', '.join(_EXPERTS)}"
+        )
+    return _ids(path, table, src), _lists(path, table, expert)
+
+
+def _ids(path: Path, table: pa.Table, name: str) -> Ids:
+    column = table[name].combine_chunks()
+    if not pa.types.is_integer(column.type) or column.null_count:
+        raise TraceFileError(f"{path}: column {name} is {column.type}, wanted whole numbers")
+    return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def _lists(path: Path, table: pa.Table, name: str) -> Ids:
+    column = table[name].combine_chunks()
+    if isinstance(column, pa.ChunkedArray):  # of an empty table
+        column = pa.concat_arrays(column.chunks)
+    kind = column.type
+    if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)) or column.null_count:
+        raise TraceFileError(f"{path}: column {name} is {kind}, wanted lists of experts")
+    values = column.flatten()
+    sizes = column.value_lengths().unique()
+    if len(sizes) > 1 or not pa.types.is_integer(values.type) or values.null_count:
+        raise TraceFileError(f"{path}: column {name}: wanted as many experts in every row")
+    size = kind.list_size if pa.types.is_fixed_size_list(kind) else 0
+    width = sizes[0].as_py() if len(sizes) else size
+    return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), width)
+
+
+def _experts_alone(expert: Ids, words: Mapping[str, Any]) -> tuple[Ids, Ids]:
+    """Experts without sources: the tokens lie evenly on the GPUs, in order."""
+    if expert.dtype.kind not in "iu" or expert.ndim not in {2, 3}:
+        raise ValueError(f"found {expert.dtype} {expert.shape}, wanted whole [tokens, top-k]")
+    shape = {name: words[name] for name in _GPUS if name in words}
+    recipe = Recipe.of(**shape, seq_len=expert.shape[-2], batch_size=1, topk=1)
+    return sampler.source_gpus(recipe), expert
+
+
+def _arrays(path: Path, words: Mapping[str, Any]) -> tuple[Ids, Ids]:
+    try:
+        if path.suffix == ".npy":
+            return _experts_alone(np.load(path, allow_pickle=False), words)
+        # Opened here: NumPy leaves a damaged file open.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            names = file.files
+            src, expert = (
+                next((name for name in wanted if name in names), None)
+                for wanted in (_SOURCES, _EXPERTS)
+            )
+            if src is None or expert is None:
+                raise TraceFileError(
+                    f"{path}: found {', '.join(names)}, wanted src_gpu and target_experts"
+                )
+            found = np.asarray(file[src]), np.asarray(file[expert])
+    except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile) as error:
+        raise TraceFileError(f"{path}: {error}") from error
+    if any(each.dtype.kind not in "iu" for each in found):
+        raise TraceFileError(f"{path}: {src} and {expert}: wanted whole numbers")
+    return found
+
+
+def _table(path: Path, src: Ids, expert: Ids, words: Mapping[str, Any]) -> Workload:
+    """A user's own routing: experts [tokens, top-k] or [layers, tokens, top-k]."""
+    if expert.ndim == 2:  # noqa: PLR2004  tokens by top-k
+        expert = expert[None]
+    tokens = expert.shape[1] if expert.ndim == 3 else -1  # noqa: PLR2004
+    if tokens < 0 or src.shape not in {(tokens,), expert.shape[:2]}:
+        raise TraceFileError(
+            f"{path}: found sources {src.shape} and experts {expert.shape}, wanted [tokens] "
+            "and [tokens, top-k]"
+        )
+    fixed = {
+        "seq_len": tokens,
+        "batch_size": 1,
+        "topk": expert.shape[2],
+        "num_layers": len(expert),
+        "iter_num": 1,
+        "sampler": "table",
+    }
+    for name, value in fixed.items():
+        if name in words and words[name] != value:
+            raise ConfigError(f"{path}: {name} is {value}, and {words[name]} was asked for")
+    recipe = Recipe.of(**{**words, **fixed})
+    _check(path, src, expert.reshape(-1, expert.shape[2]), recipe)
+    dtype = legacy.id_type(recipe)
+    every = np.broadcast_to(src, expert.shape[:2])
+    pairs = [
+        (np.ascontiguousarray(s, dtype), np.ascontiguousarray(e, dtype))
+        for s, e in zip(every, expert, strict=True)
+    ]
+    return Workload(recipe=recipe, arrays=tuple(pairs))
+
+
+def _check(path: Path, src: Ids, expert: Ids, recipe: Recipe) -> None:
+    """Every number names a GPU, or an expert."""
+    for name, ids, count in (("GPU", src, recipe.gpus), ("expert", expert, recipe.experts)):
+        if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= count):
+            row = _first_row((ids < 0) | (ids >= count))
+            raise TraceFileError(
+                f"{path}: row {row}: found {name} {ids.flat[_first(ids, count)]}, wanted 0 to "
+                f"{count - 1}; the shape is {recipe.num_nodes} nodes of {recipe.gpus_per_node} "
+                f"GPUs with {recipe.experts_per_gpu} experts each"
+            )
+
+
+def _first_row(wrong: NDArray[np.bool_]) -> int:
+    return int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))[0])
+
+
+def _first(ids: Ids, count: int) -> int:
+    return int(np.flatnonzero((ids < 0) | (ids >= count))[0])

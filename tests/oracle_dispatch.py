@@ -1,0 +1,128 @@
+"""Dispatch by its definitions, token by token, in plain Python. Imports nothing of ours."""
+
+from collections import Counter
+
+WORD = (1 << 64) - 1
+STEP = 0x9E3779B97F4A7C15
+
+
+def matrices(src, expert, home, nodes, width):
+    """Copies, distinct GPUs and distinct nodes of each source, and who has to send at all."""
+    gpus = nodes * width
+    copies = [[0] * gpus for _ in range(gpus)]
+    unique = [[0] * gpus for _ in range(gpus)]
+    by_node = [[0] * nodes for _ in range(gpus)]
+    leaving = [0] * gpus
+    for s, row in zip(src, expert, strict=True):
+        targets = [home[e] for e in row]
+        for t in targets:
+            copies[s][t] += 1
+        for t in set(targets):
+            unique[s][t] += 1
+        for n in {t // width for t in targets}:
+            by_node[s][n] += 1
+        leaving[s] += any(t != s for t in targets)
+    return copies, unique, by_node, leaving
+
+
+def deepep(src, expert, home, gpus, width, *, once):
+    """Four counts a GPU: to each node once, by the proxy of the source's rank."""
+    counts = [[0, 0, 0, 0] for _ in range(gpus)]
+    for s, row in zip(src, expert, strict=True):
+        targets = [home[e] for e in row]
+        if once:
+            targets = sorted(set(targets))
+        for n in {t // width for t in targets}:
+            hub = s
+            if n != s // width:
+                hub = n * width + s % width
+                counts[s][0] += 1
+                counts[hub][1] += 1
+            for t in targets:
+                if t // width == n and t != hub:
+                    counts[hub][2] += 1
+                    counts[t][3] += 1
+    return counts
+
+
+def mixed(word):
+    """splitmix64's output function."""
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD
+    return word ^ (word >> 31)
+
+
+def routed(number, key, threshold, alias, topk, *, uniform):
+    """The experts of one token."""
+    state = mixed((key + number * STEP) & WORD)
+    drawn, kept = 0, []
+    while len(kept) < topk:
+        state = (state + STEP) & WORD
+        word = mixed(state)
+        column = ((word >> 32) * len(threshold)) >> 32
+        if (drawn < topk or not uniform) and (word & 0xFFFFFFFF) >= threshold[column]:
+            column = alias[column]
+        drawn += 1
+        if column not in kept:
+            kept.append(column)
+    return kept
+
+
+def repaired(rows, drawn):
+    """Rows without repeats, and how many of `drawn` that took."""
+    drawn, used, out = iter(drawn), 0, []
+    for row in rows:
+        kept = list(dict.fromkeys(row))
+        while len(kept) < len(row):
+            value = next(drawn)
+            used += 1
+            if value not in kept:
+                kept.append(value)
+        out.append(kept)
+    return out, used
+
+
+def delivered(balanced, permutations, weights):
+    """What the stages bring: (source node, node, final GPU) -> units; a NIC is used once."""
+    nodes, width = len(balanced), len(balanced[0][0])
+    left = {
+        (s, d, i): [int(unit) for unit in balanced[s][d][i]]
+        for s in range(nodes)
+        for d in range(nodes)
+        for i in range(width)
+    }
+    arrived = Counter()
+    for permutation, weight in zip(permutations, weights, strict=True):
+        assert sorted(permutation) == list(range(nodes))
+        for s, d in enumerate(permutation):
+            for i in range(width) if s != d else ():
+                budget = int(weight)
+                for j in range(width):
+                    part = min(budget, left[s, d, i][j])
+                    left[s, d, i][j] -= part
+                    budget -= part
+                    arrived[s, int(d), j] += part
+    assert all(not any(row) for (s, d, _), row in left.items() if s != d)
+    return arrived
+
+
+def packed(load, packs):
+    """The heaviest first into the lightest pack with room: the items of each pack."""
+    room = len(load) // packs
+    if room == 1:
+        return [[item] for item in range(packs)]
+    found = [[] for _ in range(packs)]
+    for item in sorted(range(len(load)), key=lambda item: (-load[item], item)):
+        fits = [p for p in range(packs) if len(found[p]) < room]
+        lightest = min(fits, key=lambda p: (sum(load[i] for i in found[p]), p))
+        found[lightest].append(item)
+    return found
+
+
+def replica_counts(load, total):
+    """One replica each, then one more for the expert of the greatest share."""
+    count = [1] * len(load)
+    for _ in range(total - len(load)):
+        share = [a / b for a, b in zip(load, count, strict=True)]
+        count[share.index(max(share))] += 1
+    return count

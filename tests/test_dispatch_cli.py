@@ -1,0 +1,181 @@
+"""`fastcomm dispatch` as a user meets it."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from conftest import SHARED
+
+from fastcomm.cli import main
+
+SMALL = "--num-nodes 2 --gpus-per-node 2 --seq-len 20 --batch-size 2 --iter-num 2 --topk 2"
+KEYS = {
+    "total_latency_s", "avg_layer_latency_s", "inter_node_bytes", "algo_bw_bytes_per_s",
+    "lower_bound_s", "layers",
+}  # fmt: skip
+
+
+def said(arguments, code=0):
+    done = CliRunner().invoke(main, ["dispatch", *arguments.split()])
+    assert done.exit_code == code, done.output
+    return done.output if code else done.stdout
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli") / "w"
+    out = said(f"generate {SMALL} --seed 3 -o {folder}")
+    assert "2 iterations of 1 layers, 40 tokens of 2 experts on 4 GPUs" in out
+    return folder
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(("name", "options"), [
+    ("n4g8_default", "--num_nodes 4"),
+    ("n8g8", "--num-nodes 8 --iter-num 4"),
+])  # fmt: skip
+def test_the_original_is_printed_to_the_letter(tmp_path, name, options):
+    path = SHARED / "data" / "dispatch" / f"{name}.json"
+    if not path.exists():
+        pytest.skip(f"no reference at {path}")
+    reference = json.loads(path.read_text())
+    said(f"generate {options} --compat seed --seed {reference['seed']} -o {tmp_path}/w")
+    out = said(f"simulate --strategy deepep-compat,fast-compat {tmp_path}/w")
+    assert reference["deepep_stdout"] in out
+    assert reference["fast_stdout"] in out
+    found = json.loads(said(f"simulate --strategy deepep-compat {tmp_path}/w --json"))
+    assert found["strategies"]["deepep-compat"]["total_latency_s"] == reference["total_deepep"]
+
+
+def test_a_simulation_is_one_json_object(made):
+    found = json.loads(said(f"simulate {made} --strategy deepep,fast,direct --json"))
+    assert list(found["strategies"]) == ["deepep", "fast", "direct"]
+    for each in found["strategies"].values():
+        assert set(each) >= KEYS
+        assert len(each["layers"]) == 2
+        assert all(layer["phases"] for layer in each["layers"])
+        loads = [layer["gpu_load_tokens"]["inter_rx"] for layer in each["layers"]]
+        assert [sum(gpu) for gpu in zip(*loads, strict=True)] == each["gpu_load_tokens"][
+            "inter_rx"
+        ]
+        assert each["total_latency_s"] >= each["lower_bound_s"] * (1 - 1e-12)
+    assert found["workload"]["seed"] == 3
+
+
+def test_the_report_names_the_bottleneck_and_shows_the_load(made):
+    out = said(f"simulate {made} --strategy deepep,fast")
+    assert "deepep Final Results" in out
+    assert "NVLink receive" in out
+    assert "\x1b" not in out
+
+
+def test_strategies_stand_side_by_side(made):
+    out = said(f"compare {made}")
+    assert "multicast-balanced" in out
+    assert "fast-compat" in said("compare --num-nodes 1 --seq-len 4 --iter-num 1")
+
+
+def test_a_result_goes_into_files(made, tmp_path):
+    said(f"compare {made} -o {tmp_path}/out")
+    found = json.loads((tmp_path / "out" / "dispatch.json").read_text())
+    rows = pq.read_table(tmp_path / "out" / "dispatch.parquet").to_pylist()
+    assert len(rows) == 2 * len(found["strategies"])
+    assert (tmp_path / "out" / "dispatch.csv").read_text().startswith('"strategy"')
+
+
+def test_placement_is_shown_before_and_after(made, tmp_path):
+    assert "12 physical experts for 8" in said(f"place {made} --replicas 1.5")
+    load = tmp_path / "load.txt"
+    load.write_text("9 1 1 1 1 1 1 1\n")
+    found = json.loads(said(f"place {made} --replicas 1.5 --load {load} --json"))
+    assert found["layers"][0]["replicas"] == [5, 1, 1, 1, 1, 1, 1, 1]
+    assert set(found["imbalance"]) == {"before", "after"}
+
+
+def test_a_sweep_is_a_table(tmp_path):
+    arguments = f"sweep {SMALL} --over topk=1,2 --over zipf_alpha=1.5,2.5 --strategy deepep"
+    assert said(arguments).count("us") >= 4
+    found = json.loads(said(f"{arguments} --json -o {tmp_path}"))
+    assert [row["topk"] for row in found["rows"]] == [1, 1, 2, 2]
+
+
+def test_a_jobs_own_routing_is_simulated(tmp_path):
+    random = np.random.default_rng(0)
+    path = tmp_path / "job.npz"
+    np.savez(
+        path, src_gpu=random.integers(0, 4, 50), target_experts=random.integers(0, 8, (50, 3))
+    )
+    shape = "--num-nodes 2 --gpus-per-node 2 --experts-per-gpu 2"
+    found = json.loads(said(f"simulate {path} {shape} --strategy fast --json"))
+    assert found["workload"]["sampler"] == "table"
+    assert "wanted 0 to 1" in said(f"simulate {path} --num-nodes 1 --gpus-per-node 2", 1)
+
+
+def test_popularity_and_hot_ranks_shape_a_workload(tmp_path):
+    weights = tmp_path / "weights.txt"
+    weights.write_text("0, 0, 1, 1\n1 1 0 0")
+    said(f"generate {SMALL} --popularity {weights} --hot-ranks 1:3 --distinct resample "
+         f"-o {tmp_path}/w")  # fmt: skip
+    table = pq.read_table(tmp_path / "w" / "iter_0_requests.parquet")
+    assert set(np.concatenate(table["expert"].to_numpy()).tolist()) == {2, 3, 4, 5}
+    assert np.bincount(table["src"]).tolist() == [7, 20, 6, 7]
+
+
+CLUSTER = 'gpus_per_node = 2\nbw_intra = "150GiB/s"\nbw_node = "50GB/s"\n'
+
+
+def test_a_cluster_file_gives_the_bandwidths(made, tmp_path):
+    path = tmp_path / "cluster.toml"
+    path.write_text(CLUSTER)
+    simulate = f"simulate {made} --strategy deepep --cluster {path} --json"
+    terms = json.loads(said(simulate))["terms"]
+    assert terms["inter_bytes_per_s"] == 25e9
+    assert terms["intra_bytes_per_s"] == 150 * 2**30
+    assert json.loads(said(f"{simulate} --bw-inter 1GB/s"))["terms"]["inter_bytes_per_s"] == 1e9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CLUSTER.replace("= 2", "= 8"), "gpus_per_node is 8, that of the workload is 2"),
+        (CLUSTER.replace("= 2", "= true2"), "cluster.toml: "),
+        (CLUSTER.replace("= 2", "= 0"), "gpus_per_node: found 0"),
+        (CLUSTER.replace("bw_node", "nic"), "no key bw_node"),
+        (CLUSTER.replace("50GB/s", "much"), "bandwidth 'much'"),
+        (None, "neither a file nor a cluster that is shipped"),
+    ],
+)
+def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message):
+    path = tmp_path / "cluster.toml"
+    if text:
+        path.write_text(text)
+    out = said(f"simulate {made} --strategy deepep --cluster {path}", 1)
+    assert message in out
+    assert len(out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("simulate {made} --num-nodes 3", "num_nodes is 2, and 3 was asked for"),
+        ("simulate {made} --strategy magic", "strategy: found magic"),
+        ("simulate {made} --bw-inter slow", "bandwidth 'slow'"),
+        ("generate --topk 65 -o {made}/x", "topk: found 65"),
+        ("generate --zipf-alpha 1 -o {made}/x", "zipf_alpha: found 1.0"),
+        ("generate --compat seed --hot-ranks 0:2 -o {made}/x", "no hot ranks"),
+        ("generate --hot-ranks 99:2 -o {made}/x", "--hot-ranks: found '99:2'"),
+        ("generate --hot-ranks 0:-2 -o {made}/x", "wanted factors from 0"),
+        ("generate --popularity {made}/iter_0_requests.parquet -o {made}/x", "wanted numbers"),
+        ("compare {made} --law gate", "sampler is zipf, and gate was asked for"),
+        ("compare {made} --compat seed", "sampler is zipf, and seed was asked for"),
+        ("generate --compat seed --law gate -o {made}/x", "leave --law out"),
+        ("place {made} --replicas 1.1", "replicas: found 9"),
+        ("sweep --over color=1", "--over: found 'color=1'"),
+    ],
+)
+def test_a_users_mistake_is_one_line(made, arguments, message):
+    out = said(arguments.format(made=made), 1)
+    assert message in out
+    assert len(out.splitlines()) == 1
