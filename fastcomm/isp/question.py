@@ -51,6 +51,8 @@ class Question:
     # Virtual stages of a rank, interleaved.
     interleave: int = 1
     any_schedule: bool = False
+    # DeepSpeed-Ulysses: weights whole or cut by all replicas.
+    ulysses: bool = False
 
     def check(self) -> None:
         """Raise `ConfigError` for what no strategy can satisfy."""

@@ -31,6 +31,8 @@ class Found:
     # The least memory that any candidate needs; None where none got as far.
     least_memory: float | None
     columns: Columns
+    # Data-parallel degrees that the batch does not suit.
+    unsuited: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
