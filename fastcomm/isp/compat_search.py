@@ -6,10 +6,10 @@ import numpy as np
 
 from fastcomm.cluster.cluster import Cluster
 from fastcomm.isp import compat, compat_price
-from fastcomm.isp.columns import Columns, joined, taken
+from fastcomm.isp.columns import Part, Records, kept
 from fastcomm.isp.compat import CompatBlock, CompatRules
 from fastcomm.isp.question import ALGOS, Question
-from fastcomm.isp.result import Found, ranked
+from fastcomm.isp.result import Found
 from fastcomm.isp.tables import Tables
 
 _COMPAT_VOCAB = 103168
@@ -25,16 +25,17 @@ def search(
     counted = dict.fromkeys(_REASONS, 0)
     if tables:
         cluster = replace(cluster, gemm=tables.gemm)
-    parts: list[Columns] = []
+    parts: list[Part] = []
     least = np.inf
     shift = 0
     for world in sorted(question.world_sizes, reverse=True):
         before = counted["candidates"]
         for block in compat.blocks(question, rules, world, counted):
-            part, needed = _priced(block, question, rules, cluster, tables, counted)
+            part, needed = _priced(
+                block, question, rules, cluster, tables, counted, shift
+            )
             least = min(least, needed)
             if part:
-                part["order"] = part["order"] + shift
                 parts.append(part)
         shift += counted["candidates"] - before
     return Found(
@@ -44,7 +45,7 @@ def search(
         candidates=counted.pop("candidates"),
         rejected=counted,
         least_memory=float(least) if np.isfinite(least) else None,
-        columns=ranked(joined(parts)),
+        columns=Records.of(parts),
         notes=()
         if tables
         else ("no measured tables: closed forms stand for products and attention",),
@@ -58,25 +59,26 @@ def _priced(
     cluster: Cluster,
     tables: Tables | None,
     counted: dict[str, int],
-) -> tuple[Columns, float]:
+    shift: int,
+) -> tuple[Part | None, float]:
     shape = (len(block.bsz), len(block.zp))
     used = compat_price.memory(block, question)
     total = np.broadcast_to(used["total_mm_cost"], shape)
     limit = cluster.memory if question.memory is None else question.memory
-    kept = total <= limit
-    counted["memory"] += int((~kept).sum())
+    fits = total <= limit
+    counted["memory"] += int((~fits).sum())
     if tables:
         attention, known = compat_price.measured_attention(block, question, tables.attention)
-        counted["table"] += int((kept & ~known).sum())
-        kept = kept & known
+        counted["table"] += int((fits & ~known).sum())
+        fits = fits & known
     else:
         attention = compat_price.attention(block, question, cluster)
-    if not kept.any():
-        return {}, float(total.min())
+    if not fits.any():
+        return None, float(total.min())
     costs = compat_price.times(block, question, rules, cluster, attention)
     model = question.model
     named = {
-        "order": block.order,
+        "order": block.order + shift,
         "algo": np.int64(ALGOS.index(block.algo)),
         "pp": block.pp,
         "sp": block.sp,
@@ -92,4 +94,4 @@ def _priced(
         )
         / 1e9,
     }
-    return taken(shape, kept, named | costs | used), float(total.min())
+    return kept(shape, fits, {**named, **costs, **used}), float(total.min())

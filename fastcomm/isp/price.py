@@ -73,24 +73,20 @@ def weights(
 ) -> tuple[Array, Array]:
     """Seconds to gather and reduce a layer's weights, and of products with them overlapped."""
     d, k, tp = question.dtype_size, question.penalty, block.tp
-    shapes = question.model.matrices
-    each = [
-        2 * collective(cluster, "all_gather", d * elements / tp, block.para, tp)
-        + collective(cluster, "reduce_scatter", d * elements / tp, block.grads, tp)
-        for elements, _ in shapes
-    ]
-    counts = [count for _, count in shapes]
-    comm = np.asarray(sum(time * count for time, count in zip(each, counts, strict=True)))
-    moving = comm > 0
+    counts = np.array([[count] for _, count in question.model.matrices])
+    volume = np.array([[d * elements / tp] for elements, _ in question.model.matrices])
+    each = 2 * collective(cluster, "all_gather", volume, block.para, tp)
+    each += collective(cluster, "reduce_scatter", volume, block.grads, tp)
+    comm = (each * counts).sum(axis=0)
     if question.overlap == "layer":
         both = np.maximum(work.linear, comm) + k * np.minimum(work.linear, comm)
-        return comm, np.where(moving, both, work.linear)
+        return comm, np.where(comm > 0, both, work.linear)
     passes = 3 + (block.ck == FULL)
     both = sum(
-        count * (np.maximum(passes * t, c) + k * np.minimum(passes * t, c))
-        for t, c, count in zip(work.products, each, counts, strict=True)
+        count * (np.maximum(passes * time, moved) + k * np.minimum(passes * time, moved))
+        for time, moved, count in zip(work.products, each, counts, strict=True)
     )
-    return comm, np.where(moving, both, work.linear)
+    return comm, np.where(comm > 0, both, work.linear)
 
 
 def sequence(block: Block, question: Question, cluster: Cluster) -> Array:

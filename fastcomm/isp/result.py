@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastcomm.isp.columns import Columns, length, rows
+from fastcomm.isp.columns import Records
 from fastcomm.isp.question import ALGOS, Question
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Found:
     rejected: dict[str, int]
     # The least memory that any candidate needs; None where none got as far.
     least_memory: float | None
-    columns: Columns
+    columns: Records
     # Data-parallel degrees that the batch does not suit.
     unsuited: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
@@ -38,11 +38,11 @@ class Found:
     @property
     def feasible(self) -> int:
         """How many strategies fit."""
-        return length(self.columns)
+        return len(self.columns)
 
     def record(self, place: int) -> Record:
         """One strategy, by its place in the ranking from 0."""
-        row = {name: column[place].item() for name, column in self.columns.items()}
+        row = self.columns.row(place)
         row |= {name: int(row[name]) for name in _WHOLE if name in row}
         return row | {"algo_type": ALGOS[int(row.pop("algo"))]}
 
@@ -77,7 +77,7 @@ class Found:
         """All feasible strategies."""
         import pyarrow as pa
 
-        columns = {name: column for name, column in self.columns.items() if name != "algo"}
+        columns = {name: self.columns[name] for name in self.columns if name != "algo"}
         if self.feasible:
             places = self.columns["algo"].astype(np.int8)
             words = pa.DictionaryArray.from_arrays(pa.array(places), pa.array(ALGOS))
@@ -101,10 +101,3 @@ class Found:
             "notes": list(self.notes),
         }
 
-
-def ranked(columns: Columns) -> Columns:
-    """By TGS, highest first; equals keep the order of enumeration."""
-    order = np.lexsort((columns["order"], -columns["tgs"])) if columns else []
-    return {
-        name: column for name, column in rows(columns, order).items() if name != "order"
-    }

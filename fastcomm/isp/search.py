@@ -10,11 +10,11 @@ import numpy as np
 from fastcomm.cluster.cluster import Cluster
 from fastcomm.cluster.curves import GemmTable
 from fastcomm.isp.block import Block
-from fastcomm.isp.columns import Columns, joined, taken
+from fastcomm.isp.columns import Fields, Part, Records, kept
 from fastcomm.isp.memory import memory
 from fastcomm.isp.price import price
 from fastcomm.isp.question import ALGOS, Question
-from fastcomm.isp.result import Found, ranked
+from fastcomm.isp.result import Found
 from fastcomm.isp.space import Counts, blocks
 from fastcomm.isp.tables import AttentionTable
 
@@ -30,7 +30,7 @@ def search(
     cluster = replace(cluster, gemm=gemm) if gemm else cluster
     limit = cluster.memory if question.memory is None else question.memory
     counts = Counts()
-    parts: list[Columns] = []
+    parts: list[Part] = []
     least = np.inf
     for world in question.world_sizes:
         for block in blocks(question, world, counts):
@@ -42,10 +42,7 @@ def search(
             if not fits.any():
                 continue
             costs = price(block, question, cluster, attention)
-            parts.append(taken(block.shape, fits, _key(block, question) | costs | used))
-    columns = joined(parts)
-    if parts:
-        columns["order"] = np.arange(len(columns["tgs"]))
+            parts.append(kept(block.shape, fits, {**_key(block, question), **costs, **used}))
     return Found(
         question=question,
         cluster=cluster.name,
@@ -53,7 +50,7 @@ def search(
         candidates=counts.candidates,
         rejected=counts.rejected,
         least_memory=float(least) if np.isfinite(least) else None,
-        columns=ranked(columns),
+        columns=Records.of(parts),
         unsuited=tuple(sorted(counts.unsuited)),
         notes=(f"{cluster.name}: {cluster.note}",) if cluster.note else (),
     )
@@ -64,7 +61,7 @@ _LONGEST = 256 * 2**10
 _NARROWEST = 512
 
 
-def _key(block: Block, question: Question) -> Columns:
+def _key(block: Block, question: Question) -> Fields:
     beyond = question.flash and (
         question.seq_len > _LONGEST or question.model.hidden // block.sp < _NARROWEST
     )
