@@ -1,5 +1,7 @@
+# ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
 """The price of one strategy by the definition: plain numbers, one formula after the other."""
 
+from itertools import pairwise
 from math import ceil, exp, log
 
 GIB = 2**30
@@ -30,8 +32,17 @@ def model(h, a, layers, *, kv=None, f=None, vocab=103168, gelu=False):
     wide = (16.0 if gelu else 64 / 3) if usual else (4 if gelu else 8) * f / h
     p = sum(shapes) + (0 if gelu else 2 * h)
     return {
-        **{"h": h, "a": a, "kv": kv, "L": layers, "f": f, "V": vocab, "gelu": gelu, "e": vocab * h},
-        **{"shapes": shapes, "p": p, "wide": wide},
+        "h": h,
+        "a": a,
+        "kv": kv,
+        "L": layers,
+        "f": f,
+        "V": vocab,
+        "gelu": gelu,
+        "e": vocab * h,
+        "shapes": shapes,
+        "p": p,
+        "wide": wide,
     }
 
 
@@ -65,7 +76,7 @@ def gemm(c, x):
         return knots[0][0] / (knots[0][1] * 1e12)
     if x >= knots[-1][0]:
         return x / (knots[-1][1] * 1e12)
-    for (x0, r0), (x1, r1) in zip(knots, knots[1:], strict=False):
+    for (x0, r0), (x1, r1) in pairwise(knots):
         if x <= x1:
             share = log(x / x0) / log(x1 / x0)
             return x / (exp(log(r0) + share * log(r1 / r0)) * 1e12)
@@ -100,7 +111,9 @@ def step(c, mod, algo, n, s, pp, sp, b, m, ck, shards, flash=True, k=0.2, d=2):
         ahead, back = attention(c, b, s, h / sp)
         attn = (1 + full) * ahead + back
     else:
-        ahead = 4 * b * s * s * h / sp / c["unfused"] + 12 * b * mod["a"] * s * s / sp / c["hbm"]
+        ahead = (
+            4 * b * s * s * h / sp / c["unfused"] + 12 * b * mod["a"] * s * s / sp / c["hbm"]
+        )
         attn = (3 + (ck > 0)) * ahead
     comm = 0.0
     for w in mod["shapes"]:
@@ -201,7 +214,9 @@ def memory(mod, algo, n, s, pp, sp, b, m, ck, shards, flash=True, d=2):
 def strategies(mod, n, s, tokens, algos=("isp", "msp", "fsp", "mtp")):
     """Every strategy that can exist, of one batch."""
     for pp in (pp for pp in range(1, min(n, mod["L"]) + 1) if n % pp == 0):
-        for sp in (sp for sp in range(1, mod["a"] + 1) if n // pp % sp == 0 and mod["a"] % sp == 0):
+        for sp in (
+            sp for sp in range(1, mod["a"] + 1) if n // pp % sp == 0 and mod["a"] % sp == 0
+        ):
             dp = n // pp // sp
             if tokens % (dp * s):
                 continue

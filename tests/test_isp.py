@@ -21,7 +21,15 @@ from fastcomm.isp.space import divisors
 A800 = load("a800")
 ANY = Batch(least=1, most=1 << 50)
 ALGOS = ("isp", "msp", "fsp", "mtp")
-CHECKED = ("total_latency", "tgs", "total_mm_cost", "grad_sync", "param_sync", "optimizer", "p2p")
+CHECKED = (
+    "total_latency",
+    "tgs",
+    "total_mm_cost",
+    "grad_sync",
+    "param_sync",
+    "optimizer",
+    "p2p",
+)
 CHECKED += ("comp_wp", "comp_attn", "wp_comm_cost", "sp_comm_cost", "head", "elementwise")
 
 
@@ -168,7 +176,9 @@ def test_without_a_sequence_shard_all_algorithms_have_one_layer_time():
 def test_without_a_start_mtp_communicates_as_long_as_msp():
     bare = replace(A800, alpha_intra=0.0, alpha_inter=0.0, alpha_rank=0.0)
     mtp, msp = (
-        evaluate(Block.one(world=64, algo=algo, sp=16), question(world=64), bare)["sp_comm_cost"]
+        evaluate(Block.one(world=64, algo=algo, sp=16), question(world=64), bare)[
+            "sp_comm_cost"
+        ]
         for algo in ("mtp", "msp")
     )
     assert mtp == pytest.approx(msp)

@@ -27,7 +27,9 @@ PREDICTED = {
 def published(folder, table, metric):
     with (folder / "published_measurements.csv").open() as file:
         rows = [
-            row for row in csv.DictReader(file) if (row["table"], row["metric"]) == (table, metric)
+            row
+            for row in csv.DictReader(file)
+            if (row["table"], row["metric"]) == (table, metric)
         ]
     assert rows
     return rows
@@ -56,7 +58,9 @@ def priced(row, cluster):
 def test_throughput_is_within_5_percent_of_what_was_published(isp_data, table):
     rows = published(isp_data, table, "tgs")
     found = [priced(row, load("a100")) for row in rows]
-    errors = np.array([each["tgs"] for each in found]) / [float(row["value"]) for row in rows] - 1
+    errors = (
+        np.array([each["tgs"] for each in found]) / [float(row["value"]) for row in rows] - 1
+    )
     assert np.abs(errors).mean() <= 0.05
     assert np.abs(errors).max() <= 0.20
     assert max(each["total_mm_cost"] for each in found) <= 80 * 2**30
@@ -102,7 +106,9 @@ def vtrain_errors(folder, intra):
         block = Block.one(
             world=world, algo="mtp", pp=pp, sp=tp, bsz=bsz, num=batch // dp // bsz, ck=1
         )
-        errors.append(evaluate(block, asked, cluster)["total_latency"] * 1e3 / float(row[11]) - 1)
+        errors.append(
+            evaluate(block, asked, cluster)["total_latency"] * 1e3 / float(row[11]) - 1
+        )
     return np.array(errors)
 
 

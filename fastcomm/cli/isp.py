@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   fastcomm isp --model internlm-7b --world-size 128 --seq-len 64Ki --global-batch 4Mi
-  fastcomm isp --model config.json --world-size 64 --seq-len 8Ki --global-batch 4Mi --cluster h100
+  fastcomm isp --model llama3-8b --world-size 64 --seq-len 8Ki --global-batch 4Mi --cluster h100
   fastcomm isp --model 7B --world-size 64,128,256 --seq-len 4Ki,64Ki,256Ki --global-batch 4Mi
 """
 
@@ -67,7 +67,7 @@ _OPTIONS = [
         default="layer",
         help="What a layer's gathers hide behind: all its products, or each its own.",
     ),
-    click.option("--interleave", type=click.IntRange(1), help="Virtual pipeline stages a rank."),
+    click.option("--interleave", type=click.IntRange(1), help="Pipeline stages a rank holds."),
     click.option("--any-schedule", is_flag=True, help="Fewer micro-batches than stages, too."),
     click.option(
         "--gemm-table",
@@ -105,7 +105,7 @@ _OPTIONS = [
     click.option(
         "--top", type=click.IntRange(1), default=6, show_default=True, help="How many to show."
     ),
-    click.option("--explain", type=click.IntRange(1), help="Walk through the one of this rank."),
+    click.option("--explain", type=click.IntRange(1), help="Walk through one of the ranking."),
     click.option(
         "--sensitivity", is_flag=True, help="What faster links or more memory would change."
     ),
@@ -139,7 +139,8 @@ def run(**words: Any) -> None:
     pipeline, micro-batches and checkpoints: all that can exist is priced by closed formulas and
     ranked by tokens a GPU and second. Nothing is run.
     """
-    from fastcomm.isp import ask, words as words_
+    from fastcomm.isp import ask
+    from fastcomm.isp import words as words_
 
     said = _said(words)
     lengths = words_.numbers(said.get("seq_len"), "sequence length") or (0,)

@@ -1,1 +1,1 @@
-"""Hardware as data: GPUs, links and curves, shipped as TOML files, a user's own, or measured."""
+"""Hardware as data: GPUs, links and curves, shipped, a user's own, or measured."""

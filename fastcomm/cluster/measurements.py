@@ -1,4 +1,4 @@
-"""Timed messages: from nccl-tests' output, a table, or the events that `fastcomm metrics` wrote.
+"""Timed messages: nccl-tests' output, a table, or the events that `fastcomm metrics` wrote.
 
 A volume is nccl-tests' size: the whole gathered, reduced or per-rank all-to-all buffer.
 """
@@ -20,6 +20,8 @@ _OPS = {
     "sendrecv": "p2p",
 }
 _ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+[a-z]\w*\s")
+# Size, count and type, then four numbers a placement.
+_WORDS = 10
 _RANK = re.compile(r"#\s+Rank\s+\d+", re.IGNORECASE)
 
 
@@ -50,8 +52,8 @@ def read(path: Path) -> list[Message]:
     found = nccl_tests(text, path) if "#" in text else _table(text, path)
     if not found:
         raise ConfigError(
-            f"{path}: no timed message; wanted nccl-tests' output, or a CSV with op, ngpu, bytes "
-            "and lat_s, or events.parquet of `fastcomm metrics --output`"
+            f"{path}: no timed message; wanted nccl-tests' output, or a CSV with op, ngpu, "
+            "bytes and lat_s, or events.parquet of `fastcomm metrics --output`"
         )
     return found
 
@@ -74,7 +76,7 @@ def nccl_tests(text: str, path: Path) -> list[Message]:
         ranks += int(bool(_RANK.match(before)))
         before = ""
         words = line.split()
-        if not _ROW.match(line) or len(words) < 10:
+        if not _ROW.match(line) or len(words) < _WORDS:
             continue
         if op is None or ranks < 1:
             missing = "operation (name the file after it)" if op is None else "list of ranks"
@@ -94,8 +96,8 @@ def _table(text: str, path: Path) -> list[Message]:
             ranks, volume, seconds = (float(row[name]) for name in ("ngpu", "bytes", "lat_s"))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{path}, line {line}: {type(error).__name__} {error}; wanted columns op, ngpu, "
-                "bytes, lat_s"
+                f"{path}, line {line}: {type(error).__name__} {error}; wanted columns op, "
+                "ngpu, bytes, lat_s"
             ) from error
         if op and ranks > 1 and volume > 0 and seconds > 0:
             found.append(Message(op, int(ranks), volume, seconds))
@@ -119,7 +121,7 @@ def _events(path: Path) -> list[Message]:
 def of_events(
     rows: Iterable[tuple[str, int | None, int | None, int | None]],
 ) -> list[Message]:
-    """Timed messages of (operation, group size, bytes, nanoseconds); what lacks one is left out."""
+    """Timed messages of operation, group size, bytes, ns; what lacks one is left out."""
     found = []
     for name, ranks, volume, duration in rows:
         op = op_of(name)

@@ -32,7 +32,7 @@ class Block:
     os: Ints
 
     @classmethod
-    def one(
+    def one(  # noqa: PLR0913 a strategy has so many numbers
         cls,
         *,
         world: int,
@@ -96,7 +96,7 @@ class Block:
         return whole + (18 - whole + question.model.wide) / self.sp
 
     def touched(self, question: Question) -> float:
-        """The same of what element-wise work reads: MSP's norms are cut, its gathers are not."""
+        """The same of what element-wise work reads: MSP cuts its norms."""
         whole = self._repeated(question)
         return whole + (18 - whole + question.model.wide) / self.sp
 

@@ -30,11 +30,14 @@ class Part:
         if value.ndim == 0:
             return np.full(len(cells), value)
         if value.ndim == 1:
-            return value[cells % self.shape[1]] if len(value) > 1 else np.full(len(cells), value)
+            return (
+                value[cells % self.shape[1]] if len(value) > 1 else np.full(len(cells), value)
+            )
         if value.shape == self.shape:
             return np.asarray(value.reshape(-1)[cells])
         if value.shape[0] == 1:
-            return value[0, cells % self.shape[1] if value.shape[1] > 1 else 0 * cells]
+            place = cells % self.shape[1] if value.shape[1] > 1 else 0 * cells
+            return np.asarray(value[0, place])
         return np.asarray(value[cells // self.shape[1], 0])
 
 
@@ -83,7 +86,9 @@ class Records:
         cell = int(self.ranking[place])
         for part in self.parts:
             if cell < len(part.cells):
-                return {name: part.column(name, part.cells[cell : cell + 1])[0].item()
-                        for name in self}
+                return {
+                    name: part.column(name, part.cells[cell : cell + 1])[0].item()
+                    for name in self
+                }
             cell -= len(part.cells)
         raise IndexError(place)

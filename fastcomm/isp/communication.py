@@ -57,7 +57,9 @@ def start(cluster: Cluster, ranks: Array, inside: NDArray[np.bool_]) -> Array:
 
 def bandwidth(cluster: Cluster, ranks: Array, inside: NDArray[np.bool_]) -> Array:
     """Bytes a second that a rank in a node, or a node in a larger group, sends."""
-    return np.asarray(np.where(inside, cluster.bw_intra, cluster.bw_node / _slow(cluster, ranks)))
+    return np.asarray(
+        np.where(inside, cluster.bw_intra, cluster.bw_node / _slow(cluster, ranks))
+    )
 
 
 def _slow(cluster: Cluster, ranks: Array) -> Array:
@@ -72,7 +74,9 @@ def _exchange(
     """All-to-all: what leaves a node and what stays inside move at the same time."""
     room = cluster.gpus_per_node
     piece = volume / np.maximum(ranks, 1)
-    away = room * piece * np.maximum(ranks - room, 0) / (cluster.bw_node / _slow(cluster, ranks))
+    away = (
+        room * piece * np.maximum(ranks - room, 0) / (cluster.bw_node / _slow(cluster, ranks))
+    )
     near = piece * (np.minimum(ranks, room) - 1) / cluster.bw_intra
     return np.asarray(np.where(inside, near, np.maximum(away * share, near)))
 
@@ -97,4 +101,4 @@ def _lines(fits: list[LinkFit], moved: Array, ranks: Array) -> Array:
         np.interp(at, sizes, [getattr(fit, name) for fit in fits])
         for name in ("alpha", "bus", "small_alpha", "small_bus")
     )
-    return np.minimum(alpha + moved / bus, small_alpha + moved / small_bus)
+    return np.asarray(np.minimum(alpha + moved / bus, small_alpha + moved / small_bus))

@@ -95,7 +95,7 @@ def blocks(
                 made.append((algo, wp, zp, offset))
                 offset += 2 * len(wp)
             for algo, wp, zp, at in made if pairs else ():
-                kept = _allowed(question, rules, world, pp, sp, algo, wp, zp)
+                kept = _allowed(question, rules, (world, pp, sp, algo), wp, zp)
                 rejected["divisibility"] += 2 * len(pairs) * int((~kept).sum())
                 places = np.flatnonzero(kept)
                 if len(places) and algo in question.algos:
@@ -170,13 +170,11 @@ def _pairs(
 def _allowed(
     question: Question,
     rules: CompatRules,
-    world: int,
-    pp: int,
-    sp: int,
-    algo: str,
+    key: tuple[int, int, int, str],
     wp: Ints,
     zp: Ints,
 ) -> NDArray[np.bool_]:
+    world, pp, sp, algo = key
     dp = world // pp // sp
     if not dp or world % pp or world % sp or world % dp:
         return np.zeros(len(wp), np.bool_)

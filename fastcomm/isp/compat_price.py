@@ -3,6 +3,8 @@
 `/` is a real quotient; `//` floors exactly where the original does.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -11,8 +13,8 @@ from fastcomm.isp.compat import CompatBlock, CompatRules
 from fastcomm.isp.question import Question
 from fastcomm.isp.tables import AttentionTable
 
-Array = NDArray[np.float64]
-Costs = dict[str, Array | float]
+Array = NDArray[Any]
+Costs = dict[str, Any]
 
 _INTRA = 150 * 2**30
 _NODE = 100 * 2**30

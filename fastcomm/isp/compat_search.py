@@ -6,7 +6,7 @@ import numpy as np
 
 from fastcomm.cluster.cluster import Cluster
 from fastcomm.isp import compat, compat_price
-from fastcomm.isp.columns import Part, Records, kept
+from fastcomm.isp.columns import Fields, Part, Records, kept
 from fastcomm.isp.compat import CompatBlock, CompatRules
 from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.result import Found
@@ -31,9 +31,7 @@ def search(
     for world in sorted(question.world_sizes, reverse=True):
         before = counted["candidates"]
         for block in compat.blocks(question, rules, world, counted):
-            part, needed = _priced(
-                block, question, rules, cluster, tables, counted, shift
-            )
+            part, needed = _priced(block, question, rules, cluster, tables, counted, shift)
             least = min(least, needed)
             if part:
                 parts.append(part)
@@ -77,7 +75,7 @@ def _priced(
         return None, float(total.min())
     costs = compat_price.times(block, question, rules, cluster, attention)
     model = question.model
-    named = {
+    named: Fields = {
         "order": block.order + shift,
         "algo": np.int64(ALGOS.index(block.algo)),
         "pp": block.pp,
@@ -89,9 +87,7 @@ def _priced(
         "micro_num": block.num,
         "activation_ckpt": block.ck,
         "world_size": block.world,
-        "modelsize": (
-            model.parameters - 2 * (model.embedding - _COMPAT_VOCAB * model.hidden)
-        )
+        "modelsize": (model.parameters - 2 * (model.embedding - _COMPAT_VOCAB * model.hidden))
         / 1e9,
     }
     return kept(shape, fits, {**named, **costs, **used}), float(total.min())

@@ -1,6 +1,7 @@
 """Seconds of a layer's arithmetic, of the head and of the optimizer. One micro-batch."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,7 +11,7 @@ from fastcomm.isp.block import FULL, NONE, Block
 from fastcomm.isp.question import Question
 from fastcomm.isp.tables import AttentionTable
 
-Array = NDArray[np.float64]
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +33,7 @@ def compute(
     """Arithmetic of a layer, and of the head."""
     model = question.model
     tokens = 2.0 * block.bsz * question.seq_len / block.sp
-    products = tuple(
-        cluster.gemm.seconds(tokens * elements) for elements, _ in model.matrices
-    )
+    products = tuple(cluster.gemm.seconds(tokens * elements) for elements, _ in model.matrices)
     again = (block.ck == FULL).astype(np.float64)
     forward = sum(
         time * count for time, (_, count) in zip(products, model.matrices, strict=True)
@@ -100,7 +99,7 @@ def _between(knots: Array, lines: list[Array], at: float) -> Array:
     if below == above:
         return lines[above]
     share = (at - knots[below]) / (knots[above] - knots[below])
-    return lines[below] + share * (lines[above] - lines[below])
+    return np.asarray(lines[below] + share * (lines[above] - lines[below]))
 
 
 def optimizer(block: Block, stage: "Stage", cluster: Cluster) -> Array:
@@ -123,6 +122,8 @@ class Stage:
         model = question.model
         inside = layers * model.layer_parameters / block.tp
         outside = ends * model.embedding / block.sp
-        return cls(blocks=inside, rest=outside) if block.isp else cls(
-            blocks=inside + outside, rest=0.0
+        return (
+            cls(blocks=inside, rest=outside)
+            if block.isp
+            else cls(blocks=inside + outside, rest=0.0)
         )

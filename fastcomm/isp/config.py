@@ -39,7 +39,5 @@ def checked(said: Mapping[str, Any], where: str = "configuration") -> dict[str, 
     if isinstance(found.get("config"), dict):
         found |= {_ALIASES.get(key, key): value for key, value in found.pop("config").items()}
     if unknown := found.keys() - set(KEYS):
-        raise ConfigError(
-            f"{where}: unknown key {min(unknown)!r}, known are {', '.join(KEYS)}"
-        )
+        raise ConfigError(f"{where}: unknown key {min(unknown)!r}, known are {', '.join(KEYS)}")
     return found

@@ -48,9 +48,7 @@ def time_terms(record: Record, question: Question) -> list[Term]:
             )
         )
     return [
-        Term(
-            name="step", value=record["total_latency"], words=_rate(record), level=0
-        ),
+        Term(name="step", value=record["total_latency"], words=_rate(record), level=0),
         *terms,
         *_once(record),
     ]
@@ -58,6 +56,7 @@ def time_terms(record: Record, question: Question) -> list[Term]:
 
 def _once(record: Record) -> list[Term]:
     pp, num = record["pp"], record["micro_num"]
+    transfers = 2 * (num + pp - 1) if pp > 1 else 0
     if "bubble" not in record:
         names = {
             "pp_comm_cost": "bubble and transfers",
@@ -66,8 +65,8 @@ def _once(record: Record) -> list[Term]:
         }
         return [Term(name=n, value=record[n], words=words) for n, words in names.items()]
     return [
-        Term(name="bubble", value=record["bubble"], words=f"{pp - 1} other stages fill, drain"),
-        Term(name="p2p", value=record["p2p"], words=f"{2 * (num + pp - 1) * (pp > 1)} transfers"),
+        Term(name="bubble", value=record["bubble"], words=f"{pp - 1} other stages"),
+        Term(name="p2p", value=record["p2p"], words=f"{transfers} transfers"),
         Term(
             name="gradients",
             value=record["grad_sync"],
@@ -110,9 +109,7 @@ _MEMORY = {
 
 def memory_terms(record: Record) -> list[Term]:
     """Bytes of the fullest rank while the last micro-batch runs; the step may need more."""
-    parts = [
-        Term(name=words, value=record[name], words="") for name, words in _MEMORY.items()
-    ]
+    parts = [Term(name=words, value=record[name], words="") for name, words in _MEMORY.items()]
     whole = Term(name="memory", value=record["total_mm_cost"], words=_moment(record), level=0)
     return [whole, *(part for part in parts if part.value)]
 

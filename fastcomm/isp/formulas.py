@@ -19,38 +19,30 @@ def tree(ranks: int, volume: float, alpha: float, bandwidth: float) -> float:
 COMM_MODELS = {"ring": ring, "tree": tree}
 
 
-def parameters(
-    shard: int, elements: float, dtype_size: int, alpha: float, bandwidth: float
-) -> float:
+def parameters(shard: int, volume: float, alpha: float, bandwidth: float) -> float:
     """Seconds of the two gathers of a sharded model: forward and backward."""
-    return 2 * ring(shard, elements * dtype_size, alpha, bandwidth)
+    return 2 * ring(shard, volume, alpha, bandwidth)
 
 
 def gradients(
-    shard: int, elements: float, dtype_size: int, alpha: float, bandwidth: float, micro_num: int
+    shard: int, volume: float, alpha: float, bandwidth: float, micro_num: int
 ) -> float:
     """Seconds of the reduce-scatters of a step, one a micro-batch."""
-    return micro_num * ring(shard, elements * dtype_size, alpha, bandwidth)
+    return micro_num * ring(shard, volume, alpha, bandwidth)
 
 
 def states(
-    shard: int,
-    elements: float,
-    dtype_size: int,
-    alpha: float,
-    bandwidth: float,
-    times: float = 3,
+    shard: int, volume: float, alpha: float, bandwidth: float, times: float = 3
 ) -> float:
     """Seconds of the broadcasts after the optimizer; the search itself counts one."""
-    return times * ring(shard, elements * dtype_size, alpha, bandwidth)
+    return times * ring(shard, volume, alpha, bandwidth)
 
 
 def all_to_all(
-    shard: int, bsz: int, local_tokens: float, hidden: int, dtype_size: int, link: tuple[float, float]
+    shard: int, volume: float, alpha: float, bandwidth: float, calls: int = 4
 ) -> float:
-    """Seconds of a layer's four forward all-to-alls in a node; link is (alpha, bandwidth)."""
-    volume = 4.0 * bsz * local_tokens * hidden * dtype_size
-    return ring(shard, volume, *link)
+    """Seconds of a layer's four forward all-to-alls in a node, which share one start."""
+    return ring(shard, calls * volume, alpha, bandwidth)
 
 
 def scaling_efficiency(rate: float, rate_of_one: float) -> float:

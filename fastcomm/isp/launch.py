@@ -46,9 +46,9 @@ def _megatron(record: Record, question: Question) -> str:
         words.append(f"--context-parallel-size {record['sp']} --cp-comm-type a2a")
     if record["algo_type"] in {"msp", "fsp"} and record["sp"] > 1:
         words.append("--sequence-parallel")
-    if record.get("p_os", record["zp_size"]) > 1:
+    if _shard(record, "p_os", "zp_size") > 1:
         words.append("--use-distributed-optimizer")
-    if record.get("p_para", record["wp_size"]) > 1:
+    if _shard(record, "p_para", "wp_size") > 1:
         words.append("--use-torch-fsdp2")
     if record["activation_ckpt"] == 1:
         words.append("--recompute-granularity full --recompute-method uniform")
@@ -61,7 +61,7 @@ def _megatron(record: Record, question: Question) -> str:
 
 def _internevo(record: Record, question: Question) -> str:
     isp = record["algo_type"] == "isp"
-    para = record.get("p_para", record["wp_size"])
+    para = _shard(record, "p_para", "wp_size")
     mode = record["algo_type"]
     zero = record["zp_size"] * (para if isp else 1)
     overlap = "True" if para > 1 else "False"
@@ -82,3 +82,8 @@ def _internevo(record: Record, question: Question) -> str:
             f"num_layers={question.model.layers})",
         ]
     )
+
+
+def _shard(record: Record, name: str, original_name: str) -> int:
+    """A degree by our name, or in a record of the original by its own."""
+    return int(record[name] if name in record else record[original_name])

@@ -1,5 +1,7 @@
 """Bytes of a rank: the fullest stage, at the fuller of two moments, and what fills it."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -7,12 +9,12 @@ from fastcomm.isp.block import FULL, NONE, Block
 from fastcomm.isp.compute import Stage
 from fastcomm.isp.question import Question
 
-Array = NDArray[np.float64]
-Bytes = dict[str, Array | float]
+Array = NDArray[Any]
+Bytes = dict[str, Any]
 
 # CUDA context, NCCL buffers, the allocator's waste.
 CONTEXT = 1.5e9
-# Bytes a parameter that the optimizer's step needs for a moment: an fp32 gradient, flat buffers.
+# Bytes a parameter that the step needs for a moment: an fp32 gradient, flat buffers.
 TRANSIENT = 16
 
 

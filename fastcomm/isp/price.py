@@ -1,4 +1,6 @@
-"""Seconds of a step: layers, pipeline, synchronisation, optimizer; and what follows from them."""
+"""Seconds of a step: layers, pipeline, synchronisation, optimizer; and its rates."""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +12,8 @@ from fastcomm.isp.compute import Compute, Stage, compute, optimizer
 from fastcomm.isp.question import Question
 from fastcomm.isp.tables import AttentionTable
 
-Array = NDArray[np.float64]
-Costs = dict[str, Array | float]
+Array = NDArray[Any]
+Costs = dict[str, Any]
 
 _BUCKET = 512 * 2**20
 
@@ -99,9 +101,9 @@ def sequence(block: Block, question: Question, cluster: Cluster) -> Array:
         once = collective(cluster, "all_to_all", volume / block.sp, block.sp)
         return np.asarray(once * (8 + 4 * again) * (2 + 2 * group) / 4)
     if block.algo == "mtp":
-        return collective(cluster, "all_reduce", volume, block.sp) * (4 + 2 * again)
+        return np.asarray(collective(cluster, "all_reduce", volume, block.sp) * (4 + 2 * again))
     calls = (8 if block.algo == "msp" else 10) + 4 * again
-    return collective(cluster, "all_gather", volume, block.sp) * calls
+    return np.asarray(collective(cluster, "all_gather", volume, block.sp) * calls)
 
 
 def _p2p(block: Block, question: Question, cluster: Cluster) -> Array | float:

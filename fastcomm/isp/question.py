@@ -79,12 +79,12 @@ class Question:
         for pp in self.pp or ():
             if pp > model.layers:
                 raise ConfigError(
-                    f"pp {pp}: {model.name} has {model.layers} layers, the most stages there are"
+                    f"pp {pp}: {model.name} has {model.layers} layers, its most stages"
                 )
         if batch.strict and batch.least % self.seq_len:
             lower = batch.least // self.seq_len * self.seq_len
-            near = f"{lower} or {lower + self.seq_len}" if lower else str(self.seq_len)
+            nearest = f"{lower} or {lower + self.seq_len}" if lower else str(self.seq_len)
             raise ConfigError(
                 f"global batch {batch.least}: no multiple of the sequence length "
-                f"{self.seq_len}; the nearest are {near}"
+                f"{self.seq_len}; the nearest are {nearest}"
             )

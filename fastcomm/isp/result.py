@@ -1,4 +1,4 @@
-"""What a search found: columns of feasible strategies, the best first, and why others fell out."""
+"""What a search found: feasible strategies, the best first, and why others fell out."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 _WHOLE = (
     *("pp", "sp", "wp_size", "zp_size", "seq_len", "micro_bsz", "micro_num"),
     *("activation_ckpt", "world_size", "g_bsz", "p_para", "p_grads", "p_os"),
+)
+# What a point of the front says of its strategy.
+_SHORT = (
+    *("algo_type", "world_size", "pp", "sp", "wp_size", "zp_size", "p_para", "p_grads", "p_os"),
+    *("micro_bsz", "micro_num", "activation_ckpt", "tgs", "total_latency", "total_mm_cost"),
 )
 Record = dict[str, Any]
 
@@ -87,8 +92,8 @@ class Found:
                 f"no strategy: global batch {question.batch.most} is no multiple of "
                 f"data-parallel degree x sequence length for any of them; {near} would be"
             )
-        why = ", ".join(f"{count} by {reason}" for reason, count in self.rejected.items() if count)
-        return f"no strategy: rejected {why or 'none, there is no candidate'}"
+        fell = [f"{count} by {reason}" for reason, count in self.rejected.items() if count]
+        return f"no strategy: rejected {', '.join(fell) or 'none, there is no candidate'}"
 
     def to_arrow(self) -> "pa.Table":
         """All feasible strategies."""
@@ -114,7 +119,8 @@ class Found:
             "best": self.best(count),
             "best_by_algo": self.best_by_algo(),
             "best_by_world": {str(n): best for n, best in self.best_by_world().items()},
-            "pareto": self.pareto(),
+            "pareto": [
+                {name: row[name] for name in _SHORT if name in row} for row in self.pareto()
+            ],
             "notes": list(self.notes),
         }
-

@@ -111,9 +111,7 @@ def _rows(question: Question, dp: int, pp: int) -> tuple[Ints, int]:
     """Batch, number and checkpointing of each row that the schedule allows; how many in all."""
     pairs = micro_batches(question, dp)
     ways = (NONE, FULL) if question.flash else (NONE, FULL, SELECTIVE)
-    table = np.array(
-        [(b, m, ck) for b, m in pairs for ck in ways], np.int64
-    ).reshape(-1, 3)
+    table = np.array([(b, m, ck) for b, m in pairs for ck in ways], np.int64).reshape(-1, 3)
     allowed = np.full(len(table), True) if question.any_schedule else table[:, 1] >= pp
     if question.interleave > 1 and pp > 1:
         allowed &= table[:, 1] % pp == 0

@@ -77,7 +77,12 @@ def _cell(question: Question, cluster: Cluster) -> Cell:
         found = search(question, cluster)
     except ConfigError as error:
         return Cell(
-            world_size=world, seq_len=seq_len, candidates=0, feasible=0, best=None, why=str(error)
+            world_size=world,
+            seq_len=seq_len,
+            candidates=0,
+            feasible=0,
+            best=None,
+            why=str(error),
         )
     best = next(iter(found.best(1)), None)
     return Cell(

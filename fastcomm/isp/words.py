@@ -25,7 +25,7 @@ def world_sizes(text: str | int, node: int = _NODE) -> tuple[int, ...]:
             raise ConfigError(f"world size: found {part!r}, wanted as in 128 or 64-256")
         if len(ends) == 1:
             found += ends
-        elif not (whole := [n for n in range(-(-ends[0] // node) * node, ends[1] + 1, node)]):
+        elif not (whole := list(range(-(-ends[0] // node) * node, ends[1] + 1, node))):
             raise ConfigError(f"world size: no whole node of {node} GPUs lies in {part!r}")
         else:
             found += whole
@@ -69,7 +69,7 @@ def batch(words: Mapping[str, Any]) -> Batch:
 
 
 def asked(words: Mapping[str, Any], *, seq_len: int | None = None) -> Question:
-    """The question that the words ask; `ConfigError` names the word that is missing or wrong."""
+    """The question that the words ask; `ConfigError` names a word that is wrong."""
     for key in ("model", "world_size", "seq_len"):
         if words.get(key) is None:
             raise ConfigError(f"{key.replace('_', ' ')}: not said")
@@ -140,9 +140,12 @@ def of_config(said: Mapping[str, Any], where: str = "configuration") -> dict[str
     words |= {name: said[key] for key, name in names.items() if said.get(key) is not None}
     if said.get("use_fixed_micro_bsz"):
         if said.get("use_strict_bsz"):
-            raise ConfigError(f"{where}: use_strict_bsz and use_fixed_micro_bsz exclude each other")
+            raise ConfigError(f"{where}: use_strict_bsz excludes use_fixed_micro_bsz")
         words = {key: value for key, value in words.items() if "batch" not in key}
-        words |= {"micro_bsz": said.get("fixed_micro_bsz"), "micro_num": said.get("fixed_micro_num")}
+        words |= {
+            "micro_bsz": said.get("fixed_micro_bsz"),
+            "micro_num": said.get("fixed_micro_num"),
+        }
     for key in ("flash", "overlap_wdp", "strict_batch", "debug"):
         if key in words:
             words[key] = bool(words[key])

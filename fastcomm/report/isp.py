@@ -16,6 +16,8 @@ from fastcomm.isp.sweep import Cell, Sweep
 from fastcomm.units import format_bandwidth
 
 _PIPE_WIDTH = 110
+# Columns for the words of a term: a longer text goes on in the next line.
+_WORDS = 64
 _FRONT = 6
 _CKPT = {0: "none", 1: "full", 2: "selective"}
 _SHADES = " ░▒▓█"
@@ -53,7 +55,7 @@ def show(found: Found, top: int) -> None:
         step = max(1, (len(front) - 1) / (_FRONT - 1))
         chosen = sorted({min(len(front) - 1, round(i * step)) for i in range(_FRONT)})
         console.print(
-            _ranking("least memory", [front[place] for place in chosen], found.question)
+            _ranking("time against memory", [front[place] for place in chosen], found.question)
         )
     for note in found.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
@@ -71,8 +73,8 @@ def _head(found: Found) -> list[str]:
     reasons = ", ".join(f"{n} {reason}" for reason, n in found.rejected.items() if n)
     mode = "" if found.mode == "default" else f", as {found.mode}"
     return [
-        f"{question.model.name} ({question.model.parameters / 1e9:.2f} G parameters) on {world} "
-        f"{found.cluster}, {question.seq_len} tokens a sequence{mode}",
+        f"{question.model.name} ({question.model.parameters / 1e9:.2f} G parameters) "
+        f"on {world} {found.cluster}, {question.seq_len} tokens a sequence{mode}",
         f"{found.candidates} candidates, {found.feasible} feasible; rejected: "
         f"{reasons or 'none'}",
     ]
@@ -138,7 +140,7 @@ def _terms(title: str, terms: list[Term], form: object) -> Table:
     table.add_column(title, style="bold", header_style="underline", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("share", justify="right", header_style="dim", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold", max_width=_WORDS)
     whole = terms[0].value
     assert callable(form)
     for term in terms:
