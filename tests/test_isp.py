@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import oracle_isp as oracle
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcomm.cluster.load import load
@@ -158,6 +158,18 @@ def test_memory_never_grows_with_the_shards_of_gradients_and_states(made):
     assert used[0] >= used[2] >= used[3]
 
 
+@given(cases())
+def test_checkpoints_never_take_more_memory_where_two_layers_are_in_flight(made):
+    model, (*rest, _, shards), flash = made
+    asked = question(ours(model), rest[2], flash=flash)
+    if model["L"] // rest[3] * min(rest[6], rest[3]) < 2 or rest[0] == "mtp":
+        return
+    with_it, without = (
+        evaluate(block_of((*rest, ck, shards)), asked, A800)["total_mm_cost"] for ck in (1, 0)
+    )
+    assert with_it <= without
+
+
 @given(st.sampled_from(ALGOS), st.integers(1, 4), st.sampled_from([1024, 32768]))
 def test_one_gpu_does_not_communicate(algo, bsz, seq_len):
     found = evaluate(Block.one(world=1, algo=algo, bsz=bsz), question(seq_len=seq_len), A800)
@@ -184,6 +196,7 @@ def test_without_a_start_mtp_communicates_as_long_as_msp():
     assert mtp == pytest.approx(msp)
 
 
+@settings(max_examples=12)
 @given(st.integers(26, 76), st.integers(26, 76))
 def test_a_larger_limit_never_lowers_the_best_rate(one, two):
     least, most = sorted((one, two))

@@ -9,9 +9,9 @@ from fastcomm.cluster import load as load_
 from fastcomm.cluster.calibrate import Calibration, calibrate
 from fastcomm.cluster.cluster import Cluster
 from fastcomm.cluster.measurements import read
-from fastcomm.cluster.quantities import parse_quantity
 from fastcomm.errors import ConfigError
 from fastcomm.isp import tables as tables_
+from fastcomm.isp import words as words_
 from fastcomm.isp.compat import COMPAT_ALGOS, CompatRules
 from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.result import Found
@@ -94,7 +94,6 @@ def answer(question: Question, using: Setting) -> Found:
     return search(question, using.cluster, attention=using.attention)
 
 
-def memory_limit(question: Question, cluster: Cluster) -> int:
-    """Bytes that a strategy may need."""
-    limit = cluster.memory if question.memory is None else question.memory
-    return parse_quantity(int(limit), "memory")
+def find(**words: Any) -> Found:
+    """Search from Python: the words of the command line, as in `find(model="7B", ...)`."""
+    return answer(words_.asked(words), setting(words))

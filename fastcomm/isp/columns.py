@@ -6,6 +6,7 @@ a row is what a person reads.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ Column = NDArray[Any]
 Fields = Mapping[str, ArrayLike]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """The kept cells of a block: their places, row by row, and the block's fields."""
 
@@ -23,22 +24,33 @@ class Part:
     cells: NDArray[np.int64]
     fields: Fields
 
-    def column(self, name: str, cells: NDArray[np.int64] | None = None) -> Column:
-        """One field of some cells; of all that are kept if None."""
-        cells = self.cells if cells is None else cells
+    @cached_property
+    def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Row and column of each cell."""
+        rows = np.repeat(np.arange(self.shape[0]), self._widths)
+        return rows, self.cells - rows * self.shape[1]
+
+    @property
+    def _widths(self) -> NDArray[np.int64]:
+        edges = np.arange(self.shape[0] + 1) * self.shape[1]
+        return np.diff(np.searchsorted(self.cells, edges))
+
+    def column(self, name: str) -> Column:
+        """One field of all kept cells."""
         value = np.asarray(self.fields[name])
-        if value.ndim == 0:
-            return np.full(len(cells), value)
-        if value.ndim == 1:
-            return (
-                value[cells % self.shape[1]] if len(value) > 1 else np.full(len(cells), value)
-            )
+        if value.size == 1:
+            return np.full(len(self.cells), value.reshape(-1)[0])
         if value.shape == self.shape:
-            return np.asarray(value.reshape(-1)[cells])
-        if value.shape[0] == 1:
-            place = cells % self.shape[1] if value.shape[1] > 1 else 0 * cells
-            return np.asarray(value[0, place])
-        return np.asarray(value[cells // self.shape[1], 0])
+            return np.asarray(value.reshape(-1)[self.cells])
+        rows, columns = self.places
+        if value.ndim == 1 or value.shape[0] == 1:
+            return np.asarray(value.reshape(-1)[columns])
+        return np.asarray(value[:, 0][rows])
+
+    def value(self, name: str, place: int) -> Any:
+        """One field of one kept cell."""
+        row, column = divmod(int(self.cells[place]), self.shape[1])
+        return np.broadcast_to(np.asarray(self.fields[name]), self.shape)[row, column].item()
 
 
 def kept(shape: tuple[int, int], mask: NDArray[np.bool_], fields: Fields) -> Part:
@@ -86,9 +98,6 @@ class Records:
         cell = int(self.ranking[place])
         for part in self.parts:
             if cell < len(part.cells):
-                return {
-                    name: part.column(name, part.cells[cell : cell + 1])[0].item()
-                    for name in self
-                }
+                return {name: part.value(name, cell) for name in self}
             cell -= len(part.cells)
         raise IndexError(place)

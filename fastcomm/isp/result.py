@@ -124,3 +124,7 @@ class Found:
             ],
             "notes": list(self.notes),
         }
+
+
+def _short(record: Record) -> Record:
+    return {name: record[name] for name in _SHORT if name in record}
