@@ -248,3 +248,76 @@ def test_options_change_what_they_say():
         assert other[name].best(1)[0]["tgs"] >= best, name
     assert other["interleave"].best(1)[0]["tgs"] > best
     assert len({found.best(1)[0]["tgs"] for found in other.values()} | {best}) > 3
+
+
+def test_calibration_shows_how_far_its_lines_are(tmp_path):
+    rows = [
+        f"{op},{ranks},{volume},{35e-6 + volume / 1e11}"
+        for op in ("all_gather", "all_reduce", "all2all", "broadcast", "reduce_scatter")
+        for ranks in (2, 8, 16)
+        for volume in (1e6, 1e7, 1e8, 1e9)
+    ]
+    path = tmp_path / "messages.csv"
+    path.write_text("\n".join(["op,ngpu,bytes,lat_s", *rows]))
+    text = call(*ASKED, "--calibrate", str(path), "--sensitivity")
+    assert "median off" in text
+    assert "links between nodes x2" in text
+    found = json.loads(call(*ASKED, "--calibrate", str(path), "--json"))
+    assert len(found["calibration"]) == 15
+
+
+def test_several_world_sizes_are_ranked_each_and_a_note_says_what_was_not_measured():
+    text = call(*ASKED[:2], "--world-size", "8,16", *ASKED[4:], "--cluster", "h100")
+    assert "by GPUs" in text
+    assert "on 8 to 16 H100-SXM" in text
+    assert "calibrate with measurements" in text
+
+
+def test_measured_tables_replace_the_curves(isp_data):
+    plain = json.loads(call(*ASKED, "--json"))
+    folder = json.loads(call(*ASKED, "--json", "--tables", str(isp_data)))
+    files = json.loads(
+        call(
+            *(*ASKED, "--json", "--gemm-table", str(isp_data / "linear_a800.csv")),
+            *("--attention-table", str(isp_data / "fa_a800.csv")),
+        )
+    )
+    assert folder["best"] == files["best"]
+    assert folder["best"][0]["tgs"] == pytest.approx(plain["best"][0]["tgs"], rel=0.05)
+    assert folder["best"][0]["tgs"] != plain["best"][0]["tgs"]
+
+
+def test_a_strategy_of_the_original_is_explained_and_launched():
+    asked = (*ASKED, "--compat", "isp-2024", "--compare", "isp", "--strict-batch")
+    assert "reduction of gradients" in call(*asked, "--explain", "1")
+    assert "weight=dict(size=" in call(*asked, "--launch", "internevo")
+    assert "closed forms" in call(*asked)
+    assert "mtp: the original" in call(*asked, "--compare", "mtp", code=1)
+
+
+def test_a_search_that_would_not_end_is_refused(monkeypatch):
+    monkeypatch.setattr("fastcomm.isp.search.MOST", 1000)
+    assert "more than 1000 candidates" in call(*ASKED, code=1)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "file" in call(*ASKED, "--output", str(tmp_path / "file" / "below"), code=1)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("{", "config.json"),
+        ("[]", "found list"),
+        ('{"use_strict_bsz": 1, "use_fixed_micro_bsz": 1}', "excludes use_fixed_micro_bsz"),
+        (
+            '{"config": {"seq_len": 4096}, "max_world_size": 8, "model_size": 7}',
+            "say its tokens",
+        ),
+    ],
+)
+def test_a_configuration_that_is_wrong_is_an_error(tmp_path, said, message):
+    path = tmp_path / "config.json"
+    path.write_text(said)
+    assert message in " ".join(call("--config", str(path), code=1).split())

@@ -158,8 +158,27 @@ def test_calibration_finds_a_second_line_for_small_messages():
 def test_one_size_tells_a_bandwidth_and_nothing_is_an_error():
     found = calibrate(A800, line("all_gather", 8, 35e-6, 1e11, sizes=(1e8,)))
     assert found.residuals[0].worst_error < 1e-9
+    near = line("all_gather", 8, 35e-6, 1e11, sizes=(1e8, 1.1e8, 1.2e8))
+    assert calibrate(A800, near).residuals[0].sizes == 1
+    small = calibrate(A800, line("broadcast", 8, 5e-6, 1e11, sizes=(1e4,)))
+    assert "broadcast on 8" in small.skipped[0]
+    assert small.cluster.fits == {}
     with pytest.raises(ConfigError, match="no collective"):
         calibrate(A800, [Message("p2p", 2, 1.0, 1.0)])
+
+
+@pytest.mark.parametrize("name", ["ring", "tree"])
+def test_a_search_can_price_collectives_by_the_design_note_s_formulas(name):
+    cluster = replace(A800, comm_model=name)
+    mine = float(collective(cluster, "all_gather", 2**30, 8))
+    assert mine == pytest.approx(formulas.COMM_MODELS[name](8, 2**30, *LINK))
+
+
+def test_what_was_not_measured_keeps_the_constants_of_the_cluster():
+    found = calibrate(A800, line("all_gather", 8, 20e-6, 1e11)).cluster
+    for ranks, same in ((4, False), (8, False), (16, True), (64, True)):
+        pair = [collective(cluster, "all_gather", 1e9, ranks) for cluster in (A800, found)]
+        assert (pair[0] == pair[1]) == same
 
 
 def test_measured_collectives_of_a800_come_back(isp_data):

@@ -67,6 +67,12 @@ _OPTIONS = [
         default="layer",
         help="What a layer's gathers hide behind: all its products, or each its own.",
     ),
+    click.option(
+        "--comm-model",
+        type=click.Choice(["call", "ring", "tree"]),
+        default="call",
+        help="What pays a start: each call, each step of a ring, each level of a tree.",
+    ),
     click.option("--interleave", type=click.IntRange(1), help="Pipeline stages a rank holds."),
     click.option("--any-schedule", is_flag=True, help="Fewer micro-batches than stages, too."),
     click.option(

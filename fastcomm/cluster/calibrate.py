@@ -23,6 +23,8 @@ _FLOOR = 0.02
 _GAIN = 0.8
 _SIDE = 3
 _FAST = 0.1
+# Sizes have to be this far apart.
+_SPAN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class Calibration:
 
     cluster: Cluster
     residuals: tuple[Residual, ...]
+    # What was measured and tells nothing, in words.
+    skipped: tuple[str, ...] = ()
 
 
 def calibrate(cluster: Cluster, messages: list[Message], *, waits: bool = False) -> Calibration:
@@ -56,11 +60,15 @@ def calibrate(cluster: Cluster, messages: list[Message], *, waits: bool = False)
     if not grouped:
         raise ConfigError("calibration: no collective with a size, a group and a time")
     fits: dict[str, list[LinkFit]] = defaultdict(list)
-    residuals = []
+    residuals, skipped = [], []
     for (op, ranks), group in sorted(grouped.items()):
         moved, time = _by_size(group, waits)
         moved = moved * bus_factor(op, ranks)
-        small, large = _lines(moved, time, _usual_start(cluster, ranks))
+        usual = _usual_start(cluster, ranks)
+        if len(time) == 1 and time[0] < 2 * usual:
+            skipped.append(f"{op} on {ranks}: one size in {time[0] * 1e6:.0f} us")
+            continue
+        small, large = _lines(moved, time, usual)
         fits[op].append(
             LinkFit(
                 ranks=ranks,
@@ -84,7 +92,7 @@ def calibrate(cluster: Cluster, messages: list[Message], *, waits: bool = False)
             )
         )
     measured = replace(cluster, fits={op: tuple(lines) for op, lines in fits.items()})
-    return Calibration(cluster=measured, residuals=tuple(residuals))
+    return Calibration(cluster=measured, residuals=tuple(residuals), skipped=tuple(skipped))
 
 
 def bus_factor(op: str, ranks: int) -> float:
@@ -102,6 +110,10 @@ def _by_size(group: list[Message], waits: bool) -> tuple[Array, Array]:
         sizes[message.volume].append(message.seconds)
     volumes = sorted(sizes)
     share = _FAST if waits else 0.5
+    if volumes[-1] < _SPAN * volumes[0]:
+        # So close to one another they tell one number, not a start and a bandwidth.
+        times = [message.seconds for message in group]
+        return np.array([np.median(volumes)]), np.array([np.quantile(times, share)])
     return np.array(volumes), np.array([np.quantile(sizes[v], share) for v in volumes])
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from fastcomm.cluster.curves import AttentionCurve, GemmCurve, GemmTable
 
+COMM_MODELS = ("call", "ring", "tree")
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "p2p")
 
 
@@ -43,5 +44,7 @@ class Cluster:
     attention: AttentionCurve
     unfused: float
     fits: dict[str, tuple[LinkFit, ...]] = field(default_factory=dict)
+    # A start a call, a step of a ring, or a level of a tree.
+    comm_model: str = "call"
     # What of this was not measured.
     note: str = ""

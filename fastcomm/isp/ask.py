@@ -55,7 +55,11 @@ def setting(words: Mapping[str, Any]) -> Setting:
     measured = _calibration(words.get("calibrate"), cluster)
     cluster = measured.cluster if measured else cluster
     return Setting(
-        cluster=replace(cluster, gemm=gemm) if gemm else cluster,
+        cluster=replace(
+            cluster,
+            gemm=gemm or cluster.gemm,
+            comm_model=words.get("comm_model", cluster.comm_model),
+        ),
         attention=attention or None,
         calibration=measured,
         compat=rules,

@@ -39,18 +39,22 @@ def collective(
     inside = is_inside(cluster, n, stride)
     size, count = np.asarray(volume, np.float64), np.asarray(calls, np.float64)
     share = np.where(inside, 1.0, np.minimum(stride, cluster.gpus_per_node))
-    if fits := cluster.fits.get(op):
-        time = _fitted(cluster, fits, factor(op, n) * size * share / count, n, inside) * count
-    elif op == "all_to_all":
+    if op == "all_to_all":
         time = count * start(cluster, n, inside) + _exchange(cluster, size, n, inside, share)
     else:
         width = bandwidth(cluster, n, inside)
         time = count * start(cluster, n, inside) + factor(op, n) * size * share / width
+    if fits := cluster.fits.get(op):
+        once = _fitted(cluster, fits, factor(op, n) * size * share / count, n, inside)
+        time = np.where(np.isnan(once), time, once * count)
     return np.asarray(np.where(n > 1, time, 0.0))
 
 
 def start(cluster: Cluster, ranks: Array, inside: NDArray[np.bool_]) -> Array:
     """Seconds before the first byte."""
+    if cluster.comm_model != "call":
+        steps = ranks - 1 if cluster.comm_model == "ring" else np.log2(np.maximum(ranks, 1))
+        return np.asarray(steps * np.where(inside, cluster.alpha_intra, cluster.alpha_inter))
     beyond = cluster.alpha_rank * np.maximum(0.0, ranks - cluster.alpha_from)
     return np.asarray(np.where(inside, cluster.alpha_intra, cluster.alpha_inter + beyond))
 
@@ -88,14 +92,17 @@ def _fitted(
     ranks: Array,
     inside: NDArray[np.bool_],
 ) -> Array:
-    """The measured lines, between measured group sizes by the logarithm of the size."""
+    """The measured lines; NaN in a node or between nodes if nothing was measured there."""
     room = cluster.gpus_per_node
-    known = [fit for fit in fits if fit.ranks > room] or list(fits)
-    within = [fit for fit in fits if fit.ranks <= room] or list(fits)
-    return np.where(inside, _lines(within, moved, ranks), _lines(known, moved, ranks))
+    near = [fit for fit in fits if fit.ranks <= room]
+    far = [fit for fit in fits if fit.ranks > room]
+    return np.where(inside, _lines(near, moved, ranks), _lines(far, moved, ranks))
 
 
 def _lines(fits: list[LinkFit], moved: Array, ranks: Array) -> Array:
+    """Between measured group sizes by the logarithm of the size."""
+    if not fits:
+        return np.full(np.broadcast(moved, ranks).shape, np.nan)
     at, sizes = np.log(np.maximum(ranks, 1)), np.log([fit.ranks for fit in fits])
     alpha, bus, small_alpha, small_bus = (
         np.interp(at, sizes, [getattr(fit, name) for fit in fits])

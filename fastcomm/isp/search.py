@@ -9,6 +9,7 @@ import numpy as np
 
 from fastcomm.cluster.cluster import Cluster
 from fastcomm.cluster.curves import GemmTable
+from fastcomm.errors import ConfigError
 from fastcomm.isp.block import Block
 from fastcomm.isp.columns import Fields, Part, Records, kept
 from fastcomm.isp.memory import memory
@@ -17,6 +18,9 @@ from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.result import Found
 from fastcomm.isp.space import Counts, blocks
 from fastcomm.isp.tables import AttentionTable
+
+# Candidates of one search: ten seconds, and some GB.
+MOST = 30_000_000
 
 
 def search(
@@ -34,6 +38,10 @@ def search(
     least = np.inf
     for world in question.world_sizes:
         for block in blocks(question, world, counts):
+            if counts.candidates > MOST:
+                raise ConfigError(
+                    f"more than {MOST} candidates: narrow the batch, or say --pp or --sp"
+                )
             used = memory(block, question)
             total = np.broadcast_to(used["total_mm_cost"], block.shape)
             least = min(least, float(total.min()))

@@ -181,7 +181,10 @@ def calibration(found: Calibration) -> None:
             f"{line.median_error:.1%}",
             f"{line.worst_error:.1%}",
         )
-    _console().print(table)
+    console = _console()
+    console.print(table)
+    for words in found.skipped:
+        console.print(f"[yellow]not fitted:[/] {escape(words)}, mostly its start")
 
 
 def heat_map(found: Sweep) -> None:
