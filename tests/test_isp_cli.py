@@ -295,6 +295,14 @@ def test_a_strategy_of_the_original_is_explained_and_launched():
     assert "mtp: the original" in call(*asked, "--compare", "mtp", code=1)
 
 
+def test_shards_of_the_winner_are_those_of_its_arguments():
+    asked = (*ASKED, "--compare", "msp")
+    best = json.loads(call(*asked, "--json"))["best"][0]
+    text = call(*asked, "--launch", "internevo")
+    assert f"zero1=dict(size={best['p_os']}, fsdp={best['p_para'] > 1})" in text
+    assert f"micro_num={best['micro_num']}," in text
+
+
 def test_a_search_that_would_not_end_is_refused(monkeypatch):
     monkeypatch.setattr("fastcomm.isp.search.MOST", 1000)
     assert "more than 1000 candidates" in call(*ASKED, code=1)

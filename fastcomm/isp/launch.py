@@ -63,12 +63,13 @@ def _internevo(record: Record, question: Question) -> str:
     isp = record["algo_type"] == "isp"
     para = _shard(record, "p_para", "wp_size")
     mode = record["algo_type"]
-    zero = record["zp_size"] * (para if isp else 1)
+    zero = record["p_os"] if "p_os" in record else record["zp_size"] * (para if isp else 1)
+    whole = isp or para == 1
     overlap = "True" if para > 1 else "False"
     return "\n".join(
         [
             "parallel = dict(",
-            f"    zero1=dict(size={zero}),",
+            f"    zero1=dict(size={zero}, fsdp={not whole}),",
             f'    tensor=dict(size={record["sp"]}, mode="{mode}"),',
             f"    pipeline=dict(size={record['pp']}, interleaved_overlap=True),",
             f"    weight=dict(size={para if isp else 1}, overlap={overlap}),",
