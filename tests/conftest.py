@@ -42,3 +42,12 @@ def nsys(tmp_path_factory) -> Path:
         with tarfile.open(packed) as archive:
             archive.extractall(folder, filter="data")
     return folder
+
+
+@pytest.fixture(scope="session")
+def isp_data() -> Path:
+    """The folder of tables, golden files and published measurements of the strategy search."""
+    folder = SHARED / "data" / "isp"
+    if not folder.is_dir():
+        pytest.skip(f"no data of the strategy search at {folder}")
+    return folder

@@ -10,7 +10,20 @@ import click
 from fastcomm.errors import FastcommError
 
 # A command is a module of its name, - as _: loaded when it is called for, or its help is.
-COMMANDS = ("info", "metrics", "critical-path", "what-if", "dispatch", "ingest", "demo")
+COMMANDS = (
+    "info",
+    "metrics",
+    "critical-path",
+    "what-if",
+    "replay",
+    "stragglers",
+    "stats",
+    "isp",
+    "dispatch",
+    "ingest",
+    "convert",
+    "demo",
+)
 
 INCOMPLETE = 3
 

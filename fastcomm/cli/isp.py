@@ -1,0 +1,260 @@
+"""``fastcomm isp``."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from fastcomm.isp.ask import Setting
+    from fastcomm.isp.question import Question
+    from fastcomm.isp.result import Found
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm isp --model internlm-7b --world-size 128 --seq-len 64Ki --global-batch 4Mi
+  fastcomm isp --model llama3-8b --world-size 64 --seq-len 8Ki --global-batch 4Mi --cluster h100
+  fastcomm isp --model 7B --world-size 64,128,256 --seq-len 4Ki,64Ki,256Ki --global-batch 4Mi
+"""
+
+_OPTIONS = [
+    click.option(
+        "--model",
+        metavar="MODEL",
+        help="Preset (internlm-7b, llama3-70b, ...), size (7B), TOML file, or Hugging Face "
+        "config.json.",
+    ),
+    click.option("--vocab", metavar="N", help="Another size of the vocabulary."),
+    click.option(
+        "--world-size",
+        metavar="GPUS",
+        help="GPUs: 128, several (64,128), or 64-256, every whole node from least to most.",
+    ),
+    click.option(
+        "--seq-len", metavar="TOKENS", help="Sequence length, 64Ki; several make a sweep."
+    ),
+    click.option("--global-batch", metavar="TOKENS", help="Tokens of a step: 4Mi."),
+    click.option("--global-batch-min", metavar="TOKENS", help="A range of batches instead."),
+    click.option("--global-batch-max", metavar="TOKENS", help="The most of the range."),
+    click.option("--micro-bsz", metavar="N", help="Only this micro-batch size."),
+    click.option("--micro-num", metavar="N", help="Only this number of micro-batches."),
+    click.option(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="a800 (the default), a100, h100, h800, h200, b200, ascend910b, or a TOML file.",
+    ),
+    click.option("--memory", metavar="BYTES", help="What a strategy may need: 70GiB."),
+    click.option(
+        "--compare", metavar="LIST", help="Only these of isp,msp,fsp,mtp; or dsp alone."
+    ),
+    click.option("--pp", metavar="LIST", help="Only these pipeline sizes."),
+    click.option("--sp", metavar="LIST", help="Only these sequence (or tensor) shards."),
+    click.option("--flash/--no-flash", default=None, help="FlashAttention, as usual, or none."),
+    click.option(
+        "--penalty",
+        type=click.FloatRange(0, 1, min_open=True),
+        help="What overlap costs: share of the shorter part.  [default: 0.2]",
+    ),
+    click.option("--overlap-grad", is_flag=True, help="Hide gradients behind the backward."),
+    click.option(
+        "--grad-sync", type=click.Choice(["all_reduce", "reduce_scatter"]), default="all_reduce"
+    ),
+    click.option(
+        "--param-sync", type=click.Choice(["broadcast", "all_gather"]), default="broadcast"
+    ),
+    click.option(
+        "--overlap",
+        type=click.Choice(["layer", "per_op"]),
+        default="layer",
+        help="What a layer's gathers hide behind: all its products, or each its own.",
+    ),
+    click.option(
+        "--comm-model",
+        type=click.Choice(["call", "ring", "tree"]),
+        default="call",
+        help="What pays a start: each call, each step of a ring, each level of a tree.",
+    ),
+    click.option("--interleave", type=click.IntRange(1), help="Pipeline stages a rank holds."),
+    click.option("--any-schedule", is_flag=True, help="Fewer micro-batches than stages, too."),
+    click.option(
+        "--gemm-table",
+        type=click.Path(exists=True, dir_okay=False),
+        help="Measured products: CSV with key_bytesxmacs and lat_s.",
+    ),
+    click.option(
+        "--attention-table",
+        type=click.Path(exists=True, dir_okay=False),
+        help="Measured attention: CSV with b, s, h_local, is_fwd and lat_s.",
+    ),
+    click.option(
+        "--calibrate",
+        metavar="PATH",
+        help="Links as measured: traces, `fastcomm metrics --output`, or nccl-tests' output.",
+    ),
+    click.option(
+        "--compat",
+        type=click.Choice(["isp-2025", "isp-2024"]),
+        help="Space, formulas and numbers of the original simulator.",
+    ),
+    click.option(
+        "--tables",
+        type=click.Path(exists=True, file_okay=False),
+        help="Folder with linear_<gpu>.csv and fa_<gpu>.csv.",
+    ),
+    click.option("--strict-batch", is_flag=True, help="compat: all divisors, not squares."),
+    click.option("--overlap-wdp", is_flag=True, help="compat: hide the gradients' reduction."),
+    click.option(
+        "--config",
+        "config_path",
+        type=click.Path(exists=True, dir_okay=False),
+        help="JSON with the original's keys; options say more.",
+    ),
+    click.option(
+        "--top", type=click.IntRange(1), default=6, show_default=True, help="How many to show."
+    ),
+    click.option("--explain", type=click.IntRange(1), help="Walk through one of the ranking."),
+    click.option(
+        "--sensitivity", is_flag=True, help="What faster links or more memory would change."
+    ),
+    click.option(
+        "--launch",
+        type=click.Choice(["megatron", "internevo"]),
+        help="Print the winner as a trainer's arguments.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    click.option(
+        "--output",
+        type=click.Path(file_okay=False),
+        metavar="DIR",
+        help="Write isp.json, and every strategy as CSV and Parquet.",
+    ),
+]
+
+
+def _with_options(command: Any) -> Any:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command("isp", epilog=_EXAMPLES)
+@_with_options
+def run(**words: Any) -> None:
+    """Find the parallel strategy that trains fastest and fits in memory.
+
+    Sequence parallelism in four flavours, shards of weights, gradients and optimizer states,
+    pipeline, micro-batches and checkpoints: all that can exist is priced by closed formulas and
+    ranked by tokens a GPU and second. Nothing is run.
+    """
+    from fastcomm.isp import ask
+    from fastcomm.isp import words as words_
+
+    said = _said(words)
+    lengths = words_.numbers(said.get("seq_len"), "sequence length") or (0,)
+    question = words_.asked(said)
+    using = ask.setting(said)
+    if len(lengths) > 1:
+        _sweep(question, using, lengths, words)
+        return
+    found = ask.answer(question, using)
+    if words["output"]:
+        from fastcomm.report.isp_files import write
+
+        write(found, words["output"], words["top"])
+    if words["as_json"]:
+        _print_json(_as_dict(found, using, words))
+    elif found.feasible:
+        _show(found, using, words)
+    if not found.feasible:
+        from fastcomm.errors import FastcommError
+
+        raise FastcommError(found.nearest())
+
+
+def _said(words: dict[str, Any]) -> dict[str, Any]:
+    """Options over the file: a word that no option says is the file's."""
+    options = {key: value for key, value in words.items() if value not in {None, False}}
+    if words["flash"] is False:
+        options["flash"] = False
+    if not words["config_path"]:
+        return options
+    from pathlib import Path
+
+    from fastcomm.isp.words import config_file
+
+    said = config_file(Path(words["config_path"]))
+    if any(key.startswith("global_batch") for key in options):
+        said = {key: value for key, value in said.items() if "global_batch" not in key}
+    return said | options
+
+
+def _as_dict(found: "Found", using: "Setting", words: dict[str, Any]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from fastcomm.isp.launch import original
+
+    whole = found.to_dict(words["top"])
+    if found.feasible:
+        whole["chosen"] = original(found.record(0))
+    if using.calibration:
+        whole["calibration"] = [asdict(each) for each in using.calibration.residuals]
+    if words["sensitivity"]:
+        whole["sensitivity"] = [asdict(change) for change in _changes(found, using)]
+    return whole
+
+
+def _changes(found: "Found", using: "Setting") -> list[Any]:
+    from fastcomm.errors import ConfigError
+    from fastcomm.isp.sensitivity import sensitivity
+
+    if using.compat:
+        raise ConfigError("--sensitivity: asks the default mode, leave --compat out")
+    best = found.record(0) if found.feasible else None
+    return sensitivity(found.question, using.cluster, best)
+
+
+def _show(found: "Found", using: "Setting", words: dict[str, Any]) -> None:
+    from fastcomm.errors import ConfigError
+    from fastcomm.isp.launch import snippet
+    from fastcomm.report import isp as report
+
+    if words["launch"]:
+        click.echo(snippet(words["launch"], found.record(0), found.question))
+        return
+    if words["explain"]:
+        if words["explain"] > found.feasible:
+            raise ConfigError(f"--explain: {found.feasible} strategies are feasible")
+        report.explain(found, words["explain"] - 1)
+        return
+    report.show(found, words["top"])
+    if using.calibration:
+        report.calibration(using.calibration)
+    if words["sensitivity"]:
+        report.changes(_changes(found, using))
+
+
+def _sweep(
+    question: "Question", using: "Setting", lengths: tuple[int, ...], words: dict[str, Any]
+) -> None:
+    from fastcomm.errors import ConfigError
+    from fastcomm.isp.sweep import sweep
+    from fastcomm.report import isp as report
+
+    if using.compat:
+        raise ConfigError("--compat: one sequence length at a time")
+    found = sweep(question, using.cluster, lengths)
+    if words["output"]:
+        from fastcomm.report.isp_files import write_sweep
+
+        write_sweep(found, words["output"])
+    if words["as_json"]:
+        from dataclasses import asdict
+
+        _print_json({"cells": [asdict(cell) for cell in found.cells]})
+    else:
+        report.heat_map(found)
+
+
+def _print_json(whole: dict[str, Any]) -> None:
+    import json
+
+    click.echo(json.dumps(whole, indent=2, allow_nan=False))

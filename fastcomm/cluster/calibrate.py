@@ -1,0 +1,157 @@
+"""A cluster fitted to timed messages: start and bandwidth of each operation and group size.
+
+Relative errors count, not squares of seconds, and outliers weigh little. In a trace a message
+also waits for the others, so of equal messages a fast one is taken.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.cluster.cluster import Cluster, LinkFit
+from fastcomm.cluster.measurements import Message
+from fastcomm.errors import ConfigError
+
+Array = NDArray[np.float64]
+Line = tuple[float, float]
+
+_ROUNDS = 30
+_FLOOR = 0.02
+# A second line has to explain this much more, and needs so many sizes on each side.
+_GAIN = 0.8
+_SIDE = 3
+_FAST = 0.1
+# Sizes have to be this far apart.
+_SPAN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residual:
+    """How well one operation in one group size is described."""
+
+    op: str
+    ranks: int
+    messages: int
+    sizes: int
+    alpha: float
+    bus: float
+    median_error: float
+    worst_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """A cluster with what was measured, and how far its lines are from the measurements."""
+
+    cluster: Cluster
+    residuals: tuple[Residual, ...]
+    # What was measured and tells nothing, in words.
+    skipped: tuple[str, ...] = ()
+
+
+def calibrate(cluster: Cluster, messages: list[Message], *, waits: bool = False) -> Calibration:
+    """Fit every operation and group size; `waits` says that times hold waiting, too."""
+    grouped: dict[tuple[str, int], list[Message]] = defaultdict(list)
+    for message in messages:
+        if message.op != "p2p":
+            grouped[message.op, message.ranks].append(message)
+    if not grouped:
+        raise ConfigError("calibration: no collective with a size, a group and a time")
+    fits: dict[str, list[LinkFit]] = defaultdict(list)
+    residuals, skipped = [], []
+    for (op, ranks), group in sorted(grouped.items()):
+        moved, time = _by_size(group, waits)
+        moved = moved * bus_factor(op, ranks)
+        usual = _usual_start(cluster, ranks)
+        if len(time) == 1 and time[0] < 2 * usual:
+            skipped.append(f"{op} on {ranks}: one size in {time[0] * 1e6:.0f} us")
+            continue
+        small, large = _lines(moved, time, usual)
+        fits[op].append(
+            LinkFit(
+                ranks=ranks,
+                alpha=large[0],
+                bus=large[1],
+                small_alpha=small[0],
+                small_bus=small[1],
+            )
+        )
+        errors = np.abs(_faster(small, large, moved) / time - 1)
+        residuals.append(
+            Residual(
+                op=op,
+                ranks=ranks,
+                messages=len(group),
+                sizes=len(time),
+                alpha=large[0],
+                bus=large[1],
+                median_error=float(np.median(errors)),
+                worst_error=float(errors.max()),
+            )
+        )
+    measured = replace(cluster, fits={op: tuple(lines) for op, lines in fits.items()})
+    return Calibration(cluster=measured, residuals=tuple(residuals), skipped=tuple(skipped))
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Bytes that a rank sends, as a share of the volume."""
+    return (2 if op == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+def _usual_start(cluster: Cluster, ranks: int) -> float:
+    return cluster.alpha_intra if ranks <= cluster.gpus_per_node else cluster.alpha_inter
+
+
+def _by_size(group: list[Message], waits: bool) -> tuple[Array, Array]:
+    sizes: dict[float, list[float]] = defaultdict(list)
+    for message in group:
+        sizes[message.volume].append(message.seconds)
+    volumes = sorted(sizes)
+    share = _FAST if waits else 0.5
+    if volumes[-1] < _SPAN * volumes[0]:
+        # So close to one another they tell one number, not a start and a bandwidth.
+        times = [message.seconds for message in group]
+        return np.array([np.median(volumes)]), np.array([np.quantile(times, share)])
+    return np.array(volumes), np.array([np.quantile(sizes[v], share) for v in volumes])
+
+
+def _lines(moved: Array, time: Array, usual: float) -> tuple[Line, Line]:
+    """The lines of small and large messages; one line twice where a second explains little."""
+    whole = _line(moved, time, usual)
+    best, pair = _GAIN * _misfit(_faster(whole, whole, moved), time), (whole, whole)
+    for cut in range(_SIDE, len(time) - _SIDE + 1):
+        small = _line(moved[:cut], time[:cut], usual)
+        large = _line(moved[cut:], time[cut:], usual)
+        misfit = _misfit(_faster(small, large, moved), time)
+        if small[0] <= large[0] and small[1] <= large[1] and misfit < best:
+            best, pair = misfit, (small, large)
+    return pair
+
+
+def _faster(small: Line, large: Line, moved: Array) -> Array:
+    return np.minimum(small[0] + moved / small[1], large[0] + moved / large[1])
+
+
+def _misfit(found: Array, time: Array) -> float:
+    return float(np.abs(found / time - 1).mean())
+
+
+def _line(moved: Array, time: Array, usual: float) -> Line:
+    """Start and bandwidth with the least relative errors, each counted once, not squared."""
+    if len(time) == 1:
+        # One size tells one number: the start is the usual one, or all there is.
+        start = min(usual, 0.5 * float(time[0]))
+        return start, float(moved[0] / (time[0] - start))
+    weight = 1 / time
+    for _ in range(_ROUNDS):
+        system = np.stack([weight, moved * weight], axis=1)
+        (start, slope), *_ = np.linalg.lstsq(system, time * weight, rcond=None)
+        if start < 0:
+            start, slope = 0.0, float(np.median(time / moved))
+        if slope <= 0:
+            start, slope = 0.0, float(np.median(time / moved))
+        error = np.abs((start + slope * moved) / time - 1)
+        weight = 1 / time / np.sqrt(np.maximum(error, _FLOOR))
+    return float(start), float(1 / slope)

@@ -1,0 +1,119 @@
+"""Clusters from TOML: those that are shipped, and a user's own file."""
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fastcomm.cluster.cluster import Cluster
+from fastcomm.cluster.curves import AttentionCurve, GemmCurve
+from fastcomm.cluster.quantities import parse_quantity
+from fastcomm.errors import ConfigError
+from fastcomm.units import parse_bandwidth
+
+_KEYS = (
+    *("name", "gpus_per_node", "memory", "peak_tflops", "hbm", "bw_intra", "bw_node"),
+    *("contention", "alpha_us", "gemm", "attention", "unfused_tflops", "note"),
+)
+_ALPHA = ("intra", "inter", "rank", "from")
+_ATTENTION = ("start_us", "element_ps", "tflops")
+
+
+def shipped() -> list[str]:
+    """Names of the clusters that come with the package."""
+    folder = resources.files("fastcomm.cluster") / "data"
+    return sorted(each.name[:-5] for each in folder.iterdir() if each.name.endswith(".toml"))
+
+
+def load(name: str | Path) -> Cluster:
+    """The shipped cluster of that name, or the one that a TOML file describes."""
+    if str(name).lower() in shipped():
+        source = resources.files("fastcomm.cluster") / "data" / f"{str(name).lower()}.toml"
+        return parse(source.read_text("utf-8"), str(name))
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(
+            f"cluster {str(name)!r}: neither a file nor one of {', '.join(shipped())}"
+        )
+    try:
+        return parse(path.read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse(text: str, where: str) -> Cluster:
+    """The cluster that a TOML text describes; `ConfigError` says which key is wrong."""
+    try:
+        said = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if unknown := said.keys() - set(_KEYS):
+        raise ConfigError(
+            f"{where}: unknown key {min(unknown)!r}, known are {', '.join(_KEYS)}"
+        )
+    if missing := [key for key in _KEYS[:-1] if key not in said]:
+        raise ConfigError(f"{where}: no key {', '.join(missing)}")
+    try:
+        return _cluster(said, where)
+    except (TypeError, KeyError, ValueError, IndexError, AttributeError) as error:
+        raise ConfigError(
+            f"{where}: {type(error).__name__}: {error}; a shipped file shows the form"
+        ) from error
+
+
+def _cluster(said: dict[str, Any], where: str) -> Cluster:
+    alpha = [float(said["alpha_us"][key]) for key in _ALPHA]
+    cluster = Cluster(
+        name=str(said["name"]),
+        gpus_per_node=int(said["gpus_per_node"]),
+        memory=parse_quantity(said["memory"], f"{where}: memory"),
+        peak=float(said["peak_tflops"]) * 1e12,
+        hbm=parse_bandwidth(said["hbm"]),
+        bw_intra=parse_bandwidth(said["bw_intra"]),
+        bw_node=parse_bandwidth(said["bw_node"]),
+        contention=tuple((int(n), float(factor)) for n, factor in said["contention"]),
+        alpha_intra=alpha[0] * 1e-6,
+        alpha_inter=alpha[1] * 1e-6,
+        alpha_rank=alpha[2] * 1e-6,
+        alpha_from=int(alpha[3]),
+        gemm=_gemm(said["gemm"]),
+        attention=_attention(said["attention"]),
+        unfused=float(said["unfused_tflops"]) * 1e12,
+        note=str(said.get("note", "")),
+    )
+    _check(cluster, where)
+    return cluster
+
+
+def _gemm(knots: list[list[float]]) -> GemmCurve:
+    return GemmCurve(
+        flops=tuple(float(flops) for flops, _ in knots),
+        rates=tuple(float(tflops) * 1e12 for _, tflops in knots),
+    )
+
+
+def _attention(said: dict[str, list[float]]) -> AttentionCurve:
+    start, element, rate = (said[key] for key in _ATTENTION)
+    return AttentionCurve(
+        start=(start[0] * 1e-6, start[1] * 1e-6),
+        element=(element[0] * 1e-12, element[1] * 1e-12),
+        rate=(rate[0] * 1e12, rate[1] * 1e12),
+    )
+
+
+def _check(cluster: Cluster, where: str) -> None:
+    steps = [n for n, _ in cluster.contention]
+    if not steps or steps != sorted(set(steps)):
+        raise ConfigError(f"{where}: contention has to rise in ranks, found {steps}")
+    if not cluster.gemm.flops or list(cluster.gemm.flops) != sorted(set(cluster.gemm.flops)):
+        raise ConfigError(f"{where}: gemm has to rise in FLOPs, found {cluster.gemm.flops}")
+    positive = {
+        "gpus_per_node": cluster.gpus_per_node,
+        "peak_tflops": cluster.peak,
+        "gemm": min(cluster.gemm.flops),
+        "attention.tflops": min(cluster.attention.rate),
+        "unfused_tflops": cluster.unfused,
+    }
+    for key, value in positive.items():
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"{where}: {key} has to be above 0, found {value}")

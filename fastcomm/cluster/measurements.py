@@ -1,0 +1,130 @@
+"""Timed messages: nccl-tests' output, a table, or the events that `fastcomm metrics` wrote.
+
+A volume is nccl-tests' size: the whole gathered, reduced or per-rank all-to-all buffer.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from fastcomm.errors import ConfigError
+
+_OPS = {
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "broadcast": "broadcast",
+    "alltoall": "all_to_all",
+    "all2all": "all_to_all",
+    "sendrecv": "p2p",
+}
+_ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+[a-z]\w*\s")
+# Size, count and type, then four numbers a placement.
+_WORDS = 10
+_RANK = re.compile(r"#\s+Rank\s+\d+", re.IGNORECASE)
+
+
+class Message(NamedTuple):
+    """One operation as it was timed."""
+
+    op: str
+    ranks: int
+    volume: float
+    seconds: float
+
+
+def op_of(name: str) -> str | None:
+    """Our name of an operation: "AllGather", "all_gather_perf", "all-gather"."""
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    return next((ours for word, ours in _OPS.items() if word in plain), None)
+
+
+def read(path: Path) -> list[Message]:
+    """Timed messages of a file, or of a folder that `fastcomm metrics --output` wrote."""
+    path = path / "events.parquet" if path.is_dir() else path
+    try:
+        if path.suffix == ".parquet":
+            return _events(path)
+        text = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    found = nccl_tests(text, path) if "#" in text else _table(text, path)
+    if not found:
+        raise ConfigError(
+            f"{path}: no timed message; wanted nccl-tests' output, or a CSV with op, ngpu, "
+            "bytes and lat_s, or events.parquet of `fastcomm metrics --output`"
+        )
+    return found
+
+
+def nccl_tests(text: str, path: Path) -> list[Message]:
+    """The out-of-place times of each test that a text holds."""
+    op = op_of(path.name)
+    ranks = 0
+    found = []
+    before = ""
+    for line in text.splitlines():
+        if line.startswith("#"):
+            op = (op_of(line) if "_perf" in line else None) or op
+            # A new list of ranks begins a new test.
+            ranks = ranks + 1 if _RANK.match(before) else ranks
+            if _RANK.match(line) and not _RANK.match(before):
+                ranks = 0
+            before = line
+            continue
+        ranks += int(bool(_RANK.match(before)))
+        before = ""
+        words = line.split()
+        if not _ROW.match(line) or len(words) < _WORDS:
+            continue
+        if op is None or ranks < 1:
+            missing = "operation (name the file after it)" if op is None else "list of ranks"
+            raise ConfigError(f"{path}: a row of nccl-tests, but no {missing} before it")
+        if float(words[0]) and float(words[-8]):
+            found.append(Message(op, ranks, float(words[0]), float(words[-8]) * 1e-6))
+    return found
+
+
+def _table(text: str, path: Path) -> list[Message]:
+    import csv
+
+    found = []
+    for line, row in enumerate(csv.DictReader(text.splitlines()), 2):
+        try:
+            op = op_of(row["op"])
+            ranks, volume, seconds = (float(row[name]) for name in ("ngpu", "bytes", "lat_s"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path}, line {line}: {type(error).__name__} {error}; wanted columns op, "
+                "ngpu, bytes, lat_s"
+            ) from error
+        if op and ranks > 1 and volume > 0 and seconds > 0:
+            found.append(Message(op, int(ranks), volume, seconds))
+    return found
+
+
+def _events(path: Path) -> list[Message]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = ["op", "group_size", "bytes", "duration_ns"]
+    try:
+        rows = pq.read_table(path, columns=columns).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return of_events(
+        (str(row["op"]), row["group_size"], row["bytes"], row["duration_ns"]) for row in rows
+    )
+
+
+def of_events(
+    rows: Iterable[tuple[str, int | None, int | None, int | None]],
+) -> list[Message]:
+    """Timed messages of operation, group size, bytes, ns; what lacks one is left out."""
+    found = []
+    for name, ranks, volume, duration in rows:
+        op = op_of(name)
+        if op and ranks and ranks > 1 and volume and duration and duration > 0:
+            found.append(Message(op, int(ranks), float(volume), duration * 1e-9))
+    return found

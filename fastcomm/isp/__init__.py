@@ -1,0 +1,1 @@
+"""Which way of splitting a model over a cluster trains fastest, and fits."""

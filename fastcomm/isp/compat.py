@@ -1,0 +1,190 @@
+"""The original's space: its candidates in its order, and why each falls out.
+
+A block is what has one pipeline, sequence shard and algorithm: its micro-batches are rows, its
+shards are columns. Group rules see the columns alone, so most candidates cost nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.errors import ConfigError
+from fastcomm.isp.question import Question
+
+Ints = NDArray[np.int64]
+Columns = dict[str, NDArray[np.float64]]
+
+COMPAT_ALGOS = ("isp", "msp", "fsp")
+VARIANTS = ("isp-2025", "isp-2024")
+_NODE = 8
+_SMALL = (0.25, 1.3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompatRules:
+    """Which original, and its switches."""
+
+    variant: str = "isp-2025"
+    overlap_wdp: bool = False
+    # Every divisor pair of the batch; else squares only.
+    strict_batch: bool = True
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the original of January 2024."""
+        return self.variant == "isp-2024"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompatBlock:
+    """Rows (b, m, ck) against columns (wp, zp) of one pipeline, sequence shard, algorithm."""
+
+    world: int
+    pp: int
+    sp: int
+    algo: str
+    bsz: Ints
+    num: Ints
+    ck: Ints
+    wp: Ints
+    zp: Ints
+    # The original's place of each, the ties of the ranking.
+    order: Ints
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree."""
+        return self.world // self.pp // self.sp
+
+
+def check(question: Question, rules: CompatRules) -> None:
+    """Raise `ConfigError` for what the original cannot be asked."""
+    billions = question.model.billions
+    if not billions or (rules.first and billions in _SMALL):
+        raise ConfigError(f"model {question.model.name}: the original searches InternLM sizes")
+    if question.model.layers % 2:
+        raise ConfigError(f"model {question.model.name}: an odd number of layers")
+    fixed = question.batch.micro_bsz is not None
+    if fixed != (question.batch.micro_num is not None):
+        raise ConfigError("the original fixes micro_bsz and micro_num together or not at all")
+    if rules.strict_batch and not question.batch.strict:
+        raise ConfigError("a strict batch is one number: give no least and most")
+
+
+def degrees(world: int, most: int) -> list[int]:
+    """The original's values of a degree: 1, 2, 4, 6, 8, then steps of 8."""
+    return [n for n in (1, 2, 4, 6, 8, *range(16, world + 1, 8)) if n <= min(world, most)]
+
+
+def blocks(
+    question: Question, rules: CompatRules, world: int, rejected: dict[str, int]
+) -> Iterator[CompatBlock]:
+    """Every block of one world size that a group rule leaves; `rejected` counts the rest."""
+    base = 0
+    pp = 1
+    while pp <= min(world, question.model.layers):
+        for sp in degrees(world, question.model.heads):
+            pairs = _pairs(question, rules, world, pp, sp)
+            offset = 0
+            made = []
+            for algo in COMPAT_ALGOS:
+                wp, zp = _shards(world, pp, sp, algo)
+                made.append((algo, wp, zp, offset))
+                offset += 2 * len(wp)
+            for algo, wp, zp, at in made if pairs else ():
+                kept = _allowed(question, rules, (world, pp, sp, algo), wp, zp)
+                rejected["divisibility"] += 2 * len(pairs) * int((~kept).sum())
+                places = np.flatnonzero(kept)
+                if len(places) and algo in question.algos:
+                    yield _block(
+                        (world, pp, sp, algo), pairs, wp, zp, places, (base + at, offset)
+                    )
+            base += offset * len(pairs)
+        pp *= 2
+    rejected["candidates"] += base
+
+
+def _block(
+    key: tuple[int, int, int, str],
+    pairs: list[tuple[int, int]],
+    wp: Ints,
+    zp: Ints,
+    places: Ints,
+    order: tuple[int, int],
+) -> CompatBlock:
+    bsz, num = np.repeat(np.array(pairs, np.int64), 2, axis=0).T
+    ck = np.tile(np.array([0, 1], np.int64), len(pairs))
+    row = np.repeat(np.arange(len(pairs)), 2) * order[1] + ck * len(wp) + order[0]
+    return CompatBlock(
+        world=key[0],
+        pp=key[1],
+        sp=key[2],
+        algo=key[3],
+        bsz=bsz[:, None],
+        num=num[:, None],
+        ck=ck[:, None],
+        wp=wp[places],
+        zp=zp[places],
+        order=row[:, None] + places,
+    )
+
+
+def _shards(world: int, pp: int, sp: int, algo: str) -> tuple[Ints, Ints]:
+    if algo != "isp":
+        zp = np.arange(1, world // pp // sp + 1, dtype=np.int64)
+        return np.ones_like(zp), zp
+    parts = [
+        (wp, np.arange(1, world // pp // wp + 1, dtype=np.int64))
+        for wp in degrees(world, world)
+    ]
+    return (
+        np.concatenate([np.full(len(zp), wp, np.int64) for wp, zp in parts]),
+        np.concatenate([zp for _, zp in parts]),
+    )
+
+
+def _pairs(
+    question: Question, rules: CompatRules, world: int, pp: int, sp: int
+) -> list[tuple[int, int]]:
+    model, batch = question.model, question.batch
+    if model.hidden % sp or model.heads % sp:
+        return []
+    if batch.micro_bsz is not None and batch.micro_num is not None:
+        return [(batch.micro_bsz, batch.micro_num)]
+    if pp * sp > world or world % (pp * sp):
+        return []
+    dp = world // pp // sp
+    if rules.strict_batch:
+        if batch.most % (dp * question.seq_len):
+            return []
+        whole = batch.most // (dp * question.seq_len)
+        return [(b, whole // b) for b in range(1, whole // pp + 1) if not whole % b]
+    least, most = (each // dp // question.seq_len for each in (batch.least, batch.most))
+    sides = range(1, isqrt(most) + 1)
+    return [(b, m) for b in sides for m in sides if b * m >= least and m >= pp]
+
+
+def _allowed(
+    question: Question,
+    rules: CompatRules,
+    key: tuple[int, int, int, str],
+    wp: Ints,
+    zp: Ints,
+) -> NDArray[np.bool_]:
+    world, pp, sp, algo = key
+    dp = world // pp // sp
+    if not dp or world % pp or world % sp or world % dp:
+        return np.zeros(len(wp), np.bool_)
+    if algo == "isp":
+        wdp = np.maximum(world // pp // wp, 1)
+        kept = (world // pp // wp > 0) & (zp <= wdp) & (wdp % zp == 0) & (world % wp == 0)
+        kept &= (world % (pp * wdp) == 0) & (world % (pp * zp) == 0) & (world % (wp * zp) == 0)
+    else:
+        kept = (zp <= dp) & (dp % zp == 0) & (world % (sp * zp) == 0)
+    if rules.first:
+        cut = zp * wp * pp * (1 if algo == "isp" else sp)
+        kept &= cut >= question.model.billions / 1.5
+    return np.asarray(kept)

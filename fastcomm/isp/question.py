@@ -1,0 +1,90 @@
+"""What is asked: a model, a world, a batch, a limit of memory. Tokens, bytes."""
+
+from dataclasses import dataclass
+
+from fastcomm.errors import ConfigError
+from fastcomm.isp.model import Model
+
+ALGOS = ("isp", "msp", "fsp", "mtp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The rule that says which micro-batches are tried.
+
+    `least` to `most` tokens a step; `micro_bsz` and `micro_num` leave only one value each.
+    """
+
+    least: int
+    most: int
+    micro_bsz: int | None = None
+    micro_num: int | None = None
+
+    @property
+    def strict(self) -> bool:
+        """Whether the batch is one number."""
+        return self.least == self.most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A search, in both modes; `Question.check` says what can never be answered."""
+
+    model: Model
+    world_sizes: tuple[int, ...]
+    seq_len: int
+    batch: Batch
+    # None is the GPU's.
+    memory: float | None = None
+    algos: tuple[str, ...] = ALGOS
+    pp: tuple[int, ...] | None = None
+    sp: tuple[int, ...] | None = None
+    dtype_size: int = 2
+    flash: bool = True
+    # What contention takes: share of the shorter of two overlapped parts.
+    penalty: float = 0.2
+    overlap_grad: bool = False
+    grad_sync: str = "all_reduce"
+    param_sync: str = "broadcast"
+    # "per_op": each product overlaps its own weights alone.
+    overlap: str = "layer"
+    # Virtual stages of a rank, interleaved.
+    interleave: int = 1
+    any_schedule: bool = False
+    # DeepSpeed-Ulysses: weights whole or cut by all replicas.
+    ulysses: bool = False
+
+    def check(self) -> None:
+        """Raise `ConfigError` for what no strategy can satisfy."""
+        model, batch = self.model, self.batch
+        if batch.least > batch.most:
+            raise ConfigError(
+                f"global batch: the least, {batch.least}, is above the most, {batch.most}"
+            )
+        if not self.world_sizes:
+            raise ConfigError("world size: none is left, wanted at least one")
+        if not 0 < self.penalty <= 1:
+            raise ConfigError(f"penalty {self.penalty}: wanted above 0 and at most 1")
+        if unknown := set(self.algos) - set(ALGOS):
+            raise ConfigError(
+                f"algorithm {min(unknown)!r}: known are {', '.join(ALGOS)} (and dsp)"
+            )
+        for sp in self.sp or ():
+            if model.heads % sp:
+                near = max(each for each in range(1, sp + 1) if model.heads % each == 0)
+                raise ConfigError(
+                    f"sp {sp}: {model.name} has {model.heads} heads, which it has to divide; "
+                    f"the nearest below is {near}"
+                )
+        for pp in self.pp or ():
+            if pp > model.layers:
+                raise ConfigError(
+                    f"pp {pp}: {model.name} has {model.layers} layers, its most stages"
+                )
+        if batch.strict and batch.least % self.seq_len:
+            lower = batch.least // self.seq_len * self.seq_len
+            nearest = f"{lower} or {lower + self.seq_len}" if lower else str(self.seq_len)
+            raise ConfigError(
+                f"global batch {batch.least}: no multiple of the sequence length "
+                f"{self.seq_len}; the nearest are {nearest}"
+            )

@@ -1,0 +1,95 @@
+"""The best strategy of every world size and sequence length."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fastcomm.cluster.cluster import Cluster
+from fastcomm.errors import ConfigError
+from fastcomm.isp.question import Question
+from fastcomm.isp.result import Record
+from fastcomm.isp.search import search
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One search of a sweep."""
+
+    world_size: int
+    seq_len: int
+    candidates: int
+    feasible: int
+    best: Record | None
+    # Why there is none, in words.
+    why: str
+    # Rate over that of the smallest world with an answer: T_1 / (T_N N).
+    scaling: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """All searches, by sequence length and then by world size."""
+
+    cells: tuple[Cell, ...]
+
+    def to_arrow(self) -> "pa.Table":
+        """One row a search; the best strategy's fields, null where there is none."""
+        import pyarrow as pa
+
+        rows = [
+            {
+                "world_size": cell.world_size,
+                "seq_len": cell.seq_len,
+                "candidates": cell.candidates,
+                "feasible": cell.feasible,
+                "scaling": cell.scaling,
+                **{name: (cell.best or {}).get(name) for name in self._names()},
+            }
+            for cell in self.cells
+        ]
+        return pa.Table.from_pylist(rows)
+
+    def _names(self) -> list[str]:
+        best = next((cell.best for cell in self.cells if cell.best), {})
+        return [name for name in best or () if name not in {"world_size", "seq_len"}]
+
+
+def sweep(question: Question, cluster: Cluster, seq_lens: Sequence[int]) -> Sweep:
+    """Search every world size of the question at every sequence length."""
+    cells = []
+    for seq_len in seq_lens:
+        base = None
+        for world in sorted(question.world_sizes):
+            cell = _cell(replace(question, world_sizes=(world,), seq_len=seq_len), cluster)
+            if cell.best:
+                base = base or cell.best["tgs"]
+                cell = replace(cell, scaling=cell.best["tgs"] / base)
+            cells.append(cell)
+    return Sweep(cells=tuple(cells))
+
+
+def _cell(question: Question, cluster: Cluster) -> Cell:
+    world, seq_len = question.world_sizes[0], question.seq_len
+    try:
+        found = search(question, cluster)
+    except ConfigError as error:
+        return Cell(
+            world_size=world,
+            seq_len=seq_len,
+            candidates=0,
+            feasible=0,
+            best=None,
+            why=str(error),
+        )
+    best = next(iter(found.best(1)), None)
+    return Cell(
+        world_size=world,
+        seq_len=seq_len,
+        candidates=found.candidates,
+        feasible=found.feasible,
+        best=best,
+        why="" if best else found.nearest(),
+    )

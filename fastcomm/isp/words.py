@@ -1,0 +1,159 @@
+"""A question from words: what a command line, a configuration file or a script says."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastcomm.cluster.quantities import parse_quantity
+from fastcomm.errors import ConfigError
+from fastcomm.isp import model as model_
+from fastcomm.isp.config import checked
+from fastcomm.isp.question import ALGOS, Batch, Question
+
+# A batch that anything fits: the micro-batches are given.
+_ANY = 1 << 60
+_NODE = 8
+_PAIR = 2
+
+
+def world_sizes(text: str | int, node: int = _NODE) -> tuple[int, ...]:
+    """The sizes of "128", "64,128" or "64-256": every whole node from least to most."""
+    found: list[int] = []
+    for part in str(text).split(","):
+        ends = [parse_quantity(end, "world size") for end in part.split("-")]
+        if len(ends) > _PAIR or ends[0] > ends[-1]:
+            raise ConfigError(f"world size: found {part!r}, wanted as in 128 or 64-256")
+        if len(ends) == 1:
+            found += ends
+        elif not (whole := list(range(-(-ends[0] // node) * node, ends[1] + 1, node))):
+            raise ConfigError(f"world size: no whole node of {node} GPUs lies in {part!r}")
+        else:
+            found += whole
+    return tuple(dict.fromkeys(found))
+
+
+def numbers(text: str | None, what: str) -> tuple[int, ...] | None:
+    """The numbers of "1,2,4" or "4Ki,64Ki"; None for nothing said."""
+    if text is None:
+        return None
+    return tuple(dict.fromkeys(parse_quantity(part, what) for part in str(text).split(",")))
+
+
+def algorithms(text: str | None) -> tuple[str, ...]:
+    """The algorithms of "MSP,FSP"; all where nothing is said."""
+    return tuple(part.strip().lower() for part in text.split(",")) if text else ALGOS
+
+
+def batch(words: Mapping[str, Any]) -> Batch:
+    """The rule of the batch: one number, a range, or a given pair."""
+    whole, least, most, bsz, num = (
+        None if words.get(key) is None else parse_quantity(words[key], key.replace("_", " "))
+        for key in (
+            *("global_batch", "global_batch_min", "global_batch_max"),
+            *("micro_bsz", "micro_num"),
+        )
+    )
+    if whole is None and least is None and most is None:
+        if bsz is None or num is None:
+            raise ConfigError(
+                "global batch: say its tokens, as in 4Mi, or both micro_bsz and micro_num"
+            )
+        return Batch(least=1, most=_ANY, micro_bsz=bsz, micro_num=num)
+    if whole is not None and (least is not None or most is not None):
+        raise ConfigError("global batch: one number or a range, not both")
+    if whole is None and most is None:
+        raise ConfigError("global batch: a range needs a most")
+    return Batch(
+        least=whole or least or 1, most=whole or most or _ANY, micro_bsz=bsz, micro_num=num
+    )
+
+
+def asked(words: Mapping[str, Any], *, seq_len: int | None = None) -> Question:
+    """The question that the words ask; `ConfigError` names a word that is wrong."""
+    for key in ("model", "world_size", "seq_len"):
+        if words.get(key) is None:
+            raise ConfigError(f"{key.replace('_', ' ')}: not said")
+    model = _model(words)
+    algos = algorithms(words.get("compare"))
+    ulysses = algos == ("dsp",)
+    if "dsp" in algos and not ulysses:
+        raise ConfigError("dsp is isp with weights whole or fully sharded: ask for it alone")
+    limit = words.get("memory")
+    lengths = numbers(words["seq_len"], "sequence length") or ()
+    question = Question(
+        model=model,
+        world_sizes=world_sizes(words["world_size"]),
+        seq_len=seq_len or lengths[0],
+        batch=batch(words),
+        memory=None if limit is None else parse_quantity(limit, "memory"),
+        algos=("isp",) if ulysses else algos,
+        pp=numbers(words.get("pp"), "pp"),
+        sp=numbers(words.get("sp"), "sp"),
+        flash=words.get("flash", True),
+        # DeepSpeed-Ulysses overlaps nothing: both parts count whole.
+        penalty=1.0 if ulysses else float(words.get("penalty") or 0.2),
+        overlap_grad=words.get("overlap_grad", False),
+        grad_sync=words.get("grad_sync", "all_reduce"),
+        param_sync=words.get("param_sync", "broadcast"),
+        overlap=words.get("overlap", "layer"),
+        interleave=int(words.get("interleave") or 1),
+        any_schedule=words.get("any_schedule", False),
+        ulysses=ulysses,
+        dtype_size=int(words.get("dtype_size") or 2),
+    )
+    if len(lengths) == 1 or seq_len:
+        question.check()
+    return question
+
+
+def _model(words: Mapping[str, Any]) -> model_.Model:
+    from dataclasses import replace
+
+    model = model_.load(words["model"])
+    vocab = words.get("vocab")
+    return replace(model, vocab=parse_quantity(vocab, "vocabulary")) if vocab else model
+
+
+def of_config(said: Mapping[str, Any], where: str = "configuration") -> dict[str, Any]:
+    """The words of a mapping with the original's keys."""
+    said = checked(said, where)
+    words: dict[str, Any] = {}
+    least, most = (said.get(f"world_size_{end}") for end in ("min", "max"))
+    if least is not None or most is not None:
+        low, high = least or most, most or least
+        words["world_size"] = f"{low}-{high}" if low != high else f"{low}"
+    strict = said.get("use_strict_bsz", said.get("global_bsz_min") is None)
+    batches = ("global_bsz",) if strict else ("global_bsz_min", "global_bsz_max")
+    names = {
+        **{key: key.replace("global_bsz", "global_batch") for key in batches},
+        "sequence_length": "seq_len",
+        "model_size": "model",
+        "vocab_size": "vocab",
+        "dtype_size": "dtype_size",
+        "use_fa": "flash",
+        "mem_threshold": "memory",
+        "wp_penalty_coefficient": "penalty",
+        "overlap_wdp": "overlap_wdp",
+        "use_strict_bsz": "strict_batch",
+        "debug": "debug",
+    }
+    words |= {name: said[key] for key, name in names.items() if said.get(key) is not None}
+    if said.get("use_fixed_micro_bsz"):
+        if said.get("use_strict_bsz"):
+            raise ConfigError(f"{where}: use_strict_bsz excludes use_fixed_micro_bsz")
+        words = {key: value for key, value in words.items() if "batch" not in key}
+        words |= {
+            "micro_bsz": said.get("fixed_micro_bsz"),
+            "micro_num": said.get("fixed_micro_num"),
+        }
+    for key in ("flash", "overlap_wdp", "strict_batch", "debug"):
+        if key in words:
+            words[key] = bool(words[key])
+    return words
+
+
+def config_file(path: Path) -> dict[str, Any]:
+    """The words of a JSON file with the original's keys."""
+    from fastcomm.isp.config import read
+
+    return of_config(read(path), str(path))

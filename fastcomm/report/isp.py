@@ -1,0 +1,224 @@
+"""A search on one screen: the ranking, where the time goes, time against memory."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fastcomm.cluster.calibrate import Calibration
+from fastcomm.isp.explain import Term, memory_terms, time_terms
+from fastcomm.isp.formulas import two_gpus
+from fastcomm.isp.question import Question
+from fastcomm.isp.result import Found, Record
+from fastcomm.isp.sensitivity import Change
+from fastcomm.isp.sweep import Cell, Sweep
+from fastcomm.units import format_bandwidth
+
+_PIPE_WIDTH = 110
+# Columns for the words of a term: a longer text goes on in the next line.
+_WORDS = 64
+_FRONT = 6
+_CKPT = {0: "none", 1: "full", 2: "selective"}
+_SHADES = " ░▒▓█"
+_KILO = 1024
+
+
+def _console() -> Console:
+    console = Console()
+    if console.is_terminal:
+        return console
+    return Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
+
+
+def _table(title: str, columns: Iterable[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(title, style="bold", header_style="underline", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
+    return table
+
+
+def show(found: Found, top: int) -> None:
+    """Print the ranking, the best of each algorithm, and the front of time and memory."""
+    console = _console()
+    for line in _head(found):
+        console.print(escape(line), highlight=False, soft_wrap=True)
+    console.print(_ranking("fastest", found.best(top), found.question))
+    if len(found.question.world_sizes) > 1:
+        console.print(_ranking("by GPUs", list(found.best_by_world().values()), found.question))
+    best = found.best_by_algo()
+    console.print(_ranking("best of each", list(best.values()), found.question))
+    console.print(_breakdown(best, found.question))
+    front = found.pareto()
+    if len(front) > 1:
+        step = max(1, (len(front) - 1) / (_FRONT - 1))
+        chosen = sorted({min(len(front) - 1, round(i * step)) for i in range(_FRONT)})
+        console.print(
+            _ranking("time against memory", [front[place] for place in chosen], found.question)
+        )
+    for note in found.notes:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    if any(record.get("extrapolated") for record in found.best(top)):
+        console.print(
+            "[yellow]note:[/] attention beyond what was measured: its formula stands alone",
+            highlight=False,
+        )
+
+
+def _head(found: Found) -> list[str]:
+    question = found.question
+    sizes = question.world_sizes
+    world = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
+    reasons = ", ".join(f"{n} {reason}" for reason, n in found.rejected.items() if n)
+    mode = "" if found.mode == "default" else f", as {found.mode}"
+    return [
+        f"{question.model.name} ({question.model.parameters / 1e9:.2f} G parameters) "
+        f"on {world} {found.cluster}, {question.seq_len} tokens a sequence{mode}",
+        f"{found.candidates} candidates, {found.feasible} feasible; rejected: "
+        f"{reasons or 'none'}",
+    ]
+
+
+def _ranking(title: str, records: Sequence[Record], question: Question) -> Table:
+    columns = ("GPUs", "pp", "sp", "P", "G", "O", "b", "m", "ckpt", "step", "TGS", "MFU", "GiB")
+    table = _table(title, columns)
+    for record in records:
+        shards = [record.get(f"p_{each}") for each in ("para", "grads", "os")]
+        if shards[0] is None:
+            isp = record["algo_type"] == "isp"
+            wp = record["wp_size"]
+            shards = [wp, wp, wp * record["zp_size"]] if isp else [1, 1, record["zp_size"]]
+        table.add_row(
+            record["algo_type"].upper(),
+            *(str(record[name]) for name in ("world_size", "pp", "sp")),
+            *map(str, shards),
+            *(str(record[name]) for name in ("micro_bsz", "micro_num")),
+            _CKPT[record["activation_ckpt"]],
+            _seconds(record["total_latency"]),
+            f"{record['tgs']:.1f}",
+            f"{record['mfu']:.1%}" if "mfu" in record else "",
+            f"{record['total_mm_cost'] / 2**30:.1f}",
+        )
+    return table
+
+
+def _breakdown(best: dict[str, Record], question: Question) -> Table:
+    """Shares of a step, one column an algorithm."""
+    terms = {algo: time_terms(record, question) for algo, record in best.items()}
+    table = _table("where a step goes", [algo.upper() for algo in terms])
+    for row in zip(*(found[1:] for found in terms.values()), strict=True):
+        shares = [
+            part.value / whole[0].value for part, whole in zip(row, terms.values(), strict=True)
+        ]
+        if any(shares):
+            table.add_row(row[0].name, *(f"{share:.1%}" for share in shares))
+    return table
+
+
+def explain(found: Found, place: int) -> None:
+    """Print one strategy term by term, and what its algorithm does on two GPUs."""
+    console = _console()
+    record = found.record(place)
+    for line in _head(found)[:1]:
+        console.print(escape(line), highlight=False, soft_wrap=True)
+    console.print(_ranking(f"rank {place + 1}", [record], found.question))
+    console.print(_terms("time", time_terms(record, found.question), _seconds))
+    console.print(_terms("memory", memory_terms(record), _gib))
+    two = two_gpus(record["algo_type"])
+    console.print(
+        f"On two GPUs {record['algo_type'].upper()} sends {two['sent']:g} buffers of D b S h a "
+        f"layer ({two['sent_with_checkpoints']:g} with checkpoints) and keeps "
+        f"{two['kept']:.1f} D/2 b S h.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _terms(title: str, terms: list[Term], form: object) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(title, style="bold", header_style="underline", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("share", justify="right", header_style="dim", no_wrap=True)
+    table.add_column("", overflow="fold", max_width=_WORDS)
+    whole = terms[0].value
+    assert callable(form)
+    for term in terms:
+        if term.value or not term.level:
+            indent = "  " * term.level
+            share = f"{term.value / whole:.1%}" if whole else ""
+            table.add_row(f"{indent}{term.name}", form(term.value), share, escape(term.words))
+    return table
+
+
+def changes(found: Sequence[Change]) -> None:
+    """Print what a better cluster would gain."""
+    table = _table("what if", ("TGS", "gain", "strategy"))
+    for change in found:
+        if change.best is None:
+            table.add_row(change.what, "n/a", "n/a", "")
+            continue
+        best = change.best
+        gain = "n/a" if change.gain is None else f"{change.gain:+.1%}"
+        words = f"{best['algo_type'].upper()} pp {best['pp']} sp {best['sp']}"
+        table.add_row(change.what, f"{best['tgs']:.1f}", gain, words)
+    _console().print(table)
+
+
+def calibration(found: Calibration) -> None:
+    """Print the fitted lines and how far the measurements lie from them."""
+    table = _table(
+        "calibrated", ("GPUs", "messages", "sizes", "start", "bus bw", "median off", "worst")
+    )
+    for line in found.residuals:
+        table.add_row(
+            line.op,
+            str(line.ranks),
+            str(line.messages),
+            str(line.sizes),
+            _seconds(line.alpha),
+            format_bandwidth(line.bus),
+            f"{line.median_error:.1%}",
+            f"{line.worst_error:.1%}",
+        )
+    console = _console()
+    console.print(table)
+    for words in found.skipped:
+        console.print(f"[yellow]not fitted:[/] {escape(words)}, mostly its start")
+
+
+def heat_map(found: Sweep) -> None:
+    """Print rates by world size and sequence length, shaded by MFU."""
+    worlds = sorted({cell.world_size for cell in found.cells})
+    table = _table("TGS, MFU", [f"{world} GPUs" for world in worlds])
+    for seq_len in sorted({cell.seq_len for cell in found.cells}):
+        row = {cell.world_size: cell for cell in found.cells if cell.seq_len == seq_len}
+        name = f"{seq_len // _KILO}Ki" if seq_len % _KILO == 0 else str(seq_len)
+        table.add_row(name, *(_shaded(row[world]) for world in worlds))
+    console = _console()
+    console.print(table)
+    whys = dict.fromkeys(
+        f"{cell.seq_len} on {cell.world_size}: {cell.why}" for cell in found.cells if cell.why
+    )
+    for why in whys:
+        console.print(f"[yellow]n/a[/] {escape(why)}", highlight=False, soft_wrap=True)
+
+
+def _shaded(cell: Cell) -> str:
+    if not cell.best:
+        return "n/a"
+    share = min(1.0, cell.best["mfu"])
+    shade = _SHADES[min(len(_SHADES) - 1, int(share * len(_SHADES)))]
+    best = cell.best
+    return f"{best['algo_type'].upper()} {best['tgs']:.0f} {share:.0%} {shade * 2}"
+
+
+def _seconds(value: float) -> str:
+    for size, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if value >= size:
+            return f"{value / size:.2f} {unit}"
+    return f"{value * 1e6:.2f} us"
+
+
+def _gib(value: float) -> str:
+    return f"{value / 2**30:.2f} GiB"

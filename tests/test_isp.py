@@ -1,0 +1,236 @@
+"""The default search against the definition, and its properties."""
+
+from dataclasses import replace
+
+import numpy as np
+import oracle_isp as oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcomm.cluster.load import load
+from fastcomm.errors import ConfigError
+from fastcomm.isp.block import Block
+from fastcomm.isp.communication import collective
+from fastcomm.isp.measured import evaluate
+from fastcomm.isp.model import Model, of_size
+from fastcomm.isp.question import Batch, Question
+from fastcomm.isp.search import search
+from fastcomm.isp.space import divisors
+
+A800 = load("a800")
+ANY = Batch(least=1, most=1 << 50)
+ALGOS = ("isp", "msp", "fsp", "mtp")
+CHECKED = (
+    "total_latency",
+    "tgs",
+    "total_mm_cost",
+    "grad_sync",
+    "param_sync",
+    "optimizer",
+    "p2p",
+)
+CHECKED += ("comp_wp", "comp_attn", "wp_comm_cost", "sp_comm_cost", "head", "elementwise")
+
+
+def ours(model):
+    return Model(
+        name="m",
+        hidden=model["h"],
+        heads=model["a"],
+        kv_heads=model["kv"],
+        layers=model["L"],
+        ffn=model["f"],
+        vocab=model["V"],
+        mlp="gelu" if model["gelu"] else "swiglu",
+    )
+
+
+def question(model=None, seq_len=4096, world=8, batch=ANY, **more):
+    model = of_size(7) if model is None else model
+    return Question(model=model, world_sizes=(world,), seq_len=seq_len, batch=batch, **more)
+
+
+@st.composite
+def cases(draw):
+    heads = draw(st.sampled_from([8, 12, 32]))
+    model = oracle.model(
+        heads * 128,
+        heads,
+        draw(st.integers(8, 41)),
+        kv=draw(st.sampled_from([heads, heads // 4])),
+        f=draw(st.sampled_from([None, 3 * 1024])),
+        gelu=draw(st.booleans()),
+    )
+    world = draw(st.sampled_from([1, 4, 6, 8, 24, 64, 768]))
+    pp = draw(st.sampled_from([n for n in divisors(world) if n <= 8]))
+    sp = draw(st.sampled_from([n for n in divisors(world // pp) if heads % n == 0]))
+    algo = draw(st.sampled_from(ALGOS))
+    os = draw(st.sampled_from(divisors(world // pp if algo == "isp" else world // pp // sp)))
+    grads = draw(st.sampled_from(divisors(os)))
+    para = draw(st.sampled_from(divisors(grads)))
+    ck = draw(st.sampled_from([0, 1, 2]))
+    seq_len = draw(st.sampled_from([512, 3000, 4096, 131072]))
+    bsz, num = draw(st.integers(1, 5)), draw(st.integers(1, 12))
+    flash = ck < 2 and draw(st.booleans())
+    return model, (algo, world, seq_len, pp, sp, bsz, num, ck, (para, grads, os)), flash
+
+
+def block_of(case):
+    algo, world, _, pp, sp, bsz, num, ck, shards = case
+    return Block.one(
+        world=world, algo=algo, pp=pp, sp=sp, bsz=bsz, num=num, ck=ck, shards=shards
+    )
+
+
+@given(cases())
+def test_a_strategy_costs_what_the_definition_says(made):
+    model, case, flash = made
+    found = evaluate(block_of(case), question(ours(model), case[2], flash=flash), A800)
+    wanted = oracle.step(oracle.A800, model, *case, flash=flash)
+    assert {name: found[name] for name in CHECKED} == pytest.approx(
+        {name: wanted[name] for name in CHECKED}, rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("world", [4, 12])
+def test_the_search_finds_every_strategy_that_fits_in_the_order_of_its_rate(world):
+    model = oracle.model(1024, 8, 6)
+    tokens = 24 * 2048
+    found = search(
+        question(ours(model), 2048, world, Batch(least=tokens, most=tokens), memory=12e9), A800
+    )
+    wanted = {}
+    for case in oracle.strategies(model, world, 2048, tokens):
+        cost = oracle.step(oracle.A800, model, *case)
+        if cost["total_mm_cost"] <= 12e9:
+            wanted[case] = cost["tgs"]
+    rows = [
+        (
+            *(row[name] for name in ("algo_type", "world_size", "seq_len", "pp", "sp")),
+            *(row[name] for name in ("micro_bsz", "micro_num", "activation_ckpt")),
+            (row["p_para"], row["p_grads"], row["p_os"]),
+        )
+        for row in found.best(found.feasible)
+    ]
+    assert set(rows) == set(wanted)
+    assert len(rows) == len(wanted) > 100
+    assert [wanted[row] for row in rows] == pytest.approx(found.columns["tgs"].tolist())
+    assert found.columns["tgs"].tolist() == sorted(wanted.values(), reverse=True) or (
+        np.all(np.diff(found.columns["tgs"]) <= 0)
+    )
+    assert found.candidates == found.feasible + sum(
+        found.rejected[reason] for reason in ("memory", "schedule")
+    )
+
+
+@given(cases(), st.sampled_from(["bw_intra", "bw_node", "hbm"]), st.floats(1.01, 8))
+def test_more_bandwidth_is_never_slower(made, link, times):
+    model, case, flash = made
+    asked = question(ours(model), case[2], flash=flash)
+    faster = replace(A800, **{link: getattr(A800, link) * times})
+    before = evaluate(block_of(case), asked, A800)["total_latency"]
+    assert evaluate(block_of(case), asked, faster)["total_latency"] <= before * (1 + 1e-12)
+
+
+@given(cases(), st.floats(1.01, 8))
+def test_a_longer_start_is_never_faster(made, times):
+    model, case, flash = made
+    asked = question(ours(model), case[2], flash=flash)
+    later = replace(
+        A800, alpha_intra=A800.alpha_intra * times, alpha_inter=A800.alpha_inter * times
+    )
+    before = evaluate(block_of(case), asked, A800)["total_latency"]
+    assert evaluate(block_of(case), asked, later)["total_latency"] >= before * (1 - 1e-12)
+
+
+@given(cases())
+def test_memory_never_grows_with_the_shards_of_gradients_and_states(made):
+    model, case, flash = made
+    asked = question(ours(model), case[2], flash=flash)
+    *rest, (para, grads, os) = case
+    used = [
+        evaluate(block_of((*rest, (para, g, o))), asked, A800)["total_mm_cost"]
+        for g in (para, grads)
+        for o in (g, os)
+    ]
+    assert used[0] >= used[1] >= used[3]
+    assert used[0] >= used[2] >= used[3]
+
+
+@given(cases())
+def test_checkpoints_never_take_more_memory_where_two_layers_are_in_flight(made):
+    model, (*rest, _, shards), flash = made
+    asked = question(ours(model), rest[2], flash=flash)
+    if model["L"] // rest[3] * min(rest[6], rest[3]) < 2 or rest[0] == "mtp":
+        return
+    with_it, without = (
+        evaluate(block_of((*rest, ck, shards)), asked, A800)["total_mm_cost"] for ck in (1, 0)
+    )
+    assert with_it <= without
+
+
+@given(st.sampled_from(ALGOS), st.integers(1, 4), st.sampled_from([1024, 32768]))
+def test_one_gpu_does_not_communicate(algo, bsz, seq_len):
+    found = evaluate(Block.one(world=1, algo=algo, bsz=bsz), question(seq_len=seq_len), A800)
+    names = ("wp_comm_cost", "sp_comm_cost", "grad_sync", "param_sync", "p2p", "bubble")
+    assert {name: found[name] for name in names} == dict.fromkeys(names, 0)
+
+
+def test_without_a_sequence_shard_all_algorithms_have_one_layer_time():
+    times = {
+        evaluate(Block.one(world=8, algo=algo, num=2), question(), A800)["fwd_bwd_cost"]
+        for algo in ("isp", "msp", "fsp")
+    }
+    assert len(times) == 1
+
+
+def test_without_a_start_mtp_communicates_as_long_as_msp():
+    bare = replace(A800, alpha_intra=0.0, alpha_inter=0.0, alpha_rank=0.0)
+    mtp, msp = (
+        evaluate(Block.one(world=64, algo=algo, sp=16), question(world=64), bare)[
+            "sp_comm_cost"
+        ]
+        for algo in ("mtp", "msp")
+    )
+    assert mtp == pytest.approx(msp)
+
+
+@settings(max_examples=12)
+@given(st.integers(26, 76), st.integers(26, 76))
+def test_a_larger_limit_never_lowers_the_best_rate(one, two):
+    least, most = sorted((one, two))
+    batch = Batch(least=1 << 20, most=1 << 20)
+    small, large = (
+        search(question(world=16, batch=batch, memory=limit * 2**30), A800)
+        for limit in (least, most)
+    )
+    if small.feasible:
+        assert large.best(1)[0]["tgs"] >= small.best(1)[0]["tgs"]
+    assert set(small.columns) <= set(large.columns) or not small.feasible
+
+
+@given(st.sampled_from([2, 8, 16, 512]), st.floats(1e3, 1e10), st.floats(1, 1.5))
+def test_a_larger_message_is_never_faster(ranks, volume, times):
+    for op in ("all_gather", "all_reduce", "all_to_all", "broadcast"):
+        pair = collective(A800, op, [volume, volume * times], ranks, 1)
+        assert pair[0] <= pair[1]
+
+
+@pytest.mark.parametrize("knot", A800.gemm.flops)
+def test_cost_is_continuous_across_the_knots_of_a_curve(knot):
+    around = A800.gemm.seconds([knot * (1 - 1e-9), knot, knot * (1 + 1e-9)])
+    assert np.ptp(around) < 1e-6 * around[1]
+
+
+def test_a_record_says_who_cannot_be_found():
+    with pytest.raises(ConfigError, match="nearest below is 32"):
+        question(sp=(48,)).check()
+    with pytest.raises(ConfigError, match="the nearest are 4096 or 8192"):
+        question(batch=Batch(least=5000, most=5000)).check()
+    with pytest.raises(ConfigError, match="above the most"):
+        question(batch=Batch(least=2, most=1)).check()
+    with pytest.raises(ConfigError, match="32 layers"):
+        question(pp=(64,)).check()
+    with pytest.raises(ConfigError, match="known are isp"):
+        question(algos=("xsp",)).check()

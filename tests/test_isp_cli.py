@@ -1,0 +1,331 @@
+"""`fastcomm isp`: words in, a ranking out."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from fastcomm.cli import main
+from fastcomm.errors import ConfigError
+from fastcomm.isp import ask, words
+
+ASKED = ("--model", "7B", "--world-size", "16", "--seq-len", "4Ki", "--global-batch", "1Mi")
+RECORD = [
+    "pp",
+    "sp",
+    "wp_size",
+    "zp_size",
+    "seq_len",
+    "micro_bsz",
+    "micro_num",
+    "algo_type",
+    "activation_ckpt",
+    "world_size",
+    "g_bsz",
+    "tgs",
+    "total_latency",
+    "fwd_bwd_cost",
+    "all_fwd_bwd_cost",
+    "overlap_latency",
+    "comp_wp",
+    "comp_attn",
+    "pp_comm_cost",
+    "zp_comm_cost",
+    "wp_comm_cost",
+    "sp_comm_cost",
+    "wdp_comm_cost",
+    "total_mm_cost",
+    "os_mm_cost",
+    "p_g_mm_cost",
+    "mem_pool_mm",
+    "rotary_emb_sincos_cache_mm",
+    "pp_p2p_buffer",
+    "activation",
+    "blocks_activation",
+    "norm_activation",
+    "head_input_activation",
+    "head_output_activation",
+    "block_output_activation",
+    "backward_mem_peak",
+    "modelsize",
+]
+MORE = [
+    "p_para",
+    "p_grads",
+    "p_os",
+    "head",
+    "elementwise",
+    "optimizer",
+    "grad_sync",
+    "param_sync",
+    "bubble",
+    "p2p",
+    "mfu",
+    "hfu",
+    "step_peak",
+    "extrapolated",
+]
+
+
+def call(*arguments, code=0):
+    done = CliRunner().invoke(main, ["isp", *arguments])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_the_table_names_the_fastest_of_each_algorithm():
+    text = call(*ASKED)
+    for word in ("candidates", "fastest", "best of each", "where a step goes", "ISP", "MTP"):
+        assert word in text
+
+
+def test_json_has_the_keys_of_a_record(tmp_path):
+    found = json.loads(call(*ASKED, "--json", "--output", str(tmp_path), "--sensitivity"))
+    assert set(RECORD) | set(MORE) <= set(found["best"][0])
+    assert len(found["best"]) == 6
+    assert found["candidates"] == found["feasible"] + sum(
+        found["rejected"][reason] for reason in ("memory", "schedule")
+    )
+    rates = [record["tgs"] for record in found["best"]]
+    assert rates == sorted(rates, reverse=True)
+    assert set(found["best_by_algo"]) == {"isp", "msp", "fsp", "mtp"}
+    assert set(found["chosen"]) == {
+        *("algo_type", "seq_len", "micro_num", "micro_bsz", "pp_size"),
+        *("tp_size", "wp_size", "zp_size", "activation_ckpt"),
+    }
+    assert all(change["gain"] >= 0 for change in found["sensitivity"])
+    table = pq.read_table(tmp_path / "strategies.parquet")
+    assert table.num_rows == found["feasible"]
+    assert table["tgs"][0].as_py() == rates[0]
+    assert json.loads((tmp_path / "isp.json").read_text())["best"] == found["best"]
+    assert (tmp_path / "strategies.csv").read_text().startswith('"algo_type"')
+
+
+def test_compat_answers_with_the_original_s_record(isp_data):
+    found = json.loads(
+        call(
+            *("--model", "7B", "--world-size", "64", "--seq-len", "4096"),
+            *("--global-batch", "4Mi", "--memory", "80GiB", "--compat", "isp-2025"),
+            *("--tables", str(isp_data), "--strict-batch", "--overlap-wdp", "--json"),
+        )
+    )
+    assert set(found["best"][0]) == set(RECORD)
+    assert (found["candidates"], found["feasible"]) == (28202, 4216)
+    assert found["candidates"] == found["feasible"] + sum(found["rejected"].values())
+
+
+def test_a_configuration_of_the_original_is_a_question(tmp_path):
+    path = tmp_path / "config.json"
+    said = {
+        "world_size_max": 16,
+        "world_size_min": 8,
+        "global_bsz": 1 << 20,
+        "sequence_length": 4096,
+        "model_size": 7,
+        "use_strict_bsz": True,
+        "mem_threshold": 80 * 2**30,
+    }
+    path.write_text(json.dumps(said))
+    found = json.loads(call("--config", str(path), "--json"))
+    assert set(found["best_by_world"]) == {"8", "16"}
+    assert json.loads(call("--config", str(path), "--json", "--world-size", "16"))["feasible"]
+    path.write_text(json.dumps(said | {"sequence": 1}))
+    assert "unknown key 'sequence'" in call("--config", str(path), code=1)
+
+
+def test_a_fixed_pair_and_a_range_of_batches_are_questions():
+    fixed = words.of_config(
+        {
+            "world_size_max": 8,
+            "sequence_length": 4096,
+            "model_size": 7,
+            "use_fixed_micro_bsz": 1,
+            "fixed_micro_bsz": 1,
+            "fixed_micro_num": 4,
+        }
+    )
+    assert set(ask.find(**fixed).columns["micro_num"]) == {4}
+    ranged = ask.find(
+        model="7B",
+        world_size=8,
+        seq_len=4096,
+        global_batch_min="512Ki",
+        global_batch_max="600Ki",
+    )
+    batches = set(ranged.columns["g_bsz"])
+    assert min(batches) >= 512 << 10
+    assert max(batches) <= 600 << 10
+    assert len(batches) > 1
+
+
+def test_several_lengths_make_a_sweep(tmp_path):
+    asked = [*ASKED[:2], "--world-size", "8,16", "--seq-len", "4Ki,12Ki", *ASKED[6:]]
+    text = call(*asked, "--output", str(tmp_path))
+    assert "n/a 12288 on 8: global batch 1048576: no multiple" in text
+    table = pq.read_table(tmp_path / "sweep.parquet").to_pylist()
+    assert next(row["scaling"] for row in table if row["seq_len"] == 4096) == 1.0
+    assert len(json.loads(call(*asked, "--json"))["cells"]) == 4
+
+
+@pytest.mark.parametrize("algo", ["isp", "msp", "fsp", "mtp", "dsp"])
+def test_one_strategy_is_explained_term_by_term(algo):
+    text = call(*ASKED, "--compare", algo, "--explain", "2")
+    for word in ("step", "products", "gradients", "optimizer states", "On two GPUs"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (("--compare", "isp", "--sp", "4"), "--context-parallel-size 4 --cp-comm-type a2a"),
+        (("--compare", "msp", "--sp", "4"), "--tensor-model-parallel-size 4"),
+        (("--pp", "2"), "--pipeline-model-parallel-size 2"),
+        (("--no-flash", "--micro-bsz", "1"), "--micro-batch-size 1"),
+    ],
+)
+def test_the_winner_is_a_trainer_s_arguments(options, wanted):
+    assert wanted in call(*ASKED, *options, "--launch", "megatron")
+    assert "parallel = dict(" in call(*ASKED, *options, "--launch", "internevo")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--memory", "3GiB"), "nothing fits: the least memory that any strategy needs is"),
+        (("--sp", "3"), "the nearest below is 2"),
+        (("--global-batch", "5000"), "the nearest are 4096 or 8192"),
+        (("--global-batch", "4096", "--pp", "1", "--sp", "1"), "65536 would be"),
+        (("--model", "gpt-x"), "none of internlm-0.25b"),
+        (("--model", "8"), "known are 0.25, 1.3"),
+        (("--cluster", "v100"), "neither a file nor one of a100"),
+        (("--world-size", "9-15"), "no whole node of 8"),
+        (("--world-size", "8-"), "wanted a whole number above 0"),
+        (("--memory", "lots"), "wanted a whole number above 0"),
+        (("--compare", "isp,dsp"), "ask for it alone"),
+        (("--compare", "xyz"), "known are isp"),
+        (("--global-batch-max", "1Mi"), "one number or a range"),
+        (("--explain", "999999"), "are feasible"),
+        (("--compat", "isp-2025", "--sensitivity"), "leave --compat out"),
+        (("--calibrate", "/nowhere"), "there is no such file"),
+        (("--pp", "64"), "its most stages"),
+    ],
+)
+def test_what_cannot_be_answered_says_what_can(options, message):
+    assert message in " ".join(call(*ASKED, *options, code=1).split())
+
+
+def test_a_word_that_is_missing_is_named():
+    assert "world size: not said" in call("--model", "7B", code=1)
+    with pytest.raises(ConfigError, match="say its tokens"):
+        ask.find(model="7B", world_size=8, seq_len=4096)
+
+
+def test_options_change_what_they_say():
+    plain = ask.find(
+        model="7B", world_size=64, seq_len=4096, global_batch="1Mi", pp="4", sp="2"
+    )
+    other = {
+        name: ask.find(
+            model="7B",
+            world_size=64,
+            seq_len=4096,
+            global_batch="1Mi",
+            pp="4",
+            sp="2",
+            **{name: value},
+        )
+        for name, value in {
+            "overlap_grad": True,
+            "grad_sync": "reduce_scatter",
+            "param_sync": "all_gather",
+            "interleave": 2,
+            "overlap": "per_op",
+        }.items()
+    }
+    best = plain.best(1)[0]["tgs"]
+    for name in ("overlap_grad", "param_sync", "interleave"):
+        assert other[name].best(1)[0]["tgs"] >= best, name
+    assert other["interleave"].best(1)[0]["tgs"] > best
+    assert len({found.best(1)[0]["tgs"] for found in other.values()} | {best}) > 3
+
+
+def test_calibration_shows_how_far_its_lines_are(tmp_path):
+    rows = [
+        f"{op},{ranks},{volume},{35e-6 + volume / 1e11}"
+        for op in ("all_gather", "all_reduce", "all2all", "broadcast", "reduce_scatter")
+        for ranks in (2, 8, 16)
+        for volume in (1e6, 1e7, 1e8, 1e9)
+    ]
+    path = tmp_path / "messages.csv"
+    path.write_text("\n".join(["op,ngpu,bytes,lat_s", *rows]))
+    text = call(*ASKED, "--calibrate", str(path), "--sensitivity")
+    assert "median off" in text
+    assert "links between nodes x2" in text
+    found = json.loads(call(*ASKED, "--calibrate", str(path), "--json"))
+    assert len(found["calibration"]) == 15
+
+
+def test_several_world_sizes_are_ranked_each_and_a_note_says_what_was_not_measured():
+    text = call(*ASKED[:2], "--world-size", "8,16", *ASKED[4:], "--cluster", "h100")
+    assert "by GPUs" in text
+    assert "on 8 to 16 H100-SXM" in text
+    assert "calibrate with measurements" in text
+
+
+def test_measured_tables_replace_the_curves(isp_data):
+    plain = json.loads(call(*ASKED, "--json"))
+    folder = json.loads(call(*ASKED, "--json", "--tables", str(isp_data)))
+    files = json.loads(
+        call(
+            *(*ASKED, "--json", "--gemm-table", str(isp_data / "linear_a800.csv")),
+            *("--attention-table", str(isp_data / "fa_a800.csv")),
+        )
+    )
+    assert folder["best"] == files["best"]
+    assert folder["best"][0]["tgs"] == pytest.approx(plain["best"][0]["tgs"], rel=0.05)
+    assert folder["best"][0]["tgs"] != plain["best"][0]["tgs"]
+
+
+def test_a_strategy_of_the_original_is_explained_and_launched():
+    asked = (*ASKED, "--compat", "isp-2024", "--compare", "isp", "--strict-batch")
+    assert "reduction of gradients" in call(*asked, "--explain", "1")
+    assert "weight=dict(size=" in call(*asked, "--launch", "internevo")
+    assert "closed forms" in call(*asked)
+    assert "mtp: the original" in call(*asked, "--compare", "mtp", code=1)
+
+
+def test_shards_of_the_winner_are_those_of_its_arguments():
+    asked = (*ASKED, "--compare", "msp")
+    best = json.loads(call(*asked, "--json"))["best"][0]
+    text = call(*asked, "--launch", "internevo")
+    assert f"zero1=dict(size={best['p_os']}, fsdp={best['p_para'] > 1})" in text
+    assert f"micro_num={best['micro_num']}," in text
+
+
+def test_a_search_that_would_not_end_is_refused(monkeypatch):
+    monkeypatch.setattr("fastcomm.isp.search.MOST", 1000)
+    assert "more than 1000 candidates" in call(*ASKED, code=1)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "file" in call(*ASKED, "--output", str(tmp_path / "file" / "below"), code=1)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("{", "config.json"),
+        ("[]", "found list"),
+        ('{"use_strict_bsz": 1, "use_fixed_micro_bsz": 1}', "excludes use_fixed_micro_bsz"),
+        (
+            '{"config": {"seq_len": 4096}, "max_world_size": 8, "model_size": 7}',
+            "say its tokens",
+        ),
+    ],
+)
+def test_a_configuration_that_is_wrong_is_an_error(tmp_path, said, message):
+    path = tmp_path / "config.json"
+    path.write_text(said)
+    assert message in " ".join(call("--config", str(path), code=1).split())

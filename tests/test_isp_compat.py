@@ -1,0 +1,129 @@
+"""The original search: the same strategies, the same numbers."""
+
+from dataclasses import replace
+
+import pytest
+from isp_golden import GOLDEN, ask, asked, golden_rows
+
+from fastcomm.cluster.load import load
+from fastcomm.errors import ConfigError
+from fastcomm.isp import tables
+from fastcomm.isp.compat import CompatRules
+from fastcomm.isp.compat_search import search
+from fastcomm.isp.question import ALGOS, Batch
+
+KEY = ("pp", "sp", "wp_size", "zp_size", "micro_bsz", "micro_num", "activation_ckpt")
+A800 = load("a800")
+S25 = CompatRules(overlap_wdp=True)
+
+
+def key(row):
+    return row["algo_type"], *(int(float(row[name])) for name in KEY)
+
+
+def keys(found):
+    algos = [ALGOS[number] for number in found.columns["algo"]]
+    return list(zip(algos, *(found.columns[name].tolist() for name in KEY), strict=True))
+
+
+@pytest.fixture(scope="session")
+def isp_tables(isp_data):
+    return tables.find(isp_data, "a800")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_strategies_and_numbers_are_the_original_s(isp_data, isp_tables, name):
+    found = search(*asked(name), A800, isp_tables)
+    rows = golden_rows(isp_data, name)
+    ranked = {each: place for place, each in enumerate(keys(found))}
+    assert found.candidates == GOLDEN[name]
+    assert ranked.keys() == {key(row) for row in rows}
+    order = [ranked[key(row)] for row in rows]
+    numbers = [column for column in rows[0] if column not in {"algo_type", *KEY}]
+    assert len(numbers) == 26
+    for column in numbers:
+        mine = found.columns[column][order].tolist()
+        assert mine == pytest.approx([float(row[column]) for row in rows], rel=1e-9), column
+
+
+# Model, world, thousands of tokens: TGS, strategy, candidates, feasible; best of MSP and FSP.
+RUNS = {
+    (7, 64, 4): (5184.2, (1, 1, 1, 32, 2, 8, 0), 28202, 4216, 5080.5, 5080.5),
+    (7, 64, 16): (3918.2, (1, 2, 1, 16, 1, 8, 0), 20154, 3265, 3781.8, 3738.2),
+    (7, 64, 32): (3012.1, (1, 4, 1, 8, 1, 8, 0), 16130, 2616, 2748.6, 2678.0),
+    (7, 64, 64): (2070.7, (1, 8, 1, 8, 1, 8, 0), 12106, 1933, 1767.3, 1701.9),
+    (7, 64, 128): (1083.2, (1, 16, 1, 8, 1, 8, 0), 8082, 1265, 1009.9, 1006.5),
+    (7, 64, 256): (645.2, (1, 32, 1, 16, 1, 8, 0), 5102, 370, 556.7, 553.7),
+    (7, 128, 4): (5124.9, (1, 1, 1, 32, 2, 4, 0), 52026, 6241, 4905.2, 4905.2),
+    (7, 128, 16): (3882.0, (1, 2, 1, 16, 1, 4, 0), 34930, 4584, 3699.0, 3659.6),
+    (7, 128, 32): (2997.0, (1, 4, 1, 8, 1, 4, 0), 26382, 3506, 2710.3, 2642.9),
+    (7, 128, 64): (2064.0, (1, 8, 1, 8, 1, 4, 0), 17834, 2370, 1751.2, 1689.9),
+    (7, 128, 128): (1081.6, (1, 16, 1, 8, 1, 4, 0), 11418, 1443, 981.8, 972.5),
+    (7, 128, 256): (644.4, (1, 32, 1, 16, 1, 4, 0), 6630, 436, 535.7, 529.3),
+    (13, 64, 4): (2593.2, (1, 1, 64, 1, 2, 8, 0), 19218, 2745, 2520.6, 2520.6),
+    (13, 64, 16): (2093.2, (1, 2, 8, 8, 1, 8, 0), 13070, 1896, 1913.1, 1944.8),
+    (13, 64, 32): (1672.9, (1, 4, 8, 4, 1, 8, 0), 9996, 1424, 1431.0, 1528.2),
+    (13, 64, 64): (1199.5, (1, 8, 8, 4, 1, 8, 0), 6922, 955, 981.1, 1011.9),
+    (13, 64, 128): (627.3, (1, 2, 64, 1, 1, 1, 1), 3848, 521, 618.3, 616.2),
+    (13, 64, 256): (356.6, (1, 4, 64, 1, 1, 1, 1), 1818, 168, 347.6, 345.5),
+}
+
+
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_reference_runs_come_out_as_they_are_ranked(isp_tables, run):
+    tgs, strategy, candidates, feasible, msp, fsp = RUNS[run]
+    found = search(ask(run[0], run[1], run[2] * 1024), S25, A800, isp_tables)
+    best = found.best_by_algo()
+    assert (found.candidates, found.feasible) == (candidates, feasible)
+    assert key(found.best(1)[0]) == ("isp", *strategy)
+    rates = [round(best[algo]["tgs"], 1) for algo in ("isp", "msp", "fsp")]
+    assert rates == [tgs, msp, fsp]
+
+
+def test_1024_ranks_have_as_many_candidates_as_the_original(isp_tables):
+    found = search(ask(7, 1024, 4096), S25, A800, isp_tables)
+    assert (found.candidates, found.feasible) == (239526, 11270)
+    assert found.candidates == found.feasible + sum(found.rejected.values())
+
+
+def test_without_tables_closed_forms_answer_and_say_so():
+    found = search(ask(7, 64, 4096), CompatRules(variant="isp-2024"), A800)
+    assert found.feasible > 3802
+    assert "closed forms" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("question", "rules", "words"),
+    [
+        (ask(0.25, 8, 4096), CompatRules(variant="isp-2024"), "InternLM sizes"),
+        (ask(7, 8, 4096, 3 << 20), CompatRules(), None),
+    ],
+)
+def test_what_the_original_cannot_search_is_said(question, rules, words):
+    if words is None:
+        assert search(question, rules, A800).candidates > 0
+        return
+    with pytest.raises(ConfigError, match=words):
+        search(question, rules, A800)
+
+
+def test_a_fixed_pair_skips_the_batch(isp_tables):
+    pair = Batch(least=1, most=1 << 40, micro_bsz=1, micro_num=4)
+    rules = CompatRules(strict_batch=False)
+    found = search(replace(ask(7, 64, 4096), batch=pair), rules, A800, isp_tables)
+    assert set(found.columns["micro_num"]) == {4}
+    assert len(set(found.columns["g_bsz"])) > 1
+    with pytest.raises(ConfigError, match="strict batch is one number"):
+        search(replace(ask(7, 64, 4096), batch=pair), S25, A800, isp_tables)
+
+
+def test_a_table_with_a_hole_is_an_error_with_its_line(tmp_path):
+    path = tmp_path / "linear_x.csv"
+    path.write_text("key_bytesxmacs,lat_s\n10,1\n20,zero\n")
+    with pytest.raises(ConfigError, match="line 3"):
+        tables.gemm(path)
+    path.write_text("key,lat_s\n10,1\n")
+    with pytest.raises(ConfigError, match="no column key_bytesxmacs"):
+        tables.gemm(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        tables.gemm(tmp_path / "absent.csv")

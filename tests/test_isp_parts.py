@@ -1,0 +1,264 @@
+"""Models, clusters, formulas of the design note, calibration."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from fastcomm.cluster.calibrate import calibrate
+from fastcomm.cluster.load import load, parse, shipped
+from fastcomm.cluster.measurements import Message, read
+from fastcomm.errors import ConfigError
+from fastcomm.isp import formulas, tables
+from fastcomm.isp.communication import collective
+from fastcomm.isp.compute import correction
+from fastcomm.isp.from_run import messages, spread
+from fastcomm.isp.model import load as load_model
+from fastcomm.isp.model import of_size
+
+LINK = (35e-6, 150 * 2**30)
+A800 = load("a800")
+
+
+def test_the_design_note_s_formulas_give_its_numbers():
+    assert formulas.ring(8, 2**30, *LINK) == pytest.approx(6.0783e-3, rel=1e-4)
+    assert formulas.tree(8, 2**30, *LINK) == pytest.approx(5.9383e-3, rel=1e-4)
+    elements = of_size(7).parameters
+    assert formulas.parameters(8, 2 * elements, *LINK) == pytest.approx(159.59e-3, rel=1e-4)
+    volume = 32768 * 4096 * 2
+    assert formulas.all_to_all(4, volume, *LINK) == pytest.approx(5.105e-3, rel=1e-3)
+    once = formulas.gradients(8, volume, *LINK, 1)
+    assert formulas.gradients(8, volume, *LINK, 4) == pytest.approx(4 * once)
+    assert formulas.states(8, volume, *LINK) == pytest.approx(3 * once)
+    # 9 hours on one, 1.25 on eight.
+    assert formulas.scaling_efficiency(1 / (8 * 1.25), 1 / 9) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("algo", "sent", "kept"),
+    [
+        ("mtp", (4, 6), 23.7),
+        ("msp", (4, 6), 21.7),
+        ("fsp", (5, 7), 19.7),
+        ("isp", (2, 3), 19.7),
+    ],
+)
+def test_two_gpus_send_and_keep_what_the_example_says(algo, sent, kept):
+    found = formulas.two_gpus(algo)
+    assert (found["sent"], found["sent_with_checkpoints"]) == sent
+    assert round(found["kept"], 1) == kept
+
+
+def test_models_have_the_parameters_that_are_known():
+    assert of_size(7).parameters == 7_321_423_872
+    assert of_size(13).parameters == 13_744_624_640
+    assert load_model("llama3-8b").parameters == pytest.approx(8.03e9, rel=0.01)
+    assert load_model("llama3-70b").parameters == pytest.approx(70.55e9, rel=0.01)
+    flops = [of_size(7).flops(k * 1024) / 1e9 for k in (4, 16, 32, 64, 128, 256)]
+    assert flops == pytest.approx([47.6, 67.0, 92.7, 144.3, 247.3, 453.5], abs=0.06)
+
+
+def test_a_model_is_read_from_hugging_face_and_from_toml(tmp_path):
+    path = tmp_path / "config.json"
+    said = {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "hidden_act": "silu",
+    }
+    path.write_text(json.dumps(said))
+    llama = load_model("llama3-8b")
+    assert replace(load_model(tmp_path), name=llama.name) == llama
+    toml = tmp_path / "m.toml"
+    toml.write_text('hidden = 1024\nheads = 8\nlayers = 4\nmlp = "gelu"\n')
+    assert load_model(toml).layer_parameters == 12 * 1024**2
+    for more, message in (
+        ({"hidden_size": "x"}, "hidden_size or n_embd"),
+        ({"num_local_experts": 8}, "experts"),
+        ({"num_attention_heads": 30}, "no multiple of 30 heads"),
+        ({"num_key_value_heads": 5}, "no multiple of 5 kv_heads"),
+    ):
+        path.write_text(json.dumps(said | more))
+        with pytest.raises(ConfigError, match=message):
+            load_model(path)
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load_model(path)
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="found list"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_cluster_is_whole_and_says_where_its_constants_are_from(name):
+    cluster = load(name)
+    assert cluster.bw_intra > cluster.bw_node / cluster.gpus_per_node
+    text = (load.__globals__["resources"].files("fastcomm.cluster") / "data").joinpath(
+        f"{name}.toml"
+    )
+    lines = [line for line in text.read_text().splitlines() if line]
+    for before, line in pairwise(lines):
+        if line.startswith(("memory", "peak", "hbm", "bw_", "contention", "alpha", "gemm")):
+            assert before.startswith("#"), line
+
+
+def test_a_cluster_file_that_is_wrong_is_an_error_with_its_key(tmp_path):
+    text = (
+        load.__globals__["resources"].files("fastcomm.cluster") / "data/a800.toml"
+    ).read_text()
+    assert parse(text, "x") == A800
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace('"A800-80GB"', '"mine"'))
+    assert load(path).name == "mine"
+    for old, new, message in (
+        ("hbm =", "hbw =", "unknown key 'hbw'"),
+        ('hbm = "1.6TB/s"', "", "no key hbm"),
+        ("1.6TB/s", "fast", "bandwidth 'fast'"),
+        ("peak_tflops = 312", 'peak_tflops = "x"', "ValueError"),
+        ("peak_tflops = 312", "peak_tflops = 0", "peak_tflops has to be above 0"),
+        ("[[16, 1.0], [32", "[[64, 1.0], [32", "contention has to rise"),
+        ("[2.5e+08, 7.19]", "[2.5e+18, 7.19]", "gemm has to rise"),
+        ("gpus_per_node = 8", "gpus_per_node = ", "x: "),
+        ("start_us = [80.0, 77.0]", "", "KeyError"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse(text.replace(old, new), "x")
+
+
+def line(op, ranks, alpha, bus, sizes=(1e6, 4e6, 3e7, 2e8, 1e9)):
+    factor = (2 if op == "all_reduce" else 1) * (ranks - 1) / ranks
+    return [Message(op, ranks, size, alpha + size * factor / bus) for size in sizes]
+
+
+def test_calibration_finds_the_lines_it_was_given():
+    given = line("all_reduce", 8, 40e-6, 150e9) + line("all_to_all", 16, 1e-4, 20e9)
+    outlier = Message("all_reduce", 8, 2e8, 0.5)
+    found = calibrate(A800, [*given, outlier, *given, *given])
+    fits = {(op, fit.ranks): fit for op, lines in found.cluster.fits.items() for fit in lines}
+    assert fits["all_reduce", 8].alpha == pytest.approx(40e-6, rel=0.01)
+    assert fits["all_reduce", 8].bus == pytest.approx(150e9, rel=0.01)
+    assert fits["all_to_all", 16].bus == pytest.approx(20e9, rel=0.01)
+    assert max(residual.worst_error for residual in found.residuals) < 0.01
+    times = [collective(found.cluster, m.op, m.volume, m.ranks) for m in given]
+    assert times == pytest.approx([m.seconds for m in given], rel=0.01)
+
+
+def test_calibration_finds_a_second_line_for_small_messages():
+    sizes = np.geomspace(1e5, 1e9, 12)
+    given = [Message("all_gather", 64, s, min(2e-5 + s / 5e9, 4e-4 + s / 90e9)) for s in sizes]
+    (residual,) = calibrate(A800, given).residuals
+    assert residual.worst_error < 0.03
+
+
+def test_one_size_tells_a_bandwidth_and_nothing_is_an_error():
+    found = calibrate(A800, line("all_gather", 8, 35e-6, 1e11, sizes=(1e8,)))
+    assert found.residuals[0].worst_error < 1e-9
+    near = line("all_gather", 8, 35e-6, 1e11, sizes=(1e8, 1.1e8, 1.2e8))
+    assert calibrate(A800, near).residuals[0].sizes == 1
+    small = calibrate(A800, line("broadcast", 8, 5e-6, 1e11, sizes=(1e4,)))
+    assert "broadcast on 8" in small.skipped[0]
+    assert small.cluster.fits == {}
+    with pytest.raises(ConfigError, match="no collective"):
+        calibrate(A800, [Message("p2p", 2, 1.0, 1.0)])
+
+
+@pytest.mark.parametrize("name", ["ring", "tree"])
+def test_a_search_can_price_collectives_by_the_design_note_s_formulas(name):
+    cluster = replace(A800, comm_model=name)
+    mine = float(collective(cluster, "all_gather", 2**30, 8))
+    assert mine == pytest.approx(formulas.COMM_MODELS[name](8, 2**30, *LINK))
+
+
+def test_what_was_not_measured_keeps_the_constants_of_the_cluster():
+    found = calibrate(A800, line("all_gather", 8, 20e-6, 1e11)).cluster
+    for ranks, same in ((4, False), (8, False), (16, True), (64, True)):
+        pair = [collective(cluster, "all_gather", 1e9, ranks) for cluster in (A800, found)]
+        assert (pair[0] == pair[1]) == same
+
+
+def test_measured_collectives_of_a800_come_back(isp_data):
+    timed = read(isp_data / "a800_collectives_latency.csv")
+    assert len(timed) == 350
+    found = calibrate(A800, timed)
+    assert len(found.residuals) == 35
+    assert np.median([each.median_error for each in found.residuals]) < 0.03
+    ours = collective(found.cluster, "all_gather", 2**30, 64)
+    theirs = next(m.seconds for m in timed if m[:3] == ("all_gather", 64, 2**30))
+    assert ours == pytest.approx(theirs, rel=0.1)
+
+
+NCCL = """\
+# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728
+# Using devices
+#  Rank  0 Group  0 Pid  1 on   host device  0 [0x07] NVIDIA A100
+#  Rank  1 Group  0 Pid  1 on   host device  1 [0x0b] NVIDIA A100
+#       size  count  type redop root  time algbw busbw #wrong time algbw busbw #wrong
+     1048576 262144 float   sum   -1 20.15 52.04 52.04      0 20.1 52.1 52.1      0
+   134217728 33554432 float sum   -1 751.2 178.7 178.7      0 750. 178. 178.      0
+# Avg bus bandwidth    : 100
+"""
+
+
+def test_the_output_of_nccl_tests_is_read(tmp_path):
+    path = tmp_path / "all_reduce.txt"
+    path.write_text(NCCL)
+    assert read(path) == [
+        Message("all_reduce", 2, 1048576.0, pytest.approx(20.15e-6)),
+        Message("all_reduce", 2, 134217728.0, pytest.approx(751.2e-6)),
+    ]
+    other = tmp_path / "out.txt"
+    other.write_text(NCCL)
+    with pytest.raises(ConfigError, match="no operation"):
+        read(other)
+    other.write_text("# Collective test starting: all_gather_perf\n" + NCCL)
+    assert read(other)[0].op == "all_gather"
+    path.write_text(NCCL.replace("Rank ", "Bank "))
+    with pytest.raises(ConfigError, match="no list of ranks"):
+        read(path)
+
+
+def test_a_table_of_messages_that_is_wrong_is_an_error_with_its_line(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("op,ngpu,bytes,lat_s\nall_gather,2,10,x\n")
+    with pytest.raises(ConfigError, match="line 2"):
+        read(path)
+    path.write_text("op,ngpu,bytes,lat_s\n")
+    with pytest.raises(ConfigError, match="no timed message"):
+        read(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        read(tmp_path / "absent.csv")
+
+
+@pytest.mark.compiled
+def test_a_run_and_its_metrics_calibrate_alike(tmp_path):
+    import fastcomm
+    from fastcomm.report.tables import write as write_tables
+    from fastcomm.synthetic import Job, write
+
+    write(Job.of(ranks=8, steps=2, layers=2), tmp_path / "run")
+    run = fastcomm.open_run(tmp_path / "run")
+    timed = messages(run)
+    assert set(spread(timed)) >= {"all_reduce", "all_gather"}
+    found = calibrate(A800, timed, waits=True)
+    assert all(fit.bus > 0 for lines in found.cluster.fits.values() for fit in lines)
+    write_tables(fastcomm.compute_metrics(run), tmp_path / "out")
+    again = calibrate(A800, read(tmp_path / "out"), waits=True)
+    assert {(r.op, r.ranks) for r in again.residuals} == {
+        (r.op, r.ranks) for r in found.residuals
+    }
+
+
+def test_an_attention_table_corrects_the_formula_and_is_exact_at_its_points(isp_data):
+    table = tables.attention(isp_data / "fa_a800.csv")
+    key = (1, 8192, 4096)
+    ahead, back = correction(table, A800, 8192.0, np.array([[4096.0]]))
+    formula = float(A800.attention.forward(*key))
+    assert ahead.item() * formula == pytest.approx(table[key][0], rel=0.05)
+    assert 0.8 < back.item() < 1.2
+    between, _ = correction(table, A800, 12000.0, np.array([[4096.0]]))
+    assert 0.8 < between.item() < 1.2
