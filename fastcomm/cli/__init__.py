@@ -10,7 +10,16 @@ import click
 from fastcomm.errors import FastcommError
 
 # A command is a module of its name, - as _: loaded when it is called for, or its help is.
-COMMANDS = ("info", "metrics", "critical-path", "what-if", "ingest", "demo")
+COMMANDS = (
+    "info",
+    "metrics",
+    "critical-path",
+    "what-if",
+    "ingest",
+    "stats",
+    "convert",
+    "demo",
+)
 
 INCOMPLETE = 3
 
