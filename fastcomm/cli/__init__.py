@@ -18,6 +18,7 @@ COMMANDS = (
     "ingest",
     "stats",
     "convert",
+    "stragglers",
     "demo",
 )
 
