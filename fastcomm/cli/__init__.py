@@ -19,6 +19,7 @@ COMMANDS = (
     "stats",
     "convert",
     "stragglers",
+    "replay",
     "demo",
 )
 
