@@ -182,6 +182,7 @@ def test_one_slow_rank_holds_all_up_and_a_fast_link_helps(read):
 
 
 @needed
+@pytest.mark.compiled
 @pytest.mark.parametrize("workers", [1, 3])
 def test_bottlenecks_are_sorted_by_what_their_absence_saves(read, workers):
     found = session(read)
@@ -341,6 +342,7 @@ def conserved(edges, work, kinds, start, end):
 
 
 @needed
+@pytest.mark.compiled
 def test_the_command_prints_and_writes_what_it_says(tmp_path):
     def run(*words):
         done = CliRunner().invoke(main, list(map(str, words)))
@@ -364,3 +366,33 @@ def test_the_command_prints_and_writes_what_it_says(tmp_path):
     assert "if it took no time" in text
     plain = json.loads(run("replay", TRIAL, "--compat", "dpro", "--json"))
     assert plain["step_end_ms"]["host0.rank0"] == pytest.approx(11.332)
+
+
+def chain_graph(size, edges):
+    counts = np.bincount([a for a, _ in edges], minlength=size)
+    return (
+        np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        np.array([b for _, b in edges], np.int64),
+        np.zeros(len(edges)),
+        np.zeros(len(edges), np.int64),
+    )
+
+
+@pytest.mark.parametrize("run", [kernels.by_time, kernels.by_device])
+def test_groups_wait_in_line_for_an_exclusive_device(run):
+    # Groups of two, all ready at once: 0 and 1, 2 and 3, 4 and 5; the second releases.
+    graph = chain_graph(6, [(0, 1), (2, 3), (4, 5)])
+    ones, zeros = np.ones(6), np.zeros(6, np.int64)
+    work = (zeros, zeros, ones, np.zeros(6), np.arange(6) // 2, np.arange(6) % 2)
+    _, end, order = run(graph, work, np.array([2]), np.zeros(6), np.zeros(1))
+    assert order.tolist() == [0, 1, 2, 3, 4, 5]
+    assert end.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_longest_path_comes_by_the_edge_of_the_least_rank():
+    first, after = np.array([0, 2, 3, 4, 4]), np.array([1, 2, 3, 3])
+    cost = np.array([1.0, 2.0, 2.0, 1.0])
+    order = np.array([0, 1, 2, 3])
+    far, by = kernels.longest(first, after, cost, np.array([0, 1, 3, 2]), order)
+    assert far.tolist() == [0, 1, 2, 3]
+    assert by.tolist() == [-1, 0, 1, 3]

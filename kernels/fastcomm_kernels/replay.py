@@ -181,8 +181,10 @@ def by_time(
     by_ready, by_priority = np.zeros((n, 3)), np.zeros((n, 3))
     order, start, end = np.empty(n, np.int64), np.zeros(n), np.zeros(n)
     # A device is in the heap as often as its next start came down; only the last one counts.
+    # Places in `turn` are used again, so that what is searched stays small.
     size = 2 * n + devices
     heap, turn, waiting = np.empty(size, np.int64), np.zeros((size, 3)), np.int64(0)
+    spare, spares = np.empty(size, np.int64), np.int64(0)
     turns, promised = np.int64(0), np.full(devices, np.inf)
     held = np.full(devices, _NOBODY, np.int64)
     touched, news = np.empty(n + 1, np.int64), np.int64(0)
@@ -199,8 +201,14 @@ def by_time(
             by_priority[node, 0] = priority[node]
             by_priority[node, 1], by_priority[node, 2] = ready[node], arrived
             arrived += 1
-            _push(future[room[device[node]] :], futures[device[node]], node, by_ready)
-            futures[device[node]] += 1
+            at = device[node]
+            # Whatever the device does next, it does not do before it is free.
+            if ready[node] <= free[at] and kind[at] != UNLIMITED:
+                _push(choice[room[at] :], choices[at], node, by_priority)
+                choices[at] += 1
+            else:
+                _push(future[room[at] :], futures[at], node, by_ready)
+                futures[at] += 1
         for k in range(news + 1):
             # The devices of what is new, and the one that has just run.
             at = d if k == news else device[touched[k]]
@@ -211,13 +219,21 @@ def by_time(
                 soon = max(ready[future[room[at]]], -np.inf if kind[at] == UNLIMITED else soon)
             if soon < promised[at]:
                 promised[at] = soon
-                turn[turns, 0], turn[turns, 1] = soon, at
-                _push(heap, waiting, turns, turn)
-                waiting, turns = waiting + 1, turns + 1
+                slot = turns
+                if spares > 0:
+                    spares -= 1
+                    slot = spare[spares]
+                else:
+                    turns += 1
+                turn[slot, 0], turn[slot, 1] = soon, at
+                _push(heap, waiting, slot, turn)
+                waiting += 1
         if waiting == 0:
             break
         news, entry = np.int64(0), _pop(heap, waiting, turn)
         waiting -= 1
+        spare[spares] = entry
+        spares += 1
         d = np.int64(turn[entry, 1])
         if turn[entry, 0] != promised[d]:
             d = np.int64(_NOBODY)
