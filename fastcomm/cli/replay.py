@@ -1,0 +1,99 @@
+"""``fastcomm replay``."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm replay trial/ --bottleneck --trace replayed.json
+  fastcomm replay trial/ --what-if faster-network.json
+  fastcomm replay trial/ --compat dpro --json | jq .step_end_ms
+"""
+
+
+@click.command("replay", epilog=_EXAMPLES)
+@click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--what-if",
+    "changes",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help='JSON: {"<what>": {"delay": ms, "ratio": r}}.',
+)
+@click.option(
+    "--bottleneck", is_flag=True, help="Replay without each operation of the critical path."
+)
+@click.option("--compat", type=click.Choice(["dpro"]), help="Replay as dPRO does.")
+@click.option(
+    "--steps", type=click.IntRange(1), default=1, show_default=True, help="Steps to replay."
+)
+@click.option("--unlimited-updates", is_flag=True, help="Let all updates run at once.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Threads that search for the bottleneck.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write replay.json, nodes and edges as Parquet, and the graph as GraphML.",
+)
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the replayed step for Perfetto; with --what-if the changed one.",
+)
+def run(
+    path: Path,
+    changes: Path | None,
+    as_json: bool,
+    output: Path | None,
+    trace_path: Path | None,
+    **words: Any,
+) -> None:
+    """Replay a step of a dPRO trial on its devices, and what it would be if things changed.
+
+    PATH is a trial with its data-flow graph (dag.gml) and NCCL's topology. Printed are the step
+    time of each rank beside the measured one, and the critical path. A change is of a
+    long name, tensor:ID, link:RANK->RANK, device:NAME, rank:RANK, category:NAME,
+    DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most exact wins.
+    """
+    import json
+
+    from fastcomm.replay import trial, what_if
+    from fastcomm.replay.replayer import Options
+    from fastcomm.replay.session import session
+    from fastcomm.report import replay as report
+
+    read = trial.read(path)
+    for warning in read.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    options = Options(
+        compat=words["compat"] is not None,
+        steps=words["steps"],
+        unlimited_updates=words["unlimited_updates"],
+    )
+    found = session(read, options)
+    changed = removed = None
+    if changes is not None:
+        made = found.replayed.replayer
+        changed = made.run(what_if.durations(made, what_if.read(changes)))
+    if words["bottleneck"]:
+        removed = what_if.bottlenecks(found.replayed, found.path, workers=words["workers"])
+    said = report.to_dict(found, changed, removed)
+    if output is not None:
+        report.write(said, changed or found.replayed, output)
+    if trace_path is not None:
+        trace_path.write_text(json.dumps(report.trace(changed or found.replayed)), "utf-8")
+    if as_json:
+        click.echo(json.dumps(said, indent=2, allow_nan=False))
+    else:
+        report.show(found, changed, removed)

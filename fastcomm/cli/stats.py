@@ -1,0 +1,89 @@
+"""``fastcomm stats``."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm stats trial/ --sort --head 20
+  fastcomm stats trial/ --compat dpro --json | jq .iteration_time_ms
+  fastcomm stats trial/ --compare faster-trial/
+"""
+
+
+@click.command("stats", epilog=_EXAMPLES)
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.option("--sort", "by_avg", is_flag=True, help="Longest mean first.")
+@click.option(
+    "--head", type=click.IntRange(1), default=20, show_default=True, help="Operations to print."
+)
+@click.option(
+    "--steps",
+    "rule",
+    type=click.Choice(["update", "seed", "operator", "gap", "none"]),
+    default="update",
+    show_default=True,
+    help="Where steps begin, if the trace does not say it.",
+)
+@click.option(
+    "--compat", type=click.Choice(["dpro"]), help="Equal to dPRO's statistics, quirks included."
+)
+@click.option("--no-align", is_flag=True, help="Leave the clocks of hosts as they are.")
+@click.option(
+    "--compare",
+    "other",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="OTHER",
+    help="Print what OTHER adds, lacks and does faster or slower.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write stats.json, and all operations as Parquet and CSV.",
+)
+def run(
+    path: Path,
+    other: Path | None,
+    as_json: bool,
+    output: Path | None,
+    **words: Any,
+) -> None:
+    """Describe the operations of a run: how often, how long, in which step, on which rank.
+
+    PATH is a dPRO trial (hosts, in them GPUs, in them trace.json.gz, comm.json and the rest),
+    or a uniform trace (JSON, also gzipped).
+    """
+    import json
+
+    from fastcomm.replay import inputs
+    from fastcomm.replay.comparison import comparison
+    from fastcomm.replay.statistics import sort_rows, statistics
+    from fastcomm.replay.step_time import step_time
+    from fastcomm.report import stats as report
+
+    compat = words["compat"] is not None
+    how = {"rule": words["rule"], "align": not words["no_align"]}
+    said = inputs.read(path, **how)
+    for warning in said.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    found = statistics(said.trace, said.topology, compat=compat)
+    if other is not None:
+        after = inputs.read(other, **how)
+        changes = comparison(found, statistics(after.trace, after.topology, compat=compat))
+        if as_json:
+            click.echo(json.dumps(report.comparison_to_dict(changes), indent=2))
+        else:
+            report.show_comparison(changes, words["head"])
+        return
+    time = step_time(said.trace, compat=compat)
+    if output is not None:
+        report.write(found, time, output)
+    if as_json:
+        click.echo(json.dumps(report.to_dict(found, time), indent=2, allow_nan=False))
+    else:
+        rows = sort_rows(found, by_avg=words["by_avg"], head=words["head"])
+        report.show(found, time, list(rows))

@@ -1,0 +1,149 @@
+"""What a replay needs to know of each node: its mean duration, and the gaps that follow it.
+
+Times are float64 nanoseconds. `compat` keeps dPRO's: a negative gap freezes the cursor, the gap
+before the first communication is of one step alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.replay.dependency import STAGES, Dependencies
+from fastcomm.replay.names import Name, category, coarse
+from fastcomm.replay.statistics import Statistics
+from fastcomm.replay.uniform import UniformTrace
+from fastcomm_kernels.json_numbers import NULL
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_SHORT_NS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Of each node: mean duration, mean gap behind it, and gap before communication (Sync)."""
+
+    avg: Floats
+    gap: Floats
+    samples: Ints
+    comm_gap: Floats
+
+
+def measured(
+    graph: Dependencies, found: Statistics, trace: UniformTrace, step: int, *, compat: bool
+) -> Measured:
+    """Durations from the statistics, gaps from the trace as it was before clipping."""
+    number = {name: i for i, name in enumerate(graph.nodes)}
+    avg = _averages(graph, found)
+    gap, samples = _operator_gaps(graph, trace, number, compat=compat)
+    known = np.unique(trace.step[trace.counts & (trace.step != NULL)]).tolist()
+    steps = [step] if compat else known
+    waits = [_comm_gaps(graph, trace, number, avg, each) for each in steps]
+    comm_gap = np.zeros(len(avg))
+    for i, node in enumerate(graph.nodes):
+        if node.endswith(".Sync"):
+            of_pid = [each[pid] for each in waits if (pid := node.partition("->")[0]) in each]
+            comm_gap[i] = np.mean(of_pid) if of_pid else 0.0
+    return Measured(avg=avg, gap=gap, samples=samples, comm_gap=comm_gap)
+
+
+def _averages(graph: Dependencies, found: Statistics) -> Floats:
+    """Means by node; a Sync takes no time of its own, a fused buffer that of its tensors."""
+    mean = dict(zip(found.names, found.avg.tolist(), strict=True))
+    avg = np.zeros(len(graph.nodes))
+    for i, name in enumerate(graph.parsed()):
+        if name.sub_op in STAGES and name.op_cat == "Comm":
+            each = (f"{name.pid}->Comm.{tensor}.{name.sub_op}" for tensor in name.tensors)
+            avg[i] = sum(mean.get(one, 0.0) for one in each) / len(name.tensors)
+        elif name.sub_op != "Sync":
+            avg[i] = mean.get(graph.nodes[i], 0.0)
+    return avg
+
+
+def _by_pid(trace: UniformTrace) -> dict[str, Ints]:
+    """Positions of the operators of each pid, in time order."""
+    operator = np.array([coarse(category(name)) == "operator" for name in trace.names], bool)
+    pids = {pid: i for i, pid in enumerate(trace.pids)}
+    own = np.array([pids[pid] for pid in trace.key_pid], np.int64)[trace.key]
+    rows = np.flatnonzero(operator[trace.key] & trace.counts)
+    return {pid: rows[own[rows] == i] for pid, i in pids.items()}
+
+
+def _operator_gaps(
+    graph: Dependencies, trace: UniformTrace, number: dict[str, int], *, compat: bool
+) -> tuple[Floats, Ints]:
+    """Mean gap from each operator to the next of its rank, over all steps."""
+    total, samples = np.zeros(len(graph.nodes)), np.zeros(len(graph.nodes), np.int64)
+    names = trace.names
+    for rows in _by_pid(trace).values():
+        before = -1
+        for row in rows.tolist():
+            if before >= 0:
+                prev, cur = names[trace.key[before]], names[trace.key[row]]
+                node = number.get(trace.keys[trace.key[before]])
+                dur = int(trace.dur[before])
+                gap = int(trace.start[row] - trace.start[before]) - dur
+                if _counts(prev, cur, compat=compat):
+                    if (gap < 0 or node is None) and compat:
+                        continue
+                    if gap >= 0 and node is not None:
+                        total[node] += _SHORT_NS if gap > dur else gap
+                        samples[node] += 1
+            before = row
+    return np.divide(total, samples, out=total, where=samples > 0), samples
+
+
+def _counts(prev: str, cur: str, *, compat: bool) -> bool:
+    """Whether a gap between two operators says something of the first."""
+    return not (
+        "UPDATE_CAL" in (prev, cur)
+        or (prev.startswith("BW") and cur.startswith("UPDATE_"))
+        or (prev.startswith("UPDATE_") and ("FW_" if compat else "FW") in cur)
+        or "local_num_masks" in prev
+    )
+
+
+def _comm_gaps(
+    graph: Dependencies, trace: UniformTrace, number: dict[str, int], avg: Floats, step: int
+) -> dict[str, int]:
+    """By pid: from the backward op that it waits for to the first communication of a step."""
+    before: dict[int, list[int]] = {}
+    for a, b in zip(graph.source.tolist(), graph.target.tolist(), strict=True):
+        before.setdefault(b, []).append(a)
+    rows = np.flatnonzero((trace.step == step) & trace.counts)
+    parsed = graph.parsed()
+    found: dict[str, int] = {}
+    ends: dict[int, int] = {}
+    for row in rows.tolist():
+        node = number.get(trace.keys[trace.key[row]])
+        if node is not None:
+            ends[node] = int(trace.start[row] + trace.dur[row])
+    for row in rows.tolist():
+        key = int(trace.key[row])
+        pid, node = trace.key_pid[key], number.get(trace.keys[key])
+        name = Name.of(trace.names[key])
+        if pid in found or node is None or name.op_cat != "Comm" or name.sub_op == "Sync":
+            continue
+        last = [ends[each] for each in _backward(node, before, parsed, avg) if each in ends]
+        if last:
+            found[pid] = max(0, int(trace.start[row]) - max(last))
+    return found
+
+
+def _backward(
+    node: int, before: dict[int, list[int]], parsed: list[Name], avg: Floats
+) -> list[int]:
+    """Backward ops of the same pid that a node waits for, the nearest on each way."""
+    found, seen, waiting = [], {node}, [node]
+    while waiting:
+        for each in before.get(waiting.pop(), ()):
+            if each in seen or parsed[each].pid != parsed[node].pid:
+                continue
+            seen.add(each)
+            if parsed[each].op_cat == "BW" and avg[each] > 0:
+                found.append(each)
+            else:
+                waiting.append(each)
+    return found

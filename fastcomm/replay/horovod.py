@@ -1,0 +1,172 @@
+"""Communication of one rank: Horovod's timeline and the slices that NCCL sends and receives.
+
+Only events within the span of the rank's computation are read: `[start, stop)`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from fastcomm.errors import TraceFileError
+from fastcomm.replay.uniform import Event, ns, read_json
+
+ACTIVITIES = (
+    "QUEUE",
+    "MEMCPY_IN_FUSION_BUFFER",
+    "NCCL_ALLREDUCE",
+    "MEMCPY_OUT_FUSION_BUFFER",
+)
+_DETAIL = re.compile(r"[^.]+\.(\d+(?:\+\d+)*)\.(SEND|RECV)")
+_IDS = ("loopId", "channelId", "chunkId", "sliceId")
+_NUMS = ("loopNum", "channelNum", "chunkNum", "sliceNum")
+
+Span = tuple[int, int]
+
+
+def detail(path: Path, pid: str, span: Span) -> list[Event]:
+    """Slices of NCCL; a file without traceEvents has none: the rank's hops stay in its host."""
+    said = read_json(path)
+    rows = said.get("traceEvents", []) if isinstance(said, dict) else said
+    found = []
+    for row in sorted(rows, key=lambda row: row["ts"]):
+        start = ns(row["ts"])
+        if start >= span[1]:
+            break
+        match = _DETAIL.fullmatch(str(row["name"]).replace("<<step>>", ""))
+        if start < span[0] or not match:
+            continue
+        ids = {name: row["args"][name] for name in row["args"] if name in _IDS}
+        if len(ids) < len(_IDS):
+            raise TraceFileError(
+                f"{path}: {row['name']} at {row['ts']}: found {ids}, wanted {_IDS}"
+            )
+        found.append(
+            Event(
+                name=f"Comm.{_sorted(match[1])}.{match[2]}",
+                pid=pid,
+                start=start,
+                dur=ns(row["dur"]),
+                lane=str(row["pid"]),
+                cat=str(row.get("cat", "Comm")),
+                suffix="_".join(str(ids[name]) for name in _IDS),
+                extra=ids,
+            )
+        )
+    return found
+
+
+def _sorted(ids: str) -> str:
+    return "+".join(map(str, sorted(map(int, ids.split("+")))))
+
+
+def counts(events: Sequence[Event]) -> dict[str, dict[str, int]]:
+    """loopNum, channelNum, chunkNum and sliceNum of each `Comm.<ids>`: 1 + the largest id."""
+    found: dict[str, dict[str, int]] = {}
+    for each in events:
+        if each.suffix is not None and each.extra is not None:
+            most = found.setdefault(each.name.rpartition(".")[0], dict.fromkeys(_NUMS, 1))
+            for number, name in zip(_NUMS, _IDS, strict=True):
+                most[number] = max(most[number], int(each.extra[name]) + 1)
+    return found
+
+
+@dataclass(slots=True)
+class _Reading:
+    """Where the reader of a timeline stands."""
+
+    process: dict[Any, str] = field(default_factory=dict)
+    open: dict[Any, list[tuple[str | None, int]]] = field(default_factory=dict)
+    last_sync: int | None = None
+
+    def step(self, row: Any, time: int, name: str | None, pid: str) -> list[Event]:
+        """Open what begins, and give what ends; an end without a begin is nothing."""
+        stack = self.open.setdefault(row["pid"], [])
+        if row["ph"] == "B":
+            stack.append((name, time))
+        elif stack:
+            begun, start = stack.pop()
+            if self.process[row["pid"]] == "Sync":
+                self.last_sync = time
+            return [] if begun is None else [_event(begun, pid, start, time)]
+        return []
+
+
+def timeline(
+    path: Path, pid: str, span: Span, tensors: Mapping[str, int] | None = None
+) -> tuple[list[Event], int | None]:
+    """Horovod's events in time order, and the end of the last Sync (None without one)."""
+    state = _Reading()
+    found: list[Event] = []
+    for row in _rows(path):
+        if row.get("ph") == "M":
+            if row.get("name") == "process_name" and (row.get("args") or {}).get("name"):
+                state.process[row["pid"]] = row["args"]["name"]
+        elif row.get("ph") in {"B", "E"} and row.get("pid") in state.process:
+            time = ns(row["ts"])
+            if time >= span[1]:
+                break
+            if time < span[0]:
+                continue
+            begun = _named(state, row, tensors or {}, path) if row["ph"] == "B" else None
+            found += state.step(row, time, begun, pid)
+    return _joined(found), state.last_sync
+
+
+def _rows(path: Path) -> list[Any]:
+    """The list; its writer may have died before the last bracket."""
+    text = path.read_bytes().strip()
+    for whole in (text, text.rstrip(b",") + b"]"):
+        try:
+            rows = orjson.loads(whole)
+        except orjson.JSONDecodeError as error:
+            reason = error
+        else:
+            return list(rows.get("traceEvents", []) if isinstance(rows, dict) else rows)
+    raise TraceFileError(f"{path}: {reason}")
+
+
+def _named(state: _Reading, row: Any, tensors: Mapping[str, int], path: Path) -> str | None:
+    """The standard name of what begins; None of what is dropped."""
+    process, begun = state.process[row["pid"]], str(row.get("name"))
+    if process == "Sync":
+        tensor = str(tensors[begun]) if begun in tensors else begun.rpartition(".")[2]
+        return None if "none" in begun or "input_barrier" in begun else f"Comm.{tensor}.Sync"
+    head, dot, rest = process.partition(".")
+    if "horovod" not in head.lower() or not dot:
+        raise TraceFileError(
+            f"{path}: process {process!r}: wanted Sync or <Horovod operation>.<tensor id>"
+        )
+    tensor = rest.partition(".")[0].partition("_")[0]
+    if begun not in ACTIVITIES or "input_barrier" in process:
+        return None
+    return f"Comm.{tensor}.{begun}"
+
+
+def _event(name: str, pid: str, start: int, stop: int) -> Event:
+    return Event(
+        name=name,
+        pid=pid,
+        start=start,
+        dur=stop - start,
+        lane="Comm",
+        cat="Comm",
+        extra={"input0": None},
+    )
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """Syncs of one start are one Sync of all their tensors; then in time order."""
+    syncs: dict[int, list[Event]] = {}
+    for each in events:
+        if each.name.endswith(".Sync"):
+            syncs.setdefault(each.start, []).append(each)
+    found = [each for each in events if not each.name.endswith(".Sync")]
+    for start, same in syncs.items():
+        ids = "+".join(each.name.split(".")[1] for each in same)
+        name = f"Comm.{_sorted(ids)}.Sync" if len(same) > 1 else same[0].name
+        found.append(_event(name, same[0].pid, start, start + same[0].dur))
+    return sorted(found, key=lambda each: each.start)

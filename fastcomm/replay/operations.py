@@ -1,0 +1,196 @@
+"""A table of operations of a production job: start and end of each, by data rank and step.
+
+Times are float64 nanoseconds: the table has float32 seconds, and means of them have fractions.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+from numpy.typing import NDArray
+
+from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.trace.run import ranges
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+POINT_TO_POINT = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+_COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
+_CHUNKS = ("mc", "gmc")
+_SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size", "world_size")
+_NS = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operation of the graph, with its times in the step that the graph is made of."""
+
+    optype: str
+    seq: int
+    stage: int
+    start: float
+    end: float
+    mc: int
+    gmc: int
+
+    @property
+    def name(self) -> str:
+        """As the published study has it."""
+        return f"{self.optype}_{self.seq}_{self.stage}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """Times are ops x data ranks x steps, `duration` as recorded; `rank_of` rank x stage."""
+
+    ops: tuple[Op, ...]
+    start: Floats
+    end: Floats
+    duration: Floats
+    steps: tuple[int, ...]
+    rank_of: Ints
+    left_out: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Data ranks."""
+        return int(self.start.shape[1])
+
+    @property
+    def stages(self) -> int:
+        """Pipeline stages."""
+        return int(self.rank_of.shape[1])
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What reading had to leave out."""
+        if not self.left_out:
+            return ()
+        steps = ranges(list(self.left_out))
+        return (f"steps {steps} are left out: a rank lacks operations that it has elsewhere",)
+
+
+def meta(path: Path) -> dict[str, Any]:
+    """The description of a job; its sizes are positive."""
+    try:
+        said = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TraceFileError(f"{path}: {error}") from error
+    if not isinstance(said, dict):
+        raise TraceFileError(f"{path}: found {said!r}, wanted dp_size, pp_size and the rest")
+    for name in _SIZES:
+        size = said.get(name, 1)
+        if not isinstance(size, int) or size < 1:
+            raise TraceFileError(
+                f"{path}: {name}: found {size!r}, wanted a whole number from 1"
+            )
+    return said
+
+
+def read(path: Path) -> Operations:
+    """Read a table; steps in which a rank has other operations are left out."""
+    try:
+        present = pq.read_schema(path).names
+        if missing := [name for name in _COLUMNS if name not in present]:
+            raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {present}")
+        wanted = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
+        table = pq.read_table(path, columns=wanted)
+    except (OSError, pa.ArrowException) as error:
+        raise TraceFileError(f"{path}: {error}") from error
+    if not table.num_rows:
+        raise TraceFileError(f"{path}: the table has no rows")
+    if nulls := [name for name in wanted if table[name].null_count]:
+        raise TraceFileError(f"{path}: column {nulls[0]} has nulls")
+    return of_table(table, str(path))
+
+
+def of_table(table: pa.Table, place: str = "table") -> Operations:
+    """The same from a table in memory."""
+    columns = {name: table[name].to_numpy() for name in table.column_names if name != "optype"}
+    optype = np.array(table["optype"].to_pylist())
+    types, kind = np.unique(optype, return_inverse=True)
+    _known_types(types.tolist(), place)
+    stage, dp = columns["stage"].astype(np.int64), columns["dp_rank"].astype(np.int64)
+    steps, at = np.unique(columns["step"].astype(np.int64), return_inverse=True)
+    size = int(columns["seq_id"].max()) + 1
+    code = (kind * (stage.max() + 1) + stage) * size + columns["seq_id"]
+    rows = np.flatnonzero((dp == 0) & (at == _template(dp, at)))
+    op_codes, row_of = np.unique(code[rows], return_index=True)
+    found = np.searchsorted(op_codes, code)
+    known = (found < len(op_codes)) & (op_codes[np.minimum(found, len(op_codes) - 1)] == code)
+    shape = len(op_codes), int(dp.max()) + 1, len(steps)
+    whole = _whole(found, known, dp, at, shape)
+    if not whole.any():
+        raise TraceFileError(f"{place}: in no step have all data ranks the same operations")
+    kept = np.flatnonzero(known & whole[at])
+    times = _times(columns)
+    cubes = np.empty((len(times), *shape))
+    cubes[:, found[kept], dp[kept], at[kept]] = times[:, kept]
+    rank_of = np.full((shape[1], int(stage.max()) + 1), -1, np.int64)
+    rank_of[dp, stage] = columns["rank"]
+    return Operations(
+        ops=tuple(_op(columns, times, str(optype[row]), row) for row in rows[row_of]),
+        start=cubes[0][:, :, whole],
+        end=cubes[1][:, :, whole],
+        duration=cubes[2][:, :, whole],
+        steps=tuple(steps[whole].tolist()),
+        rank_of=rank_of,
+        left_out=tuple(steps[~whole].tolist()),
+    )
+
+
+def _times(columns: Mapping[str, Any]) -> Floats:
+    """Start, end and duration of every row in ns."""
+    start = columns["start_ts"].astype(np.float32)
+    duration = columns["duration"].astype(np.float32)
+    # The study's own arithmetic: an end is rounded to a float32 before all else.
+    return np.array([start, start + duration, duration]).astype(np.float64) * _NS
+
+
+def _op(columns: Mapping[str, Any], times: Floats, optype: str, row: int) -> Op:
+    """The operation of one row."""
+    chunk, whole = (int(columns[name][row]) if name in columns else -1 for name in _CHUNKS)
+    return Op(
+        optype=optype,
+        seq=int(columns["seq_id"][row]),
+        stage=int(columns["stage"][row]),
+        start=float(times[0, row]),
+        end=float(times[1, row]),
+        mc=chunk,
+        gmc=whole,
+    )
+
+
+def _known_types(types: Sequence[str], place: str) -> None:
+    """Refuse point-to-point operations that the graph has no rule for."""
+    for name in types:
+        if name.endswith(("-send", "-recv")) and name not in POINT_TO_POINT:
+            raise FastcommError(f"{place}: optype {name!r}: wanted {', '.join(POINT_TO_POINT)}")
+
+
+def _template(dp: Ints, at: Ints) -> int:
+    """The first step in which data rank 0 has as many operations as it mostly has."""
+    own = np.flatnonzero(dp == 0)
+    counts = Counter(at[own].tolist())
+    if not counts:
+        raise FastcommError("no data rank 0 in the table")
+    usual = Counter(counts.values()).most_common(1)[0][0]
+    return int(min(step for step, count in counts.items() if count == usual))
+
+
+def _whole(
+    found: Ints, known: NDArray[np.bool_], dp: Ints, at: Ints, shape: tuple[int, int, int]
+) -> NDArray[np.bool_]:
+    """The steps in which every data rank has every operation once, and no other."""
+    seen = np.zeros(shape, np.int64)
+    np.add.at(seen, (found[known], dp[known], at[known]), 1)
+    whole: NDArray[np.bool_] = (seen == 1).all(axis=(0, 1))
+    whole[at[~known]] = False
+    return whole

@@ -1,0 +1,236 @@
+"""The uniform trace: what every framework's trace becomes, as columns, and as JSON.
+
+Events are sorted by (start, standard name), stably. Times are int64 nanoseconds; a step that is
+not known is `NULL`.
+"""
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from fastcomm.errors import TraceFileError
+from fastcomm.replay.names import long_name
+from fastcomm_kernels.json_numbers import NULL
+
+Ints = NDArray[np.int64]
+Codes = NDArray[np.int32]
+
+_IDS = ("loopId", "channelId", "chunkId", "sliceId")
+# Above this a float64 does not hold thousandths of its unit.
+_PRECISE = 1 << 43
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One event on its way into columns."""
+
+    name: str
+    pid: str
+    start: int
+    dur: int
+    lane: str
+    cat: str
+    suffix: str | None = None
+    step: int | None = None
+    phase: str = "X"
+    extra: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniformTrace:
+    """Columns of one trial; `key`, `lane`, `cat`, `extra` index into the tuples beside them."""
+
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+    key_pid: tuple[str, ...]
+    pids: tuple[str, ...]
+    lanes: tuple[str, ...]
+    cats: tuple[str, ...]
+    extras: tuple[bytes, ...]
+    phases: tuple[str, ...]
+    key: Codes
+    start: Ints
+    dur: Ints
+    step: Ints
+    cnt: Ints
+    lane: Codes
+    cat: Codes
+    extra: Codes
+    phase: Codes
+    counts: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def with_times(self, start: Ints, dur: Ints) -> "UniformTrace":
+        """The same events, in the same order, at other times."""
+        return replace(self, start=start, dur=dur)
+
+
+class _Dictionary(dict[Any, int]):
+    """Numbers things in the order of their first use."""
+
+    def __missing__(self, key: Any) -> int:
+        number = self[key] = len(self)
+        return number
+
+
+def of_events(events: Iterable[Event], shifts: Mapping[str, int] | None = None) -> UniformTrace:
+    """Sort events into columns; `shifts` (pid to ns) is added to their starts."""
+    given = list(events)
+    pids, lanes, cats, extras, phases = (_Dictionary() for _ in range(5))
+    shifts = shifts or {}
+    for each in given:
+        _ = pids[each.pid]
+    start = np.fromiter((e.start + shifts.get(e.pid, 0) for e in given), np.int64, len(given))
+    known = {name: i for i, name in enumerate(sorted({each.name for each in given}))}
+    order = np.lexsort((np.fromiter((known[e.name] for e in given), np.int64), start))
+    events_ = [given[i] for i in order]
+    keys = _Dictionary()
+    parts: dict[int, tuple[str, str]] = {}
+    columns: dict[str, list[int]] = {"key": [], "lane": [], "cat": [], "extra": [], "phase": []}
+    for each in events_:
+        key = keys[long_name(each.pid, each.name, each.suffix)]
+        parts.setdefault(key, (each.name, each.pid))
+        columns["key"].append(key)
+        columns["lane"].append(lanes[each.lane])
+        columns["cat"].append(cats[each.cat])
+        columns["phase"].append(phases[each.phase])
+        columns["extra"].append(extras[orjson.dumps(each.extra or {})])
+    n = len(events_)
+    return UniformTrace(
+        keys=tuple(keys),
+        names=tuple(parts[k][0] for k in range(len(keys))),
+        key_pid=tuple(parts[k][1] for k in range(len(keys))),
+        pids=tuple(pids),
+        lanes=tuple(lanes),
+        cats=tuple(cats),
+        extras=tuple(extras),
+        phases=tuple(phases),
+        start=start[order],
+        dur=np.fromiter((each.dur for each in events_), np.int64, n),
+        step=np.fromiter((NULL if e.step is None else e.step for e in events_), np.int64, n),
+        cnt=occurrences(np.array(columns["key"], np.int64), len(keys)),
+        counts=np.fromiter(
+            (e.phase not in {"i", "I"} and e.cat != "debug" for e in events_), bool, n
+        ),
+        **{name: np.array(values, np.int32) for name, values in columns.items()},
+    )
+
+
+def occurrences(key: Ints, size: int) -> Ints:
+    """How many events of the same key come before each."""
+    order = np.argsort(key, kind="stable")
+    first = np.concatenate(([0], np.cumsum(np.bincount(key, minlength=size))))[:-1]
+    out = np.empty(len(key), np.int64)
+    out[order] = np.arange(len(key)) - first[key[order]]
+    return out
+
+
+def read(path: Path) -> UniformTrace:
+    """Read a uniform trace: an object with traceEvents, or a bare list."""
+    said = read_json(path)
+    rows = said.get("traceEvents") if isinstance(said, dict) else said
+    if not isinstance(rows, list):
+        raise TraceFileError(f"{path}: no traceEvents, and no list of events")
+    starts = (row.get("ts") for row in rows if isinstance(row, dict))
+    if any(type(ts) is float and abs(ts) > _PRECISE for ts in starts):
+        # Absolute microseconds with a fraction: a float64 has lost it.
+        said = json.loads(_bytes(path), parse_float=Decimal)
+        rows = said["traceEvents"] if isinstance(said, dict) else said
+    return of_events(_event(row, path, i) for i, row in enumerate(rows))
+
+
+def _event(row: Any, path: Path, index: int) -> Event:
+    """One event of a file."""
+    try:
+        args = dict(row.get("args") or {})
+        _, tilde, suffix = str(args.pop("name", row["name"])).partition("~>")
+        step = args.pop("step", None)
+        args.pop("cnt", None)
+        if not tilde and all(name in args for name in _IDS):
+            tilde, suffix = "~>", "_".join(str(args[name]) for name in _IDS)
+        return Event(
+            name=row["name"],
+            pid=str(row["pid"]),
+            start=ns(row["ts"]),
+            dur=ns(row.get("dur", 0)),
+            lane=str(row.get("tid", "")),
+            cat=str(row.get("cat", "")),
+            suffix=suffix if tilde else None,
+            step=step,
+            phase=row.get("ph", "X"),
+            extra=args,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise TraceFileError(
+            f"{path}: event {index}: {error!r} in {str(row)[:120]}, "
+            "wanted name, pid, ts and dur"
+        ) from error
+
+
+def ns(microseconds: float | Decimal) -> int:
+    """Whole nanoseconds."""
+    whole = int(microseconds)
+    return whole * 1000 + round((microseconds - whole) * 1000)
+
+
+def read_json(path: Path) -> Any:
+    """A whole JSON document, gzipped or not."""
+    try:
+        return orjson.loads(_bytes(path))
+    except orjson.JSONDecodeError as error:
+        raise TraceFileError(f"{path}: {error}") from error
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except (OSError, EOFError) as error:
+        raise TraceFileError(f"{path}: {error}") from error
+
+
+def to_bytes(trace: UniformTrace) -> bytes:
+    """The JSON text of it, as dPRO reads it."""
+    events = orjson.dumps([_row(trace, i) for i in range(len(trace))])
+    return b'{"traceEvents":' + events + b',"all_prefix":' + orjson.dumps(trace.pids) + b"}\n"
+
+
+def compressed(text: bytes) -> bytes:
+    """The same text gzipped, and the same bytes at any time of day."""
+    return gzip.compress(text, mtime=0)
+
+
+def _row(trace: UniformTrace, i: int) -> dict[str, Any]:
+    """One event as JSON has it."""
+    key = trace.key[i]
+    name = trace.names[key]
+    args: dict[str, Any] = {"name": trace.keys[key].partition("->")[2]}
+    if trace.step[i] != NULL:
+        args["step"] = int(trace.step[i])
+    args |= orjson.loads(trace.extras[trace.extra[i]])
+    return {
+        "name": name,
+        "ph": trace.phases[trace.phase[i]],
+        "ts": _us(int(trace.start[i])),
+        "dur": _us(int(trace.dur[i])),
+        "pid": trace.key_pid[key],
+        "tid": trace.lanes[trace.lane[i]],
+        "cat": trace.cats[trace.cat[i]],
+        "args": {**args, "cnt": int(trace.cnt[i])},
+    }
+
+
+def _us(time: int) -> Any:
+    """Microseconds to the nanosecond, whatever their size."""
+    whole, rest = divmod(time, 1000)
+    return whole if not rest else orjson.Fragment(f"{whole}.{rest:03d}")

@@ -1,0 +1,129 @@
+"""What if: durations changed by name, tensor, link, device, rank or category, and replayed.
+
+A change adds `delay` ms and then scales by `ratio`; a duration does not fall below 0. Of those
+that fit a node the most exact wins: name, tensor, link, device, rank, category, then
+DELAY_ALL_CMP or DELAY_ALL_COMM, then DELAY_ALL.
+"""
+
+import math
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.errors import ConfigError
+from fastcomm.replay.critical import CriticalPath
+from fastcomm.replay.names import COMMUNICATION, COMPUTATION
+from fastcomm.replay.replayer import Replayed, Replayer
+from fastcomm.replay.uniform import read_json
+
+Floats = NDArray[np.float64]
+
+_MS = 1e6
+_ALL = "DELAY_ALL"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What happens to a duration."""
+
+    delay_ns: float = 0.0
+    ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """How much sooner the step ends, in the mean over ranks, if a node took no time."""
+
+    node: str
+    saved_ns: float
+
+
+def read(path: Path) -> dict[str, Change]:
+    """Changes from a JSON file: `{key: {"delay": ms, "ratio": r}}`."""
+    said = read_json(path)
+    if not isinstance(said, dict):
+        raise ConfigError(f'{path}: wanted {{"<key>": {{"delay": ms, "ratio": r}}}}')
+    return {str(key): _change(value, f"{path}: {key}") for key, value in said.items()}
+
+
+def _change(value: Any, place: str) -> Change:
+    fields = value if isinstance(value, dict) else {"?": value}
+    if odd := set(fields) - {"delay", "ratio"}:
+        raise ConfigError(f"{place}: found {sorted(odd)}, wanted delay and ratio")
+    delay, ratio = fields.get("delay", 0.0), fields.get("ratio", 1.0)
+    for number in (delay, ratio):
+        good = isinstance(number, int | float) and not isinstance(number, bool)
+        if not good or not math.isfinite(number):
+            raise ConfigError(f"{place}: found {number!r}, wanted a number")
+    if ratio < 0:
+        raise ConfigError(f"{place}: ratio {ratio} is negative")
+    return Change(delay_ns=delay * _MS, ratio=float(ratio))
+
+
+def durations(made: Replayer, changes: Mapping[str, Change]) -> Floats:
+    """The durations with all changes; a key that fits no node is an error."""
+    out = made.measured.avg.copy()
+    used: set[str] = set()
+    links = _links(made)
+    for i in range(len(out)):
+        for key in _keys(made, i, links.get(i)):
+            change = changes.get(key)
+            if change is not None:
+                used.add(key)
+                out[i] = max(out[i] + change.delay_ns, 0.0) * change.ratio
+                break
+    if unused := [key for key in changes if key not in used and not key.startswith(_ALL)]:
+        raise ConfigError(
+            f"{unused[0]!r} fits no operation, or a more exact key goes before it; wanted a "
+            "long name, tensor:, link:, device:, rank:, category:, or DELAY_ALL[_CMP|_COMM]"
+        )
+    return out
+
+
+def _links(made: Replayer) -> dict[int, str]:
+    """The link of each SEND and RECV: from which rank to which."""
+    found = {}
+    pairs = zip(made.graph.source.tolist(), made.graph.target.tolist(), strict=True)
+    for a, b in pairs:
+        if made.names[a].sub_op == "SEND" and made.names[b].sub_op == "RECV":
+            found[a] = found[b] = f"link:{made.names[a].pid}->{made.names[b].pid}"
+    return found
+
+
+def _keys(made: Replayer, i: int, link: str | None) -> tuple[str, ...]:
+    """All keys that fit a node, the most exact first."""
+    cat = made.categories[i]
+    name = made.names[i]
+    kind = ""
+    if cat in COMPUTATION:
+        kind = "DELAY_ALL_CMP"
+    elif cat in COMMUNICATION:
+        kind = "DELAY_ALL_COMM"
+    tensors = tuple(f"tensor:{tensor}" for tensor in name.tensors)
+    device = f"device:{made.devices[made.device[i]]}"
+    own = (made.graph.nodes[i], *tensors, *([] if link is None else [link]), device)
+    return (*own, f"rank:{name.pid}", f"category:{cat}", kind, _ALL)
+
+
+def bottlenecks(
+    replayed: Replayed, path: CriticalPath, *, workers: int = 1
+) -> tuple[Removed, ...]:
+    """Every node of the critical path that takes time, by what its absence would save."""
+    candidates = [node for node in dict.fromkeys(path.nodes) if replayed.duration[node] > 0]
+
+    def without(node: int) -> Removed:
+        duration = replayed.duration.copy()
+        duration[node] = 0.0
+        other = replayed.replayer.run(duration)
+        name = replayed.replayer.graph.nodes[node]
+        return Removed(node=name, saved_ns=replayed.mean_ns - other.mean_ns)
+
+    # The kernels hold no lock: threads replay at the same time.
+    with ThreadPoolExecutor(workers) as pool:
+        found = list(pool.map(without, candidates))
+    return tuple(sorted(found, key=lambda each: -each.saved_ns))

@@ -1,0 +1,168 @@
+"""A replayed step: on a terminal, as JSON, as a trace for Perfetto, and in files."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import quoteattr
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.markup import escape
+
+from fastcomm.replay.replayer import Replayed
+from fastcomm.replay.session import Session
+from fastcomm.replay.what_if import Removed
+from fastcomm.report.stats import console_, table_
+from fastcomm.units import format_ns
+
+_MS = 1e6
+_US = 1e3
+_MOST = 12
+
+
+def to_dict(
+    found: Session, changed: Replayed | None = None, removed: Sequence[Removed] | None = None
+) -> dict[str, Any]:
+    """The whole result, in ms."""
+    replayed = found.replayed
+    graph = replayed.replayer.graph
+    pairs = zip(found.path.nodes, found.path.cost, strict=True)
+    said: dict[str, Any] = {
+        "nodes": len(graph.nodes),
+        "edges": len(graph.source),
+        "step_end_ms": {pid: end / _MS for pid, end in replayed.by_pid().items()},
+        "mean_step_ms": replayed.mean_ns / _MS,
+        "measured_ms": found.measured.time_ns / _MS,
+        "error": found.error,
+        "error_by_rank": {pid: found.error_of(pid) for pid in replayed.by_pid()},
+        "critical_path_ms": found.path.length_ns / _MS,
+        "critical_path": [[graph.nodes[node], cost / _MS] for node, cost in pairs],
+    }
+    if changed is not None:
+        said["what_if"] = {
+            "step_end_ms": {pid: end / _MS for pid, end in changed.by_pid().items()},
+            "mean_step_ms": changed.mean_ns / _MS,
+            "speedup": replayed.mean_ns / changed.mean_ns if changed.mean_ns else None,
+        }
+    if removed is not None:
+        said["bottlenecks"] = [
+            {"name": each.node, "saved_ms": each.saved_ns / _MS} for each in removed
+        ]
+    return said
+
+
+def show(
+    found: Session, changed: Replayed | None = None, removed: Sequence[Removed] | None = None
+) -> None:
+    """Print step times beside the measured, what takes the time, and what would change it."""
+    console = console_()
+    replayed = found.replayed
+    graph = replayed.replayer.graph
+    console.print(
+        f"[bold]replayed {format_ns(replayed.mean_ns)} a step,[/] measured "
+        f"{format_ns(found.measured.time_ns)}: {found.error:+.2%}; "
+        f"{len(graph.nodes)} operations, {len(graph.source)} dependencies",
+        highlight=False,
+        soft_wrap=True,
+    )
+    table = table_("rank", "replayed", "error", *(["what if"] if changed else []))
+    for pid, end in replayed.by_pid().items():
+        error = found.error_of(pid)
+        words = [format_ns(end), "n/a" if error is None else f"{error:+.2%}"]
+        table.add_row(
+            escape(pid), *words, *([format_ns(changed.by_pid()[pid])] if changed else [])
+        )
+    console.print(table)
+    if changed is not None:
+        console.print(
+            f"[bold]what if:[/] {format_ns(changed.mean_ns)} a step, "
+            f"{changed.mean_ns / replayed.mean_ns - 1:+.2%}",
+            highlight=False,
+        )
+    path = table_(f"critical path, {format_ns(found.path.length_ns)}", "share")
+    pairs = sorted(zip(found.path.cost, found.path.nodes, strict=True), reverse=True)
+    for cost, node in pairs[:_MOST]:
+        path.add_row(escape(graph.nodes[node]), format_ns(cost))
+    console.print(path)
+    if removed is not None:
+        saving = table_("if it took no time", "a step is shorter by")
+        for each in removed[:_MOST]:
+            saving.add_row(escape(each.node), format_ns(each.saved_ns))
+        console.print(saving)
+
+
+def trace(replayed: Replayed) -> dict[str, Any]:
+    """The replayed steps as a Chrome trace: a process a rank, a thread a device."""
+    made = replayed.replayer
+    rows: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": i, "args": {"name": pid or "all"}}
+        for i, pid in enumerate(made.pids)
+    ]
+    places = dict(zip(made.device.tolist(), made.pid.tolist(), strict=True))
+    rows += [
+        {
+            "ph": "M",
+            "name": "thread_name",
+            "pid": pid,
+            "tid": d,
+            "args": {"name": made.devices[d]},
+        }
+        for d, pid in places.items()
+    ]
+    for count, (start, _, order) in enumerate(replayed.passes):
+        for i in order.tolist():
+            if replayed.duration[i] > 0:
+                rows.append(
+                    {
+                        "name": made.names[i].standard,
+                        "ph": "X",
+                        "ts": float(start[i]) / _US,
+                        "dur": float(replayed.duration[i]) / _US,
+                        "pid": int(made.pid[i]),
+                        "tid": int(made.device[i]),
+                        "cat": made.categories[i].partition(".")[0],
+                        "args": {"name": made.graph.nodes[i], "cnt": count},
+                    }
+                )
+    return {"traceEvents": rows, "displayTimeUnit": "ms"}
+
+
+def nodes(replayed: Replayed) -> pa.Table:
+    """One row a node; times in ns."""
+    made = replayed.replayer
+    return pa.table(
+        {
+            "name": pa.array(made.graph.nodes, pa.string()),
+            "category": pa.array(made.categories, pa.string()),
+            "device": pa.array([made.devices[d] for d in made.device.tolist()], pa.string()),
+            "duration_ns": replayed.duration,
+            "gap_ns": made.measured.gap,
+            "comm_gap_ns": made.measured.comm_gap,
+            "start_ns": replayed.start,
+            "end_ns": replayed.end,
+        }
+    )
+
+
+def graphml(replayed: Replayed) -> str:
+    """The graph for networkx, yEd and Gephi; durations in ms."""
+    made = replayed.replayer
+    lines = ['<graphml xmlns="http://graphml.graphdrawing.org/xmlns">']
+    lines += ['<key id="avg" for="node" attr.name="avg" attr.type="double"/>']
+    lines += ['<graph edgedefault="directed">']
+    for name, avg in zip(made.graph.nodes, made.measured.avg.tolist(), strict=True):
+        lines.append(f'<node id={quoteattr(name)}><data key="avg">{avg / _MS}</data></node>')
+    lines += [
+        f"<edge source={quoteattr(a)} target={quoteattr(b)}/>" for a, b in made.graph.edges
+    ]
+    return "\n".join([*lines, "</graph>", "</graphml>", ""])
+
+
+def write(said: dict[str, Any], replayed: Replayed, folder: Path) -> None:
+    """Write replay.json, nodes.parquet, edges.parquet and graph.graphml."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "replay.json").write_text(json.dumps(said, indent=2), "utf-8")
+    pq.write_table(nodes(replayed), folder / "nodes.parquet")
+    pq.write_table(replayed.replayer.graph.table(), folder / "edges.parquet")
+    (folder / "graph.graphml").write_text(graphml(replayed), "utf-8")

@@ -1,0 +1,139 @@
+"""Statistics of a uniform trace: on a terminal, as JSON, and in files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fastcomm.replay.comparison import Comparison
+from fastcomm.replay.statistics import MS, Statistics
+from fastcomm.replay.step_time import StepTime
+from fastcomm.units import format_ns
+
+_PIPE_WIDTH = 110
+_MOST_NAMES = 10
+
+
+def to_dict(found: Statistics, time: StepTime) -> dict[str, Any]:
+    """The whole result, in ms."""
+    return {
+        "iteration_time_ms": time.time_ns / MS,
+        "opt_step": time.opt_step,
+        "step_time_ms": [each / MS for each in time.steps],
+        "ranks": {
+            pid: {
+                "step_time_ms": [each / MS for each in rank.time],
+                **{f"{part}_ms": rank.mean_ns(part) / MS for part in rank.parts},
+            }
+            for pid, rank in time.ranks.items()
+        },
+        "categories": found.categories,
+        "ops": found.ops(),
+    }
+
+
+def write(found: Statistics, time: StepTime, folder: Path) -> None:
+    """Write stats.json, ops.parquet and ops.csv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "stats.json").write_text(json.dumps(to_dict(found, time), indent=2), "utf-8")
+    pq.write_table(found.table(), folder / "ops.parquet")
+    pa_csv.write_csv(found.table(), folder / "ops.csv")
+
+
+def console_() -> Console:
+    """Of a terminal, or plain in a pipe."""
+    console = Console()
+    if console.is_terminal:
+        return console
+    return Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
+
+
+def show(found: Statistics, time: StepTime, rows: list[int]) -> None:
+    """Print steps, ranks, categories and the chosen operations."""
+    console = console_()
+    console.print(
+        f"[bold]{len(time.ranks)} ranks, {len(time.steps)} steps:[/] "
+        f"{format_ns(time.time_ns)} a step; step {time.opt_step} is closest to it",
+        highlight=False,
+    )
+    console.print(_ranks(time), _categories(found), _operations(found, rows))
+    left = len(found.names) - len(rows)
+    if left:
+        console.print(f"{left} more operations; --head N shows N, --output writes all")
+
+
+def table_(*columns: str) -> Table:
+    """A table whose first column is text and the others are numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(columns[0], style="bold", header_style="underline", overflow="fold")
+    for name in columns[1:]:
+        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
+    return table
+
+
+def _ranks(time: StepTime) -> Table:
+    table = table_("rank", "step", "forward", "backward", "update")
+    for pid, rank in time.ranks.items():
+        mean = sum(rank.time) / len(rank.time)
+        parts = (format_ns(rank.mean_ns(part)) for part in rank.parts)
+        table.add_row(escape(pid), format_ns(mean), *parts)
+    return table
+
+
+def _categories(found: Statistics) -> Table:
+    table = table_("category", "ops", "events", "time", "mean", "longest op, mean")
+    for name, each in found.categories.items():
+        times = (format_ns(each[key] * MS) for key in ("time", "avg", "max_t"))
+        table.add_row(escape(name), str(each["op_cnt"]), str(each["cnt"]), *times)
+    return table
+
+
+def _operations(found: Statistics, rows: list[int]) -> Table:
+    table = table_("operation", "events", "mean", "median", "min", "max", "deviation")
+    for k in rows:
+        times = (found.avg[k], found.median[k], found.least[k], found.most[k])
+        words = (format_ns(float(each)) for each in times)
+        deviation = format_ns(float(found.variance[k]) ** 0.5)
+        table.add_row(escape(found.names[k]), str(found.count[k]), *words, deviation)
+    return table
+
+
+def comparison_to_dict(found: Comparison) -> dict[str, Any]:
+    """Means in ms, differences absolute and relative."""
+    return {
+        "added": list(found.added),
+        "removed": list(found.removed),
+        "changed": {
+            each.name: {
+                "before_ms": each.before_ns / MS,
+                "after_ms": each.after_ns / MS,
+                "absolute_ms": each.absolute_ns / MS,
+                "relative": each.relative,
+            }
+            for each in found.changed
+        },
+    }
+
+
+def show_comparison(found: Comparison, head: int) -> None:
+    """Print the largest changes, and what came and went."""
+    console = console_()
+    table = table_("operation", "before", "after", "difference", "relative")
+    for each in found.changed[:head]:
+        relative = "n/a" if each.relative is None else f"{each.relative:+.1%}"
+        times = (each.before_ns, each.after_ns, each.absolute_ns)
+        table.add_row(escape(each.name), *map(format_ns, times), relative)
+    console.print(
+        f"{len(found.changed)} operations changed, {len(found.added)} added, "
+        f"{len(found.removed)} removed",
+        highlight=False,
+    )
+    console.print(table)
+    for word, names in (("added", found.added), ("removed", found.removed)):
+        for name in names[:_MOST_NAMES]:
+            console.print(f"{word}: {escape(name)}", highlight=False)

@@ -1,0 +1,161 @@
+"""Who holds a production job up: on a terminal, as JSON, and as the published files."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fastcomm.replay.stragglers import Attribution, Effect, Stragglers
+from fastcomm.units import format_ns
+
+_PIPE_WIDTH = 110
+_SECOND = 1e9
+_KINDS = ("dp_rank", "stage", "optype")
+_MOST_RANKS = 16
+_SHADES = ((1.1, ""), (1.2, "yellow"), (1.35, "red"))
+
+
+def to_dict(found: Stragglers) -> dict[str, Any]:
+    """The whole result; times in seconds."""
+    blocking = found.blocking
+    workers = found.workers
+    return {
+        "slowdown": found.slowdown,
+        "launch_slowdown": found.launch_slowdown,
+        "step_time_mean_s": {
+            "base": float(found.base.mean()) / _SECOND,
+            "nodelay": float(found.nodelay.whole.mean()) / _SECOND,
+            "ideal": float(found.ideal.whole.mean()) / _SECOND,
+        },
+        **{
+            f"slowdown_by_{kind}": None if blocking is None else dict(blocking[kind].mean)
+            for kind in _KINDS
+        },
+        "m_w": None if found.worst is None else found.worst.rem,
+        "m_s": found.last_stage.rem,
+        "worst_ranks": list(found.worst_ranks),
+        "worker_slowdown": None if workers is None else workers.tolist(),
+        "ideal_s": {name: value / _SECOND for name, value in found.ideal_ns.items()},
+        "steps": list(found.chosen),
+        "left_out_steps": list(found.table.left_out),
+    }
+
+
+def published(found: Stragglers, meta: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The fields of the study's result file; times in seconds."""
+    steps = [str(step) for step in found.chosen]
+
+    def by_step(values: Any) -> dict[str, float]:
+        return dict(zip(steps, (float(each) for each in values), strict=True))
+
+    def falling(values: Any) -> dict[str, float]:
+        return dict(sorted(by_step(values).items(), key=lambda pair: -pair[1]))
+
+    said = {
+        "job_meta": None if meta is None else dict(meta),
+        "step_t_base": by_step(found.base / _SECOND),
+        "step_t_nodelay": by_step(found.nodelay.whole / _SECOND),
+        "step_t_noblk": by_step(found.ideal.whole / _SECOND),
+        "launch_slowdown": found.launch_slowdown,
+        "blocking_slowdown": found.slowdown,
+        "blocking_step_slowdown": falling(found.nodelay.whole / found.ideal.optimizer),
+        "launch_step_slowdown": falling(found.base / found.nodelay.optimizer),
+    }
+    for what, parts in (("blocking", found.blocking), ("launch", found.launch)):
+        for kind in _KINDS:
+            name = f"{what}_decompose_by_{kind}"
+            said[name] = None if parts is None else dict(parts[kind].mean)
+            said[f"{name}_per_step"] = None if parts is None else _steps(parts[kind], steps)
+    return said
+
+
+def _steps(part: Attribution, steps: list[str]) -> dict[str, dict[str, float]]:
+    return {step: dict(each) for step, each in zip(steps, part.steps, strict=True)}
+
+
+def effect(found: Effect, name: str) -> dict[str, float | None]:
+    """The fields of the study's files for M_S and M_W; times in seconds."""
+    return {
+        "trem": found.removed / _SECOND,
+        "tadd": found.added / _SECOND,
+        "tori": found.measured / _SECOND,
+        "tideal": found.ideal / _SECOND,
+        "rem": found.rem,
+        "add": found.add,
+        name: found.rem,
+    }
+
+
+def write(found: Stragglers, meta: Mapping[str, Any] | None, folder: Path) -> None:
+    """Write stragglers.json, and result.json, ms.json, mw.json with the study's fields."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        "stragglers": to_dict(found),
+        "result": published(found, meta),
+        "ms": effect(found.last_stage, "Ms"),
+        **({} if found.worst is None else {"mw": effect(found.worst, "Mw")}),
+    }
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2), "utf-8")
+
+
+def show(found: Stragglers) -> None:
+    """Print the slowdown, who brings it, and the heat map of workers."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
+    for line in _lines(found):
+        console.print(line, highlight=False, soft_wrap=True)
+    if found.blocking is None:
+        return
+    for kind, title in zip(_KINDS, ("data rank", "stage", "operation"), strict=True):
+        console.print(_table(title, found.blocking[kind]))
+    console.print(_heat(found))
+
+
+def _lines(found: Stragglers) -> list[str]:
+    base, nodelay, ideal = (
+        format_ns(float(each.mean()))
+        for each in (found.base, found.nodelay.whole, found.ideal.whole)
+    )
+    last = "n/a" if found.last_stage.rem is None else f"{found.last_stage.rem:.1%}"
+    lines = [
+        f"[bold]slowdown {found.slowdown:.4f}:[/] a step takes {nodelay}, and {ideal} if every "
+        "operation took its ideal time",
+        f"recorded: {base} a step, of which launch delays are {found.launch_slowdown - 1:.2%}",
+        f"last stage (M_S): {last} of the slowdown goes if it is ideal",
+    ]
+    if found.worst is None or found.worst.rem is None:
+        return [*lines, "too little slowdown to ask who brings it"]
+    ranks = ", ".join(map(str, found.worst_ranks))
+    return [*lines, f"worst ranks (M_W): {found.worst.rem:.1%}, rank {ranks}"]
+
+
+def _table(title: str, part: Attribution) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(title, style="bold", header_style="underline", no_wrap=True)
+    table.add_column("slowdown that it alone brings", justify="right", header_style="dim")
+    for key, value in list(part.mean.items())[:_MOST_RANKS]:
+        table.add_row(key, f"{value:.4f}")
+    return table
+
+
+def _heat(found: Stragglers) -> Table:
+    """Data ranks by stage; the warmer, the slower."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("workers", style="bold", header_style="underline", no_wrap=True)
+    workers = found.workers
+    for stage in range(found.table.stages):
+        table.add_column(f"stage {stage}", justify="right", header_style="dim", no_wrap=True)
+    if workers is not None:
+        for rank, row in enumerate(workers[:_MOST_RANKS]):
+            table.add_row(f"data rank {rank}", *map(_shaded, row.tolist()))
+    return table
+
+
+def _shaded(value: float) -> str:
+    shade = next((shade for limit, shade in reversed(_SHADES) if value >= limit), "")
+    return f"[{shade}]{value:.3f}[/]" if shade else f"{value:.3f}"

@@ -1,0 +1,398 @@
+"""The dependency graph, its replay on devices, the critical path, and what-ifs."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import oracle_replay as oracle
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from replay_data import FOLDER, assert_same, document, needed
+
+from fastcomm.cli import main
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.replay import (
+    critical,
+    dependency,
+    gaps,
+    nccl,
+    tensorflow,
+    trial,
+    what_if,
+)
+from fastcomm.replay.replayer import Options, Replayer
+from fastcomm.replay.session import session
+from fastcomm.replay.statistics import statistics
+from fastcomm.replay.what_if import Change
+from fastcomm_kernels import replay as kernels
+
+TRIAL = FOLDER / "trial" / "trace"
+OPT_STEP = 2
+
+
+@pytest.fixture(scope="module")
+def read():
+    return trial.read(TRIAL)
+
+
+@pytest.fixture(scope="module")
+def summary():
+    return document("trial/expected/summary.json")
+
+
+@pytest.fixture(scope="module")
+def compat(read):
+    return session(read, Options(compat=True))
+
+
+def in_ms(ends):
+    return {pid: end / 1e6 for pid, end in ends.items()}
+
+
+@needed
+def test_the_graph_is_that_of_dpro(read):
+    graph = dependency.dependencies(read, OPT_STEP)
+    assert sorted(map(list, graph.edges)) == sorted(
+        document("trial/expected/dag_edges.json.gz")
+    )
+    assert set(graph.nodes) == set(document("trial/expected/dag_nodes.json.gz"))
+    assert graph.groups == ((0,), (1,), (2,))
+
+
+@needed
+def test_durations_and_gaps_of_nodes_are_those_of_dpro(compat):
+    made = compat.replayed.replayer
+    known = made.measured
+    for i, node in enumerate(made.graph.nodes):
+        wanted = document_nodes()[node]
+        assert known.avg[i] / 1e6 == pytest.approx(wanted["avg"], abs=1e-9)
+        assert known.gap[i] / 1e3 == pytest.approx(wanted.get("operatorGAPoperator", 0))
+        assert known.comm_gap[i] / 1e3 == pytest.approx(wanted.get("operatorGAPComm", 0))
+        assert known.samples[i] == wanted.get("cnt", 0)
+
+
+def document_nodes(known={}):  # noqa: B006
+    """Read once."""
+    if not known:
+        known.update(document("trial/expected/dag_nodes.json.gz"))
+    return known
+
+
+@needed
+def test_the_replay_ends_as_that_of_dpro(compat, summary):
+    wanted = summary["replay"]
+    assert_same(in_ms(compat.replayed.by_pid()), wanted["step_end"], 1e-6)
+    assert sorted(compat.replayed.replayer.devices) == sorted(wanted["devices"])
+
+
+@needed
+def test_every_event_of_the_replay_is_that_of_dpro(compat):
+    replayed = compat.replayed
+    nodes = replayed.replayer.graph.nodes
+    found = {
+        nodes[i]: (replayed.start[i] / 1e3, replayed.duration[i] / 1e3)
+        for i in replayed.order.tolist()
+        if replayed.duration[i] > 0
+    }
+    wanted = {
+        row["args"]["name"]: (row["ts"], row["dur"])
+        for row in document("trial/expected/replay_events.json.gz")
+    }
+    assert found.keys() == wanted.keys()
+    for name, times in wanted.items():
+        assert found[name] == pytest.approx(times, abs=1e-3)
+
+
+@needed
+def test_the_critical_path_is_as_long_as_that_of_dpro(compat, summary):
+    wanted = summary["replay"]
+    assert compat.path.length_ns / 1e6 == pytest.approx(
+        wanted["critical_path_length"], abs=1e-6
+    )
+    assert compat.path.edges == wanted["execution_graph_edges"]
+
+
+@needed
+def test_the_critical_path_of_dpro_is_one_of_ours(compat, summary):
+    source, target, cost = critical.execution_graph(compat.replayed)
+    number = {name: i for i, name in enumerate(compat.replayed.replayer.graph.nodes)}
+    costs = dict(zip(zip(source.tolist(), target.tolist(), strict=True), cost, strict=True))
+    path = summary["replay"]["critical_path"]
+    for (name, wanted), (after, _) in pairwise(path):
+        assert costs[number[name], number[after]] / 1e6 == pytest.approx(wanted, abs=1e-6)
+
+
+@needed
+@pytest.mark.parametrize(
+    ("row", "key", "change"),
+    [
+        ("all computation x1.5", "DELAY_ALL_CMP", Change(ratio=1.5)),
+        ("all communication x1.5", "DELAY_ALL_COMM", Change(ratio=1.5)),
+        ("everything x1.1", "DELAY_ALL", Change(ratio=1.1)),
+        (
+            "host0.rank0->FW.net/dense1/MatMul +1 ms",
+            "host0.rank0->FW.net/dense1/MatMul",
+            Change(delay_ns=1e6),
+        ),
+    ],
+)
+def test_what_ifs_end_as_those_of_dpro(compat, summary, row, key, change):
+    made = compat.replayed.replayer
+    found = made.run(what_if.durations(made, {key: change}))
+    assert_same(in_ms(found.by_pid()), summary["what_if"]["step_end"][row], 1e-6)
+
+
+@needed
+def test_unlimited_updates_end_as_those_of_dpro(read, summary):
+    found = session(read, Options(compat=True, unlimited_updates=True)).replayed
+    wanted = summary["what_if"]["step_end"]["updates infinitely parallel"]
+    assert_same(in_ms(found.by_pid()), wanted, 1e-6)
+
+
+@needed
+def test_the_default_replay_is_within_a_percent_of_what_was_measured(read):
+    found = session(read)
+    assert abs(found.error) < 0.01
+    assert found.error_of("host0.rank0") == pytest.approx(-0.0013, abs=1e-3)
+    assert found.error_of("nobody") is None
+    assert found.path.length_ns <= found.replayed.end.max()
+    two = session(read, Options(steps=2, unlimited_updates=True))
+    assert two.replayed.mean_ns == pytest.approx(found.replayed.mean_ns, rel=0.02)
+
+
+@needed
+def test_one_slow_rank_holds_all_up_and_a_fast_link_helps(read):
+    found = session(read).replayed
+    made = found.replayer
+
+    def mean(**changes):
+        said = {key.replace("__", ":"): each for key, each in changes.items()}
+        return made.run(what_if.durations(made, said)).mean_ns
+
+    slow = made.run(what_if.durations(made, {"rank:host0.rank1": Change(ratio=2.0)}))
+    assert min(slow.by_pid().values()) > found.mean_ns * 1.2
+    link = {"link:host0.rank1->host1.rank0": Change(ratio=0.5)}
+    assert made.run(what_if.durations(made, link)).mean_ns < found.mean_ns
+    assert mean(tensor__2=Change(ratio=0.0)) < found.mean_ns * 0.9
+    for key in ("category:operator.BW", "device:host0.rank0->operator"):
+        assert made.run(what_if.durations(made, {key: Change(ratio=3)})).mean_ns > found.mean_ns
+
+
+@needed
+@pytest.mark.compiled
+@pytest.mark.parametrize("workers", [1, 3])
+def test_bottlenecks_are_sorted_by_what_their_absence_saves(read, workers):
+    found = session(read)
+    removed = what_if.bottlenecks(found.replayed, found.path, workers=workers)
+    saved = [each.saved_ns for each in removed]
+    assert saved == sorted(saved, reverse=True)
+    assert removed[0].node.startswith("host1.rank1->")  # the rank that computes slower
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "wanted"),
+        ('{"DELAY_ALL": 3}', "wanted delay and ratio"),
+        ('{"DELAY_ALL": {"ratio": "x"}}', "found 'x', wanted a number"),
+        ('{"DELAY_ALL": {"ratio": true}}', "found True"),
+        ('{"DELAY_ALL": {"ratio": -1}}', "is negative"),
+    ],
+)
+def test_bad_what_ifs_say_what_is_wrong(tmp_path, text, message):
+    path = tmp_path / "w.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        what_if.read(path)
+
+
+def test_a_what_if_of_nothing_is_an_error():
+    made = Replayer.of(graph_of([("p->FW.a", "p->BW.b")]), measured_of(2))
+    with pytest.raises(ConfigError, match=r"'p->FW\.c' fits no operation"):
+        what_if.durations(made, {"p->FW.c": Change()})
+
+
+def graph_of(edges):
+    nodes = tuple(dict.fromkeys(end for edge in edges for end in edge))
+    ends = np.array([[nodes.index(end) for end in edge] for edge in edges], np.int64)
+    return dependency.Dependencies(nodes=nodes, source=ends[:, 0], target=ends[:, 1], groups=())
+
+
+def measured_of(size):
+    zero = np.zeros(size)
+    return gaps.Measured(
+        avg=np.full(size, 10.0), gap=zero, samples=np.zeros(size, np.int64), comm_gap=zero
+    )
+
+
+def test_operations_in_a_circle_are_an_error_that_names_one():
+    with pytest.raises(FastcommError, match=r"in a circle; p->FW\.a is in it"):
+        Replayer.of(graph_of([("p->FW.a", "p->BW.b"), ("p->BW.b", "p->FW.a")]), measured_of(2))
+
+
+def test_nodes_of_all_kinds_have_a_device_and_no_rank_of_its_own_has_no_step():
+    edges = [("p->I/O", "p->FW.a"), ("p->FW.a", "p->UPDATE_0"), ("p->UPDATE_0", "END")]
+    found = Replayer.of(graph_of(edges), measured_of(4)).run()
+    assert found.by_pid() == {"p": 30.0}
+    assert found.replayer.devices == ("p->I/O", "p->operator", "END->operator")
+
+
+@needed
+def test_fused_tensors_are_one_group_with_the_mean_of_what_each_was_seen_to_take(read):
+    keys = tuple(
+        key.replace("Comm.0.S", "Comm.0+1.S").replace("Comm.0.R", "Comm.0+1.R")
+        for key in read.trace.keys
+    )
+    names = tuple(
+        n.replace("Comm.0.S", "Comm.0+1.S").replace("Comm.0.R", "Comm.0+1.R")
+        for n in read.trace.names
+    )
+    fused = replace(
+        read,
+        trace=replace(read.trace, keys=keys, names=names),
+        counts={"Comm.0+1": read.counts["Comm.0"], "Comm.2": read.counts["Comm.2"]},
+    )
+    graph = dependency.dependencies(fused, OPT_STEP)
+    assert (2,) in graph.groups
+    known = gaps.measured(
+        graph, statistics(fused.trace, fused.topology), fused.trace, OPT_STEP, compat=False
+    )
+    for group in graph.groups:
+        if len(group) > 1:
+            node = f"host0.rank0->Comm.{'+'.join(map(str, group))}.QUEUE"
+            assert known.avg[graph.nodes.index(node)] == pytest.approx(20_000, rel=0.1)
+    assert session(fused).replayed.mean_ns > 0
+
+
+@needed
+def test_without_a_topology_or_a_neighbour_there_is_no_graph(read):
+    with pytest.raises(FastcommError, match="no nccl_rank_graph"):
+        dependency.dependencies(replace(read, topology=None), OPT_STEP)
+    lonely = {rank: pid for rank, pid in read.topology.pid_of.items() if rank != 3}
+    topology = nccl.Topology(ring=read.topology.ring, tree={}, pid_of=lonely)
+    with pytest.raises(FastcommError, match="which has no files"):
+        dependency.dependencies(replace(read, topology=topology), OPT_STEP)
+
+
+def test_a_graph_without_communication_is_that_of_its_ranks(tmp_path):
+    path = tmp_path / "dag.gml"
+    path.write_text(
+        'graph [ node [ id 0 label "a" ] node [ id 1 label "gradients/b" ] '
+        "edge [ source 0 target 1 ] ]"
+    )
+    assert tensorflow.local_graph(path).edges == [("FW.a", "BW.gradients/b")]
+
+
+@given(st.data())
+def test_any_graph_plays_as_the_definition_says(data):
+    size = data.draw(st.integers(1, 9))
+    devices = data.draw(st.integers(1, 3))
+    kinds = np.array(data.draw(st.lists(st.integers(0, 2), min_size=devices, max_size=devices)))
+    pairs = sorted(data.draw(st.sets(st.tuples(*[st.integers(0, size - 1)] * 2))))
+    pairs = [(a, b) for a, b in pairs if a < b]
+    edges = [
+        (a, b, float(data.draw(st.integers(0, 3))), data.draw(st.booleans())) for a, b in pairs
+    ]
+    # The last node of each group on an exclusive device lets the next group in.
+    row = st.tuples(
+        st.integers(0, devices - 1), st.integers(0, 2), st.integers(0, 6), st.integers(0, 2)
+    )
+    work = [(*data.draw(row), i, 1) for i in range(size)]
+    if data.draw(st.booleans()):
+        # Pairs share a group, and its second member, which waits for the first, releases it.
+        for i in range(0, size - 1, 2):
+            d, p, t, b, _, _ = work[i]
+            work[i] = (d, p, t, b, i, 0)
+            work[i + 1] = (d, p, *work[i + 1][2:4], i, 1)
+            if all(edge[:2] != (i, i + 1) for edge in edges):
+                edges.append((i, i + 1, 0.0, False))
+        edges.sort()
+        edges = [e for e in edges if e[0] % 2 == 1 or e[1] == e[0] + 1 or kinds.max() < 2]
+        edges = [e for e in edges if kinds.max() < 2 or (e[1] == e[0] + 1 and e[0] % 2 == 0)]
+    ready = np.array([float(data.draw(st.integers(0, 4))) for _ in range(size)])
+    counts = np.bincount([e[0] for e in edges], minlength=size)
+    graph = (
+        np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        np.array([e[1] for e in edges], np.int64),
+        np.array([e[2] for e in edges], np.float64),
+        np.array([e[3] for e in edges], np.int64),
+    )
+    columns = list(zip(*work, strict=True))
+    types = (np.int64, np.int64, np.float64, np.float64, np.int64, np.int64)
+    arrays = tuple(np.array(c, t) for c, t in zip(columns, types, strict=True))
+    for run, by_time in ((kernels.by_time, True), (kernels.by_device, False)):
+        wanted = oracle.played(size, edges, work, kinds.tolist(), ready.tolist(), by_time)
+        start, end, order = run(graph, arrays, kinds, ready.copy(), np.zeros(devices))
+        assert order.tolist() == wanted[2], by_time
+        assert dict(enumerate(start.tolist())) == wanted[0], by_time
+        assert dict(enumerate(end.tolist())) == wanted[1], by_time
+        conserved(edges, work, kinds, start, end)
+
+
+def conserved(edges, work, kinds, start, end):
+    """No device does two things at once, and nothing starts before what it waits for."""
+    for a, b, lag, at_start in edges:
+        assert start[b] >= (start[a] if at_start else end[a]) + lag
+    for d in np.flatnonzero(kinds != 1).tolist():
+        own = sorted((start[i], end[i]) for i, row in enumerate(work) if row[0] == d)
+        assert all(after[0] >= before[1] for before, after in pairwise(own))
+
+
+@needed
+@pytest.mark.compiled
+def test_the_command_prints_and_writes_what_it_says(tmp_path):
+    def run(*words):
+        done = CliRunner().invoke(main, list(map(str, words)))
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    change = tmp_path / "w.json"
+    change.write_text('{"DELAY_ALL_CMP": {"ratio": 0.5}}')
+    traced = tmp_path / "t.json"
+    words = ("replay", TRIAL, "--what-if", change, "--bottleneck")
+    said = json.loads(run(*words, "--json", "--output", tmp_path / "o", "--trace", traced))
+    assert (said["nodes"], said["edges"]) == (712, 1288)
+    assert said["what_if"]["speedup"] > 1
+    assert json.loads((tmp_path / "o" / "replay.json").read_text()) == said
+    rows = json.loads(traced.read_text())["traceEvents"]
+    assert sum(row["ph"] == "X" for row in rows) == 363
+    assert (tmp_path / "o" / "graph.graphml").read_text().count("<edge ") == 1288
+    text = run(*words)
+    assert "replayed 11.17 ms a step, measured 11.25 ms: -0.72%" in text
+    assert "what if:" in text
+    assert "if it took no time" in text
+    plain = json.loads(run("replay", TRIAL, "--compat", "dpro", "--json"))
+    assert plain["step_end_ms"]["host0.rank0"] == pytest.approx(11.332)
+
+
+def chain_graph(size, edges):
+    counts = np.bincount([a for a, _ in edges], minlength=size)
+    return (
+        np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        np.array([b for _, b in edges], np.int64),
+        np.zeros(len(edges)),
+        np.zeros(len(edges), np.int64),
+    )
+
+
+@pytest.mark.parametrize("run", [kernels.by_time, kernels.by_device])
+def test_groups_wait_in_line_for_an_exclusive_device(run):
+    # Groups of two, all ready at once: 0 and 1, 2 and 3, 4 and 5; the second releases.
+    graph = chain_graph(6, [(0, 1), (2, 3), (4, 5)])
+    ones, zeros = np.ones(6), np.zeros(6, np.int64)
+    work = (zeros, zeros, ones, np.zeros(6), np.arange(6) // 2, np.arange(6) % 2)
+    _, end, order = run(graph, work, np.array([2]), np.zeros(6), np.zeros(1))
+    assert order.tolist() == [0, 1, 2, 3, 4, 5]
+    assert end.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_longest_path_comes_by_the_edge_of_the_least_rank():
+    first, after = np.array([0, 2, 3, 4, 4]), np.array([1, 2, 3, 3])
+    cost = np.array([1.0, 2.0, 2.0, 1.0])
+    order = np.array([0, 1, 2, 3])
+    far, by = kernels.longest(first, after, cost, np.array([0, 1, 3, 2]), order)
+    assert far.tolist() == [0, 1, 2, 3]
+    assert by.tolist() == [-1, 0, 1, 3]

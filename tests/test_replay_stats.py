@@ -1,0 +1,516 @@
+"""Uniform traces, trials, steps and statistics."""
+
+import json
+import shutil
+from decimal import Decimal
+
+import numpy as np
+import oracle_replay as oracle
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from replay_data import FOLDER, assert_same, document, needed
+
+from fastcomm.cli import main
+from fastcomm.errors import ConfigError, FastcommError, TraceFileError
+from fastcomm.replay import gml, horovod, inputs, names, nccl, steps, tensorflow, trial, uniform
+from fastcomm.replay.comparison import comparison
+from fastcomm.replay.parameters import ParameterDict
+from fastcomm.replay.statistics import statistics
+from fastcomm.replay.step_time import step_time
+from fastcomm.replay.uniform import Event
+from fastcomm_kernels import durations
+from fastcomm_kernels.json_numbers import NULL
+
+TRIAL = FOLDER / "trial" / "trace"
+NAMES = (
+    "host0.rank0->FW.net/dense1/MatMul",
+    "host0.rank0->Comm.0+1.SEND~>0_1_6_0",
+    "Comm.12.Sync",
+    "UPDATE_.SGD/update",
+    "UPDATE_CAL",
+    "host1.rank3->UPDATE_17",
+    "OUTPUT0",
+    "I/O",
+    "I/O_data",
+    "END",
+    "BW.a.b.c.d",
+    "traces_0.rank1->Comm.3.PUSH_REQ~>worker_0::server_1::2",
+    "anything at all",
+)
+
+
+@pytest.fixture(scope="module")
+def read():
+    return trial.read(TRIAL)
+
+
+def event(name, start, dur=10, pid="host0.rank0", **more):
+    more = {"lane": "operator0", "cat": "operator", **more}
+    return Event(name=name, pid=pid, start=start * 1000, dur=dur * 1000, **more)
+
+
+@pytest.mark.parametrize("text", NAMES)
+def test_a_name_is_joined_as_it_was_split(text):
+    assert str(names.Name.of(text)) == text
+
+
+@given(st.text(alphabet="FWBCom._->~+1UPDATE/O ", max_size=30))
+def test_any_text_is_joined_as_it_was_split(text):
+    assert str(names.Name.of(text)) == text
+
+
+def test_parts_of_a_name():
+    name = names.Name.of("host0.rank0->Comm.0+11.RECV~>0_1_6_0")
+    assert (name.pid, name.op_cat, name.sub_op, name.suffix, name.tensors) == (
+        "host0.rank0",
+        "Comm",
+        "RECV",
+        "0_1_6_0",
+        (0, 11),
+    )
+    assert names.Name.of("FW.0+1").tensors == ()
+
+
+def test_a_fused_operation_is_its_parts_with_the_pid_of_the_first():
+    found = names.fused("host0.rank0->FW.a+b+host0.rank0->FW.c+BW.d")
+    assert [str(each) for each in found] == [
+        "host0.rank0->FW.a+b",
+        "host0.rank0->FW.c",
+        "host0.rank0->BW.d",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "by_substring"),
+    [
+        ("Comm.1.SEND", "Comm.SEND", "Comm.SEND"),
+        ("Comm.1.Sync", "Comm.other", "Comm.other"),
+        ("Comm.1.PUSH_RES", "Comm.PUSH_RES", "Comm.PUSH_RES"),
+        ("Comm.1.COPY_FIRST", "ServerOp", "ServerOp"),
+        ("FW.Sum_SUM", "operator.FW", "ServerOp"),
+        ("BW.FW_grad", "operator.BW", "operator.FW+BW"),
+        ("BW.x", "operator.BW", "operator.BW"),
+        ("COMP.x", "operator.COMP", "operator.COMP"),
+        ("I/O_3", "I/O", "I/O"),
+        ("UPDATE_CAL", "operator.UPDATE", "operator.UPDATE"),
+        ("OUTPUT1", "operator.OUTPUT", "operator.OUTPUT"),
+        ("END", "virtual", "virtual"),
+        ("what", "other", "other"),
+    ],
+)
+def test_categories_by_token_and_by_substring(name, found, by_substring):
+    assert (names.category(name), names.category_by_substring(name)) == (found, by_substring)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10**12)), min_size=1, max_size=60))
+def test_durations_by_key_are_those_of_the_definition(pairs):
+    key, value = np.array(pairs, np.int64).T.copy()
+    first, values = durations.grouped(key.astype(np.int32), value, np.int64(6))
+    total, least, most, median, variance = durations.described(first, values)
+    for k, wanted in oracle.described(pairs).items():
+        assert (total[k], least[k], most[k], median[k]) == wanted[:4]
+        assert variance[k] == pytest.approx(wanted[4], rel=1e-9)
+        assert values[first[k] : first[k + 1]].tolist() == [v for q, v in pairs if q == k]
+
+
+@needed
+@pytest.mark.parametrize(
+    "vector",
+    document("steps/vectors.json")["vectors"] if FOLDER.is_dir() else [],
+    ids=lambda v: v["name"],
+)
+def test_steps_by_every_rule_are_those_of_the_reference(vector):
+    cats = [names.category(name) for name in vector["events"]]
+    start, dur = [1000 * ts for ts in vector["ts_us"]], [1000 * vector["dur_us"]] * len(cats)
+    for letter, rule in {
+        "A": "seed",
+        "A_operator_cursor": "operator",
+        "B": "update",
+        "C": "gap",
+    }.items():
+        assert steps.RULES[rule](cats, start, dur) == vector["expected"][letter], rule
+    made = [
+        event(name, ts, vector["dur_us"])
+        for name, ts in zip(vector["events"], vector["ts_us"], strict=True)
+    ]
+    assert uniform.of_events(made).cnt.tolist() == vector["occurrence"]
+
+
+def test_an_unknown_step_rule_is_an_error_that_names_the_known():
+    with pytest.raises(ConfigError, match="wanted one of update, seed"):
+        steps.with_steps(uniform.of_events([event("FW.a", 0)]), "mine")
+
+
+@needed
+def test_the_trial_becomes_the_reference_events(read):
+    wanted = document("trial/expected/events.json.gz")
+    rows = json.loads(
+        uniform.to_bytes(statistics(read.trace, read.topology, compat=True).trace)
+    )
+    assert rows["all_prefix"] == ["host0.rank0", "host0.rank1", "host1.rank0", "host1.rank1"]
+    assert rows["traceEvents"] == wanted
+
+
+@needed
+def test_what_the_trial_says_besides_events(read):
+    summary = document("trial/expected/summary.json")
+    edges = document("trial/expected/local_dfg_edges.json")
+    assert sorted(map(list, read.graph.edges)) == sorted(edges)
+    assert {str(k): v for k, v in read.tensor_bytes.items()} == summary["tensor_bytes"]
+    assert read.counts == summary["nccl"]["id_counts"]
+    assert read.topology.pid_of == {int(k): v for k, v in summary["nccl"]["rank2pid"].items()}
+    for channel, ring in summary["nccl"]["ring"].items():
+        for rank, each in ring.items():
+            assert read.topology.ring[int(channel)][int(rank)] == each["next"]
+    for host, shift in summary["alignment_us"].items():
+        assert read.shifts[f"{host}.rank0"] == shift * 1000
+    assert read.topology.tree[0][0] == nccl.Tree(up=None, down=(1,))
+
+
+@needed
+def test_statistics_equal_those_of_dpro(read):
+    found = statistics(read.trace, read.topology, compat=True)
+    wanted = document("trial/expected/name2sta.json.gz")
+    assert list(found.names) == list(wanted)
+    assert_same(found.ops(), wanted)
+    assert_same(found.categories, document("trial/expected/cat2sta.json"))
+    assert found.table().num_rows == len(wanted)
+
+
+@needed
+@pytest.mark.parametrize("compat", [True, False])
+def test_step_times_equal_those_of_dpro(read, compat):
+    found = step_time(read.trace, compat=compat)
+    wanted = document("trial/expected/summary.json")["iteration"]
+    assert found.time_ns / 1e6 == pytest.approx(wanted["iter_time_ms"], abs=1e-9)
+    assert found.opt_step == wanted["opt_step"]
+    assert_same([each / 1e6 for each in found.steps], wanted["per_step_mean_ms"])
+    for pid, rank in found.ranks.items():
+        assert_same([each / 1e6 for each in rank.time], wanted["per_pid_iteration_ms"][pid])
+        for part, value in wanted["per_pid_parts"][pid].items():
+            assert rank.mean_ns(part.removesuffix("_ms")) / 1e6 == pytest.approx(
+                value, abs=5e-7
+            )
+    if compat:
+        parts = [each / 1e6 for each in found.ranks["host0.rank0"].parts["fw"]]
+        assert parts == pytest.approx([3.03, 2.44, 1.82])
+
+
+@needed
+@pytest.mark.parametrize("rule", ["seed", "operator", "update"])
+def test_steps_are_found_where_the_trial_does_not_say_them(read, rule):
+    from dataclasses import replace
+
+    bare = replace(read.trace, step=np.full(len(read.trace), NULL))
+    found = step_time(steps.with_steps(bare, rule))
+    assert (len(found.steps), found.time_ns / 1e6) == (3, pytest.approx(11.2541667))
+    whole = step_time(steps.with_steps(bare, "gap"))
+    assert whole.time_ns / 1e6 == pytest.approx(34.5625)
+
+
+@needed
+def test_the_default_clips_every_step_and_counts_what_is_left(read):
+    plain = statistics(read.trace)
+    found = statistics(read.trace, read.topology)
+    assert found.total.sum() <= plain.total.sum()
+    k = found.names.index("host0.rank0->Comm.2.RECV~>0_0_0_0")
+    times = found.ops()[found.names[k]]
+    assert times["avg"] == pytest.approx(sum(times["time"]) / 3)
+
+
+@needed
+def test_a_uniform_trace_is_read_as_it_was_written(read, tmp_path):
+    path = tmp_path / "all.json.gz"
+    path.write_bytes(uniform.compressed(uniform.to_bytes(read.trace)))
+    again = inputs.read(path).trace
+    assert uniform.to_bytes(again) == uniform.to_bytes(read.trace)
+    assert again.keys == read.trace.keys
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["FW.a", "BW.b", "UPDATE_CAL", "Comm.0+1.SEND", "I/O", "END"]),
+            st.integers(0, 10**19 // 10**3),
+            st.integers(0, 10**9),
+            st.sampled_from([None, "0_1_2_3"]),
+            st.sampled_from(["X", "i"]),
+            st.sampled_from([None, 0, 7]),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_any_uniform_trace_survives_a_file_to_the_nanosecond(tmp_path_factory, rows):
+    made = [
+        Event(
+            name=name,
+            pid="p",
+            start=start % 2**62,
+            dur=dur,
+            lane="l",
+            cat="c",
+            suffix=suffix,
+            phase=phase,
+            step=step,
+        )
+        for name, start, dur, suffix, phase, step in rows
+    ]
+    written = uniform.of_events(made)
+    path = tmp_path_factory.mktemp("uniform") / "t.json"
+    path.write_bytes(uniform.to_bytes(written))
+    again = uniform.read(path)
+    assert again.start.tolist() == written.start.tolist()
+    assert uniform.to_bytes(again) == uniform.to_bytes(written)
+
+
+def test_a_bare_list_is_a_trace_and_ids_make_the_suffix(tmp_path):
+    ids = {"loopId": 0, "channelId": 1, "chunkId": 2, "sliceId": 3}
+    path = tmp_path / "t.json"
+    row = {"name": "Comm.0.SEND", "ts": 1, "dur": 2, "pid": "p", "tid": "t", "args": ids}
+    path.write_text(json.dumps([row]))
+    assert uniform.read(path).keys == ("p->Comm.0.SEND~>0_1_2_3",)
+
+
+def test_nanoseconds_of_microseconds():
+    assert uniform.ns(Decimal("1600000000001000.123")) == 1600000000001000123
+    assert uniform.ns(1.5) == 1500
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "no traceEvents"),
+        ("[{]", "line 1"),
+        ('[{"name": "FW.a"}]', "event 0: KeyError.*wanted name, pid, ts and dur"),
+        ('[{"name": "FW.a", "pid": "p", "ts": "x"}]', "event 0"),
+        ('["FW.a"]', "event 0"),
+        ("[]", "no events"),
+    ],
+)
+def test_a_damaged_uniform_trace_says_what_is_wrong(tmp_path, text, message):
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    with pytest.raises(TraceFileError, match=message):
+        inputs.read(path)
+
+
+def test_an_absent_file_and_a_folder_without_ranks_are_errors(tmp_path):
+    with pytest.raises(TraceFileError, match="no such file"):
+        inputs.read(tmp_path / "none")
+    with pytest.raises(TraceFileError, match=r"no <host>/<gpu>/trace\.json\.gz"):
+        inputs.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("raw", "label"),
+    [
+        ("FW.done", "FW.done"),
+        ("^x/y", "FW.x/y"),
+        ("x/_3", "FW.x"),
+        ("BytePSPushPull_3_4", "Comm.3+4"),
+        ("input_barrier/x", "FW.input_barrier/x"),
+        ("H/HorovodAllreduce.12_0", "Comm.12"),
+        ("H/HorovodAllreduce.12_Switch", "BW.12_Switch"),
+        ("H/cond_allreduce", "BW.H/cond_allreduce"),
+        ("gradients/x", "BW.gradients/x"),
+        ("gradient_tape/x/ShapeN", "FW.gradient_tape/x/ShapeN"),
+        ("gradient_tape/LayoutOptimizer", "FW.gradient_tape/LayoutOptimizer"),
+        ("a.b", "FW.a_b"),
+    ],
+)
+def test_names_of_tensorflow(raw, label):
+    assert tensorflow.relabel(raw) == label
+
+
+def test_updates_and_what_follows_backward(tmp_path):
+    path = tmp_path / "dag.gml"
+    chain = ["a", "gradients/b", "c", "HorovodAllreduce.0", "Assign_d", "alone"]
+    nodes = "".join(f'node [ id {i} label "{n}" ]' for i, n in enumerate(chain))
+    edges = "".join(f"edge [ source {i} target {i + 1} ]" for i in range(4))
+    path.write_text(f"graph [ directed 1 {nodes} {edges} ]")
+    graph = tensorflow.local_graph(path)
+    assert graph.nodes == ("FW.a", "BW.gradients/b", "BW.c", "Comm.0", "UPDATE_.Assign_d")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("graph [ ]", "no node"),
+        ("graph [ node [ id 0 ] edge [ source 0 target 9 ] ]", "names node 9"),
+    ],
+)
+def test_a_damaged_graph_says_what_is_wrong(tmp_path, text, message):
+    path = tmp_path / "dag.gml"
+    path.write_text(text)
+    with pytest.raises(TraceFileError, match=message):
+        gml.read(path)
+
+
+def timeline(tmp_path, rows, tail="]"):
+    path = tmp_path / "comm.json"
+    path.write_text("[" + ",".join(map(json.dumps, rows)) + tail)
+    return horovod.timeline(path, "host0.rank0", (0, 10**9), {"w:0": 7})
+
+
+def begin(name, ts, pid=1):
+    return {"ph": "B", "name": name, "ts": ts, "pid": pid}
+
+
+def end(ts, pid=1):
+    return {"ph": "E", "ts": ts, "pid": pid}
+
+
+def process(name, pid=1):
+    return {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+
+
+@pytest.mark.parametrize("tail", ["]", "", ","])
+def test_a_timeline_whose_writer_died_is_read(tmp_path, tail):
+    rows = [process("Sync"), begin("3", 1), end(5)]
+    found, last = timeline(tmp_path, rows, tail)
+    assert [(e.name, e.start, e.dur) for e in found] == [("Comm.3.Sync", 1000, 4000)]
+    assert last == 5000
+
+
+def test_syncs_of_one_start_are_one_and_names_of_tensors_are_ids(tmp_path):
+    rows = [
+        process("Sync"),
+        process("Horovod.5_x", 2),
+        begin("none", 0),
+        end(1),
+        end(1),
+        begin("w:0", 2),
+        begin("p.11", 2),
+        end(4),
+        end(6),
+        begin("QUEUE", 7, 2),
+        begin("WHAT", 8, 2),
+        end(9, 2),
+        end(10, 2),
+        begin("3", 2_000_000),
+    ]
+    found, last = timeline(tmp_path, rows)
+    assert [e.name for e in found] == ["Comm.7+11.Sync", "Comm.5.QUEUE"]
+    assert last == 6000
+
+
+def test_a_timeline_of_something_else_is_an_error(tmp_path):
+    with pytest.raises(TraceFileError, match="wanted Sync or <Horovod"):
+        timeline(tmp_path, [process("else"), begin("QUEUE", 1)])
+    with pytest.raises(TraceFileError, match=r"comm\.json: "):
+        timeline(tmp_path, [], "{")
+
+
+def test_rings_that_disagree_and_bad_trees_are_errors(tmp_path):
+    def topology(**said):
+        files = {}
+        for pid, content in said.items():
+            files[pid] = tmp_path / f"{pid}.json"
+            files[pid].write_text(json.dumps(content))
+        return nccl.topology(files)
+
+    ring = "1[a] -> 0[b] [receive],0[b] -> 1[a] [send]"
+    other = "0[b] -> 1[a] [receive],1[a] -> 2[c] [send]"
+    with pytest.raises(TraceFileError, match="rank 1 sends to 2, and to 0"):
+        topology(a={"RealRing": {"0": ring}}, b={"RealRing": {"0": other}})
+    with pytest.raises(TraceFileError, match="rank 0 is that of a"):
+        topology(a={"RealRing": {"0": ring}}, b={"RealRing": {"0": ring}})
+    with pytest.raises(TraceFileError, match="no RealRing"):
+        topology(a={})
+    with pytest.raises(TraceFileError, match="has no hop"):
+        topology(a={"RealRing": {}})
+    with pytest.raises(TraceFileError, match="wanted 3"):
+        topology(a={"RealRing": {"0": "what"}})
+    tree = "[12] 1/-1/-1->0->-1|-1->0->2/-1/-1"
+    with pytest.raises(TraceFileError, match="halves of tree 12 disagree"):
+        topology(a={"RealRing": {"0": ring}, "Tree": {"-1": tree}})
+
+
+@needed
+@pytest.mark.parametrize(
+    ("victim", "message"),
+    [
+        ("host0/0/dag.gml", r"no dag\.gml, neither there nor in any other rank"),
+        ("host0/1/nccl_rank_graph.json", None),
+        ("host1/0/comm.json", None),
+        ("host0/0/metadata.json", None),
+        ("host0/0/gradient_name_list.json", None),
+    ],
+)
+def test_a_missing_file_is_an_error_or_leaves_out_what_it_tells(tmp_path, victim, message):
+    folder = shutil.copytree(TRIAL, tmp_path / "trial", copy_function=shutil.copyfile)
+    for each in (folder, *folder.rglob("*/")):
+        each.chmod(0o755)
+    (folder / victim).unlink()
+    if message:
+        with pytest.raises(TraceFileError, match=message):
+            trial.read(folder)
+        return
+    found = trial.read(folder)
+    assert len(statistics(found.trace, found.topology).names) > 300
+    assert bool(found.warnings) == (victim == "host1/0/comm.json")
+
+
+def test_a_trace_without_operators_has_no_steps():
+    with pytest.raises(FastcommError, match="no operator of any rank"):
+        step_time(steps.with_steps(uniform.of_events([event("Comm.0.SEND", 0)])))
+
+
+def test_step_time_takes_the_largest_end_and_counts_ranks_with_fewer_steps():
+    first = [event("FW.a", 0, 50, step=0), event("BW.b", 10, 10, step=0)]
+    second = [event("FW.a", 100, 10, step=1), event("FW.c", 112, 3, step=1)]
+    other = [event("FW.a", 0, 70, pid="host0.rank1", step=0)]
+    trace = uniform.of_events(first + second + other)
+    found = step_time(trace)
+    assert found.ranks["host0.rank0"].time == (50_000, 15_000)
+    assert found.steps == (60_000.0,)
+    # The last step has no backward: dPRO leaves it out, and takes the end of the op begun last.
+    assert step_time(trace, compat=True).ranks["host0.rank0"].time == (20_000,)
+
+
+def test_a_step_with_a_barrier_begins_at_the_next_forward_op():
+    made = [event("FW.input_barrier", 0, 5, step=0), event("FW.a", 20, 10, step=0)]
+    assert step_time(uniform.of_events(made)).time_ns == 10_000
+
+
+def test_comparison_by_name():
+    before = statistics(uniform.of_events([event("FW.a", 0, 10), event("FW.b", 20, 0)]))
+    after = statistics(
+        uniform.of_events([event("FW.a", 0, 15), event("FW.c", 20), event("FW.b", 40, 1)])
+    )
+    found = comparison(before, after)
+    assert (found.added, found.removed) == (("host0.rank0->FW.c",), ())
+    assert [(c.absolute_ns, c.relative) for c in found.changed] == [(5000, 0.5), (1000, None)]
+
+
+def test_parameters_of_the_specification():
+    found = ParameterDict(names=("a", "b", "c"), bytes_of={0: 4, 1: 8})
+    assert found.tensor2update == {2: 0, 1: 1, 0: 2}
+    assert (found.name(1), found.tensor("c")) == ("b", 2)
+    assert (found.group_bytes((0, 1)), found.group_bytes((0, 2))) == (12, None)
+    paired = ParameterDict(names=("a", "b", "c"), bytes_of={}, aggregate=2)
+    assert paired.tensor2update == {2: 0, 1: 0, 0: 1}
+
+
+@needed
+def test_the_commands_print_and_write_what_they_say(tmp_path):
+    def run(*words):
+        return CliRunner().invoke(main, list(map(str, words)))
+
+    said = run("stats", TRIAL, "--compat", "dpro", "--json", "--output", tmp_path / "o")
+    assert said.exit_code == 0, said.output
+    found = json.loads(said.stdout)
+    assert (found["opt_step"], len(found["ops"])) == (2, 378)
+    assert json.loads((tmp_path / "o" / "stats.json").read_text()) == found
+    whole = tmp_path / "whole.json.gz"
+    assert "1134 events of 4 ranks" in run("convert", TRIAL, "-o", whole).stdout
+    text = run("stats", whole, "--sort", "--head", "3").stdout
+    assert "11.25 ms a step" in text
+    assert "375 more operations" in text
+    assert "0 added, 0 removed" in run("stats", TRIAL, "--compare", whole).stdout
+    compared = json.loads(run("stats", TRIAL, "--compare", TRIAL, "--json").stdout)
+    assert compared == {"added": [], "removed": [], "changed": {}}
+    assert run("convert", whole, "-o", whole).exit_code == 1
