@@ -11,6 +11,7 @@ from fastcomm.isp import tables
 from fastcomm.isp.compat import CompatRules
 from fastcomm.isp.compat_search import search
 from fastcomm.isp.question import ALGOS, Batch
+from fastcomm.isp.search import search as default_search
 
 KEY = ("pp", "sp", "wp_size", "zp_size", "micro_bsz", "micro_num", "activation_ckpt")
 A800 = load("a800")
@@ -127,3 +128,40 @@ def test_a_table_with_a_hole_is_an_error_with_its_line(tmp_path):
         tables.gemm(path)
     with pytest.raises(ConfigError, match="No such file"):
         tables.gemm(tmp_path / "absent.csv")
+
+
+@pytest.mark.parametrize("seq_len", [4096, 65536])
+def test_every_strategy_of_the_original_on_powers_of_two_is_one_of_ours(seq_len):
+    asked = replace(ask(7, 16, seq_len, 1 << 20), memory=1e15)
+    theirs, ours = search(asked, S25, A800), default_search(asked, A800)
+    names = ("pp", "sp", "micro_bsz", "micro_num", "activation_ckpt")
+
+    def rows(found, *shards):
+        columns = [found.columns[name].tolist() for name in ("algo", *names)]
+        return set(zip(*columns, *(shard.tolist() for shard in shards), strict=True))
+
+    mine = rows(ours, *(ours.columns[f"p_{name}"] for name in ("para", "grads", "os")))
+    wp, zp = theirs.columns["wp_size"], theirs.columns["zp_size"]
+    wanted = rows(theirs, wp, wp, wp * zp)
+    powers = {row for row in wanted if all(value & (value - 1) == 0 for value in row[1:3])}
+    # The original also takes shards that divide the world, but not the ranks of a stage.
+    fits = {
+        row for row in powers if (16 // row[1] // (1 if row[0] == 0 else row[2])) % row[8] == 0
+    }
+    assert len(fits) > 500
+    assert fits <= mine
+
+
+def test_the_front_is_what_nothing_beats(isp_tables):
+    found = search(ask(7, 64, 65536), S25, A800, isp_tables)
+    rate, memory = found.columns["tgs"], found.columns["total_mm_cost"]
+    front = {(row["tgs"], row["total_mm_cost"]) for row in found.pareto()}
+    pairs = set(zip(rate.tolist(), memory.tolist(), strict=True))
+    wanted = {
+        pair
+        for pair in pairs
+        if not (
+            (rate >= pair[0]) & (memory <= pair[1]) & ((rate > pair[0]) | (memory < pair[1]))
+        ).any()
+    }
+    assert wanted == front

@@ -76,8 +76,11 @@ class Found:
         if not self.feasible:
             return []
         memory = self.columns["total_mm_cost"]
-        before = np.concatenate([[np.inf], np.minimum.accumulate(memory)[:-1]])
-        return [self.record(int(place)) for place in np.flatnonzero(memory < before)]
+        # Of equally fast ones the smallest comes first, and so rules the others out.
+        order = np.lexsort((memory, -self.columns["tgs"]))
+        least = np.minimum.accumulate(memory[order])
+        smaller = np.concatenate([[True], least[1:] < least[:-1]])
+        return [self.record(int(place)) for place in order[smaller]]
 
     def nearest(self) -> str:
         """Where nothing fits: what kept it out, and the nearest that would work."""
