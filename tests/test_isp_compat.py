@@ -87,6 +87,26 @@ def test_1024_ranks_have_as_many_candidates_as_the_original(isp_tables):
     assert found.candidates == found.feasible + sum(found.rejected.values())
 
 
+def test_one_algorithm_alone_has_its_own_counts(isp_tables):
+    alone = [
+        search(replace(ask(7, 64, 4096), algos=(algo,)), S25, A800, isp_tables)
+        for algo in ("isp", "msp", "fsp")
+    ]
+    assert sum(found.candidates for found in alone) == 28202
+    assert sum(found.feasible for found in alone) == 4216
+    for found in alone:
+        assert found.candidates == found.feasible + sum(found.rejected.values())
+    with pytest.raises(ConfigError, match="searches all of them"):
+        search(replace(ask(7, 64, 4096), pp=(2,)), S25, A800)
+
+
+def test_several_worlds_are_ranked_together(isp_tables):
+    both = search(replace(ask(7, 64, 4096), world_sizes=(64, 128)), S25, A800, isp_tables)
+    assert (both.candidates, both.feasible) == (28202 + 52026, 4216 + 6241)
+    rates = {world: round(best["tgs"], 1) for world, best in both.best_by_world().items()}
+    assert rates == {64: 5184.2, 128: 5124.9}
+
+
 def test_without_tables_closed_forms_answer_and_say_so():
     found = search(ask(7, 64, 4096), CompatRules(variant="isp-2024"), A800)
     assert found.feasible > 3802

@@ -67,6 +67,8 @@ def check(question: Question, rules: CompatRules) -> None:
         raise ConfigError(f"model {question.model.name}: the original searches InternLM sizes")
     if question.model.layers % 2:
         raise ConfigError(f"model {question.model.name}: an odd number of layers")
+    if question.pp or question.sp:
+        raise ConfigError("pp, sp: the original searches all of them")
     fixed = question.batch.micro_bsz is not None
     if fixed != (question.batch.micro_num is not None):
         raise ConfigError("the original fixes micro_bsz and micro_num together or not at all")
@@ -95,16 +97,18 @@ def blocks(
                 made.append((algo, wp, zp, offset))
                 offset += 2 * len(wp)
             for algo, wp, zp, at in made if pairs else ():
+                if algo not in question.algos:
+                    continue
+                rejected["candidates"] += 2 * len(pairs) * len(wp)
                 kept = _allowed(question, rules, (world, pp, sp, algo), wp, zp)
                 rejected["divisibility"] += 2 * len(pairs) * int((~kept).sum())
                 places = np.flatnonzero(kept)
-                if len(places) and algo in question.algos:
+                if len(places):
                     yield _block(
                         (world, pp, sp, algo), pairs, wp, zp, places, (base + at, offset)
                     )
             base += offset * len(pairs)
         pp *= 2
-    rejected["candidates"] += base
 
 
 def _block(

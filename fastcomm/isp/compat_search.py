@@ -13,6 +13,8 @@ from fastcomm.isp.result import Found
 from fastcomm.isp.tables import Tables
 
 _COMPAT_VOCAB = 103168
+# More candidates than any world has: ties go by world, then by enumeration.
+_WORLD = 1 << 40
 _REASONS = ("candidates", "divisibility", "memory", "table")
 
 
@@ -27,15 +29,14 @@ def search(
         cluster = replace(cluster, gemm=tables.gemm)
     parts: list[Part] = []
     least = np.inf
-    shift = 0
-    for world in sorted(question.world_sizes, reverse=True):
-        before = counted["candidates"]
+    for place, world in enumerate(sorted(question.world_sizes, reverse=True)):
         for block in compat.blocks(question, rules, world, counted):
-            part, needed = _priced(block, question, rules, cluster, tables, counted, shift)
+            part, needed = _priced(
+                block, question, rules, cluster, tables, counted, place * _WORLD
+            )
             least = min(least, needed)
             if part:
                 parts.append(part)
-        shift += counted["candidates"] - before
     return Found(
         question=question,
         cluster=cluster.name,
