@@ -51,7 +51,8 @@ def step_time(trace: UniformTrace, *, compat: bool = False) -> StepTime:
     rule = category_by_substring if compat else category
     cats = np.array([rule(name) for name in trace.names])
     operator = np.array([coarse(cat) == "operator" for cat in cats], bool)
-    pid = np.array([trace.pids.index(each) for each in trace.key_pid], np.int64)
+    numbers = {each: i for i, each in enumerate(trace.pids)}
+    pid = np.array([numbers[each] for each in trace.key_pid], np.int64)
     ranks = {}
     for number, name in enumerate(trace.pids):
         if not name.startswith(_RANKS):
@@ -71,33 +72,37 @@ def _rank(
     order = np.argsort(step, kind="stable")
     rows, step, stop, cats = rows[order], step[order], stop[order], cats[order]
     bounds = np.flatnonzero(np.diff(step, prepend=NULL, append=NULL))
-    time = []
-    for low, high in pairwise(bounds):
-        end = stop[high - 1] if compat else stop[low:high].max()
-        time.append(int(end - _begin(trace, rows[low:high], cats[low:high])))
+    firsts = bounds[:-1]
+    ends = stop[bounds[1:] - 1] if compat else np.maximum.reduceat(stop, firsts)
+    begins = trace.start[rows[firsts]]
+    barrier = np.array(["input_barrier" in name for name in trace.names], bool)
+    if barrier.any():
+        for k, (low, high) in enumerate(pairwise(bounds.tolist())):
+            begins[k] = _begin(trace, rows[low:high], cats[low:high], barrier)
+    time = (ends - begins).tolist()
     number = np.repeat(np.arange(len(time)), np.diff(bounds))
     if compat:
         # An operator that opens a step after the first is counted with the one before it.
         number[bounds[1:-1]] -= 1
         time = time[: len(time) - int(_unfinished(cats, bounds))]
     dur = trace.dur[rows]
-    parts = {
-        part: tuple(
-            int(dur[(cats == cat) & (number == k)].sum()) for k in range(len(bounds) - 1)
-        )
-        for part, cat in _PARTS.items()
-    }
+    parts = {}
+    for part, cat in _PARTS.items():
+        own = cats == cat
+        sums = np.zeros(len(firsts), np.int64)
+        np.add.at(sums, number[own], dur[own])
+        parts[part] = tuple(sums.tolist())
     return RankSteps(time=tuple(time), parts=parts)
 
 
-def _begin(trace: UniformTrace, rows: Ints, cats: NDArray[np.str_]) -> int:
+def _begin(
+    trace: UniformTrace, rows: Ints, cats: NDArray[np.str_], barrier: NDArray[np.bool_]
+) -> int:
     """Where a step begins: at its first op, or the first forward op after a barrier."""
-    barriers = [
-        k for k, each in enumerate(trace.key[rows]) if "input_barrier" in trace.names[each]
-    ]
-    after = barriers[-1] + 1 if barriers else 0
+    barriers = np.flatnonzero(barrier[trace.key[rows]])
+    after = int(barriers[-1]) + 1 if len(barriers) else 0
     forward = np.flatnonzero(cats[after:] == "operator.FW")
-    first = after + int(forward[0]) if barriers and len(forward) else 0
+    first = after + int(forward[0]) if after and len(forward) else 0
     return int(trace.start[rows[first]])
 
 
