@@ -23,6 +23,7 @@ from fastcomm.replay import (
     trial,
     what_if,
 )
+from fastcomm.replay.partial import partial
 from fastcomm.replay.replayer import Options, Replayer
 from fastcomm.replay.session import session
 from fastcomm.replay.statistics import statistics
@@ -179,6 +180,19 @@ def test_one_slow_rank_holds_all_up_and_a_fast_link_helps(read):
     assert mean(tensor__2=Change(ratio=0.0)) < found.mean_ns * 0.9
     for key in ("category:operator.BW", "device:host0.rank0->operator"):
         assert made.run(what_if.durations(made, {key: Change(ratio=3)})).mean_ns > found.mean_ns
+
+
+@needed
+def test_tensors_alone_take_less_than_all(read):
+    whole = session(read).replayed
+    one = partial(whole.replayer, [2])
+    both = partial(whole.replayer, [1, 2])
+    assert one.replayer.graph.groups == ((2,),)
+    categories = {name.op_cat for name in one.replayer.names}
+    assert categories == {"BW", "Comm", "UPDATE_"}
+    assert 0 < one.end.max() < both.end.max() < whole.end.max()
+    with pytest.raises(FastcommError, match="no communication of tensor 9"):
+        partial(whole.replayer, [9])
 
 
 @needed
@@ -352,7 +366,7 @@ def test_the_command_prints_and_writes_what_it_says(tmp_path):
     change = tmp_path / "w.json"
     change.write_text('{"DELAY_ALL_CMP": {"ratio": 0.5}}')
     traced = tmp_path / "t.json"
-    words = ("replay", TRIAL, "--what-if", change, "--bottleneck")
+    words = ("replay", TRIAL, "--what-if", change, "--bottleneck", "--tensors", "1-2")
     said = json.loads(run(*words, "--json", "--output", tmp_path / "o", "--trace", traced))
     assert (said["nodes"], said["edges"]) == (712, 1288)
     assert said["what_if"]["speedup"] > 1
@@ -363,6 +377,8 @@ def test_the_command_prints_and_writes_what_it_says(tmp_path):
     text = run(*words)
     assert "replayed 11.17 ms a step, measured 11.25 ms: -0.72%" in text
     assert "what if:" in text
+    assert "tensors 1, 2 alone:" in text
+    assert said["tensors_alone"]["tensors"] == [1, 2]
     assert "if it took no time" in text
     plain = json.loads(run("replay", TRIAL, "--compat", "dpro", "--json"))
     assert plain["step_end_ms"]["host0.rank0"] == pytest.approx(11.332)

@@ -1,9 +1,12 @@
 """``fastcomm replay``."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from fastcomm.replay.replayer import Replayed
 
 _EXAMPLES = """\b
 Examples:
@@ -24,6 +27,9 @@ Examples:
 )
 @click.option(
     "--bottleneck", is_flag=True, help="Replay without each operation of the critical path."
+)
+@click.option(
+    "--tensors", metavar="LIST", help="Replay the communication of these tensors alone: 0-7,12."
 )
 @click.option("--compat", type=click.Choice(["dpro"]), help="Replay as dPRO does.")
 @click.option(
@@ -68,7 +74,9 @@ def run(
     """
     import json
 
+    from fastcomm.cli.options import numbers
     from fastcomm.replay import trial, what_if
+    from fastcomm.replay.partial import partial
     from fastcomm.replay.replayer import Options
     from fastcomm.replay.session import session
     from fastcomm.report import replay as report
@@ -82,18 +90,33 @@ def run(
         unlimited_updates=words["unlimited_updates"],
     )
     found = session(read, options)
-    changed = removed = None
+    changed = removed = alone = None
     if changes is not None:
         made = found.replayed.replayer
         changed = made.run(what_if.durations(made, what_if.read(changes)))
     if words["bottleneck"]:
         removed = what_if.bottlenecks(found.replayed, found.path, workers=words["workers"])
-    said = report.to_dict(found, changed, removed)
-    if output is not None:
-        report.write(said, changed or found.replayed, output)
-    if trace_path is not None:
-        trace_path.write_text(json.dumps(report.trace(changed or found.replayed)), "utf-8")
+    if words["tensors"]:
+        alone = partial(found.replayed.replayer, numbers("--tensors", words["tensors"]))
+    said = report.to_dict(found, changed, removed, alone)
+    _write(said, changed or found.replayed, output, trace_path)
     if as_json:
         click.echo(json.dumps(said, indent=2, allow_nan=False))
     else:
         report.show(found, changed, removed)
+        if alone is not None:
+            report.show_alone(alone)
+
+
+def _write(
+    said: dict[str, Any], replayed: "Replayed", output: Path | None, trace_path: Path | None
+) -> None:
+    """Write what was asked for."""
+    import json
+
+    from fastcomm.report import replay as report
+
+    if output is not None:
+        report.write(said, replayed, output)
+    if trace_path is not None:
+        trace_path.write_text(json.dumps(report.trace(replayed)), "utf-8")

@@ -22,7 +22,10 @@ _MOST = 12
 
 
 def to_dict(
-    found: Session, changed: Replayed | None = None, removed: Sequence[Removed] | None = None
+    found: Session,
+    changed: Replayed | None = None,
+    removed: Sequence[Removed] | None = None,
+    alone: Replayed | None = None,
 ) -> dict[str, Any]:
     """The whole result, in ms."""
     replayed = found.replayed
@@ -49,7 +52,20 @@ def to_dict(
         said["bottlenecks"] = [
             {"name": each.node, "saved_ms": each.saved_ns / _MS} for each in removed
         ]
+    if alone is not None:
+        groups = alone.replayer.graph.groups
+        said["tensors_alone"] = {
+            "tensors": sorted(tensor for group in groups for tensor in group),
+            "end_ms": float(alone.end.max()) / _MS,
+        }
     return said
+
+
+def show_alone(alone: Replayed) -> None:
+    """Print how long the communication of some tensors takes when nothing else runs."""
+    groups = ", ".join("+".join(map(str, group)) for group in alone.replayer.graph.groups)
+    end = format_ns(float(alone.end.max()))
+    console_().print(f"tensors {groups} alone: {end}", highlight=False)
 
 
 def show(
