@@ -183,6 +183,22 @@ def test_one_slow_rank_holds_all_up_and_a_fast_link_helps(read):
 
 
 @needed
+def test_a_tensor_without_communication_is_no_group_and_its_update_waits_for_nothing(read):
+    silent = np.array([".2." not in name for name in read.trace.names])
+    quiet = replace(
+        read, trace=replace(read.trace, counts=read.trace.counts & silent[read.trace.key])
+    )
+    found = session(quiet)
+    graph = found.replayed.replayer.graph
+    assert graph.groups == ((0,), (1,))
+    targets = {b for _, b in graph.edges}
+    update = "host0.rank0->UPDATE_.SGD/SGD/update_2/ResourceApplyGradientDescent"
+    assert update in graph.nodes
+    assert update not in targets
+    assert found.replayed.mean_ns < session(read).replayed.mean_ns
+
+
+@needed
 def test_tensors_alone_take_less_than_all(read):
     whole = session(read).replayed
     one = partial(whole.replayer, [2])

@@ -454,6 +454,29 @@ def test_a_missing_file_is_an_error_or_leaves_out_what_it_tells(tmp_path, victim
     assert bool(found.warnings) == (victim == "host1/0/comm.json")
 
 
+@needed
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("comm.json", [{"ph": "M", "name": "process_name", "args": {"name": "Sync"}}]),
+        ("comm.json", [3]),
+        ("comm_detail.json", [{"name": "Comm.0.SEND", "ts": None}]),
+        ("comm_detail.json", [{"name": "Comm.0.SEND"}]),
+        ("io.json", [{"ts": "now", "dur": 3}]),
+        ("trace.json.gz", {"traceEvents": [7]}),
+        ("trace.json.gz", {"traceEvents": []}),
+        ("nccl_rank_graph.json", {"RealRing": 3}),
+    ],
+)
+def test_an_event_that_is_none_is_an_error_of_its_file(tmp_path, name, content):
+    folder = shutil.copytree(TRIAL, tmp_path / "trial", copy_function=shutil.copyfile)
+    for each in (folder, *folder.rglob("*/")):
+        each.chmod(0o755)
+    (folder / "host0" / "1" / name).write_text(json.dumps(content))
+    with pytest.raises(TraceFileError, match=name):
+        trial.read(folder)
+
+
 def test_a_trace_without_operators_has_no_steps():
     with pytest.raises(FastcommError, match="no operator of any rank"):
         step_time(steps.with_steps(uniform.of_events([event("Comm.0.SEND", 0)])))

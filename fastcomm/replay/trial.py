@@ -3,7 +3,8 @@
 Hosts and GPUs are taken in the order of their names as text, as dPRO does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,21 +135,37 @@ def _read_rank(
     rank: RankFolder, graph: LocalGraph, tensors: tuple[str, ...], *, merge: bool
 ) -> _Rank:
     """Computation first: its span says what of the other files counts."""
-    events = tensorflow.events(rank.trace, rank.pid, graph, merge=merge)
+    with _whole(rank.trace):
+        events = tensorflow.events(rank.trace, rank.pid, graph, merge=merge)
     if not events:
         raise TraceFileError(f"{rank.trace}: no operation of the data-flow graph in it")
     span = events[0].start, max(each.start + each.dur for each in events)
-    if (rank.folder / "io.json").exists():
-        events += _inputs(rank.folder / "io.json", rank.pid, span)
+    inputs, detail, timeline = (
+        rank.folder / name for name in ("io.json", "comm_detail.json", "comm.json")
+    )
+    if inputs.exists():
+        with _whole(inputs):
+            events += _inputs(inputs, rank.pid, span)
     slices: list[Event] = []
-    if (rank.folder / "comm_detail.json").exists():
-        slices = horovod.detail(rank.folder / "comm_detail.json", rank.pid, span)
+    if detail.exists():
+        with _whole(detail):
+            slices = horovod.detail(detail, rank.pid, span)
     last_sync = None
-    if (rank.folder / "comm.json").exists():
+    if timeline.exists():
         ids = {name: i for i, name in enumerate(tensors)}
-        said, last_sync = horovod.timeline(rank.folder / "comm.json", rank.pid, span, ids)
+        with _whole(timeline):
+            said, last_sync = horovod.timeline(timeline, rank.pid, span, ids)
         slices = [*slices, *said]
     return _Rank(events=[*events, *slices], counts=horovod.counts(slices), last_sync=last_sync)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """What an event lacks is an error of its file."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise TraceFileError(f"{path}: an event that is none: {error!r}") from error
 
 
 def _inputs(path: Path, pid: str, span: tuple[int, int]) -> list[Event]:
