@@ -36,28 +36,28 @@ def _less(keys: Keys, a: np.int64, b: np.int64) -> bool:
 
 
 @kernel
-def _push(heap: Column, size: np.int64, item: np.int64, keys: Keys) -> None:
-    """Add an item to the heap of `size` items; writes into `heap`."""
+def _push(heap: Column, base: np.int64, size: np.int64, item: np.int64, keys: Keys) -> None:
+    """Add an item to the heap of `size` items from `base` on; writes into `heap`."""
     at = size
-    while at > 0 and _less(keys, item, heap[(at - 1) // 2]):
-        heap[at] = heap[(at - 1) // 2]
+    while at > 0 and _less(keys, item, heap[base + (at - 1) // 2]):
+        heap[base + at] = heap[base + (at - 1) // 2]
         at = (at - 1) // 2
-    heap[at] = item
+    heap[base + at] = item
 
 
 @kernel
-def _pop(heap: Column, size: np.int64, keys: Keys) -> np.int64:
-    """Take the least item of the heap of `size` items; writes into `heap`."""
-    least, item = np.int64(heap[0]), heap[size - 1]
+def _pop(heap: Column, base: np.int64, size: np.int64, keys: Keys) -> np.int64:
+    """Take the least item of the heap of `size` items from `base` on; writes into `heap`."""
+    least, item = np.int64(heap[base]), heap[base + size - 1]
     at, below = np.int64(0), np.int64(1)
     while below < size - 1:
-        if below + 1 < size - 1 and _less(keys, heap[below + 1], heap[below]):
+        if below + 1 < size - 1 and _less(keys, heap[base + below + 1], heap[base + below]):
             below += 1
-        if not _less(keys, heap[below], item):
+        if not _less(keys, heap[base + below], item):
             break
-        heap[at] = heap[below]
+        heap[base + at] = heap[base + below]
         at, below = below, 2 * below + 1
-    heap[at] = item
+    heap[base + at] = item
     return least
 
 
@@ -114,22 +114,22 @@ def by_device(
             d = device[node]
             keys[node, 0], keys[node, 1], keys[node, 2] = priority[node], ready[node], arrived
             arrived += 1
-            _push(queue[room[d] :], queued[d], node, keys)
+            _push(queue, room[d], queued[d], node, keys)
             queued[d] += 1
             if queued[d] == 1 and d != running:
                 turn[d, 0], turn[d, 1] = free[d], d
-                _push(heap, waiting, d, turn)
+                _push(heap, np.int64(0), waiting, d, turn)
                 waiting += 1
         depth = np.int64(0)
         if running != _NOBODY and queued[running] > 0:
             turn[running, 0], turn[running, 1] = free[running], running
-            _push(heap, waiting, running, turn)
+            _push(heap, np.int64(0), waiting, running, turn)
             waiting += 1
         if waiting == 0:
             break
-        running = _pop(heap, waiting, turn)
+        running = _pop(heap, np.int64(0), waiting, turn)
         waiting -= 1
-        node = _pop(queue[room[running] :], queued[running], keys)
+        node = _pop(queue, room[running], queued[running], keys)
         queued[running] -= 1
         if kind[running] == EXCLUSIVE and held[running] not in (_NOBODY, group[node]):
             if head[running] == _NOBODY:
@@ -154,7 +154,9 @@ def by_device(
                 follows[stack[depth - 1]] = _NOBODY
         for e in range(first[node + 1] - 1, first[node] - 1, -1):
             other = after[e]
-            ready[other] = max(ready[other], (start if at_start[e] else end)[node] + lag[e])
+            ready[other] = max(
+                ready[other], (start[node] if at_start[e] else end[node]) + lag[e]
+            )
             waits[other] -= 1
             if waits[other] == 0:
                 stack[depth] = other
@@ -204,10 +206,10 @@ def by_time(
             at = device[node]
             # Whatever the device does next, it does not do before it is free.
             if ready[node] <= free[at] and kind[at] != UNLIMITED:
-                _push(choice[room[at] :], choices[at], node, by_priority)
+                _push(choice, room[at], choices[at], node, by_priority)
                 choices[at] += 1
             else:
-                _push(future[room[at] :], futures[at], node, by_ready)
+                _push(future, room[at], futures[at], node, by_ready)
                 futures[at] += 1
         for k in range(news + 1):
             # The devices of what is new, and the one that has just run.
@@ -226,11 +228,11 @@ def by_time(
                 else:
                     turns += 1
                 turn[slot, 0], turn[slot, 1] = soon, at
-                _push(heap, waiting, slot, turn)
+                _push(heap, np.int64(0), waiting, slot, turn)
                 waiting += 1
         if waiting == 0:
             break
-        news, entry = np.int64(0), _pop(heap, waiting, turn)
+        news, entry = np.int64(0), _pop(heap, np.int64(0), waiting, turn)
         waiting -= 1
         spare[spares] = entry
         spares += 1
@@ -240,11 +242,11 @@ def by_time(
             continue
         now, promised[d] = promised[d], np.inf
         while futures[d] > 0 and ready[future[room[d]]] <= now:
-            node = _pop(future[room[d] :], futures[d], by_ready)
+            node = _pop(future, room[d], futures[d], by_ready)
             futures[d] -= 1
-            _push(choice[room[d] :], choices[d], node, by_priority)
+            _push(choice, room[d], choices[d], node, by_priority)
             choices[d] += 1
-        node = _pop(choice[room[d] :], choices[d], by_priority)
+        node = _pop(choice, room[d], choices[d], by_priority)
         choices[d] -= 1
         # Nothing starts in the past, on whatever device.
         free[d] = now
@@ -261,11 +263,13 @@ def by_time(
             held[d] = _NOBODY if releases[node] else group[node]
             while held[d] == _NOBODY and shuts[d] > 0:
                 shuts[d] -= 1
-                _push(choice[room[d] :], choices[d], shut[room[d] + shuts[d]], by_priority)
+                _push(choice, room[d], choices[d], shut[room[d] + shuts[d]], by_priority)
                 choices[d] += 1
         for e in range(first[node], first[node + 1]):
             other = after[e]
-            ready[other] = max(ready[other], (start if at_start[e] else end)[node] + lag[e])
+            ready[other] = max(
+                ready[other], (start[node] if at_start[e] else end[node]) + lag[e]
+            )
             waits[other] -= 1
             if waits[other] == 0:
                 touched[news] = other
