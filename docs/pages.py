@@ -27,6 +27,8 @@ CLI_PAGE = DOCS / "cli.md"
 _SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _QUERY = re.compile(r"(^```sql\n(.*?)^```\n+```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _WIDTH = 90
+# What a command says once, when it compiles.
+_FIRST_RUN = "fastcomm: compiling its kernels"
 _CLI_HEAD = """\
 # Command line
 
@@ -100,7 +102,7 @@ def _answer(query: str, folder: Path) -> str:
 
 
 def _output(command: str, folder: Path) -> str:
-    """What a shell shows: stdout and stderr together."""
+    """What a shell shows, stdout and stderr together, from the second run on."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command,
@@ -113,7 +115,8 @@ def _output(command: str, folder: Path) -> str:
         encoding="utf-8",
         check=False,
     )
-    return "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+    lines = (line.rstrip() for line in done.stdout.splitlines())
+    return "".join(f"{line}\n" for line in lines if not line.startswith(_FIRST_RUN))
 
 
 def refresh() -> None:
