@@ -15,6 +15,7 @@ from fastcomm.dispatch.cluster import Cluster, bandwidth, preset
 from fastcomm.dispatch.compat import NoAnswerError
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.simulation import simulate, terms_of
+from fastcomm.dispatch.traffic import Traffic
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm_kernels import fast as kernels
@@ -174,6 +175,27 @@ def test_low_latency_follows_the_published_times():
     # 118 and 195 us at 16 GPUs; the busiest GPU has a tenth more than the mean.
     assert found.total_s * 1e6 == pytest.approx(118, rel=0.1)
     assert found.combine_s * 1e6 == pytest.approx(195, rel=0.1)
+
+
+@pytest.mark.parametrize("demand", ["copies", "unique"])
+def test_hierarchical_moves_every_copy_by_rail_and_then_inside_the_node(demand):
+    recipe = Recipe.of(num_nodes=3, gpus_per_node=2, seq_len=90, iter_num=1)
+    workload = Workload.of(recipe)
+    traffic = Traffic.of(next(iter(workload.layers())))
+    found = schedules.hierarchical(traffic, terms_of(recipe, demand=demand))
+    wanted = np.zeros((6, 4), int)
+    for source, row in enumerate(traffic.demand(demand).tolist()):
+        for target, tokens in enumerate(row):
+            proxy = target // 2 * 2 + source % 2
+            if source // 2 != target // 2:
+                wanted[source, 0] += tokens
+                wanted[proxy, 1] += tokens
+            else:
+                proxy = source
+            if proxy != target:
+                wanted[proxy, 2] += tokens
+                wanted[target, 3] += tokens
+    assert found.loads.tolist() == wanted.tolist()
 
 
 def test_combine_is_dispatch_by_bytes_where_it_mirrors_it():

@@ -83,7 +83,7 @@ def generate(
     show_default=True,
     metavar="LIST",
     help="deepep-compat, fast-compat, deepep, deepep-ll, fast, direct, spreadout, "
-    "multicast-balanced.",
+    "hierarchical, multicast-balanced.",
 )
 @with_options(shape(defaults=False))
 @with_options(TERMS)

@@ -74,7 +74,7 @@ TERMS = (
         type=click.Choice(["copies", "unique"]),
         default="copies",
         show_default=True,
-        help="What fast, direct and spreadout move: every copy, or one a GPU.",
+        help="What fast, direct, spreadout and hierarchical move: all copies, or one a GPU.",
     ),
     click.option(
         "--decomposition",

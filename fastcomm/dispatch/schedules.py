@@ -114,6 +114,26 @@ def deepep(traffic: Traffic, terms: Terms) -> Timing:
     return _pipelined(loads, terms, starts)
 
 
+def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
+    """Every copy by rail: to the GPU of the source's rank in the target's node, then on."""
+    nodes, width = traffic.nodes, traffic.width
+    block = traffic.demand(terms.demand).reshape(nodes, width, nodes, width)
+    node, rank = np.arange(nodes), np.arange(width)
+    local = block[node, :, node, :]
+    block[node, :, node, :] = 0
+    across = block.sum(axis=3)  # source node, rank, target node
+    onward = block.sum(axis=0)  # rank, target node, rank there
+    onward[rank, :, rank] = 0
+    sums = (
+        across.sum(axis=2),
+        across.sum(axis=0).T,
+        local.sum(axis=2) + onward.sum(axis=2).T,
+        local.sum(axis=1) + onward.sum(axis=0),
+    )
+    starts = terms.cluster.inter_start_s, terms.cluster.intra_start_s
+    return _pipelined(np.stack([each.ravel() for each in sums], axis=1), terms, starts)
+
+
 def multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
     """Once to each node, spread evenly over all NICs of both nodes.
 
@@ -327,5 +347,6 @@ STRATEGIES = {
     "fast": Strategy(run=fast_exact, bound="relayed"),
     "direct": Strategy(run=direct, bound="fixed"),
     "spreadout": Strategy(run=spreadout, bound="fixed"),
+    "hierarchical": Strategy(run=hierarchical, bound="proxy"),
     "multicast-balanced": Strategy(run=multicast_balanced, bound="multicast"),
 }
