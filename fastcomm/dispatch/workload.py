@@ -235,7 +235,11 @@ def _arrays(path: Path, words: Mapping[str, Any]) -> tuple[Ids, Ids]:
                 )
             found = np.asarray(file[src]), np.asarray(file[expert])
     except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile) as error:
-        raise TraceFileError(f"{path}: {error}") from error
+        # NumPy's own words would advise to load pickles.
+        strange = f"no {path.suffix} of plain arrays, or damaged: Python objects are not loaded"
+        raise TraceFileError(
+            f"{path}: {strange if 'pickle' in str(error) else error}"
+        ) from error
     if any(each.dtype.kind not in "iu" for each in found):
         raise TraceFileError(f"{path}: {src} and {expert}: wanted whole numbers")
     return found
