@@ -52,6 +52,6 @@ class _Group(click.Group):
 def main() -> None:
     """Find where a distributed training step's time goes.
 
-    Start with `fastcomm demo`, or point `fastcomm metrics` at a directory of PyTorch profiler
-    traces, one file a rank.
+    Start with `fastcomm demo`, or point `fastcomm metrics` at a directory of traces, of the
+    PyTorch profiler or of Nsight Systems.
     """
