@@ -1,8 +1,7 @@
 """The critical path for a person, and as files."""
 
 import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from fastcomm.critical_path.document import document, joined_document
 from fastcomm.critical_path.joining import RunEvents
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.errors import FastcommError
+from fastcomm.report import files
+from fastcomm.report.console import plain_console
 from fastcomm.units import format_ns
 
-_PIPE_WIDTH = 110
 _BAR = 24
 _NEARLY = 0.95
 _TOP = 10
@@ -109,14 +108,6 @@ def _time(ns: int | None) -> str:
     return "n/a" if ns is None else format_ns(ns)
 
 
-def plain_console(console: Console | None) -> Console:
-    """The console itself, without colours and of a fixed width where it is no terminal."""
-    console = console or Console()
-    if console.is_terminal:
-        return console
-    return Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
-
-
 def _title(found: CriticalPath) -> str:
     about, path = found.about, found.found
     where = "all ranks" if isinstance(found.events, RunEvents) else f"rank {about.rank}"
@@ -196,20 +187,8 @@ def write_tables(
     folder: str | Path, texts: Mapping[str, str], tables: Mapping[str, pa.Table]
 ) -> list[Path]:
     """Write texts, and every table as CSV and Parquet; each is renamed when it is whole."""
-    folder = Path(folder)
-    writers: dict[str, Callable[[Path], object]] = {}
-    for name, text in texts.items():
-        writers[name] = partial(Path.write_text, data=text, encoding="utf-8")
+    writers = {name: files.text(content) for name, content in texts.items()}
     for name, content in tables.items():
         writers[f"{name}.parquet"] = partial(pq.write_table, content)
         writers[f"{name}.csv"] = partial(pa_csv.write_csv, content)
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, writer in writers.items():
-            aside = folder / f".{name}.{os.getpid()}"
-            writer(aside)
-            written.append(aside.replace(folder / name))
-    except OSError as error:
-        raise FastcommError(f"{folder}: {error.strerror or error}") from error
-    return written
+    return files.write(folder, writers)

@@ -10,9 +10,9 @@ from fastcomm.dispatch.cluster import GIB
 from fastcomm.dispatch.placing import Placing
 from fastcomm.dispatch.simulation import Simulation, StrategyResult
 from fastcomm.dispatch.sweeping import Sweep
+from fastcomm.report.console import plain_console
 from fastcomm.units import format_bandwidth, format_bytes, format_ns
 
-_PIPE_WIDTH = 110
 _MOST_LAYERS = 12
 _MOST_NODES = 32
 _LINKS = ("NIC send", "NIC receive", "NVLink send", "NVLink receive")
@@ -24,7 +24,7 @@ _TITLES = {"deepep-compat": "DeepEP", "fast-compat": "FAST"}
 
 def show(found: Simulation, console: Console | None = None) -> None:
     """Print each strategy: the original's four numbers, phases, what binds, the load."""
-    console = _console(console)
+    console = plain_console(console)
     _say(console, _title(found))
     for each in found.strategies.values():
         _say(console, _results(each, found.recipe.iter_num * found.recipe.num_layers))
@@ -34,7 +34,7 @@ def show(found: Simulation, console: Console | None = None) -> None:
 
 def compare(found: Simulation, console: Console | None = None) -> None:
     """Print the strategies side by side, the fastest first."""
-    console = _console(console)
+    console = plain_console(console)
     _say(console, _title(found))
     table = _table(
         "strategy",
@@ -63,7 +63,7 @@ def compare(found: Simulation, console: Console | None = None) -> None:
 
 def place(found: Placing, console: Console | None = None) -> None:
     """Print strategies before and after."""
-    console = _console(console)
+    console = plain_console(console)
     _say(console, _title(found.before))
     count = found.placements[0].replicas
     before, after = found.imbalance
@@ -88,7 +88,7 @@ def place(found: Placing, console: Console | None = None) -> None:
 
 def sweep(found: Sweep, console: Console | None = None) -> None:
     """Print one row a point of the grid, the strategies beside each other."""
-    console = _console(console)
+    console = plain_console(console)
     names = list(found.points[0].strategies)
     table = _table(*found.axes, *names, "best possible")
     for point in found.points:
@@ -116,13 +116,6 @@ def _bars(found: Sweep) -> str:
             lines.append(f"{at:<32} {name:<18} {'█' * round(cells)}")
             at = ""
     return "\n".join(lines)
-
-
-def _console(console: Console | None) -> Console:
-    console = console or Console()
-    if console.is_terminal:
-        return console
-    return Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
 
 
 def _say(console: Console, text: str) -> None:

@@ -8,19 +8,17 @@ from rich.table import Table
 
 from fastcomm.engine.info import Info
 from fastcomm.engine.seen import RankInfo, kinds, rank_warnings
+from fastcomm.report.console import plain_console
 from fastcomm.trace.run import ranges
 from fastcomm.units import format_bytes, format_ns
 
-_PIPE_WIDTH = 110
 _MOST_ROWS = 12
 _NS = 10**9
 
 
 def show(found: Info, paths: tuple[str, ...], console: Console | None = None) -> None:
     """Print it to stdout; plain text where that is no terminal."""
-    console = console or Console()
-    if not console.is_terminal:
-        console = Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
+    console = plain_console(console)
     for name, words in _facts(found):
         console.print(f"[bold]{name:<10}[/]  {escape(words)}", highlight=False, soft_wrap=True)
     groups = _groups(found)

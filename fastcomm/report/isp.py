@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -13,22 +12,15 @@ from fastcomm.isp.question import Question
 from fastcomm.isp.result import Found, Record
 from fastcomm.isp.sensitivity import Change
 from fastcomm.isp.sweep import Cell, Sweep
+from fastcomm.report.console import plain_console
 from fastcomm.units import format_bandwidth
 
-_PIPE_WIDTH = 110
 # Columns for the words of a term: a longer text goes on in the next line.
 _WORDS = 64
 _FRONT = 6
 _CKPT = {0: "none", 1: "full", 2: "selective"}
 _SHADES = " ░▒▓█"
 _KILO = 1024
-
-
-def _console() -> Console:
-    console = Console()
-    if console.is_terminal:
-        return console
-    return Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:
@@ -41,7 +33,7 @@ def _table(title: str, columns: Iterable[str]) -> Table:
 
 def show(found: Found, top: int) -> None:
     """Print the ranking, the best of each algorithm, and the front of time and memory."""
-    console = _console()
+    console = plain_console()
     for line in _head(found):
         console.print(escape(line), highlight=False, soft_wrap=True)
     console.print(_ranking("fastest", found.best(top), found.question))
@@ -118,7 +110,7 @@ def _breakdown(best: dict[str, Record], question: Question) -> Table:
 
 def explain(found: Found, place: int) -> None:
     """Print one strategy term by term, and what its algorithm does on two GPUs."""
-    console = _console()
+    console = plain_console()
     record = found.record(place)
     for line in _head(found)[:1]:
         console.print(escape(line), highlight=False, soft_wrap=True)
@@ -162,7 +154,7 @@ def changes(found: Sequence[Change]) -> None:
         gain = "n/a" if change.gain is None else f"{change.gain:+.1%}"
         words = f"{best['algo_type'].upper()} pp {best['pp']} sp {best['sp']}"
         table.add_row(change.what, f"{best['tgs']:.1f}", gain, words)
-    _console().print(table)
+    plain_console().print(table)
 
 
 def calibration(found: Calibration) -> None:
@@ -181,7 +173,7 @@ def calibration(found: Calibration) -> None:
             f"{line.median_error:.1%}",
             f"{line.worst_error:.1%}",
         )
-    console = _console()
+    console = plain_console()
     console.print(table)
     for words in found.skipped:
         console.print(f"[yellow]not fitted:[/] {escape(words)}, mostly its start")
@@ -195,7 +187,7 @@ def heat_map(found: Sweep) -> None:
         row = {cell.world_size: cell for cell in found.cells if cell.seq_len == seq_len}
         name = f"{seq_len // _KILO}Ki" if seq_len % _KILO == 0 else str(seq_len)
         table.add_row(name, *(_shaded(row[world]) for world in worlds))
-    console = _console()
+    console = plain_console()
     console.print(table)
     whys = dict.fromkeys(
         f"{cell.seq_len} on {cell.world_size}: {cell.why}" for cell in found.cells if cell.why

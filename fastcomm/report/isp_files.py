@@ -1,16 +1,16 @@
 """A search in files: one JSON object, and every strategy as CSV and Parquet."""
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from fastcomm.errors import FastcommError
 from fastcomm.isp.result import Found
 from fastcomm.isp.sweep import Sweep
+from fastcomm.report import files
 
 
 def write(found: Found, folder: str | Path, top: int) -> list[Path]:
@@ -29,24 +29,10 @@ def _write(folder: Path, name: str, table: pa.Table, text: str | None) -> list[P
     if pa.types.is_dictionary(table.schema.field("algo_type").type):
         words = table["algo_type"].cast(pa.string())
         plain = table.set_column(table.schema.get_field_index("algo_type"), "algo_type", words)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        written = [
-            _aside(folder / f"{name}.parquet", lambda path: pq.write_table(table, path)),
-            _aside(folder / f"{name}.csv", lambda path: pa_csv.write_csv(plain, path)),
-        ]
-        if text is not None:
-            written.append(_aside(folder / "isp.json", lambda path: path.write_text(text)))
-    except OSError as error:
-        raise FastcommError(f"{folder}: {error.strerror or error}") from error
-    return written
-
-
-def _aside(path: Path, write_to: Callable[[Path], object]) -> Path:
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        write_to(unfinished)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    writers: dict[str, files.Writer] = {
+        f"{name}.parquet": partial(pq.write_table, table),
+        f"{name}.csv": partial(pa_csv.write_csv, plain),
+    }
+    if text is not None:
+        writers["isp.json"] = files.text(text)
+    return files.write(folder, writers)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
@@ -13,7 +14,9 @@ from rich.markup import escape
 from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.session import Session
 from fastcomm.replay.what_if import Removed
-from fastcomm.report.stats import console_, table_
+from fastcomm.report import files
+from fastcomm.report.console import plain_console
+from fastcomm.report.stats import table_
 from fastcomm.units import format_ns
 
 _MS = 1e6
@@ -65,14 +68,14 @@ def show_alone(alone: Replayed) -> None:
     """Print how long the communication of some tensors takes when nothing else runs."""
     groups = ", ".join("+".join(map(str, group)) for group in alone.replayer.graph.groups)
     end = format_ns(float(alone.end.max()))
-    console_().print(f"tensors {groups} alone: {end}", highlight=False)
+    plain_console().print(f"tensors {groups} alone: {end}", highlight=False)
 
 
 def show(
     found: Session, changed: Replayed | None = None, removed: Sequence[Removed] | None = None
 ) -> None:
     """Print step times beside the measured, what takes the time, and what would change it."""
-    console = console_()
+    console = plain_console()
     replayed = found.replayed
     graph = replayed.replayer.graph
     console.print(
@@ -177,8 +180,10 @@ def graphml(replayed: Replayed) -> str:
 
 def write(said: dict[str, Any], replayed: Replayed, folder: Path) -> None:
     """Write replay.json, nodes.parquet, edges.parquet and graph.graphml."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "replay.json").write_text(json.dumps(said, indent=2), "utf-8")
-    pq.write_table(nodes(replayed), folder / "nodes.parquet")
-    pq.write_table(replayed.replayer.graph.table(), folder / "edges.parquet")
-    (folder / "graph.graphml").write_text(graphml(replayed), "utf-8")
+    writers: dict[str, files.Writer] = {
+        "replay.json": files.text(json.dumps(said, indent=2)),
+        "nodes.parquet": partial(pq.write_table, nodes(replayed)),
+        "edges.parquet": partial(pq.write_table, replayed.replayer.graph.table()),
+        "graph.graphml": files.text(graphml(replayed)),
+    }
+    files.write(folder, writers)

@@ -1,21 +1,22 @@
 """Statistics of a uniform trace: on a terminal, as JSON, and in files."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from fastcomm.replay.comparison import Comparison
 from fastcomm.replay.statistics import MS, Statistics
 from fastcomm.replay.step_time import StepTime
+from fastcomm.report import files
+from fastcomm.report.console import plain_console
 from fastcomm.units import format_ns
 
-_PIPE_WIDTH = 110
 _MOST_NAMES = 10
 
 
@@ -39,23 +40,18 @@ def to_dict(found: Statistics, time: StepTime) -> dict[str, Any]:
 
 def write(found: Statistics, time: StepTime, folder: Path) -> None:
     """Write stats.json, ops.parquet and ops.csv."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "stats.json").write_text(json.dumps(to_dict(found, time), indent=2), "utf-8")
-    pq.write_table(found.table(), folder / "ops.parquet")
-    pa_csv.write_csv(found.table(), folder / "ops.csv")
-
-
-def console_() -> Console:
-    """Of a terminal, or plain in a pipe."""
-    console = Console()
-    if console.is_terminal:
-        return console
-    return Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
+    table = found.table()
+    writers: dict[str, files.Writer] = {
+        "stats.json": files.text(json.dumps(to_dict(found, time), indent=2)),
+        "ops.parquet": partial(pq.write_table, table),
+        "ops.csv": partial(pa_csv.write_csv, table),
+    }
+    files.write(folder, writers)
 
 
 def show(found: Statistics, time: StepTime, rows: list[int]) -> None:
     """Print steps, ranks, categories and the chosen operations."""
-    console = console_()
+    console = plain_console()
     console.print(
         f"[bold]{len(time.ranks)} ranks, {len(time.steps)} steps:[/] "
         f"{format_ns(time.time_ns)} a step; step {time.opt_step} is closest to it",
@@ -122,7 +118,7 @@ def comparison_to_dict(found: Comparison) -> dict[str, Any]:
 
 def show_comparison(found: Comparison, head: int) -> None:
     """Print the largest changes, and what came and went."""
-    console = console_()
+    console = plain_console()
     table = table_("operation", "before", "after", "difference", "relative")
     for each in found.changed[:head]:
         relative = "n/a" if each.relative is None else f"{each.relative:+.1%}"

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from fastcomm.replay.stragglers import Attribution, Effect, Stragglers
+from fastcomm.report import files
+from fastcomm.report.console import plain_console
 from fastcomm.units import format_ns
 
-_PIPE_WIDTH = 110
 _SECOND = 1e9
 _KINDS = ("dp_rank", "stage", "optype")
 _MOST_RANKS = 16
@@ -91,22 +91,22 @@ def effect(found: Effect, name: str) -> dict[str, float | None]:
 
 def write(found: Stragglers, meta: Mapping[str, Any] | None, folder: Path) -> None:
     """Write stragglers.json, and result.json, ms.json, mw.json with the study's fields."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {
+    contents = {
         "stragglers": to_dict(found),
         "result": published(found, meta),
         "ms": effect(found.last_stage, "Ms"),
         **({} if found.worst is None else {"mw": effect(found.worst, "Mw")}),
     }
-    for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=2), "utf-8")
+    writers: dict[str, files.Writer] = {
+        f"{name}.json": files.text(json.dumps(content, indent=2))
+        for name, content in contents.items()
+    }
+    files.write(folder, writers)
 
 
 def show(found: Stragglers) -> None:
     """Print the slowdown, who brings it, and the heat map of workers."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
+    console = plain_console()
     for line in _lines(found):
         console.print(line, highlight=False, soft_wrap=True)
     if found.blocking is None:

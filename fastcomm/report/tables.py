@@ -1,8 +1,6 @@
 """A result in files: one JSON object, and every table as CSV and Parquet."""
 
 import json
-import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -10,8 +8,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from fastcomm.errors import FastcommError
 from fastcomm.metrics.result import Metrics
+from fastcomm.report import files
 
 
 def write(found: Metrics, folder: str | Path) -> list[Path]:
@@ -19,32 +17,12 @@ def write(found: Metrics, folder: str | Path) -> list[Path]:
 
     Each file is written aside and renamed when it is whole.
     """
-    folder = Path(folder)
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(found.to_dict(), indent=2, allow_nan=False)
-        written.append(_aside(folder / "metrics.json", lambda path: path.write_text(text)))
-        for name, table in found.to_arrow().items():
-            writers = {
-                "parquet": (pq.write_table, table),
-                "csv": (pa_csv.write_csv, _plain(table)),
-            }
-            for suffix, (writer, content) in writers.items():
-                written.append(_aside(folder / f"{name}.{suffix}", partial(writer, content)))
-    except OSError as error:
-        raise FastcommError(f"{folder}: {error.strerror or error}") from error
-    return written
-
-
-def _aside(path: Path, write_to: Callable[[Path], object]) -> Path:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write_to(aside)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return path
+    text = json.dumps(found.to_dict(), indent=2, allow_nan=False)
+    writers = {"metrics.json": files.text(text)}
+    for name, table in found.to_arrow().items():
+        writers[f"{name}.parquet"] = partial(pq.write_table, table)
+        writers[f"{name}.csv"] = partial(pa_csv.write_csv, _plain(table))
+    return files.write(folder, writers)
 
 
 def _plain(table: pa.Table) -> pa.Table:

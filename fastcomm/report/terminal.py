@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastcomm.metrics.result import Metrics
+from fastcomm.report.console import plain_console
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import TAGS
 from fastcomm.trace.trace import LACKS
@@ -16,7 +17,6 @@ from fastcomm.units import format_bandwidth, format_bytes, format_ns
 
 T = TypeVar("T")
 
-_PIPE_WIDTH = 110
 _BAR = 24
 _MOST_ROWS = 8
 # Ranks that differ by less wait for each other, and their times say nothing of who is slow.
@@ -38,9 +38,7 @@ _NA = "n/a"
 
 def show(found: Metrics, console: Console | None = None) -> None:
     """Print the report to stdout; plain text where that is no terminal."""
-    console = console or Console()
-    if not console.is_terminal:
-        console = Console(file=console.file, width=_PIPE_WIDTH, no_color=True)
+    console = plain_console(console)
     console.print(_title(found), highlight=False)
     for sentence in headlines(found):
         console.print(f"  {sentence}", highlight=False)

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fastcomm.critical_path.what_if import Sweep, WhatIf
-from fastcomm.report.critical_path import WORDS, plain_console, table, write_tables
+from fastcomm.report.console import plain_console
+from fastcomm.report.critical_path import WORDS, table, write_tables
 from fastcomm.units import format_ns
 
 
