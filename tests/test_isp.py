@@ -162,12 +162,13 @@ def test_memory_never_grows_with_the_shards_of_gradients_and_states(made):
 def test_checkpoints_never_take_more_memory_where_two_layers_are_in_flight(made):
     model, (*rest, _, shards), flash = made
     asked = question(ours(model), rest[2], flash=flash)
-    if model["L"] // rest[3] * min(rest[6], rest[3]) < 2 or rest[0] == "mtp":
+    with_it, without = (evaluate(block_of((*rest, ck, shards)), asked, A800) for ck in (1, 0))
+    # In flight on the stage that is fullest: on the last one it is a single micro-batch.
+    pp, place = rest[3], int(with_it["stage"])
+    layers = model["L"] // pp + (place >= pp - model["L"] % pp)
+    if layers * min(rest[6], pp - place) < 2 or rest[0] == "mtp":
         return
-    with_it, without = (
-        evaluate(block_of((*rest, ck, shards)), asked, A800)["total_mm_cost"] for ck in (1, 0)
-    )
-    assert with_it <= without
+    assert with_it["total_mm_cost"] <= without["total_mm_cost"]
 
 
 @given(st.sampled_from(ALGOS), st.integers(1, 4), st.sampled_from([1024, 32768]))
