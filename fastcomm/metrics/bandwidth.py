@@ -1,11 +1,13 @@
 """METRIC 3: the bandwidth of each communication event, and how much of the link that is."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.metrics.groups import Groups
 from fastcomm.metrics.view import UNKNOWN, View
 from fastcomm.trace.schema import OPS, TAGS
 
@@ -78,16 +80,6 @@ class Events:
             bus_rate=_rate(bus, duration),
         )
 
-    def chosen(self, which: NDArray[np.bool_]) -> "Events":
-        """Some of them."""
-        return Events(
-            self.tag[which],
-            self.duration[which],
-            self.bytes[which],
-            self.rate[which],
-            self.bus_rate[which],
-        )
-
 
 def _rate(count: NDArray[np.int64], duration: NDArray[np.int64]) -> NDArray[np.float64]:
     known = (count != UNKNOWN) & (duration > 0)
@@ -98,60 +90,66 @@ def _rate(count: NDArray[np.int64], duration: NDArray[np.int64]) -> NDArray[np.f
 
 def bandwidth(table: pa.Table, link: float | None) -> dict[str, Bandwidth]:
     """The bandwidth of each tag that has events. `link` in bytes per second."""
-    events = Events.of(table)
+    tags, found = _by_key(Events.of(table), table["tag"].to_numpy(), link)
+    rows = zip(*(found[name].to_pylist() for name in Bandwidth.__slots__), strict=True)
     return {
-        TAGS[tag]: _of_one_tag(events.chosen(events.tag == tag), link)
-        for tag in np.unique(events.tag)
+        TAGS[tag]: Bandwidth(**dict(zip(Bandwidth.__slots__, row, strict=True)))
+        for tag, row in zip(tags.tolist(), rows, strict=True)
     }
-
-
-def _of_one_tag(events: Events, link: float | None) -> Bandwidth:
-    rated, known = ~np.isnan(events.rate), events.bytes != UNKNOWN
-    rate, bus_rate = events.rate[rated], events.bus_rate[~np.isnan(events.bus_rate)]
-    avg, avg_bus = _mean(rate), _mean(bus_rate)
-    total = int(events.bytes[known].sum()) if known.any() else None
-    overall = None
-    if len(rate):
-        overall = int(events.bytes[rated].sum()) / int(events.duration[rated].sum()) * NS
-    p95 = float(np.percentile(rate, 95)) if len(rate) else None
-    return Bandwidth(
-        avg_bw=avg,
-        avg_util=_share(avg, link),
-        p95_util=_share(p95, link),
-        global_avg_util=_share(overall, link),
-        total_bytes=total,
-        avg_bus_bw=avg_bus,
-        avg_bus_util=_share(avg_bus, link),
-        events=len(events.tag),
-        events_without_bytes=int((~known).sum()),
-        events_without_duration=int((events.duration == 0).sum()),
-    )
-
-
-def _mean(values: NDArray[np.float64]) -> float | None:
-    return float(values.mean()) if len(values) else None
-
-
-def _share(value: float | None, link: float | None) -> float | None:
-    return None if value is None or link is None else value / link
 
 
 def by_rank(table: pa.Table, link: float | None) -> pa.Table:
     """`bandwidth` of each rank and tag, a row each."""
-    ranks = table["rank"].to_numpy()
-    records = []
-    for rank in np.unique(ranks).tolist():
-        for tag, found in bandwidth(table.filter(pa.array(ranks == rank)), link).items():
-            values = {name: getattr(found, name) for name in Bandwidth.__slots__}
-            records.append({"rank": rank, "tag": tag, **values})
-    return pa.Table.from_pylist(records, schema=_BY_RANK)
+    key = table["rank"].to_numpy() * len(TAGS) + table["tag"].to_numpy()
+    keys, found = _by_key(Events.of(table), key, link)
+    rank, tag = np.divmod(keys, len(TAGS))
+    return pa.table({"rank": rank, "tag": pa.array(TAGS).take(pa.array(tag)), **found})
 
 
-_WHOLE = ("total_bytes", "events", "events_without_bytes", "events_without_duration")
-_BY_RANK = pa.schema(
-    [("rank", pa.int64()), ("tag", pa.string())]
-    + [(name, pa.int64() if name in _WHOLE else pa.float64()) for name in Bandwidth.__slots__]
-)
+def _by_key(
+    events: Events, key: NDArray[Any], link: float | None
+) -> tuple[NDArray[Any], dict[str, pa.Array]]:
+    """The different keys in their order, and the columns of `Bandwidth`, an entry a key."""
+    groups = Groups.of(key)
+    rated, known = ~np.isnan(events.rate), events.bytes != UNKNOWN
+    of_rated, of_known = groups.only(rated), groups.only(known)
+    of_bus = groups.only(~np.isnan(events.bus_rate))
+    rated_bytes, rated_ns = of_rated.sums(events.bytes), of_rated.sums(events.duration)
+    rates = {
+        "avg_bw": of_rated.means(events.rate),
+        "p95": of_rated.percentiles(events.rate, 95),
+        "global": _divided(rated_bytes, rated_ns, NS),
+        "avg_bus_bw": of_bus.means(events.bus_rate),
+    }
+    shares = {name: rate / link if link else rate * np.nan for name, rate in rates.items()}
+    columns = {
+        "avg_bw": _known(rates["avg_bw"]),
+        "avg_util": _known(shares["avg_bw"]),
+        "p95_util": _known(shares["p95"]),
+        "global_avg_util": _known(shares["global"]),
+        "total_bytes": pa.array(of_known.sums(events.bytes), mask=of_known.counts == 0),
+        "avg_bus_bw": _known(rates["avg_bus_bw"]),
+        "avg_bus_util": _known(shares["avg_bus_bw"]),
+        "events": pa.array(groups.counts),
+        "events_without_bytes": pa.array(groups.counts - of_known.counts),
+        "events_without_duration": pa.array(groups.only(events.duration == 0).counts),
+    }
+    return groups.keys, columns
+
+
+def _divided(
+    count: NDArray[np.int64], duration: NDArray[np.int64], scale: float
+) -> NDArray[np.float64]:
+    """Quotients times a scale; NaN where nothing is divided by."""
+    with np.errstate(invalid="ignore"):
+        return (
+            np.where(duration > 0, count / np.where(duration > 0, duration, 1), np.nan) * scale
+        )
+
+
+def _known(values: NDArray[np.float64]) -> pa.Array:
+    """Null for NaN."""
+    return pa.array(values, mask=np.isnan(values))
 
 
 def collectives(table: pa.Table) -> pa.Table:
@@ -166,32 +164,22 @@ def collectives(table: pa.Table) -> pa.Table:
     size = table["group_size"].fill_null(-1).to_numpy()[known]
     power = np.frexp(np.maximum(events.bytes[known], 1).astype(np.float64))[1] - 1
     bus_rate = events.bus_rate[known]
-    keys, index = np.unique(np.stack([op, size, power], axis=1), axis=0, return_inverse=True)
-    records = []
-    for place, (op_, size_, power_) in enumerate(keys.tolist()):
-        own = bus_rate[index.reshape(-1) == place]
-        rated = own[~np.isnan(own)]
-        records.append(
-            {
-                "op": OPS[op_],
-                "group_size": size_ if size_ >= 0 else None,
-                "size_from": 1 << power_,
-                "count": len(own),
-                "p50_bus_bw": float(np.median(rated)) if len(rated) else None,
-            }
-        )
-    return pa.Table.from_pylist(records, schema=_COLLECTIVES)
+    groups = Groups.of((op * np.int64(1 << 32) + size + 1) * _POWERS + power)
+    keys, power = np.divmod(groups.keys, _POWERS)
+    op, size = np.divmod(keys, 1 << 32)
+    median = groups.only(~np.isnan(bus_rate)).percentiles(bus_rate, 50)
+    return pa.table(
+        {
+            "op": pa.array(OPS).take(pa.array(op)),
+            "group_size": pa.array(size - 1, mask=size == 0),
+            "size_from": np.left_shift(1, power),
+            "count": groups.counts,
+            "p50_bus_bw": _known(median),
+        }
+    )
 
 
-_COLLECTIVES = pa.schema(
-    [
-        ("op", pa.string()),
-        ("group_size", pa.int64()),
-        ("size_from", pa.int64()),
-        ("count", pa.int64()),
-        ("p50_bus_bw", pa.float64()),
-    ]
-)
+_POWERS = 64  # of two that an int64 may hold
 
 
 def iteration_columns(view: View) -> dict[str, pa.Array]:

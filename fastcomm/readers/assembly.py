@@ -3,7 +3,6 @@
 What differs from format to format ends where this begins.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +14,7 @@ from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import Pattern
+from fastcomm.trace.alike import alike
 from fastcomm.trace.iterations import (
     IterationRule,
     Iterations,
@@ -118,31 +118,37 @@ def _tags(
     Where the ranks fit several tags, each operation is asked for alone: one rank set may serve
     experts by its all-to-alls and gradients by its all-reduces.
     """
-    by_group: dict[int, Counter[int]] = {}
-    streams: dict[int, set[int]] = {}
-    for group, op, stream in zip(
-        found.group.tolist(), found.op.tolist(), stream_of.tolist(), strict=True
-    ):
-        by_group.setdefault(group, Counter())[op] += 1
-        streams.setdefault(group, set()).add(stream)
-    tagged, answers = [], {}
+    group, op = found.group.astype(np.int64), found.op.astype(np.int64)
+    tagged, answers = [], np.empty((len(found.groups) + 1, len(OPS)), np.object_)
     for place, named in enumerate(found.groups):
-        ops = by_group.get(place, Counter())
-        group = replace(named, streams=tuple(sorted(streams.get(place, set()) - {NULL})))
-        whole = _ask(group, dict(ops), rules, iterations)
+        own = group == place
+        counts = np.bincount(op[own], minlength=len(OPS))
+        ops = {each: int(counts[each]) for each in np.flatnonzero(counts).tolist()}
+        streams = tuple(s for s in np.unique(stream_of[own]).tolist() if s != NULL)
+        asked = replace(named, streams=streams)
+        whole = _ask(asked, ops, rules, iterations)
         tagged.append(whole)
-        for op, count in ops.items():
-            alone = _ask(group, {op: count}, rules, iterations) if whole.candidates else whole
-            answers[place, op] = alone
-    tags = np.empty((len(found.row), 2), np.int8)
-    for row, (group, op, name) in enumerate(
-        zip(found.group.tolist(), found.op.tolist(), found.name.tolist(), strict=True)
-    ):
-        said = answers.get((group, op), _UNKNOWN)
+        for each, count in ops.items():
+            alone = _ask(asked, {each: count}, rules, iterations) if whole.candidates else whole
+            answers[place, each] = alone
+    return tagged, _tag_of_each(found, answers)
+
+
+def _tag_of_each(found: Collectives, answers: NDArray[np.object_]) -> NDArray[np.int8]:
+    """Tag and source of each event: what was answered of its group and operation, or its name.
+
+    Events alike in all three are asked for once. The last row of `answers` is of no group.
+    """
+    parts = found.group, found.op, found.name
+    first, kind = alike(*parts)
+    tags = np.empty((len(first), 2), np.int8)
+    for row, at in enumerate(first.tolist()):
+        group, op, name = (int(part[at]) for part in parts)
+        said = answers[group, op] or _UNKNOWN
         if said.source == "none" and (by_name := found.named[name].tag):
             said = Tagged(tag=by_name, source="heuristic")
         tags[row] = TAG[said.tag], _SOURCE[said.source]
-    return tagged, tags
+    return tags[kind]
 
 
 _UNKNOWN = Tagged(tag="OTHER", source="none")

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fastcomm.readers.communication import Collectives, communication
 from fastcomm.readers.events import Events, Ints, Rows
 from fastcomm.readers.patterns import Named, Pattern
 from fastcomm.trace import bytes as byte_rules
+from fastcomm.trace.alike import alike
 from fastcomm.trace.schema import OP
 from fastcomm.trace.tags import Group
 from fastcomm_kernels.json_numbers import NULL
@@ -142,24 +144,21 @@ def _operations(host: _Host, name: Ints, names: Sequence[Named]) -> NDArray[np.i
 
 def _groups(host: _Host, known: Sequence[Group]) -> tuple[NDArray[np.int32], tuple[Group, ...]]:
     """The group of each event, and the groups that differ in anything that is said of them."""
-    said = np.stack(
-        [
-            host.metadata("Process Group Name", "Process Group ID"),
-            host.metadata("Process Group Description"),
-            host.metadata("Process Group Ranks"),
-            host.metadata("Group size"),
-        ],
-        axis=1,
+    said = (
+        host.metadata("Process Group Name", "Process Group ID"),
+        host.metadata("Process Group Description"),
+        host.metadata("Process Group Ranks"),
+        host.metadata("Group size"),
     )
-    kinds, index = np.unique(said, axis=0, return_inverse=True)
+    first, kind = alike(*said)
     text = host.events.text
     groups: dict[Group | None, int] = {None: -1}
     place = []
-    for name, description, ranks, size in kinds.tolist():
+    for name, description, ranks, size in np.stack(said, axis=1)[first].tolist():
         group = _group(text(name), text(description), text(ranks), size, known)
         place.append(groups.setdefault(group, len(groups) - 1))
     made = tuple(group for group in groups if group is not None)
-    return np.array([*place, -1], np.int32)[index.reshape(-1)], made
+    return np.array([*place, -1], np.int32)[kind], made
 
 
 def _group(
@@ -294,13 +293,10 @@ def _per_pair(
     events: Events, dims: Ints, types: Ints, answer: Callable[[_Tensors], int]
 ) -> Ints:
     """The answer to the dimensions and types of each event's tensors, asked once a pair."""
-    known: dict[tuple[int, int], int] = {}
-    answers = []
-    for pair in zip(dims.tolist(), types.tolist(), strict=True):
-        if pair not in known:
-            known[pair] = NULL if NULL in pair else answer(_tensors(events, *pair))
-        answers.append(known[pair])
-    return np.array(answers, np.int64)
+    first, kind = alike(dims, types)
+    pairs = zip(dims[first].tolist(), types[first].tolist(), strict=True)
+    answers = [NULL if NULL in pair else answer(_tensors(events, *pair)) for pair in pairs]
+    return np.array(answers, np.int64)[kind]
 
 
 def _tensors(events: Events, dims: int, types: int) -> _Tensors:
@@ -330,6 +326,7 @@ def _total(tensors: _Tensors) -> int:
     return total if any_tensor and total < -NULL else NULL
 
 
+@lru_cache(maxsize=1 << 12)  # ranks say the same
 def _is_uneven(text: str) -> int:
     """1 where a list of splits has several values, or is cut so that nobody knows."""
     try:

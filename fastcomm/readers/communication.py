@@ -32,7 +32,7 @@ def communication(
     """Rows of the communication, and what the name says of each."""
     found: list[Named] = []
 
-    def asking(table: Sequence[Pattern]) -> Callable[[str], int]:
+    def asking(table: tuple[Pattern, ...]) -> Callable[[str], int]:
         def ask(name: str) -> int:
             if (said := named(name, table)) is None:
                 return -1

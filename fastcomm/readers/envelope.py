@@ -15,6 +15,7 @@ LIMIT = 1 << 26
 
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n"
+_BEFORE = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*")
 _KEY = b'"traceEvents"'
 _LIST = re.compile(rb"\s*(?::\s*(\[)?)?")
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
@@ -38,15 +39,20 @@ class NestedError(Exception):
 
 def begins(text: bytes) -> bool:
     """Whether a text may be the beginning of a trace."""
-    start = text.removeprefix(_BOM).lstrip(_BLANKS)
-    return start[:1] in (b"", b"{", b"[") or _BOM.startswith(text)
+    start = _start(text)
+    return text[start : start + 1] in (b"", b"{", b"[") or _BOM.startswith(text)
+
+
+def _start(text: bytes) -> int:
+    """Where the first character is; the text, which may be long, is copied nowhere."""
+    return _BEFORE.match(text).end()  # type: ignore[union-attr]
 
 
 def events_begin(text: bytes, look_from: int) -> int:
     """Where the list of events begins; else ``~index`` of where to look in a longer text."""
-    start = text.removeprefix(_BOM).lstrip(_BLANKS)
-    if start.startswith(b"["):
-        return len(text) - len(start) + 1
+    start = _start(text)
+    if text.startswith(b"[", start):
+        return start + 1
     while (key := text.find(_KEY, look_from)) >= 0:
         found = _LIST.match(text, key + len(_KEY))
         look_from = found.end() if found else key + len(_KEY)

@@ -5,8 +5,8 @@ is known; the name's is the second best: an all-to-all runs as `ncclDevKernel_Se
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 _CAMEL = {
     "AllReduce": "AllReduce",
@@ -106,7 +106,8 @@ class Named:
     fused: bool
 
 
-def named(name: str, patterns: Iterable[Pattern]) -> Named | None:
+@lru_cache(maxsize=1 << 14)  # every rank of a run has the same names
+def named(name: str, patterns: tuple[Pattern, ...]) -> Named | None:
     """What the first pattern that matches says of `name`; None: it is no communication."""
     for pattern in patterns:
         if found := re.search(pattern.regex, name):

@@ -1,0 +1,70 @@
+"""Statistics of rows by a key, in one pass: thousands of ranks are as many keys."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_HALF = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows by their key; a key may have no row."""
+
+    keys: Ints  # sorted, each once
+    group: Ints  # of each row in `rows`: an index into `keys`
+    rows: Ints | slice  # those that count
+
+    @classmethod
+    def of(cls, key: NDArray[Any]) -> Self:
+        """Group all rows by an integer each."""
+        # Hashing is linear; only the different keys are sorted.
+        found = pa.array(key.astype(np.int64, copy=False)).dictionary_encode()
+        keys: Ints = found.dictionary.to_numpy()
+        order = np.argsort(keys)
+        rank = np.empty(len(keys), np.int64)
+        rank[order] = np.arange(len(keys))
+        return cls(keys[order], rank[found.indices.to_numpy()], slice(None))
+
+    def only(self, which: NDArray[np.bool_]) -> "Groups":
+        """The same keys, of these rows alone."""
+        return Groups(self.keys, self.group[which], np.flatnonzero(which))
+
+    @property
+    def counts(self) -> Ints:
+        """How many rows a key has."""
+        return np.bincount(self.group, minlength=len(self.keys))
+
+    def sums(self, values: Ints) -> Ints:
+        """The exact sum a key."""
+        total = np.zeros(len(self.keys), np.int64)
+        np.add.at(total, self.group, values[self.rows])
+        return total
+
+    def means(self, values: Floats) -> Floats:
+        """The mean a key; NaN where it has no row."""
+        total = np.bincount(self.group, values[self.rows], len(self.keys))
+        return total / np.where(self.counts > 0, self.counts, np.nan)
+
+    def percentiles(self, values: NDArray[Any], percent: float) -> Floats:
+        """The percentile a key, by NumPy's linear rule; NaN where it has no row."""
+        count = self.counts
+        if not len(self.group):
+            return np.full(len(count), np.nan)
+        own = values[self.rows].astype(np.float64, copy=False)
+        order = np.lexsort((own, self.group))
+        place = (percent / 100) * np.maximum(count - 1, 0)
+        down, up = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
+        first = np.minimum(np.cumsum(count) - count, len(order) - 1)
+        below = own[order[first + np.where(count, down, 0)]]
+        gap = own[order[first + np.where(count, up, 0)]] - below
+        share = place - down
+        # From the nearer end, as NumPy does it, so that both round alike.
+        between = np.where(share < _HALF, below + gap * share, below + gap - gap * (1 - share))
+        return np.where(count > 0, between, np.nan)

@@ -1,0 +1,35 @@
+"""Statistics of rows by a key."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm.metrics.groups import Groups
+
+ROWS = st.lists(st.tuples(st.integers(-2, 3), st.integers(-(2**40), 2**40), st.booleans()))
+
+
+@given(ROWS, st.sampled_from([0, 50, 95, 99, 100]))
+def test_every_statistic_of_a_key_is_that_of_its_rows_alone(rows, percent):
+    key, value, chosen = np.array(rows, np.int64).reshape(-1, 3).T
+    chosen = chosen.astype(bool)
+    groups = Groups.of(key).only(chosen)
+    assert groups.keys.tolist() == sorted(set(key.tolist()))
+    for place, each in enumerate(groups.keys):
+        own = value[(key == each) & chosen]
+        assert groups.counts[place] == len(own)
+        assert groups.sums(value)[place] == sum(own.tolist())
+        mean = groups.means(value.astype(float))[place]
+        found = groups.percentiles(value, percent)[place]
+        if len(own):
+            assert mean == pytest.approx(own.mean(), rel=1e-12)
+            assert found == pytest.approx(np.percentile(own, percent), rel=1e-12)
+        else:
+            assert np.isnan(mean)
+            assert np.isnan(found)
+
+
+def test_a_single_row_is_its_own_mean_and_every_percentile_of_it():
+    groups = Groups.of(np.array([7]))
+    assert groups.means(np.array([3.0])) == groups.percentiles(np.array([3.0]), 95) == [3.0]
