@@ -24,31 +24,34 @@ class CutShortError(Exception):
     """A compressed file ends before its end; what came before is whole."""
 
 
-def blocks(path: Path) -> Iterator[bytes]:
+def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
     """Blocks of the text of `path`, gzipped or not, by its first bytes and not by its name.
+
+    No block is longer than `size`, or than `BLOCK`.
 
     Raises `TraceFileError` where the file cannot be opened or its compression is corrupt, and
     `CutShortError`, after all that is there, where the compressed file is cut short.
     """
+    size = size or BLOCK
     try:
         with path.open("rb") as file:
-            first = file.read(max(BLOCK, len(_GZIP)))
+            first = file.read(size)
             if first.startswith(_GZIP):
-                yield from _gunzipped(file, first, path)
+                yield from _gunzipped(file, first, path, size)
                 return
             while first:
                 yield first
-                first = file.read(BLOCK)
+                first = file.read(size)
     except OSError as error:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
 
 
-def _gunzipped(file: BinaryIO, data: bytes, path: Path) -> Iterator[bytes]:
+def _gunzipped(file: BinaryIO, data: bytes, path: Path, size: int) -> Iterator[bytes]:
     """The members of a gzip file, one after another; zeros may stand behind each."""
     member = _engine.decompressobj(_GZIP_WINDOW)
     while True:
         try:
-            text = member.decompress(data, BLOCK)
+            text = member.decompress(data, size)
         except _BROKEN as error:
             raise TraceFileError(
                 f"{path}: the gzip data is corrupt before byte {file.tell()} of the file "
@@ -60,12 +63,12 @@ def _gunzipped(file: BinaryIO, data: bytes, path: Path) -> Iterator[bytes]:
         if member.eof:
             data = member.unused_data.lstrip(b"\0")
             while not data:
-                data = file.read(BLOCK)
+                data = file.read(size)
                 if not data:
                     return
                 data = data.lstrip(b"\0")
             member = _engine.decompressobj(_GZIP_WINDOW)
         elif not data:
-            data = file.read(BLOCK)
+            data = file.read(size)
             if not data and not text:
                 raise CutShortError

@@ -32,6 +32,7 @@ Ints = NDArray[np.int64]
 SUFFIXES = (".json", ".json.gz")
 # Execution traces lie beside Kineto traces and are none.
 _NO_TRACES = ("torch_et_", "pytorch_et_")
+_HEAD = 1 << 15  # bytes; a job of thousands of ranks lists its groups in more
 _BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
 # A relative time is less than the three months between two base times; since 1970 is more.
 _MOST_DEVICES = 1 << 16
@@ -120,7 +121,9 @@ class Peek:
 
 
 def peek(path: Path) -> Peek:
-    """Look at the first block: whether it is a trace, and of which rank if it says so there.
+    """Look at the beginning: whether it is a trace, and of which rank if it says so there.
+
+    Little of it if that will do: of thousands of ranks every beginning is read.
 
     A file that is no JSON is one if its name has a rank: reading it says what is wrong.
     """
@@ -130,10 +133,9 @@ def peek(path: Path) -> Peek:
 
 @lru_cache(maxsize=1 << 14)
 def _peek(path: Path, _size: int, _changed_ns: int) -> Peek:
-    try:
-        head = next(blocks(path), b"")
-    except (CutShortError, TraceFileError):
-        head = b""
+    head = _first_block(path, _HEAD)
+    if len(head) == _HEAD and b'"traceEvents"' not in head:
+        head = _first_block(path, None)
     if head.lstrip(_BEFORE_JSON)[:1] not in (b"{", b"["):
         return Peek(is_trace=rank_from_name(path.name) is not None)
     at = head.find(b'"traceEvents"')
@@ -142,6 +144,14 @@ def _peek(path: Path, _size: int, _changed_ns: int) -> Peek:
     return Peek(
         is_trace, *(info[key] if _is_count(info.get(key)) else None for key in _RANK_KEYS)
     )
+
+
+def _first_block(path: Path, size: int | None) -> bytes:
+    """The beginning of the text; nothing where there is none."""
+    try:
+        return next(blocks(path, size), b"")
+    except (CutShortError, TraceFileError):
+        return b""
 
 
 _RANK_KEYS = ("rank", "world_size")
