@@ -35,7 +35,7 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
     size = size or BLOCK
     try:
         with path.open("rb") as file:
-            first = file.read(size)
+            first = file.read(max(size, len(_GZIP)))
             if first.startswith(_GZIP):
                 yield from _gunzipped(file, first, path, size)
                 return
