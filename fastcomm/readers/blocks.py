@@ -27,7 +27,7 @@ class CutShortError(Exception):
 def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
     """Blocks of the text of `path`, gzipped or not, by its first bytes and not by its name.
 
-    No block is longer than `size`, or than `BLOCK`.
+    A block is of `size` bytes at most, by default `BLOCK`.
 
     Raises `TraceFileError` where the file cannot be opened or its compression is corrupt, and
     `CutShortError`, after all that is there, where the compressed file is cut short.
