@@ -1,6 +1,7 @@
 """The command line: words in, a report out. No command computes.
 
-Exit codes: 0 done, 1 a user's error in one line, 2 wrong usage, 3 done but ranks were left out.
+Exit codes: 0 done, 1 a user's error in one line, 2 wrong usage, 3 done but ranks were left out,
+4 a condition of `compare --fail-if` holds.
 """
 
 from importlib import import_module
@@ -13,6 +14,7 @@ from fastcomm.errors import FastcommError
 COMMANDS = (
     "info",
     "metrics",
+    "compare",
     "critical-path",
     "what-if",
     "replay",
@@ -26,6 +28,7 @@ COMMANDS = (
 )
 
 INCOMPLETE = 3
+REGRESSED = 4
 
 
 class _Group(click.Group):

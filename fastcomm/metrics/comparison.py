@@ -1,0 +1,169 @@
+"""Two runs by their metrics: what changed, ranked by what it does to the step.
+
+Both come as the object that `fastcomm metrics --json` prints, so that a baseline may be a file.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastcomm.errors import ConfigError
+from fastcomm.trace.schema import TAGS
+
+Object = Mapping[str, Any]
+
+# What an element of a list is called. Lists that are not here hold no values to compare.
+_NAMES: dict[str, Callable[[Object], str]] = {
+    "by_rank": lambda each: str(each["rank"]),
+    "windows": lambda each: f"{each['from']}-{each['to']}",
+    "collectives": lambda each: f"{each['op']}-{each['group_size']}-{each['size_from']}",
+}
+# Less than this share of a value is no reason for anything.
+_SAME = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One metric in both runs, by its dotted path in the JSON; null where a run lacks it."""
+
+    name: str
+    before: float | None
+    after: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """How much more it is after; null where either is unknown."""
+        if self.before is None or self.after is None:
+            return None
+        return self.after - self.before
+
+    @property
+    def relative(self) -> float | None:
+        """The difference as a share of before; null where that is 0 or unknown."""
+        if self.difference is None or not self.before:
+            return None
+        return self.difference / abs(self.before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of the exact breakdown, in ns of the mean iteration, and what changed with it."""
+
+    name: str
+    before_ns: float
+    after_ns: float
+    reasons: tuple[Value, ...] = ()  # of its parallelism, the most changed first
+
+    @property
+    def effect_ns(self) -> float:
+        """What it adds to the step; the effects of all parts add up to the step's change."""
+        return self.after_ns - self.before_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All that changed between two runs."""
+
+    step: Value  # the mean iteration in ns
+    parts: tuple[Part, ...]  # the largest effect first; none where a breakdown is unknown
+    values: tuple[Value, ...]  # every metric, in the order of the JSON
+    notes: tuple[str, ...]  # why the runs might not be comparable
+
+    def value(self, name: str) -> Value:
+        """One metric by its name; ConfigError, with names like it, where there is none."""
+        for each in self.values:
+            if each.name == name:
+                return each
+        raise ConfigError(f"{name}: no metric of either run; {_nearest(name, self.values)}")
+
+
+def compare(before: Object, after: Object) -> Comparison:
+    """Compare the metrics of two runs. ConfigError where they count different bytes."""
+    if before.get("bytes") != after.get("bytes"):
+        raise ConfigError(
+            f"before counts {before.get('bytes')} bytes and after {after.get('bytes')}; wanted "
+            "the same --bytes"
+        )
+    old, new = dict(_scalars(before)), dict(_scalars(after))
+    names = [*old, *(name for name in new if name not in old)]
+    values = {
+        name: Value(name=name, before=old.get(name), after=new.get(name)) for name in names
+    }
+    return Comparison(
+        step=values["iteration.mean_ns"],
+        parts=_parts(values),
+        values=tuple(values.values()),
+        notes=tuple(_notes(before, after)),
+    )
+
+
+def _scalars(found: Any, name: str = "") -> Iterator[tuple[str, float | None]]:
+    """The numbers of an object by their dotted paths; null where unknown."""
+    if isinstance(found, Mapping):
+        for key, value in found.items():
+            inner = _by_name(key, value) if isinstance(value, list) else value
+            yield from _scalars(inner, f"{name}.{key}" if name else key)
+    elif found is None or (isinstance(found, int | float) and not isinstance(found, bool)):
+        yield name, found
+
+
+def _by_name(key: str, values: Sequence[Object]) -> Object:
+    called = _NAMES.get(key)
+    return {called(each): each for each in values} if called else {}
+
+
+def _parts(values: Mapping[str, Value]) -> tuple[Part, ...]:
+    prefix = "breakdown.exact."
+    step = values["iteration.mean_ns"]
+    parts = []
+    for name, share in values.items():
+        if not name.startswith(prefix):
+            continue
+        times = (share.before, step.before), (share.after, step.after)
+        if any(one is None for pair in times for one in pair):
+            return ()
+        was, is_ = (float(part or 0) * float(whole or 0) for part, whole in times)
+        part = name.removeprefix(prefix)
+        reasons = _reasons(part.removeprefix("exposed_"), values)
+        parts.append(Part(name=part, before_ns=was, after_ns=is_, reasons=reasons))
+    return tuple(sorted(parts, key=lambda part: -abs(part.effect_ns)))
+
+
+def _reasons(tag: str, values: Mapping[str, Value]) -> tuple[Value, ...]:
+    """What changed of a parallelism that may explain its exposed time."""
+    if tag not in TAGS:
+        return ()
+    names = (
+        f"volume.{tag}.bytes_per_step_per_gpu",
+        f"bandwidth.{tag}.avg_bus_bw",
+        f"overlap.by_tag.{tag}",
+        f"bandwidth.{tag}.events",
+    )
+    found = [values[name] for name in names if name in values]
+    changed = [each for each in found if abs(each.relative or 0) > _SAME]
+    return tuple(sorted(changed, key=lambda each: -abs(each.relative or 0)))
+
+
+def _notes(before: Object, after: Object) -> Iterator[str]:
+    """What makes the two runs less than comparable."""
+    for key, words in (("ranks", "ranks"), ("iterations", "iterations")):
+        old, new = (_number(each.get(key)) for each in (before, after))
+        if old != new:
+            yield f"before has {old} {words}, after {new}: totals are not comparable, means are"
+    old, new = (", ".join(each.get("iterations_found_by", ())) for each in (before, after))
+    if old != new:
+        yield f"iterations are found by {old} before and by {new} after"
+    for when, each in (("before", before), ("after", after)):
+        if left_out := len(each.get("failed", ())):
+            yield f"{left_out} ranks of {when} are left out"
+
+
+def _number(value: Any) -> str:
+    return "n/a" if value is None else str(len(value) if isinstance(value, list) else value)
+
+
+def _nearest(name: str, values: tuple[Value, ...]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [each.name for each in values], cutoff=0.4)
+    return f"there is {', '.join(near)}" if near else "--json lists all names"

@@ -1,0 +1,63 @@
+"""Conditions on a comparison, for the CI of a training job: ``iteration.mean_ns > +3%``."""
+
+import operator
+import re
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from fastcomm.errors import ConfigError
+from fastcomm.metrics.comparison import Comparison
+
+_TEXT = re.compile(
+    r"\s*(\S+?)\s*(>=|<=|>|<)\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%|ns|us|ms|s)?\s*"
+)
+_COMPARE = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
+_UNIT = {None: 1.0, "%": 0.01, "ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+
+Of = Literal["value", "difference", "relative"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A metric, what of it is meant, and a threshold."""
+
+    text: str
+    name: str
+    of: Of  # the value after, or the change: absolute, or as a share of before
+    sign: str  # of _COMPARE
+    threshold: float
+
+    @classmethod
+    def parsed(cls, text: str) -> Self:
+        """The condition of a text; ConfigError where it is none.
+
+        A number with a sign is a change, with "%" relative to before: "> +3%", "< -2ms".
+        Without a sign it is the value after: "overlap.average_overlap_ratio < 50%".
+        """
+        found = _TEXT.fullmatch(text)
+        if not found:
+            raise ConfigError(
+                f"condition {text!r}: wanted NAME > +3%, NAME > +2ms or NAME < 0.5, with >, <, "
+                ">= or <="
+            )
+        name, sign, plus, number, unit = found.groups()
+        if unit not in (None, "%") and not name.endswith("_ns"):
+            raise ConfigError(f"condition {text!r}: {name} is no time, found the unit {unit}")
+        of: Of = "value" if not plus else "relative" if unit == "%" else "difference"
+        threshold = float(plus + number) * _UNIT[unit]
+        return cls(text=text.strip(), name=name, of=of, sign=sign, threshold=threshold)
+
+    def holds(self, found: Comparison) -> bool:
+        """Whether it is so; ConfigError where the metric is unknown: that is no pass."""
+        value = found.value(self.name)
+        measured = value.after if self.of == "value" else getattr(value, self.of)
+        if measured is None:
+            raise ConfigError(
+                f"condition {self.text!r}: cannot be judged, {self.name} is "
+                f"{_said(value.before)} before and {_said(value.after)} after"
+            )
+        return bool(_COMPARE[self.sign](measured, self.threshold))
+
+
+def _said(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:g}"

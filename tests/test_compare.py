@@ -1,0 +1,186 @@
+"""Two runs side by side: `fastcomm compare`, its parts, and conditions for a CI."""
+
+import dataclasses
+import json
+import math
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm.cli import main
+from fastcomm.engine.measure import compute_metrics
+from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.metrics import saved
+from fastcomm.metrics.comparison import compare
+from fastcomm.metrics.conditions import Condition
+from fastcomm.readers.runs import open_run
+from fastcomm.synthetic import Job, write
+
+JOB = Job.of(4, steps=2, layers=2, micro_batches=2)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Traces of a job, and of the same job on links a third slower."""
+    folder = tmp_path_factory.mktemp("runs")
+    write(JOB, folder / "before")
+    write(dataclasses.replace(JOB, link_speed=30 * 10**9), folder / "after")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def metrics(runs):
+    return [compute_metrics(open_run(runs / name)).to_dict() for name in ("before", "after")]
+
+
+def call(*words):
+    return CliRunner().invoke(main, ["compare", *map(str, words)])
+
+
+def test_the_effects_of_all_parts_add_up_to_the_change_of_the_step(metrics):
+    found = compare(*metrics)
+    assert found.step.difference > 0
+    total = sum(part.effect_ns for part in found.parts)
+    assert total == pytest.approx(found.step.difference, rel=1e-9)
+    sizes = [abs(part.effect_ns) for part in found.parts]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_a_slower_link_shows_as_bus_bandwidth_and_not_as_bytes(metrics):
+    (part,) = (part for part in compare(*metrics).parts if part.name == "exposed_TP")
+    reasons = {each.name: each.relative for each in part.reasons}
+    assert reasons["bandwidth.TP.avg_bus_bw"] < -0.15
+    assert "volume.TP.bytes_per_step_per_gpu" not in reasons
+    assert part.effect_ns > 0
+
+
+def test_a_run_beside_itself_changed_in_nothing(metrics):
+    found = compare(metrics[0], metrics[0])
+    assert {each.difference for each in found.values} <= {0, None}
+    assert {part.effect_ns for part in found.parts} == {0}
+    assert not found.notes
+
+
+def test_runs_of_different_size_are_compared_with_a_note(metrics):
+    fewer = {**metrics[1], "ranks": [0, 1], "iterations_found_by": ["whole trace"]}
+    notes = " ".join(compare(metrics[0], fewer).notes)
+    assert "4 ranks, after 2" in notes
+    assert "whole trace after" in notes
+
+
+def test_different_bytes_are_refused(metrics):
+    with pytest.raises(ConfigError, match="wanted the same --bytes"):
+        compare(metrics[0], {**metrics[1], "bytes": "bus"})
+
+
+def test_an_unknown_breakdown_has_no_parts(metrics):
+    unknown = {**metrics[1], "breakdown": {"spec": {}, "exact": {"compute": None}}}
+    assert compare(metrics[0], unknown).parts == ()
+
+
+def comparison(before, after, name="iteration.mean_ns"):
+    group, _, leaf = name.partition(".")
+    kept = [{"iteration": {"mean_ns": 1.0}, group: {leaf: value}} for value in (before, after)]
+    return compare(*kept)
+
+
+@given(
+    st.floats(1, 1e9),
+    st.floats(1, 1e9),
+    st.sampled_from(["<", ">", "<=", ">="]),
+    st.integers(-50, 50),
+)
+def test_a_relative_condition_is_of_the_change_over_before(before, after, sign, percent):
+    change = (after - before) / before
+    wanted = {"<": change < percent / 100, ">": change > percent / 100}
+    wanted |= {"<=": change <= percent / 100, ">=": change >= percent / 100}
+    condition = Condition.parsed(f"iteration.mean_ns {sign} {percent:+d}%")
+    if not math.isclose(change, percent / 100, rel_tol=1e-12):
+        assert condition.holds(comparison(before, after)) == wanted[sign]
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after", "holds"),
+    [
+        ("iteration.mean_ns > +2ms", 1e6, 3.5e6, True),
+        ("iteration.mean_ns>+3ms", 1e6, 3.5e6, False),
+        ("iteration.mean_ns > 3ms", 1e6, 3.5e6, True),
+        ("iteration.mean_ns < -1s", 3e9, 1e9, True),
+        ("overlap.ratio < 50%", 0.9, 0.4, True),
+        ("overlap.ratio < -0.2", 0.9, 0.4, True),
+        ("overlap.ratio >= 4e-1", 0.9, 0.4, True),
+    ],
+)
+def test_a_sign_means_the_change_and_none_the_value_after(text, before, after, holds):
+    condition = Condition.parsed(text)
+    assert condition.holds(comparison(before, after, condition.name)) is holds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "step", "a = 3", "a > b", "a > +3 parsecs", "a > --3", "overlap.ratio > 3ms"]
+)
+def test_a_condition_that_is_none_is_an_error(text):
+    with pytest.raises(ConfigError, match="condition"):
+        Condition.parsed(text)
+
+
+def test_a_condition_on_what_is_unknown_does_not_pass():
+    with pytest.raises(ConfigError, match=r"is n/a before and 3 after"):
+        Condition.parsed("a.b > +1%").holds(comparison(None, 3, "a.b"))
+    with pytest.raises(ConfigError, match="cannot be judged"):
+        Condition.parsed("a.b > +1%").holds(comparison(0, 3, "a.b"))
+
+
+def test_a_condition_on_no_metric_names_metrics_like_it(metrics):
+    with pytest.raises(ConfigError, match=r"there is .*iteration\.mean_ns"):
+        Condition.parsed("iteration.mean > +3%").holds(compare(*metrics))
+
+
+def test_the_command_compares_traces_with_kept_metrics_and_fails_where_asked(
+    runs, metrics, tmp_path
+):
+    kept = tmp_path / "baseline.json"
+    kept.write_text(json.dumps(metrics[0]))
+    words = (kept, runs / "after", "--output", tmp_path / "out")
+    bad = call(*words, "--fail-if", "iteration.mean_ns > +3%", "--json")
+    assert bad.exit_code == 4
+    found = json.loads(bad.stdout)
+    assert found["conditions_that_hold"] == ["iteration.mean_ns > +3%"]
+    assert found["step"]["difference"] == pytest.approx(
+        sum(part["effect_ns"] for part in found["parts"])
+    )
+    assert json.loads((tmp_path / "out/compare.json").read_text()) == found
+    assert pq.read_table(tmp_path / "out/values.parquet").num_rows == len(found["values"])
+    good = call(*words, "--fail-if", "iteration.mean_ns > +300%")
+    assert good.exit_code == 0
+    assert "ok   iteration.mean_ns > +300%" in good.stdout
+    assert "bus bandwidth -" in good.stdout
+
+
+def test_a_folder_of_output_is_a_baseline(runs, tmp_path):
+    assert (
+        CliRunner()
+        .invoke(main, ["metrics", str(runs / "before"), "--output", str(tmp_path / "kept")])
+        .exit_code
+        == 0
+    )
+    same = call(tmp_path / "kept", runs / "before", "--fail-if", "iteration.mean_ns > +0.001%")
+    assert same.exit_code == 0, same.output
+    assert "+0 ns (+0.00%)" in same.stdout
+
+
+def test_what_is_called_metrics_and_is_none_is_an_error_and_a_trace_is_a_trace(tmp_path):
+    (tmp_path / "metrics.json").write_text("[1")
+    with pytest.raises(TraceFileError, match="no metrics of fastcomm"):
+        saved.read(tmp_path)
+    (tmp_path / "metrics.json").write_text('{"iteration": {}}')
+    with pytest.raises(TraceFileError, match="no breakdown, bandwidth, volume, overlap in it"):
+        saved.read(tmp_path / "metrics.json")
+    trace = tmp_path / "rank0.json"
+    trace.write_text('{"traceEvents": []}')
+    assert saved.read(trace) is None
+    assert saved.read(tmp_path / "absent") is None
+    assert call(tmp_path / "absent", trace).exit_code == 1
