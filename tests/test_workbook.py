@@ -1,0 +1,63 @@
+"""Tables as an Excel workbook."""
+
+import sys
+
+import openpyxl
+import pyarrow as pa
+import pytest
+
+from fastcomm.errors import FastcommError
+from fastcomm.report import workbook
+
+TABLE = pa.table(
+    {
+        "name": ["=1+1", "http://a.b", None, "plain"],
+        "whole": [1, 2**60, None, -7],
+        "share": [0.25, float("nan"), float("inf"), None],
+        "ranks": [[0, 1], [], None, [3]],
+        "tag": pa.array(["TP", "DP", "TP", None]).dictionary_encode(),
+        "yes": [True, False, None, True],
+    }
+)
+
+
+def rows(path, sheet):
+    return [
+        list(row) for row in openpyxl.load_workbook(path)[sheet].iter_rows(values_only=True)
+    ]
+
+
+def test_numbers_are_numbers_and_texts_stay_texts(tmp_path):
+    workbook.write({"one": TABLE, "none": TABLE.slice(0, 0)}, tmp_path / "a.xlsx")
+    head, *found = rows(tmp_path / "a.xlsx", "one")
+    assert head == TABLE.column_names
+    assert found == [
+        ["=1+1", 1, 0.25, "0 1", "TP", True],
+        ["http://a.b", str(2**60), None, "", "DP", False],
+        [None, None, None, None, "TP", None],
+        ["plain", -7, None, "3", None, True],
+    ]
+    cell = openpyxl.load_workbook(tmp_path / "a.xlsx")["one"]["A2"]
+    assert cell.data_type == "s"
+    assert rows(tmp_path / "a.xlsx", "none") == [TABLE.column_names]
+
+
+def test_the_same_tables_give_the_same_bytes(tmp_path):
+    for name in ("a.xlsx", "b.xlsx"):
+        workbook.write({"one": TABLE}, tmp_path / name)
+    assert (tmp_path / "a.xlsx").read_bytes() == (tmp_path / "b.xlsx").read_bytes()
+
+
+def test_what_does_not_fit_is_an_error_and_leaves_nothing(tmp_path):
+    long = pa.table({"a": pa.nulls(1 << 20, pa.int8())})
+    with pytest.raises(FastcommError, match=r"long has 1048576 rows, a sheet holds 1048575"):
+        workbook.write({"long": long}, tmp_path / "a.xlsx")
+    with pytest.raises(FastcommError, match="No such file"):
+        workbook.write({"one": TABLE}, tmp_path / "absent/a.xlsx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_the_extra_the_error_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xlsxwriter", None)
+    with pytest.raises(FastcommError, match=r"pip install 'fastcomm\[xlsx\]'"):
+        workbook.write({"one": TABLE}, tmp_path / "a.xlsx")
