@@ -30,6 +30,7 @@ def write(tables: Mapping[str, pa.Table], path: Path) -> None:
     """
     try:
         from xlsxwriter import Workbook
+        from xlsxwriter.exceptions import FileCreateError
     except ImportError as error:
         raise FastcommError(
             f"{path}: Excel needs XlsxWriter: pip install 'fastcomm[xlsx]'"
@@ -44,8 +45,8 @@ def write(tables: Mapping[str, pa.Table], path: Path) -> None:
         with aside(path) as unfinished, Workbook(str(unfinished), _OPTIONS) as book:
             for name, table in tables.items():
                 _sheet(book, name[:_MOST_NAME], table)
-    except OSError as error:
-        raise FastcommError(f"{path}: {error.strerror or error}") from error
+    except (OSError, FileCreateError) as error:
+        raise FastcommError(f"{path}: {error}") from error
 
 
 # Rows go to disk as they come.
