@@ -30,7 +30,6 @@ def write(tables: Mapping[str, pa.Table], path: Path) -> None:
     """
     try:
         from xlsxwriter import Workbook
-        from xlsxwriter.exceptions import FileCreateError
     except ImportError as error:
         raise FastcommError(
             f"{path}: Excel needs XlsxWriter: pip install 'fastcomm[xlsx]'"
@@ -42,11 +41,12 @@ def write(tables: Mapping[str, pa.Table], path: Path) -> None:
                 "--output writes it as Parquet and CSV"
             )
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with aside(path) as unfinished, Workbook(str(unfinished), _OPTIONS) as book:
             for name, table in tables.items():
                 _sheet(book, name[:_MOST_NAME], table)
-    except (OSError, FileCreateError) as error:
-        raise FastcommError(f"{path}: {error}") from error
+    except OSError as error:
+        raise FastcommError(f"{path}: {error.strerror or error}") from error
 
 
 # Rows go to disk as they come.
