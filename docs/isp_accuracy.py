@@ -16,7 +16,8 @@ from fastcomm.cluster.cluster import Cluster
 from fastcomm.cluster.load import load
 from fastcomm.isp.block import Block
 from fastcomm.isp.measured import evaluate
-from fastcomm.isp.model import Model, of_size
+from fastcomm.isp.model import Model
+from fastcomm.isp.presets import of_size
 from fastcomm.isp.question import Batch, Question
 
 PAGE = Path(__file__).with_name("isp-accuracy.md")
