@@ -9,7 +9,7 @@ import oracle_isp as oracle
 from fastcomm.cluster.load import load
 from fastcomm.isp import compat_search
 from fastcomm.isp.compat import CompatRules
-from fastcomm.isp.model import of_size
+from fastcomm.isp.presets import of_size
 from fastcomm.isp.question import Batch, Question
 from fastcomm.isp.search import search
 

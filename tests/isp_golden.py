@@ -4,7 +4,7 @@ import csv
 import gzip
 import re
 
-from fastcomm.isp import model
+from fastcomm.isp import presets
 from fastcomm.isp.compat import CompatRules
 from fastcomm.isp.question import Batch, Question
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"s(2[45])_(\w+)_wdp([01])_(\d+)B_w(\d+)_s(\d+)")
 
 def ask(size, world, seq_len, tokens=4 << 20):
     return Question(
-        model=model.of_size(size),
+        model=presets.of_size(size),
         world_sizes=(world,),
         seq_len=seq_len,
         batch=Batch(least=tokens, most=tokens),

@@ -1,8 +1,8 @@
-# ruff: noqa: C901, PLR0912, PLR0913, PLR0915, PLR0917
+# ruff: noqa: PLR0913, PLR0915, PLR0917
 """The price of one strategy by the definition: plain numbers, one formula after the other."""
 
 from itertools import pairwise
-from math import ceil, exp, log
+from math import ceil, exp, gcd, log
 
 GIB = 2**30
 A800 = {
@@ -23,27 +23,72 @@ def width(hidden):
     return 256 * ceil(int(hidden * 8 / 3) / 256)
 
 
-def model(h, a, layers, *, kv=None, f=None, vocab=103168, gelu=False):
+def model(
+    h,
+    a,
+    layers,
+    *,
+    kv=None,
+    f=None,
+    vocab=103168,
+    gelu=False,
+    head=None,
+    latent=None,
+    experts=None,
+    tied=False,
+):
+    """`experts`: number, of a token, width, width of shared, dense layers, nodes at most."""
     kv = kv or a
     f = f or (4 * h if gelu else width(h))
-    g = kv / a
-    shapes = [(1 + 2 * g) * h * h, h * h, *[h * f] * (2 if gelu else 3)]
     usual = f == (4 * h if gelu else width(h))
     wide = (16.0 if gelu else 64 / 3) if usual else (4 if gelu else 8) * f / h
-    p = sum(shapes) + (0 if gelu else 2 * h)
+    if latent:
+        q_rank, kv_rank, nope, rope, value = latent
+        around = [h * q_rank, q_rank * a * (nope + rope), h * (kv_rank + rope)]
+        around += [kv_rank * a * (nope + value), a * value * h]
+        attended = a * (nope + rope + value) / 2
+    else:
+        rope = head or h // a
+        attended = a * rope
+        around = [h * (attended + 2 * kv * rope), attended * h]
+    norms = 0 if gelu else 2 * h
+    dense = [*around, *[h * f] * (2 if gelu else 3)]
+    kinds = {"dense": (dense, sum(dense) + norms, wide)}
+    number, top, each, shared, first, limit = experts or (0, 0, 0, 0, layers, 0)
+    if experts:
+        sparse = [*around, h * number, *([h * shared] * 3 if shared else [])]
+        copies = 4 * top + 8 * top * each / h
+        kinds["sparse"] = (sparse, sum(sparse) + norms, 8 * shared / h + copies)
     return {
         "h": h,
         "a": a,
         "kv": kv,
-        "L": layers,
         "f": f,
         "V": vocab,
         "gelu": gelu,
         "e": vocab * h,
-        "shapes": shapes,
-        "p": p,
-        "wide": wide,
+        "attended": attended,
+        "rope": rope,
+        "kinds": kinds,
+        "layers": ["dense"] * first + ["sparse"] * (layers - first),
+        "L": layers,
+        "E": number,
+        "top": top,
+        "each": each,
+        "shared": shared,
+        "limit": limit,
+        "tied": tied,
+        "head": head,
+        "latent": latent,
+        "experts": experts,
     }
+
+
+def stage_layers(mod, pp, place):
+    """The layers of one stage: the last ones hold one more."""
+    counts = [mod["L"] // pp + (each >= pp - mod["L"] % pp) for each in range(pp)]
+    begin = sum(counts[:place])
+    return mod["layers"][begin : begin + counts[place]]
 
 
 def slow(n):
@@ -91,128 +136,222 @@ def attention(c, b, s, local):
     return forward, backward
 
 
-def kappa(mod, algo, sp, kept):
+def kappa(mod, algo, sp, kept, kind, imbalance):
     whole = {"isp": 0, "fsp": 0, "msp": 4 if kept else 0, "mtp": 10 if mod["gelu"] else 8}[algo]
-    return whole + (18 - whole + mod["wide"]) / sp
+    wide = mod["kinds"][kind][2]
+    if kind == "sparse":
+        wide += (imbalance - 1) * mod["top"] * (4 + 8 * mod["each"] / mod["h"])
+    return whole + (8 + 10 * mod["attended"] / mod["h"] - whole + wide) / sp
 
 
-def step(c, mod, algo, n, s, pp, sp, b, m, ck, shards, flash=True, k=0.2, d=2):
-    """Seconds of a step and its parts."""
-    h, layers, e = mod["h"], mod["L"], mod["e"]
-    para, grads, os = shards
-    dp = n // pp // sp
+def away(mod, nodes):
+    """Nodes that a token visits, if it takes its experts at random from those it may."""
+    near = min(nodes, mod["limit"] or nodes)
+    number, missed = mod["E"] * near // nodes, 1.0
+    for drawn in range(mod["top"]):
+        missed *= max(0, number - number // near - drawn) / (number - drawn)
+    return near * (1 - missed)
+
+
+def dispatched(c, mod, volume, ep, nodes):
+    """One all-to-all of tokens."""
+    if not nodes or ep <= 8:
+        return collective(c, "a2a", volume, ep, 1)
+    share = away(mod, max(1, ep // 8)) / mod["top"]
+    start = c["alpha"][1] + c["alpha"][2] * max(0, ep - 16)
+    outside = share * 8 * volume * (ep - 8) / ep / (c["node"] / slow(ep))
+    return start + max(outside, volume * 7 / 8 / c["intra"])
+
+
+def layer_time(c, mod, kind, case, options):
+    """Seconds of one layer and one micro-batch, and what they are made of."""
+    algo, n, s, pp, sp, b, _, ck, (para, grads, _) = case
+    flash, k, d, ep, imbalance, nodes, hide = options
+    h, shapes, full = mod["h"], mod["kinds"][kind][0], ck == 1
     tp = 1 if algo == "isp" else sp
-    replicas = n // pp if algo == "isp" else dp
-    full = ck == 1
     tokens = b * s / sp
-    forward = sum(gemm(c, 2 * tokens * w) for w in mod["shapes"])
+    forward = sum(gemm(c, 2 * tokens * w) for w in shapes)
+    copies = tokens * mod["top"] * imbalance
+    routed = mod["E"] / ep * h * mod["each"]
+    if kind == "sparse":
+        once = gemm(c, 2 * copies * h * mod["each"])
+        forward += 3 * max(once, d * routed / c["hbm"])
     comp_wp = (3 + full) * forward
     if flash:
-        ahead, back = attention(c, b, s, h / sp)
+        ahead, back = attention(c, b, s, mod["attended"] / sp)
         attn = (1 + full) * ahead + back
     else:
-        ahead = (
-            4 * b * s * s * h / sp / c["unfused"] + 12 * b * mod["a"] * s * s / sp / c["hbm"]
-        )
-        attn = (3 + (ck > 0)) * ahead
+        moved = 12 * b * mod["a"] * s * s / sp / c["hbm"]
+        ahead = 4 * b * s * s * mod["attended"] / sp / c["unfused"] + moved
+        back, attn = 2 * ahead, (3 + (ck > 0)) * ahead
+    groups = [(d * w / tp, para, grads, tp) for w in shapes]
+    if kind == "sparse":
+        held = n // pp // ep
+        groups += [(d * routed, gcd(para, held), gcd(grads, held), ep)] * 3
     comm = 0.0
-    for w in mod["shapes"]:
-        if para > 1:
-            comm += 2 * collective(c, "ag", d * w / tp, para, tp)
-        if grads > 1:
-            comm += collective(c, "rs", d * w / tp, grads, tp)
+    for volume, p, g, stride in groups:
+        comm += 2 * collective(c, "ag", volume, p, stride)
+        comm += collective(c, "rs", volume, g, stride)
     overlap = max(comp_wp, comm) + k * min(comp_wp, comm) if comm else comp_wp
     t = d * b * s * h
     if algo == "isp":
         g = max(mod["kv"], min(sp, mod["a"])) / mod["a"]
-        sp_comm = collective(c, "a2a", t / sp, sp, 1) * (8 + 4 * full) * (2 + 2 * g) / 4
+        volume = t * mod["attended"] / h / sp
+        sp_comm = collective(c, "a2a", volume, sp, 1) * (8 + 4 * full) * (2 + 2 * g) / 4
     elif algo == "mtp":
         sp_comm = collective(c, "ar", t, sp, 1) * (4 + 2 * full)
     else:
-        sp_comm = collective(c, "ag", t, sp, 1) * ((8 if algo == "msp" else 10) + 4 * full)
-    element = 2 * (2.5 + full) * d / 2 * b * s * h * kappa(mod, algo, sp, False) / c["hbm"]
-    layer = overlap + sp_comm + attn + element
-    head = 3 * gemm(c, 2 * tokens * e)
-    longest = ceil(layers / pp)
-    ends = 2 if pp == 1 else 1
+        calls = (8 if algo == "msp" else 10) + 4 * full
+        calls /= 2 if kind == "sparse" and not mod["shared"] else 1
+        sp_comm = collective(c, "ag", t, sp, 1) * calls
+    touched = d / 2 * b * s * h * kappa(mod, algo, sp, False, kind, imbalance)
+    element = 2 * (2.5 + full) * touched / c["hbm"]
+    exchange = shown = 0.0
+    if kind == "sparse":
+        exchange = (4 + 2 * full) * dispatched(c, mod, d * h * copies, ep, nodes)
+        work = comp_wp + attn + element
+        shown = max(0, exchange - work) + k * min(exchange, work) if hide else exchange
+    return {
+        "seconds": overlap + sp_comm + attn + element + shown,
+        "comp_wp": comp_wp,
+        "comp_attn": attn,
+        "wp_comm_cost": comm,
+        "sp_comm_cost": sp_comm,
+        "elementwise": element,
+        "ep_comm_cost": exchange,
+        "backward": 2 * forward + back,
+    }
+
+
+def pieces(mod, case, ep, layers, ends):
+    """(elements, shards, ranks that hold them, their stride) of a stage, and ISP's ends."""
+    algo, n, _, pp, sp, _, _, _, shards = case
+    ends = min(ends, 1) if mod["tied"] else ends
+    blocks, rest = sum(mod["kinds"][kind][1] for kind in layers), ends * mod["e"]
     if algo == "isp":
-        blocks, rest = longest * mod["p"], ends * e / sp
+        found, rest = [(blocks, shards, n // pp, 1)], rest / sp
     else:
-        blocks, rest = (longest * mod["p"] + ends * e) / sp, 0.0
-    volume = d * blocks / grads
-    grad = collective(
-        c, "ar", volume, replicas // grads, tp * grads, max(1, ceil(volume / (512 * 2**20)))
-    )
+        found, rest = [((blocks + rest) / sp, shards, n // pp // sp, sp)], 0.0
+    held = n // pp // ep
+    routed = layers.count("sparse") * mod["E"] * 3 * mod["h"] * mod["each"] / ep
+    if routed:
+        found.append((routed, [gcd(each, held) for each in shards], held, ep))
+    return found, rest
+
+
+def step(
+    c,
+    mod,
+    algo,
+    n,
+    s,
+    pp,
+    sp,
+    b,
+    m,
+    ck,
+    shards,
+    ep=1,
+    v=1,
+    *,
+    flash=True,
+    k=0.2,
+    d=2,
+    imbalance=1.0,
+    nodes=False,
+    hide=False,
+    scatter=False,
+):
+    """Seconds of a step and its parts."""
+    case = (algo, n, s, pp, sp, b, m, ck, shards)
+    options = (flash, k, d, ep, imbalance, nodes, hide)
+    e, dp = mod["e"], n // pp // sp
+    times = {kind: layer_time(c, mod, kind, case, options) for kind in mod["kinds"]}
+    head = 3 * gemm(c, 2 * b * s / sp * e)
+    stages = [
+        sum(times[kind]["seconds"] for kind in stage_layers(mod, pp, place))
+        for place in range(pp)
+    ]
+    stages[-1] += head
+    slowest = max(stages)
+    found, rest = pieces(mod, case, ep, stage_layers(mod, pp, pp - 1), 2 if pp == 1 else 1)
+    grad = param = update = 0.0
+    for elements, (para, grads, os), held, stride in found:
+        volume = d * elements / grads
+        calls = max(1, ceil(volume / (512 * 2**20)))
+        grad += collective(c, "ar", volume, held // grads, stride * grads, calls)
+        q = os // para
+        param += q * collective(c, "bc", d * elements / os, q, stride * para)
+        update += 30 * elements / os + 4 * elements / para
     grad += collective(c, "ar", d * rest, dp, sp, max(1, ceil(d * rest / (512 * 2**20))))
-    q = os // para
-    param = q * collective(c, "bc", d * blocks / os, q, tp * para)
     if algo == "isp":
         param = max(param, collective(c, "bc", d * rest, dp, sp))
-    update = 30 * (blocks / os + rest / min(2, dp)) + 4 * (blocks / para + rest)
+    update += 30 * rest / min(2, dp) + 4 * rest
     p2p = 0.0
     if pp > 1:
-        piece = t / (1 if algo == "mtp" else sp)
+        whole = d * b * s * mod["h"]
+        scatter = scatter and algo == "mtp"
+        piece = whole / (1 if algo == "mtp" and not scatter else sp)
         stride = n // pp
         if pp <= 8 and (pp - 1) * stride <= 7:
             one = c["alpha"][0] + piece / c["intra"]
         else:
             one = c["alpha"][1] + piece * min(stride, 8) / c["node"]
-        p2p = 2 * (m + pp - 1) * one
-    slowest = longest * layer + head
-    total = layers * layer + head + (m - 1) * slowest + p2p + grad + param + update / c["hbm"]
-    return {
+        one += collective(c, "ag", whole, sp, 1) if scatter else 0
+        p2p = 2 * (m + pp - 1) * v * one
+    total = m * slowest + (sum(stages) - slowest) / v + p2p + grad + param + update / c["hbm"]
+    usual = times["sparse" if "sparse" in times else "dense"]
+    return usual | {
         "total_latency": total,
         "tgs": b * m * s * dp / (n * total),
-        "comp_wp": comp_wp,
-        "comp_attn": attn,
-        "wp_comm_cost": comm,
-        "sp_comm_cost": sp_comm,
         "grad_sync": grad,
         "param_sync": param,
         "optimizer": update / c["hbm"],
         "p2p": p2p,
         "head": head,
-        "elementwise": element,
-        "total_mm_cost": memory(mod, algo, n, s, pp, sp, b, m, ck, shards, flash, d),
+        "total_mm_cost": memory(mod, case, ep, v, flash, d, imbalance),
     }
 
 
-def memory(mod, algo, n, s, pp, sp, b, m, ck, shards, flash=True, d=2):
+def memory(mod, case, ep=1, v=1, flash=True, d=2, imbalance=1.0):
     """Bytes of the fullest stage."""
-    h, layers, e, a = mod["h"], mod["L"], mod["e"], mod["a"]
-    para, grads, os = shards
-    dp = n // pp // sp
-    worst = 0.0
+    algo, n, s, pp, sp, b, m, ck, (para, _, _) = case
+    h, e, dp = mod["h"], mod["e"], n // pp // sp
+    whole = 1 if algo == "mtp" else sp
+    scores = 0 if flash else 5 * mod["a"] * s / (h * sp)
+    unit, worst = d / 2 * b * s * h, 0.0
+    live = {
+        kind: unit * (kappa(mod, algo, sp, True, kind, imbalance) + scores)
+        for kind in mod["kinds"]
+    }
+    usual = mod["kinds"].get("sparse", mod["kinds"]["dense"])
     for place in range(pp):
-        mine = layers // pp + (place >= pp - layers % pp)
-        last = place == pp - 1
-        ends = (place == 0) + last
-        if algo == "isp":
-            blocks, rest = mine * mod["p"], ends * e / sp
+        layers, last = stage_layers(mod, pp, place), place == pp - 1
+        found, rest = pieces(mod, case, ep, layers, (place == 0) + last)
+        states = rest / min(2, dp) + sum(each / cut[2] for each, cut, _, _ in found)
+        fixed = 2 * d * rest + 12 * states
+        fixed += sum(d * each / cut[0] + d * each / cut[1] for each, cut, _, _ in found)
+        flying = min(m, pp - place) * (1 + (pp - 1) / (pp * v) if v > 1 else 1)
+        if ck == 1:
+            used = flying * len(layers) * d * b * s * h / whole
+            used += max(live[kind] for kind in layers)
         else:
-            blocks, rest = (mine * mod["p"] + ends * e) / sp, 0.0
-        states = blocks / os + rest / min(2, dp)
-        fixed = d * (blocks / para + rest) + d * (blocks / grads + rest) + 12 * states
-        whole = 1 if algo == "mtp" else sp
-        scores = 0 if flash else 5 * a * s / (h * sp)
-        unit = d / 2 * b * s * h
-        live = unit * (kappa(mod, algo, sp, True) + scores)
-        stored = live if ck == 0 else live - unit * scores
-        flying = min(m, pp - place)
-        used = flying * mine * (d * b * s * h / whole if ck == 1 else stored)
-        used += live if ck == 1 else 0
+            kept = unit * scores if ck else 0
+            used = flying * sum(live[kind] - kept for kind in layers)
         if last:
             used += (4 + d) * b * s * h / whole + (d + 4) * b * s * mod["V"] / sp
             used += 2 * d * b * s * h * (1 + 1 / sp) + d * e / sp
-        used += 4 * d * sum(mod["shapes"]) / (1 if algo == "isp" else sp) if para > 1 else 0
-        used += d * mine * s * (h // a)
+        used += 4 * d * sum(usual[0]) / (1 if algo == "isp" else sp) if para > 1 else 0
+        if mod["E"] and gcd(para, n // pp // ep) > 1:
+            used += 4 * d * mod["E"] / ep * 3 * h * mod["each"]
+        used += d * len(layers) * s * mod["rope"]
         used += d * b * s * h / whole if pp > 1 else 0
         worst = max(worst, 1.5e9 + max(fixed + used, fixed + 16 * states))
     return worst
 
 
 def strategies(mod, n, s, tokens, algos=("isp", "msp", "fsp", "mtp")):
-    """Every strategy that can exist, of one batch."""
+    """Every strategy that can exist, of one batch: as `step` takes it."""
     for pp in (pp for pp in range(1, min(n, mod["L"]) + 1) if n % pp == 0):
         for sp in (
             sp for sp in range(1, mod["a"] + 1) if n // pp % sp == 0 and mod["a"] % sp == 0
@@ -220,17 +359,29 @@ def strategies(mod, n, s, tokens, algos=("isp", "msp", "fsp", "mtp")):
             dp = n // pp // sp
             if tokens % (dp * s):
                 continue
-            whole = tokens // (dp * s)
-            pairs = [(b, whole // b) for b in range(1, whole + 1) if whole % b == 0]
             for algo in algos:
                 if algo != "isp" and mod["kv"] % sp and sp % mod["kv"]:
                     continue
-                r = n // pp if algo == "isp" else dp
-                cut = [x for x in range(1, r + 1) if r % x == 0]
-                for b, m in pairs:
-                    for ck in (0, 1):
-                        for o in cut:
-                            for g in (g for g in cut if o % g == 0):
-                                for p in (p for p in cut if g % p == 0):
-                                    if m >= pp:
-                                        yield algo, n, s, pp, sp, b, m, ck, (p, g, o)
+                if algo == "mtp" and mod["E"] and sp > 1:
+                    continue
+                whole = tokens // (dp * s)
+                for b in (b for b in range(1, whole + 1) if whole % b == 0):
+                    if whole // b >= pp:
+                        layout = (algo, n, s, pp, sp, b, whole // b)
+                        yield from _inside(mod, layout, n // pp if algo == "isp" else dp)
+
+
+def _inside(mod, layout, replicas):
+    """Every checkpointing, shard, spread of experts and number of virtual stages."""
+    _, n, _, pp, _, _, m = layout
+    cut = [x for x in range(1, replicas + 1) if replicas % x == 0]
+    spread = [x for x in range(1, max(1, mod["E"]) + 1) if max(1, mod["E"]) % x == 0]
+    virtual = [x for x in range(1, mod["L"] + 1) if mod["L"] % (pp * x) == 0]
+    virtual = [1] if pp == 1 or not virtual or m % pp else virtual
+    for ck in (0, 1):
+        for o in cut:
+            for g in (g for g in cut if o % g == 0):
+                for p in (p for p in cut if g % p == 0):
+                    for ep in (ep for ep in spread if n // pp % ep == 0):
+                        for v in virtual:
+                            yield *layout, ck, (p, g, o), ep, v

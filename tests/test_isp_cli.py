@@ -65,6 +65,8 @@ MORE = [
     "hfu",
     "step_peak",
     "extrapolated",
+    "ep",
+    "interleave",
 ]
 
 
@@ -84,9 +86,7 @@ def test_json_has_the_keys_of_a_record(tmp_path):
     found = json.loads(call(*ASKED, "--json", "--output", str(tmp_path), "--sensitivity"))
     assert set(RECORD) | set(MORE) <= set(found["best"][0])
     assert len(found["best"]) == 6
-    assert found["candidates"] == found["feasible"] + sum(
-        found["rejected"][reason] for reason in ("memory", "schedule")
-    )
+    assert found["candidates"] == found["feasible"] + sum(found["rejected"].values())
     rates = [record["tgs"] for record in found["best"]]
     assert rates == sorted(rates, reverse=True)
     assert set(found["best_by_algo"]) == {"isp", "msp", "fsp", "mtp"}
@@ -223,7 +223,13 @@ def test_a_word_that_is_missing_is_named():
 
 def test_options_change_what_they_say():
     plain = ask.find(
-        model="7B", world_size=64, seq_len=4096, global_batch="1Mi", pp="4", sp="2"
+        model="7B",
+        world_size=64,
+        seq_len=4096,
+        global_batch="1Mi",
+        pp="4",
+        sp="2",
+        interleave=1,
     )
     other = {
         name: ask.find(
@@ -233,7 +239,7 @@ def test_options_change_what_they_say():
             global_batch="1Mi",
             pp="4",
             sp="2",
-            **{name: value},
+            **{"interleave": 1, name: value},
         )
         for name, value in {
             "overlap_grad": True,

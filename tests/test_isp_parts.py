@@ -15,8 +15,8 @@ from fastcomm.isp import formulas, tables
 from fastcomm.isp.communication import collective
 from fastcomm.isp.compute import correction
 from fastcomm.isp.from_run import messages, spread
-from fastcomm.isp.model import load as load_model
-from fastcomm.isp.model import of_size
+from fastcomm.isp.model_file import load as load_model
+from fastcomm.isp.presets import of_size
 
 LINK = (35e-6, 150 * 2**30)
 A800 = load("a800")

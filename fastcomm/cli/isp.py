@@ -20,7 +20,7 @@ _OPTIONS = [
     click.option(
         "--model",
         metavar="MODEL",
-        help="Preset (internlm-7b, llama3-70b, ...), size (7B), TOML file, or Hugging Face "
+        help="Preset (internlm-7b, deepseek-v3, ...), size (7B), TOML file, or Hugging Face "
         "config.json.",
     ),
     click.option("--vocab", metavar="N", help="Another size of the vocabulary."),
@@ -73,7 +73,32 @@ _OPTIONS = [
         default="call",
         help="What pays a start: each call, each step of a ring, each level of a tree.",
     ),
-    click.option("--interleave", type=click.IntRange(1), help="Pipeline stages a rank holds."),
+    click.option(
+        "--interleave", metavar="LIST", help="Only these numbers of pipeline stages a rank."
+    ),
+    click.option("--ep", metavar="LIST", help="Only these spreads of a layer's experts."),
+    click.option(
+        "--imbalance",
+        type=click.FloatRange(1),
+        help="Tokens of the busiest rank's experts over their mean.  [default: 1]",
+    ),
+    click.option(
+        "--dispatch",
+        type=click.Choice(["copies", "nodes"]),
+        default="copies",
+        help="A token goes to each of its experts, or once to each of their nodes.",
+    ),
+    click.option(
+        "--overlap-experts",
+        is_flag=True,
+        help="Hide the experts' all-to-alls behind another micro-batch.",
+    ),
+    click.option(
+        "--p2p",
+        type=click.Choice(["whole", "scatter"]),
+        default="whole",
+        help="What an MTP rank sends to the next stage: all of it, or its share.",
+    ),
     click.option("--any-schedule", is_flag=True, help="Fewer micro-batches than stages, too."),
     click.option(
         "--gemm-table",

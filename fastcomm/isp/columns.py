@@ -35,17 +35,31 @@ class Part:
         edges = np.arange(self.shape[0] + 1) * self.shape[1]
         return np.diff(np.searchsorted(self.cells, edges))
 
-    def column(self, name: str) -> Column:
-        """One field of all kept cells."""
+    def axis(self, name: str) -> str:
+        """What a field depends on: the part, its rows, its columns, or each cell."""
         value = np.asarray(self.fields[name])
         if value.size == 1:
-            return np.full(len(self.cells), value.reshape(-1)[0])
-        if value.shape == self.shape:
-            return np.asarray(value.reshape(-1)[self.cells])
-        rows, columns = self.places
+            return "part"
         if value.ndim == 1 or value.shape[0] == 1:
-            return np.asarray(value.reshape(-1)[columns])
-        return np.asarray(value[:, 0][rows])
+            return "column"
+        return "row" if value.shape[1] == 1 else "cell"
+
+    def along(self, name: str, axis: str) -> Column:
+        """One field, once for each value of an axis that it depends on at most."""
+        if axis == "cell":
+            return self.column(name)
+        lengths = {"part": 1, "row": self.shape[0], "column": self.shape[1]}
+        return np.broadcast_to(np.asarray(self.fields[name]).reshape(-1), lengths[axis])
+
+    def column(self, name: str) -> Column:
+        """One field of all kept cells."""
+        value, axis = np.asarray(self.fields[name]), self.axis(name)
+        if axis == "part":
+            return np.full(len(self.cells), value.reshape(-1)[0])
+        if axis == "cell":
+            return value.reshape(-1).take(self.cells)
+        rows, columns = self.places
+        return value.reshape(-1).take(rows if axis == "row" else columns)
 
     def value(self, name: str, place: int) -> Any:
         """One field of one kept cell."""
@@ -66,6 +80,8 @@ class Records:
     # For each place of the ranking, the cell among all parts' cells.
     ranking: NDArray[np.int64]
     _made: dict[str, Column] = field(default_factory=dict)
+    # For each place of the ranking, which value of an axis is its own, among all parts' values.
+    _indices: dict[str, Column] = field(default_factory=dict)
 
     @classmethod
     def of(cls, parts: list[Part]) -> "Records":
@@ -88,10 +104,31 @@ class Records:
         return (name for name in names if name != "order")
 
     def __getitem__(self, name: str) -> Column:
+        if not self.parts:
+            return np.zeros(0)
         if name not in self._made:
-            whole = [part.column(name) for part in self.parts]
-            self._made[name] = np.concatenate(whole)[self.ranking] if whole else np.zeros(0)
+            axis = self._axis(name)
+            values = np.concatenate([part.along(name, axis) for part in self.parts])
+            self._made[name] = values.take(self._index(axis))
         return self._made[name]
+
+    def _axis(self, name: str) -> str:
+        """What a field depends on in any part; rows here and columns there make it a cell's."""
+        found = {part.axis(name) for part in self.parts} - {"part"}
+        return "part" if not found else found.pop() if len(found) == 1 else "cell"
+
+    def _index(self, axis: str) -> Column:
+        if axis == "cell":
+            return self.ranking
+        if axis not in self._indices:
+            found, begun = [], 0
+            for part in self.parts:
+                own = {"part": np.zeros(len(part.cells), np.int64)}
+                own |= dict(zip(("row", "column"), part.places, strict=True))
+                found.append(own[axis] + begun)
+                begun += {"part": 1, "row": part.shape[0], "column": part.shape[1]}[axis]
+            self._indices[axis] = np.concatenate(found)[self.ranking]
+        return self._indices[axis]
 
     def row(self, place: int) -> dict[str, Any]:
         """One strategy, by its place in the ranking."""

@@ -85,6 +85,20 @@ def _exchange(
     return np.asarray(np.where(inside, near, np.maximum(away * share, near)))
 
 
+def by_node(cluster: Cluster, volume: ArrayLike, ranks: int, share: float) -> Array:
+    """All-to-all of consecutive ranks that sends `share` of its bytes to other nodes.
+
+    What has arrived goes on inside its node, to as many ranks as without.
+    """
+    n, size = np.asarray(ranks, np.float64), np.asarray(volume, np.float64)
+    room = cluster.gpus_per_node
+    if ranks <= room:
+        return collective(cluster, "all_to_all", size, n)
+    away = room * share * size * (1 - room / n) * _slow(cluster, n) / cluster.bw_node
+    near = size * (room - 1) / room / cluster.bw_intra
+    return np.asarray(start(cluster, n, is_inside(cluster, n, 1)) + np.maximum(away, near))
+
+
 def _fitted(
     cluster: Cluster,
     fits: tuple[LinkFit, ...],

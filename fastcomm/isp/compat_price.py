@@ -40,30 +40,17 @@ def _moved(volume: ArrayLike, n: ArrayLike, stride: ArrayLike, kind: str = "gath
 
 def memory(block: CompatBlock, question: Question) -> Costs:
     """Bytes of a rank, by the original's names; `total_mm_cost` is the peak."""
-    model, d, pp, sp = question.model, question.dtype_size, block.pp, block.sp
-    seq, h, layers = question.seq_len, model.hidden, model.layers
-    isp = block.algo == "isp"
-    b, full = block.bsz, block.ck > 0
-    head = (2 if pp == 1 else 1) * model.embedding / sp
-    stage = layers // pp * model.layer_parameters
-    weights = stage / block.wp + head if isp else stage / sp + head + 0 * block.zp
-    halves = 1 if block.dp <= 1 else 2
-    states = stage / (block.wp * block.zp) + head / halves if isp else weights / block.zp
+    model, d, pp = question.model, question.dtype_size, block.pp
+    weights, states = _held(block, question)
     os, p_g = d * max(1, 4 // d) * 3 * states, 2.0 * d * weights
-    unit = (d // 2) * b * seq * h
-    kept = (4 + 106 / 3 / sp) if block.algo == "msp" else 118 / 3 / sp
-    scores = 0 if question.flash else 5 * model.heads * seq / h / sp
-    blocks = np.where(full, 0.0, layers * unit * (kept + scores))
-    norm = 4.0 * b * seq * h // sp
-    one = d * b * seq * h // sp
-    head_input = 0.0 * one if block.algo == "msp" else 1.0 * one
-    head_output = 1.0 * (d * b * seq * model.vocab // sp)
-    saved = np.where(full, layers // pp * pp * one, 0.0)
-    peak = 2.0 * d * seq * b * h + 2.0 * d * seq * b * h / sp + d * h * model.vocab / sp
-    activation = blocks + norm + head_input + head_output + saved + peak
-    pool = 4.0 * d * (4 * h**2 + 3 * h * model.ffn) if isp else 0.0
-    rotary = 2.0 * d * (layers // pp) * seq * (h // model.heads) // 2
-    buffer = 1.0 * d * (seq // sp) * b * h if pp > 1 else 0.0
+    kept = _activations(block, question)
+    activation = sum(kept.values(), np.float64(0))
+    pool = 4.0 * d * (4 * model.hidden**2 + 3 * model.hidden * model.ffn)
+    pool = pool if block.algo == "isp" else 0.0
+    head = model.hidden // model.heads
+    rotary = 2.0 * d * (model.layers // pp) * question.seq_len * head // 2
+    piece = 1.0 * d * (question.seq_len // block.sp) * block.bsz * model.hidden
+    buffer = piece if pp > 1 else 0.0
     return {
         "total_mm_cost": np.maximum(
             p_g + os + activation + pool + rotary + buffer, p_g + os * 5 / 3
@@ -74,12 +61,41 @@ def memory(block: CompatBlock, question: Question) -> Costs:
         "rotary_emb_sincos_cache_mm": rotary,
         "pp_p2p_buffer": buffer,
         "activation": activation,
-        "blocks_activation": blocks,
-        "norm_activation": norm,
-        "head_input_activation": head_input,
-        "head_output_activation": head_output,
-        "block_output_activation": saved,
-        "backward_mem_peak": peak,
+        **kept,
+    }
+
+
+def _held(block: CompatBlock, question: Question) -> tuple[Array, Array]:
+    """Elements of weights and of optimizer states."""
+    model = question.model
+    head = (2 if block.pp == 1 else 1) * model.embedding / block.sp
+    stage = model.layers // block.pp * model.layer_parameters
+    if block.algo != "isp":
+        weights = stage / block.sp + head + 0 * block.zp
+        return weights, weights / block.zp
+    halves = 1 if block.dp <= 1 else 2
+    return stage / block.wp + head, stage / (block.wp * block.zp) + head / halves
+
+
+def _activations(block: CompatBlock, question: Question) -> Costs:
+    model, d, pp, sp = question.model, question.dtype_size, block.pp, block.sp
+    seq, h, layers, b, full = (
+        *(question.seq_len, model.hidden, model.layers),
+        *(block.bsz, block.ck > 0),
+    )
+    unit = (d // 2) * b * seq * h
+    kept = (4 + 106 / 3 / sp) if block.algo == "msp" else 118 / 3 / sp
+    scores = 0 if question.flash else 5 * model.heads * seq / h / sp
+    one = d * b * seq * h // sp
+    return {
+        "blocks_activation": np.where(full, 0.0, layers * unit * (kept + scores)),
+        "norm_activation": 4.0 * b * seq * h // sp,
+        "head_input_activation": 0.0 * one if block.algo == "msp" else 1.0 * one,
+        "head_output_activation": 1.0 * (d * b * seq * model.vocab // sp),
+        "block_output_activation": np.where(full, layers // pp * pp * one, 0.0),
+        "backward_mem_peak": 2.0 * d * seq * b * h
+        + 2.0 * d * seq * b * h / sp
+        + d * h * model.vocab / sp,
     }
 
 
@@ -110,46 +126,53 @@ def times(
     comp_attn: Array,
 ) -> Costs:
     """Seconds of a step and its parts; tokens a GPU and second."""
-    model, d, pp, sp, wp = question.model, question.dtype_size, block.pp, block.sp, block.wp
-    seq, h, b, m, ck = question.seq_len, model.hidden, block.bsz, block.num, block.ck
-    linear = sum(
-        cluster.gemm.seconds(d * b * float(seq) * h * out / sp)
-        for out in (3 * h, h, model.ffn, model.ffn, model.ffn)
-    )
-    comp_wp = (3 + ck) * linear
-    isp = block.algo == "isp"
-    weights = 4.0 * h * h + 3.0 * h * model.ffn
-    comm_wp = 3 * _moved(d * weights, wp, 1) if isp else np.zeros(1)
-    if isp:
-        sp_comm = _moved(d * b * (seq / sp) * h, sp, 1, "alltoall") * (8 + 4 * ck)
-    else:
-        calls = (8 if block.algo == "msp" else 10) + 4 * ck
-        sp_comm = _moved(d * b * float(seq) * h, sp, 1) * calls
-    both = np.maximum(comp_wp, comm_wp) + question.penalty * np.minimum(comp_wp, comm_wp)
-    overlap = np.where(wp > 1, both, comp_wp)
-    layer = overlap + sp_comm + comp_attn
-    most = -(-model.layers // pp)
-    one = (model.layers if pp == 1 else most) * layer
+    pp, m, layers = block.pp, block.num, question.model.layers
+    costs = _layer(block, question, cluster)
+    layer = costs["overlap_latency"] + costs["sp_comm_cost"] + comp_attn
+    one = (layers if pp == 1 else -(-layers // pp)) * layer
     wdp, zp_cost = _synchronise(block, question, rules)
-    piece = d * (seq // sp) * b * float(h)
-    p2p = _p2p(block, piece) * (2 * np.minimum(pp, m) + m - 1)
+    piece = question.dtype_size * (question.seq_len // block.sp) * block.bsz
+    p2p = _p2p(block, piece * float(question.model.hidden))
+    p2p = p2p * (2 * np.minimum(pp, m) + m - 1)
     pipe = p2p + (pp - 1) * one if pp > 1 else 0.0 * one
     total = m * one + pipe + wdp + zp_cost
-    tokens = b * m * seq * block.dp
+    tokens = block.bsz * m * question.seq_len * block.dp
     return {
         "tgs": tokens / (block.world * total),
         "total_latency": total,
         "fwd_bwd_cost": one,
         "all_fwd_bwd_cost": m * one,
-        "overlap_latency": overlap,
-        "comp_wp": comp_wp,
+        **costs,
         "comp_attn": comp_attn,
         "pp_comm_cost": pipe,
         "zp_comm_cost": zp_cost,
-        "wp_comm_cost": comm_wp,
-        "sp_comm_cost": sp_comm,
         "wdp_comm_cost": wdp,
         "g_bsz": tokens,
+    }
+
+
+def _layer(block: CompatBlock, question: Question, cluster: Cluster) -> Costs:
+    """Products and communication of a layer, attention apart."""
+    model, d, sp, wp = question.model, question.dtype_size, block.sp, block.wp
+    seq, h, b, ck = question.seq_len, model.hidden, block.bsz, block.ck
+    linear = sum(
+        cluster.gemm.seconds(d * b * float(seq) * h * out / sp)
+        for out in (3 * h, h, model.ffn, model.ffn, model.ffn)
+    )
+    comp_wp = (3 + ck) * linear
+    if block.algo == "isp":
+        comm_wp = 3 * _moved(d * (4.0 * h * h + 3.0 * h * model.ffn), wp, 1)
+        sp_comm = _moved(d * b * (seq / sp) * h, sp, 1, "alltoall") * (8 + 4 * ck)
+    else:
+        comm_wp = np.zeros(1)
+        calls = (8 if block.algo == "msp" else 10) + 4 * ck
+        sp_comm = _moved(d * b * float(seq) * h, sp, 1) * calls
+    both = np.maximum(comp_wp, comm_wp) + question.penalty * np.minimum(comp_wp, comm_wp)
+    return {
+        "overlap_latency": np.where(wp > 1, both, comp_wp),
+        "comp_wp": comp_wp,
+        "wp_comm_cost": comm_wp,
+        "sp_comm_cost": sp_comm,
     }
 
 

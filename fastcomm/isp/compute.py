@@ -1,4 +1,4 @@
-"""Seconds of a layer's arithmetic, of the head and of the optimizer. One micro-batch."""
+"""Seconds of a layer's arithmetic and of the head, for one micro-batch; of the optimizer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,66 +7,82 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastcomm.cluster.cluster import Cluster
+from fastcomm.isp import experts
 from fastcomm.isp.block import FULL, NONE, Block
+from fastcomm.isp.model import Layer
 from fastcomm.isp.question import Question
+from fastcomm.isp.stage import Stage
 from fastcomm.isp.tables import AttentionTable
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
-    """Forward and backward, by rows of a block; what is recomputed counts."""
+class Attention:
+    """A layer's attention, once each way; what is recomputed does not count."""
 
-    # One product of each shape, forward.
-    products: tuple[Array, ...]
+    forward: Array
+    backward: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """A layer, forward and backward, by rows of a block; what is recomputed counts."""
+
+    # One product of each shape, forward, and how many there are.
+    products: tuple[tuple[Array, int], ...]
     linear: Array
     attention: Array
     attention_backward: Array
     elementwise: Array
-    head: Array
 
 
 def compute(
-    block: Block, question: Question, cluster: Cluster, table: AttentionTable | None = None
+    block: Block, question: Question, cluster: Cluster, layer: Layer, attention: Attention
 ) -> Compute:
-    """Arithmetic of a layer, and of the head."""
-    model = question.model
+    """Arithmetic of one kind of layer."""
     tokens = 2.0 * block.bsz * question.seq_len / block.sp
-    products = tuple(cluster.gemm.seconds(tokens * elements) for elements, _ in model.matrices)
+    products = [
+        (cluster.gemm.seconds(tokens * elements), count) for elements, count in layer.matrices
+    ]
+    if layer.experts:
+        products.append((experts.product(block, question, cluster, layer.experts), 3))
     again = (block.ck == FULL).astype(np.float64)
-    forward = sum(
-        time * count for time, (_, count) in zip(products, model.matrices, strict=True)
-    )
-    ahead, back = _attention(block, question, cluster, table)
+    forward = sum(time * count for time, count in products)
     repeats = again if question.flash else (block.ck != NONE).astype(np.float64)
-    unit = question.dtype_size / 2 * block.bsz * question.seq_len * model.hidden
+    unit = question.dtype_size / 2 * block.bsz * question.seq_len * question.model.hidden
     return Compute(
-        products=products,
+        products=tuple(products),
         linear=(3 + again) * forward,
-        attention=(1 + repeats) * ahead + back,
-        attention_backward=back,
-        elementwise=2 * (2.5 + again) * unit * block.touched(question) / cluster.hbm,
-        head=3 * cluster.gemm.seconds(tokens * model.embedding),
+        attention=(1 + repeats) * attention.forward + attention.backward,
+        attention_backward=attention.backward,
+        elementwise=2 * (2.5 + again) * unit * block.touched(question, layer) / cluster.hbm,
     )
 
 
-def _attention(
-    block: Block, question: Question, cluster: Cluster, table: AttentionTable | None
-) -> tuple[Array, Array]:
+def head(block: Block, question: Question, cluster: Cluster) -> Array:
+    """Logits of a micro-batch, forward and backward."""
+    tokens = 2.0 * block.bsz * question.seq_len / block.sp
+    return np.asarray(3 * cluster.gemm.seconds(tokens * question.model.embedding))
+
+
+def attend(
+    block: Block, question: Question, cluster: Cluster, table: AttentionTable | None = None
+) -> Attention:
+    """A layer's attention."""
     model, seq, sp = question.model, float(question.seq_len), block.sp
     if not question.flash:
-        flops = 4.0 * block.bsz * seq**2 * model.hidden / sp
+        flops = 4.0 * block.bsz * seq**2 * model.hidden * model.breadth / sp
         moved = 12.0 * block.bsz * model.heads * seq**2 / sp
         forward = flops / cluster.unfused + moved / cluster.hbm
-        return forward, 2 * forward
-    local = model.hidden / sp
+        return Attention(forward=forward, backward=2 * forward)
+    local = model.hidden * model.breadth / sp
     forward = cluster.attention.forward(block.bsz, seq, local)
     backward = cluster.attention.backward(block.bsz, seq, local)
     if table:
         ahead, back = correction(table, cluster, seq, block.bsz * local)
         forward, backward = forward * ahead, backward * back
-    return forward, backward
+    return Attention(forward=forward, backward=backward)
 
 
 def correction(
@@ -102,28 +118,8 @@ def _between(knots: Array, lines: list[Array], at: float) -> Array:
     return np.asarray(lines[below] + share * (lines[above] - lines[below]))
 
 
-def optimizer(block: Block, stage: "Stage", cluster: Cluster) -> Array:
+def optimizer(block: Block, stage: Stage, cluster: Cluster) -> Array:
     """Seconds of the update: fp32 states read and written, weights written and cleared."""
-    states = stage.blocks / block.os + stage.rest / min(2, block.dp)
-    weights = stage.blocks / block.para + stage.rest
+    states = stage.states(block)
+    weights = sum(piece.elements / piece.para for piece in stage.pieces) + stage.rest
     return np.asarray((30 * states + 4 * weights) / cluster.hbm)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """Elements of a pipeline stage: those that shards cut, and ISP's embedding and head."""
-
-    blocks: float
-    rest: float
-
-    @classmethod
-    def of(cls, block: Block, question: Question, layers: int, ends: int) -> "Stage":
-        """A stage of so many layers, with so many of embedding and head."""
-        model = question.model
-        inside = layers * model.layer_parameters / block.tp
-        outside = ends * model.embedding / block.sp
-        return (
-            cls(blocks=inside, rest=outside)
-            if block.isp
-            else cls(blocks=inside + outside, rest=0.0)
-        )

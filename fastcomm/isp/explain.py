@@ -18,35 +18,25 @@ class Term:
 
 def time_terms(record: Record, question: Question) -> list[Term]:
     """Seconds of a step; the parts of level 1 add up to the whole."""
-    layers = -(-question.model.layers // record["pp"])
     num = record["micro_num"]
+    layers, plain = _slowest(record, question)
     each = f"{num} micro-batches x {layers} layers"
 
-    def layer(name: str, words: str, field: str) -> Term:
-        return Term(name=name, value=num * layers * record[field], words=f"{each}: {words}")
+    def layer(name: str, words: str, seconds: float) -> Term:
+        return Term(name=name, value=num * layers * seconds, words=f"{each}: {words}")
 
-    hidden = record["comp_wp"] + record["wp_comm_cost"] - record["overlap_latency"]
-    exposed = record["overlap_latency"] - record["comp_wp"]
     terms = [
-        layer("products", "GEMM forward and backward", "comp_wp"),
-        layer("attention", "attention forward and backward", "comp_attn"),
-        Term(
-            name="weights exposed",
-            value=num * layers * exposed,
-            words=f"{each}: gathers and reductions of {_ms(record['wp_comm_cost'])}, "
-            f"{_ms(max(0.0, hidden))} of it hidden",
-        ),
-        layer("sequence", _SEQUENCE[record["algo_type"]], "sp_comm_cost"),
+        layer("products", "GEMM forward and backward", record["comp_wp"]),
+        layer("attention", "attention forward and backward", record["comp_attn"]),
+        layer("weights exposed", _gathers(record), _shown(record)),
+        layer("sequence", _SEQUENCE[record["algo_type"]], record["sp_comm_cost"]),
     ]
+    if "ep_comm_cost" in record:
+        terms.append(layer("experts exposed", _exchange(record), record["ep_exposed"]))
     if "elementwise" in record:
-        terms.append(layer("element-wise", "norms, activations, residuals", "elementwise"))
-        terms.append(
-            Term(
-                name="head",
-                value=num * record["head"],
-                words=f"{num} micro-batches: the vocabulary, on the last stage",
-            )
-        )
+        words = "norms, activations, residuals"
+        terms.append(layer("element-wise", words, record["elementwise"]))
+        terms += _ends(record, plain)
     return [
         Term(name="step", value=record["total_latency"], words=_rate(record), level=0),
         *terms,
@@ -54,9 +44,44 @@ def time_terms(record: Record, question: Question) -> list[Term]:
     ]
 
 
+def _slowest(record: Record, question: Question) -> tuple[int, int]:
+    """Layers of the slowest stage: the usual ones, and those without experts."""
+    pp = record["pp"]
+    counts = question.model.counts(record.get("slowest_stage", pp - 1), pp)
+    return counts[0], sum(counts[1:])
+
+
+def _shown(record: Record) -> float:
+    return float(record["overlap_latency"] - record["comp_wp"])
+
+
+def _gathers(record: Record) -> str:
+    hidden = max(0.0, record["wp_comm_cost"] - _shown(record))
+    return (
+        f"gathers and reductions of {_ms(record['wp_comm_cost'])}, {_ms(hidden)} of it hidden"
+    )
+
+
+def _exchange(record: Record) -> str:
+    return f"all-to-alls of {_ms(record['ep_comm_cost'])} over {record['ep']} ranks"
+
+
+def _ends(record: Record, plain: int) -> list[Term]:
+    """What a stage has beside its usual layers."""
+    num = record["micro_num"]
+    words = f"{num} micro-batches: the vocabulary, on the last stage"
+    last = record.get("slowest_stage", record["pp"] - 1) == record["pp"] - 1
+    found = [Term(name="head", value=num * record["head"] * last, words=words)]
+    if "dense_layer" in record:
+        words = f"{num} micro-batches x {plain} layers without experts"
+        value = num * plain * record["dense_layer"]
+        found.append(Term(name="dense layers", value=value, words=words))
+    return found
+
+
 def _once(record: Record) -> list[Term]:
     pp, num = record["pp"], record["micro_num"]
-    transfers = 2 * (num + pp - 1) if pp > 1 else 0
+    transfers = 2 * (num + pp - 1) * record.get("interleave", 1) if pp > 1 else 0
     if "bubble" not in record:
         names = {
             "pp_comm_cost": "bubble and transfers",
@@ -65,7 +90,7 @@ def _once(record: Record) -> list[Term]:
         }
         return [Term(name=n, value=record[n], words=words) for n, words in names.items()]
     return [
-        Term(name="bubble", value=record["bubble"], words=f"{pp - 1} other stages"),
+        Term(name="bubble", value=record["bubble"], words=_bubble(record)),
         Term(name="p2p", value=record["p2p"], words=f"{transfers} transfers"),
         Term(
             name="gradients",
@@ -124,6 +149,12 @@ def _moment(record: Record) -> str:
 def is_step(record: Record) -> bool:
     """Whether the optimizer's step needs more than forward and backward do."""
     return bool(record.get("step_peak", 0) >= record["total_mm_cost"])
+
+
+def _bubble(record: Record) -> str:
+    words = f"{record['pp'] - 1} other stages"
+    virtual = record.get("interleave", 1)
+    return f"{words}, in {virtual} parts" if virtual > 1 else words
 
 
 def _ms(seconds: float) -> str:

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.isp.block import FULL, NONE, Block
-from fastcomm.isp.compute import Stage
 from fastcomm.isp.question import Question
+from fastcomm.isp.stage import Stage, experts_of, places
 
 Array = NDArray[Any]
 Bytes = dict[str, Any]
@@ -21,8 +21,8 @@ TRANSIENT = 16
 def memory(block: Block, question: Question) -> Bytes:
     """The terms of the fullest stage; `total_mm_cost` is what has to fit."""
     found: Bytes | None = None
-    for place, layers in _stages(block.pp, question.model.layers):
-        terms = _stage(block, question, place, layers)
+    for place in places(block.pp, question.model):
+        terms = _stage(block, question, place)
         if found is None:
             found = terms
             continue
@@ -32,27 +32,23 @@ def memory(block: Block, question: Question) -> Bytes:
     return found
 
 
-def _stages(pp: int, layers: int) -> list[tuple[int, int]]:
-    """Place and layers of the stages that can be fullest: first, first of the long, last."""
-    least, longer = divmod(layers, pp)
-    places = {0, pp - longer if longer else 0, pp - 1}
-    return [(place, least + int(place >= pp - longer)) for place in sorted(places)]
-
-
-def _stage(block: Block, question: Question, place: int, layers: int) -> Bytes:
+def _stage(block: Block, question: Question, place: int) -> Bytes:
     pp, d = block.pp, question.dtype_size
     last = place == pp - 1
-    stage = Stage.of(block, question, layers, int(place == 0) + int(last))
-    states = stage.blocks / block.os + stage.rest / min(2, block.dp)
-    weights = d * (stage.blocks / block.para + stage.rest)
-    grads = d * (stage.blocks / block.grads + stage.rest)
-    kept = _activations(block, question, np.minimum(block.num, pp - place), layers)
+    counts = question.model.counts(place, pp)
+    stage = Stage.of(block, question, counts, int(place == 0) + int(last))
+    states = stage.states(block)
+    weights = d * (sum(each.elements / each.para for each in stage.pieces) + stage.rest)
+    grads = d * (sum(each.elements / each.grads for each in stage.pieces) + stage.rest)
+    kept = _activations(block, question, np.minimum(block.num, pp - place), counts)
     kept |= _last(block, question) if last else dict.fromkeys(_LAST, 0.0)
-    activation = sum((np.asarray(each) for each in kept.values()), np.float64(0))
-    others = _buffers(block, question, layers)
+    others = _buffers(block, question, sum(counts))
+    activation, buffers = (
+        sum((np.asarray(each) for each in terms.values()), np.float64(0))
+        for terms in (kept, others)
+    )
     fixed = weights + grads + 12 * states
     peak = fixed + TRANSIENT * states
-    buffers = sum((np.asarray(each) for each in others.values()), np.float64(0))
     return {
         "total_mm_cost": CONTEXT + np.maximum(fixed + activation + buffers, peak),
         "os_mm_cost": 12 * states,
@@ -65,20 +61,29 @@ def _stage(block: Block, question: Question, place: int, layers: int) -> Bytes:
     }
 
 
-def _activations(block: Block, question: Question, flying: Array, layers: int) -> Bytes:
+def _activations(
+    block: Block, question: Question, flying: Array, counts: tuple[int, ...]
+) -> Bytes:
     d, seq, model = question.dtype_size, question.seq_len, question.model
     unit = d / 2 * block.bsz * seq * model.hidden
-    if question.interleave > 1 and block.pp > 1:
-        flying = flying * (1 + (block.pp - 1) / (block.pp * question.interleave))
-    scores = 5 * model.heads * seq / (model.hidden * block.sp)
-    held = np.where(block.ck == NONE, scores, 0.0) if not question.flash else 0.0
-    layer = unit * (block.kept(question) + held)
-    live = unit * (block.kept(question) + (0.0 if question.flash else scores))
+    virtual = block.pp * block.interleave
+    flying = np.where(
+        block.interleave > np.int64(1), flying * (1 + (block.pp - 1) / virtual), flying
+    )
+    scores = 0.0 if question.flash else 5 * model.heads * seq / (model.hidden * block.sp)
+    held = np.where(block.ck == NONE, scores, 0.0)
+    kinds = [
+        (count, block.kept(question, kind))
+        for count, kind in zip(counts, model.kinds, strict=True)
+        if count
+    ]
     full = block.ck == FULL
+    live = unit * (max(kept for _, kept in kinds) + scores)
     inputs = d * block.bsz * seq * model.hidden / block.whole
+    layers = sum(flying * count * (unit * (kept + held)) for count, kept in kinds)
     return {
-        "blocks_activation": np.where(full, live, flying * layers * layer),
-        "block_output_activation": np.where(full, flying * layers * inputs, 0.0),
+        "blocks_activation": np.where(full, live, layers),
+        "block_output_activation": np.where(full, flying * sum(counts) * inputs, 0.0),
     }
 
 
@@ -102,11 +107,15 @@ def _last(block: Block, question: Question) -> Bytes:
 
 def _buffers(block: Block, question: Question, layers: int) -> Bytes:
     model, d = question.model, question.dtype_size
-    weights = sum(elements * count for elements, count in model.matrices)
+    kind = model.kinds[0]
+    weights = sum(elements * count for elements, count in kind.matrices)
+    pool = np.where(block.para > 1, 4 * d * weights / block.tp, 0.0)
+    if kind.experts:
+        routed = 4 * d * model.expert_parameters / block.ep
+        pool = pool + np.where(experts_of(block, routed).para > 1, routed, 0.0)
     piece = d * block.bsz * question.seq_len * model.hidden / block.whole
-    heads = model.hidden // model.heads
     return {
-        "mem_pool_mm": np.where(block.para > 1, 4 * d * weights / block.tp, 0.0),
-        "rotary_emb_sincos_cache_mm": 2.0 * d * layers * question.seq_len * heads / 2,
+        "mem_pool_mm": pool,
+        "rotary_emb_sincos_cache_mm": 2.0 * d * layers * question.seq_len * model.rotary / 2,
         "pp_p2p_buffer": piece if block.pp > 1 else 0.0,
     }

@@ -1,31 +1,54 @@
-"""The transformer that is trained: by name, by size, by a TOML file or a `config.json`."""
+"""The transformer that is trained, as numbers: attention, MLP or experts, vocabulary."""
 
-import json
-import tomllib
 from dataclasses import dataclass
 from math import ceil
-from pathlib import Path
-from typing import Any
 
-from fastcomm.errors import ConfigError
+VOCAB = 103168
 
-_VOCAB = 103168
-# Hidden size, heads, layers by billions of parameters.
-_SIZES = {
-    0.25: (1280, 10, 10),
-    1.3: (2048, 16, 24),
-    7: (4096, 32, 32),
-    13: (5120, 40, 40),
-    20: (5120, 40, 60),
-    30: (6144, 48, 60),
-    65: (8192, 64, 80),
-    104: (10240, 80, 82),
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of SwiGLU experts in place of the MLP, in every layer but the first ones."""
+
+    number: int
+    # Experts of a token.
+    top_k: int
+    # Width of one.
+    ffn: int
+    # Width of those that every token visits, all together.
+    shared: int = 0
+    # The first layers keep the MLP.
+    dense_layers: int = 0
+    # A token's experts lie on so many nodes at most; 0: on any.
+    node_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Latent attention: all from short vectors. Ranks are theirs, other widths a head's."""
+
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """What one kind of layer is made of, apart from its routed experts."""
+
+    # Elements of each weight matrix, and how many have this size.
+    matrices: tuple[tuple[float, int], ...]
+    parameters: float
+    # Elements a token that the MLP or the experts keep, in multiples of hidden.
+    wide: float
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The shape of a decoder; every layer is the same."""
+    """The shape of a decoder: `kinds` of layers, the usual one first."""
 
     name: str
     hidden: int
@@ -33,10 +56,16 @@ class Model:
     kv_heads: int
     layers: int
     ffn: int
-    vocab: int = _VOCAB
+    vocab: int = VOCAB
     mlp: str = "swiglu"
     # Of the original's table: 0 for any other model.
     billions: float = 0
+    # Width of a head where it is not hidden / heads.
+    head_dim: int = 0
+    latent: Latent | None = None
+    experts: Experts | None = None
+    # Whether embedding and head are one matrix.
+    tied: bool = False
 
     @property
     def group(self) -> float:
@@ -44,17 +73,83 @@ class Model:
         return self.kv_heads / self.heads
 
     @property
+    def breadth(self) -> float:
+        """Mean width of queries and values, all heads, in multiples of hidden."""
+        if self.latent:
+            each = (self.latent.nope + self.latent.rope + self.latent.value) / 2
+            return self.heads * each / self.hidden
+        return self.heads * self.head_dim / self.hidden if self.head_dim else 1.0
+
+    @property
+    def rotary(self) -> int:
+        """Width that positions turn, of a head."""
+        if self.latent:
+            return self.latent.rope
+        return self.head_dim or self.hidden // self.heads
+
+    @property
+    def attention(self) -> tuple[tuple[float, int], ...]:
+        """Elements of each matrix around attention, and how many have this size."""
+        if self.latent is None:
+            square = float(self.hidden) ** 2 * self.breadth
+            return ((1 + 2 * self.group) * square, 1), (square, 1)
+        h, a, cut = float(self.hidden), self.heads, self.latent
+        return (
+            (h * cut.q_rank, 1),
+            (float(cut.q_rank) * a * (cut.nope + cut.rope), 1),
+            (h * (cut.kv_rank + cut.rope), 1),
+            (float(cut.kv_rank) * a * (cut.nope + cut.value), 1),
+            (float(a) * cut.value * h, 1),
+        )
+
+    @property
     def matrices(self) -> tuple[tuple[float, int], ...]:
-        """Elements of each weight matrix of a layer, and how many have this size."""
-        square = float(self.hidden) ** 2
+        """The same of a layer without experts."""
         mlp = (float(self.hidden) * self.ffn, 3 if self.mlp == "swiglu" else 2)
-        return ((1 + 2 * self.group) * square, 1), (square, 1), mlp
+        return (*self.attention, mlp)
 
     @property
     def layer_parameters(self) -> float:
-        """Parameters of a layer, its norms included for SwiGLU as the original counts."""
+        """Parameters of such a layer, its norms included for SwiGLU as the original counts."""
         norms = 2 * self.hidden if self.mlp == "swiglu" else 0
         return norms + sum(elements * count for elements, count in self.matrices)
+
+    @property
+    def expert_parameters(self) -> float:
+        """Parameters of the routed experts of a layer."""
+        experts = self.experts
+        return 3.0 * self.hidden * experts.ffn * experts.number if experts else 0.0
+
+    @property
+    def kinds(self) -> tuple[Layer, ...]:
+        """The usual layer; then the one without experts, where the first layers have none."""
+        plain = Layer(matrices=self.matrices, parameters=self.layer_parameters, wide=self.wide)
+        if self.experts is None:
+            return (plain,)
+        usual = self._with_experts(self.experts)
+        return (usual, plain) if self.experts.dense_layers else (usual,)
+
+    def _with_experts(self, experts: Experts) -> Layer:
+        h = float(self.hidden)
+        shared = ((h * experts.shared, 3),) if experts.shared else ()
+        matrices = (*self.attention, (h * experts.number, 1), *shared)
+        # A copy of a token: gathered, three widths, and its output before the weighted sum.
+        copies = experts.top_k * (4 + 8 * experts.ffn / h)
+        return Layer(
+            matrices=matrices,
+            parameters=2 * h + sum(elements * count for elements, count in matrices),
+            wide=8 * experts.shared / h + copies,
+            experts=experts,
+        )
+
+    def counts(self, place: int, pp: int) -> tuple[int, ...]:
+        """Layers of each kind on a stage; the last stages hold one more."""
+        least, longer = divmod(self.layers, pp)
+        first = place * least + max(0, place - (pp - longer))
+        mine = least + int(place >= pp - longer)
+        dense = self.experts.dense_layers if self.experts else 0
+        plain = min(max(dense - first, 0), mine)
+        return (mine - plain, plain)[: len(self.kinds)]
 
     @property
     def embedding(self) -> int:
@@ -64,7 +159,22 @@ class Model:
     @property
     def parameters(self) -> float:
         """Parameters of the whole model."""
-        return 2 * self.embedding + self.layers * self.layer_parameters + self.hidden
+        return self._of_all(self.expert_parameters)
+
+    @property
+    def active(self) -> float:
+        """Parameters that a token meets."""
+        experts = self.experts
+        return self._of_all(
+            self.expert_parameters * experts.top_k / experts.number if experts else 0.0
+        )
+
+    def _of_all(self, experts: float) -> float:
+        layers = sum(
+            count * (kind.parameters + (experts if kind.experts else 0.0))
+            for kind, count in zip(self.kinds, self.counts(0, 1), strict=True)
+        )
+        return (1 if self.tied else 2) * self.embedding + layers + self.hidden
 
     @property
     def wide(self) -> float:
@@ -76,135 +186,24 @@ class Model:
 
     def flops(self, seq_len: int, passes: int = 3) -> float:
         """FLOPs a token: 3 passes are the model's, 4 those with recomputation."""
+        attention = 4.0 * seq_len * self.hidden * self.breadth
+        layers = sum(
+            passes * count * (2 * self._linear(kind) + attention)
+            for kind, count in zip(self.kinds, self.counts(0, 1), strict=True)
+        )
+        return layers + 6.0 * self.embedding
+
+    def _linear(self, kind: Layer) -> float:
+        """Elements of a layer that a token is multiplied with."""
+        if experts := kind.experts:
+            routed = self.expert_parameters * experts.top_k / experts.number
+            return sum(elements * count for elements, count in kind.matrices) + routed
         # A usual width counts as 8/3 of hidden, unrounded, as everyone's MFU does.
         mlp = 8.0 * self.hidden**2 if self.wide in {64 / 3, 16.0} else 0.0
-        mlp = mlp or self.matrices[2][0] * self.matrices[2][1]
-        linear = 2 * (self.matrices[0][0] + self.matrices[1][0] + mlp)
-        attention = 4.0 * seq_len * self.hidden
-        return passes * self.layers * (linear + attention) + 6.0 * self.embedding
+        mlp = mlp or self.matrices[-1][0] * self.matrices[-1][1]
+        return sum(elements * count for elements, count in self.attention) + mlp
 
 
 def swiglu_width(hidden: int) -> int:
     """Width of a SwiGLU MLP as InternLM rounds it."""
     return 256 * ceil(int(hidden * 8 / 3) / 256)
-
-
-def of_size(billions: float, vocab: int = _VOCAB) -> Model:
-    """The InternLM model of that many billions of parameters."""
-    if billions not in _SIZES:
-        known = ", ".join(f"{size:g}" for size in _SIZES)
-        raise ConfigError(f"model size {billions:g}: known are {known} (billions)")
-    hidden, heads, layers = _SIZES[billions]
-    return Model(
-        name=f"internlm-{billions:g}b",
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        layers=layers,
-        ffn=swiglu_width(hidden),
-        vocab=vocab,
-        billions=billions,
-    )
-
-
-def _llama(name: str, *shape: int) -> Model:
-    hidden, heads, kv_heads, layers, ffn, vocab = shape
-    return Model(
-        name=name,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        layers=layers,
-        ffn=ffn,
-        vocab=vocab,
-    )
-
-
-PRESETS = {
-    **{f"internlm-{size:g}b": of_size(size) for size in _SIZES},
-    "llama2-7b": _llama("llama2-7b", 4096, 32, 32, 32, 11008, 32000),
-    "llama2-13b": _llama("llama2-13b", 5120, 40, 40, 40, 13824, 32000),
-    "llama2-70b": _llama("llama2-70b", 8192, 64, 8, 80, 28672, 32000),
-    "llama3-8b": _llama("llama3-8b", 4096, 32, 8, 32, 14336, 128256),
-    "llama3-70b": _llama("llama3-70b", 8192, 64, 8, 80, 28672, 128256),
-    "llama3-405b": _llama("llama3-405b", 16384, 128, 8, 126, 53248, 128256),
-}
-
-
-def load(said: str | float) -> Model:
-    """A model by preset ("internlm-7b"), size (7, "7B"), TOML file or Hugging Face config."""
-    text = str(said).lower()
-    if text in PRESETS:
-        return PRESETS[text]
-    try:
-        return of_size(float(text.removesuffix("b")))
-    except ValueError:
-        pass
-    path = Path(str(said))
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        raise ConfigError(f"model {said!r}: no file, no size, none of {', '.join(PRESETS)}")
-    try:
-        text = path.read_text("utf-8")
-        parsed = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    if not isinstance(parsed, dict):
-        raise ConfigError(f"{path}: found {type(parsed).__name__}, wanted a table of keys")
-    return _checked(_plain(parsed, path), path)
-
-
-# Each of ours, and how Hugging Face names it.
-_NAMES = {
-    "hidden": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head"),
-    "layers": ("num_hidden_layers", "n_layer"),
-    "kv_heads": ("num_key_value_heads",),
-    "ffn": ("intermediate_size", "n_inner"),
-    "vocab": ("vocab_size",),
-}
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_GATED = ("silu", "swish", "swiglu")
-
-
-def _plain(said: dict[str, Any], path: Path) -> Model:
-    if experts := [key for key in _EXPERTS if said.get(key)]:
-        raise ConfigError(f"{path}: {experts[0]}: models with experts are not searched yet")
-    if "mlp" in said and said["mlp"] not in {"swiglu", "gelu"}:
-        raise ConfigError(f"{path}: mlp: found {said['mlp']!r}, wanted swiglu or gelu")
-    gated = said.get("hidden_act", said.get("activation_function", "silu")) in _GATED
-    mlp = said.get("mlp", "swiglu" if gated else "gelu")
-    hidden, heads = _number(said, "hidden", path), _number(said, "heads", path)
-    usual = swiglu_width(hidden) if mlp == "swiglu" else 4 * hidden
-    return Model(
-        name=str(said.get("name", said.get("_name_or_path") or path.stem)),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=_number(said, "kv_heads", path, heads),
-        layers=_number(said, "layers", path),
-        ffn=_number(said, "ffn", path, usual),
-        vocab=_number(said, "vocab", path, _VOCAB),
-        mlp=mlp,
-    )
-
-
-def _number(said: dict[str, Any], key: str, path: Path, usual: int | None = None) -> int:
-    names = (key, *_NAMES[key])
-    value = next((said[name] for name in names if said.get(name) is not None), usual)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(
-            f"{path}: {' or '.join(names)}: found {value!r}, wanted a whole number"
-        )
-    return value
-
-
-def _checked(model: Model, path: Path) -> Model:
-    if model.hidden % model.heads:
-        raise ConfigError(
-            f"{path}: hidden {model.hidden} is no multiple of {model.heads} heads"
-        )
-    if model.heads % model.kv_heads:
-        raise ConfigError(
-            f"{path}: {model.heads} heads are no multiple of {model.kv_heads} kv_heads"
-        )
-    return model

@@ -48,39 +48,43 @@ class Question:
     param_sync: str = "broadcast"
     # "per_op": each product overlaps its own weights alone.
     overlap: str = "layer"
-    # Virtual stages of a rank, interleaved.
-    interleave: int = 1
+    # Virtual stages of a rank, interleaved; None is all that divide a stage's layers.
+    interleave: tuple[int, ...] | None = None
+    # Ranks that share a layer's experts; None is all that divide both.
+    ep: tuple[int, ...] | None = None
+    # Tokens of the fullest rank's experts over their mean.
+    imbalance: float = 1.0
+    # "copies": a token goes to each of its experts; "nodes": once to each of their nodes.
+    dispatch: str = "copies"
+    # Hide the experts' all-to-alls behind another micro-batch's arithmetic.
+    overlap_experts: bool = False
+    # What an MTP rank sends to the next stage: all of it ("whole"), or its share ("scatter").
+    p2p: str = "whole"
     any_schedule: bool = False
     # DeepSpeed-Ulysses: weights whole or cut by all replicas.
     ulysses: bool = False
 
     def check(self) -> None:
         """Raise `ConfigError` for what no strategy can satisfy."""
-        model, batch = self.model, self.batch
-        if batch.least > batch.most:
-            raise ConfigError(
-                f"global batch: the least, {batch.least}, is above the most, {batch.most}"
-            )
         if not self.world_sizes:
             raise ConfigError("world size: none is left, wanted at least one")
         if not 0 < self.penalty <= 1:
             raise ConfigError(f"penalty {self.penalty}: wanted above 0 and at most 1")
+        if self.imbalance < 1:
+            raise ConfigError(f"imbalance {self.imbalance}: wanted 1, for even loads, or more")
         if unknown := set(self.algos) - set(ALGOS):
             raise ConfigError(
                 f"algorithm {min(unknown)!r}: known are {', '.join(ALGOS)} (and dsp)"
             )
-        for sp in self.sp or ():
-            if model.heads % sp:
-                near = max(each for each in range(1, sp + 1) if model.heads % each == 0)
-                raise ConfigError(
-                    f"sp {sp}: {model.name} has {model.heads} heads, which it has to divide; "
-                    f"the nearest below is {near}"
-                )
-        for pp in self.pp or ():
-            if pp > model.layers:
-                raise ConfigError(
-                    f"pp {pp}: {model.name} has {model.layers} layers, its most stages"
-                )
+        self._check_batch()
+        self._check_shards()
+
+    def _check_batch(self) -> None:
+        batch = self.batch
+        if batch.least > batch.most:
+            raise ConfigError(
+                f"global batch: the least, {batch.least}, is above the most, {batch.most}"
+            )
         if batch.strict and batch.least % self.seq_len:
             lower = batch.least // self.seq_len * self.seq_len
             nearest = f"{lower} or {lower + self.seq_len}" if lower else str(self.seq_len)
@@ -88,3 +92,26 @@ class Question:
                 f"global batch {batch.least}: no multiple of the sequence length "
                 f"{self.seq_len}; the nearest are {nearest}"
             )
+
+    def _check_shards(self) -> None:
+        model = self.model
+        for pp in self.pp or ():
+            if pp > model.layers:
+                raise ConfigError(
+                    f"pp {pp}: {model.name} has {model.layers} layers, its most stages"
+                )
+        if self.ep and not model.experts and set(self.ep) != {1}:
+            raise ConfigError(f"ep: {model.name} has no experts to spread")
+        experts = model.experts.number if model.experts else 1
+        for name, asked, whole, what in (
+            ("sp", self.sp, model.heads, "heads"),
+            ("ep", self.ep, experts, "experts"),
+            ("interleave", self.interleave, model.layers, "layers"),
+        ):
+            for each in asked or ():
+                if whole % each:
+                    near = max(n for n in range(1, each + 1) if whole % n == 0)
+                    raise ConfigError(
+                        f"{name} {each}: {model.name} has {whole} {what}, which it has to "
+                        f"divide; the nearest below is {near}"
+                    )

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 _WHOLE = (
     *("pp", "sp", "wp_size", "zp_size", "seq_len", "micro_bsz", "micro_num"),
     *("activation_ckpt", "world_size", "g_bsz", "p_para", "p_grads", "p_os"),
+    *("ep", "interleave", "slowest_stage"),
 )
 # What a point of the front says of its strategy.
 _SHORT = (
-    *("algo_type", "world_size", "pp", "sp", "wp_size", "zp_size", "p_para", "p_grads", "p_os"),
+    *("algo_type", "world_size", "pp", "interleave", "sp", "ep", "wp_size", "zp_size"),
+    *("p_para", "p_grads", "p_os"),
     *("micro_bsz", "micro_num", "activation_ckpt", "tgs", "total_latency", "total_mm_cost"),
 )
 Record = dict[str, Any]
@@ -127,7 +129,3 @@ class Found:
             ],
             "notes": list(self.notes),
         }
-
-
-def _short(record: Record) -> Record:
-    return {name: record[name] for name in _SHORT if name in record}

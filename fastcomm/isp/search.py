@@ -38,7 +38,7 @@ def search(
     least = np.inf
     for world in question.world_sizes:
         for block in blocks(question, world, counts):
-            if counts.candidates > MOST:
+            if counts.cells > MOST:
                 raise ConfigError(
                     f"more than {MOST} candidates: narrow the batch, or say --pp or --sp"
                 )
@@ -71,7 +71,7 @@ _NARROWEST = 512
 
 def _key(block: Block, question: Question) -> Fields:
     beyond = question.flash and (
-        question.seq_len > _LONGEST or question.model.hidden // block.sp < _NARROWEST
+        question.seq_len > _LONGEST or _width(question) // block.sp < _NARROWEST
     )
     whole = {
         "algo": ALGOS.index(block.algo),
@@ -79,6 +79,7 @@ def _key(block: Block, question: Question) -> Fields:
         "sp": block.sp,
         "seq_len": question.seq_len,
         "world_size": block.world,
+        "ep": block.ep,
     }
     return {
         **{name: np.asarray(value, np.int64) for name, value in whole.items()},
@@ -88,9 +89,14 @@ def _key(block: Block, question: Question) -> Fields:
         "micro_bsz": block.bsz,
         "micro_num": block.num,
         "activation_ckpt": block.ck,
+        "interleave": np.asarray(block.interleave),
         "p_para": block.para,
         "p_grads": block.grads,
         "p_os": block.os,
         "modelsize": np.asarray(question.model.parameters / 1e9),
         "extrapolated": np.asarray(beyond),
     }
+
+
+def _width(question: Question) -> float:
+    return question.model.hidden * question.model.breadth

@@ -13,16 +13,42 @@ from fastcomm.isp.question import Question
 Ints = NDArray[np.int64]
 
 
+REASONS = ("heads", "experts", "batch", "schedule", "memory")
+
+
 @dataclass(slots=True)
 class Counts:
-    """Cells looked at, and what fell out; `heads` and `batch` count layouts, not cells."""
+    """Candidates, and why each fell out: `candidates` is the feasible and all of `rejected`.
+
+    A candidate is a layout (pipeline, sequence shard, experts, algorithm), a row (micro-batch,
+    checkpoints, virtual stages) and a chain of shards. A layout that no batch suits counts as
+    if one did.
+    """
 
     candidates: int = 0
-    rejected: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("heads", "batch", "schedule", "memory"), 0)
-    )
+    rejected: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     # The data-parallel degrees of layouts that no batch suits.
     unsuited: set[int] = field(default_factory=set)
+    # Candidates that have to be priced.
+    cells: int = 0
+
+    def reject(self, reason: str, count: int) -> None:
+        """Count so many candidates that fell out."""
+        self.candidates += count
+        self.rejected[reason] += count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What varies inside a layout: those that the schedule allows, and how many there are."""
+
+    bsz: Ints
+    num: Ints
+    ck: Ints
+    stages: Ints
+    every: int
+    # Whether a micro-batch suits the batch at all.
+    suited: bool
 
 
 @cache
@@ -44,52 +70,71 @@ def chains(n: int) -> Ints:
 
 
 def blocks(question: Question, world: int, counts: Counts) -> Iterator[Block]:
-    """Every block of one world size that heads and batch allow."""
+    """Every block of one world size that heads, experts and batch allow."""
     for pp in divisors(world):
         if pp > question.model.layers or (question.pp and pp not in question.pp):
-            continue
-        if question.interleave > 1 and question.model.layers % (pp * question.interleave):
-            counts.rejected["schedule"] += 1
             continue
         for sp in divisors(world // pp):
             if question.sp and sp not in question.sp:
                 continue
-            yield from _layouts(question, world, pp, sp, counts)
+            rows = _rows(question, world // pp // sp, pp)
+            for algo in question.algos:
+                yield from _layouts(question, (world, pp, sp, algo), rows, counts)
 
 
 def _layouts(
-    question: Question, world: int, pp: int, sp: int, counts: Counts
+    question: Question, key: tuple[int, int, int, str], rows: Rows, counts: Counts
 ) -> Iterator[Block]:
-    rows = None
-    for algo in question.algos:
-        if not _heads_allow(question, sp, algo):
-            counts.rejected["heads"] += 1
+    world, pp, sp, algo = key
+    para, grads, os = _shards(question, world // pp if algo == "isp" else world // pp // sp)
+    every = rows.every * len(os)
+    for ep in _degrees(question, world // pp):
+        if reason := _refused(question, sp, algo, rows):
+            counts.reject(reason, every)
+            if reason == "batch":
+                counts.unsuited.add(world // pp // sp)
             continue
-        rows = _rows(question, world // pp // sp, pp) if rows is None else rows
-        replicas = world // pp if algo == "isp" else world // pp // sp
-        para, grads, os = _shards(question, replicas)
-        scheduled, all_rows = rows
-        if not all_rows:
-            counts.rejected["batch"] += 1
-            counts.unsuited.add(world // pp // sp)
-            continue
-        counts.candidates += all_rows * len(os)
-        counts.rejected["schedule"] += (all_rows - len(scheduled[0])) * len(os)
-        if not len(scheduled[0]):
-            continue
-        bsz, num, ck = (column[:, None] for column in scheduled)
-        yield Block(
-            world=world,
-            pp=pp,
-            sp=sp,
-            algo=algo,
-            bsz=bsz,
-            num=num,
-            ck=ck,
-            para=para,
-            grads=grads,
-            os=os,
-        )
+        cells = len(rows.num) * len(os)
+        counts.reject("schedule", every - cells)
+        counts.candidates += cells
+        counts.cells += cells
+        if cells:
+            yield Block(
+                world=world,
+                pp=pp,
+                sp=sp,
+                algo=algo,
+                bsz=rows.bsz,
+                num=rows.num,
+                ck=rows.ck,
+                para=para,
+                grads=grads,
+                os=os,
+                ep=ep,
+                stages=rows.stages,
+            )
+
+
+def _degrees(question: Question, ranks: int) -> tuple[int, ...]:
+    """Over how many of a stage's ranks the experts of a layer can be spread."""
+    experts = question.model.experts
+    if experts is None:
+        return (1,)
+    return tuple(
+        each
+        for each in divisors(ranks)
+        if experts.number % each == 0 and (question.ep is None or each in question.ep)
+    )
+
+
+def _refused(question: Question, sp: int, algo: str, rows: Rows) -> str | None:
+    """Why a layout falls out, if it does."""
+    if not _heads_allow(question, sp, algo):
+        return "heads"
+    # Experts take each token once: where every rank has all of them, none could tell whose.
+    if question.model.experts and algo == "mtp" and sp > 1:
+        return "experts"
+    return None if rows.suited else "batch"
 
 
 def _heads_allow(question: Question, sp: int, algo: str) -> bool:
@@ -107,15 +152,36 @@ def _shards(question: Question, replicas: int) -> Ints:
     return found
 
 
-def _rows(question: Question, dp: int, pp: int) -> tuple[Ints, int]:
-    """Batch, number and checkpointing of each row that the schedule allows; how many in all."""
+def _rows(question: Question, dp: int, pp: int) -> Rows:
+    """Every micro-batch, checkpointing and number of virtual stages."""
     pairs = micro_batches(question, dp)
     ways = (NONE, FULL) if question.flash else (NONE, FULL, SELECTIVE)
-    table = np.array([(b, m, ck) for b, m in pairs for ck in ways], np.int64).reshape(-1, 3)
-    allowed = np.full(len(table), True) if question.any_schedule else table[:, 1] >= pp
-    if question.interleave > 1 and pp > 1:
-        allowed &= table[:, 1] % pp == 0
-    return table[allowed].T, len(table)
+    table = np.array(
+        [
+            (b, m, ck, v)
+            for b, m in pairs or [(1, 0)]
+            for ck in ways
+            for v in _virtual(question, pp)
+        ],
+        np.int64,
+    ).reshape(-1, 4)
+    _, num, _, stages = table.T
+    allowed = (num > 0) & ((num >= pp) | question.any_schedule)
+    allowed &= (stages == 1) | (num % pp == 0)
+    bsz, num, ck, stages = (column[:, None] for column in table[allowed].T)
+    return Rows(bsz=bsz, num=num, ck=ck, stages=stages, every=len(table), suited=bool(pairs))
+
+
+def _virtual(question: Question, pp: int) -> tuple[int, ...]:
+    """Virtual stages of a rank: what divides a stage's layers, if all stages have as many."""
+    layers = question.model.layers
+    if pp == 1 or layers % pp:
+        return (1,) if question.interleave is None or 1 in question.interleave else ()
+    return tuple(
+        each
+        for each in divisors(layers // pp)
+        if question.interleave is None or each in question.interleave
+    )
 
 
 def micro_batches(question: Question, dp: int) -> list[tuple[int, int]]:

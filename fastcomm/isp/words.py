@@ -6,8 +6,9 @@ from typing import Any
 
 from fastcomm.cluster.quantities import parse_quantity
 from fastcomm.errors import ConfigError
-from fastcomm.isp import model as model_
 from fastcomm.isp.config import checked
+from fastcomm.isp.model import Model
+from fastcomm.isp.model_file import load
 from fastcomm.isp.question import ALGOS, Batch, Question
 
 # A batch that anything fits: the micro-batches are given.
@@ -96,7 +97,12 @@ def asked(words: Mapping[str, Any], *, seq_len: int | None = None) -> Question:
         grad_sync=words.get("grad_sync", "all_reduce"),
         param_sync=words.get("param_sync", "broadcast"),
         overlap=words.get("overlap", "layer"),
-        interleave=int(words.get("interleave") or 1),
+        interleave=numbers(words.get("interleave"), "interleave"),
+        ep=numbers(words.get("ep"), "ep"),
+        imbalance=float(words.get("imbalance") or 1.0),
+        dispatch=words.get("dispatch", "copies"),
+        overlap_experts=words.get("overlap_experts", False),
+        p2p=words.get("p2p", "whole"),
         any_schedule=words.get("any_schedule", False),
         ulysses=ulysses,
         dtype_size=int(words.get("dtype_size") or 2),
@@ -106,10 +112,10 @@ def asked(words: Mapping[str, Any], *, seq_len: int | None = None) -> Question:
     return question
 
 
-def _model(words: Mapping[str, Any]) -> model_.Model:
+def _model(words: Mapping[str, Any]) -> Model:
     from dataclasses import replace
 
-    model = model_.load(words["model"])
+    model = load(words["model"])
     vocab = words.get("vocab")
     return replace(model, vocab=parse_quantity(vocab, "vocabulary")) if vocab else model
 

@@ -18,6 +18,7 @@ from fastcomm.units import format_bandwidth
 # Columns for the words of a term: a longer text goes on in the next line.
 _WORDS = 64
 _FRONT = 6
+_LAYOUT = {"world_size": "GPUs", "interleave": "v"}
 _CKPT = {0: "none", 1: "full", 2: "selective"}
 _SHADES = " ░▒▓█"
 _KILO = 1024
@@ -73,8 +74,13 @@ def _head(found: Found) -> list[str]:
 
 
 def _ranking(title: str, records: Sequence[Record], question: Question) -> Table:
-    columns = ("GPUs", "pp", "sp", "P", "G", "O", "b", "m", "ckpt", "step", "TGS", "MFU", "GiB")
-    table = _table(title, columns)
+    layout = ["world_size", "pp", "sp"]
+    if any(record.get("interleave", 1) > 1 for record in records):
+        layout.insert(2, "interleave")
+    if question.model.experts:
+        layout.append("ep")
+    columns = ("P", "G", "O", "b", "m", "ckpt", "step", "TGS", "MFU", "GiB")
+    table = _table(title, (*(_LAYOUT.get(name, name) for name in layout), *columns))
     for record in records:
         shards = [record.get(f"p_{each}") for each in ("para", "grads", "os")]
         if shards[0] is None:
@@ -83,7 +89,7 @@ def _ranking(title: str, records: Sequence[Record], question: Question) -> Table
             shards = [wp, wp, wp * record["zp_size"]] if isp else [1, 1, record["zp_size"]]
         table.add_row(
             record["algo_type"].upper(),
-            *(str(record[name]) for name in ("world_size", "pp", "sp")),
+            *(str(record[name]) for name in layout),
             *map(str, shards),
             *(str(record[name]) for name in ("micro_bsz", "micro_num")),
             _CKPT[record["activation_ckpt"]],
@@ -117,13 +123,16 @@ def explain(found: Found, place: int) -> None:
     console.print(_ranking(f"rank {place + 1}", [record], found.question))
     console.print(_terms("time", time_terms(record, found.question), _seconds))
     console.print(_terms("memory", memory_terms(record), _gib))
-    two = two_gpus(record["algo_type"])
-    console.print(
-        f"On two GPUs {record['algo_type'].upper()} sends {two['sent']:g} buffers of D b S h a "
+    if not found.question.model.experts:
+        console.print(_on_two(record["algo_type"]), highlight=False, soft_wrap=True)
+
+
+def _on_two(algo: str) -> str:
+    two = two_gpus(algo)
+    return (
+        f"On two GPUs {algo.upper()} sends {two['sent']:g} buffers of D b S h a "
         f"layer ({two['sent_with_checkpoints']:g} with checkpoints) and keeps "
-        f"{two['kept']:.1f} D/2 b S h.",
-        highlight=False,
-        soft_wrap=True,
+        f"{two['kept']:.1f} D/2 b S h."
     )
 
 
