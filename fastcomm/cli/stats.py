@@ -66,7 +66,7 @@ def run(
     from fastcomm.report import stats as report
 
     compat = words["compat"] is not None
-    how = {"rule": words["rule"], "align": not words["no_align"]}
+    how = {"rule": words["rule"], "align": not words["no_align"], "whole": False}
     said = inputs.read(path, **how)
     for warning in said.warnings:
         click.echo(f"warning: {warning}", err=True)

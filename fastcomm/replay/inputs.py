@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
-from fastcomm.replay import trial, uniform
+from fastcomm.replay import trial, uniform, uniform_scan
 from fastcomm.replay.nccl import Topology
 from fastcomm.replay.steps import with_steps
 from fastcomm.replay.trial import Trial
@@ -29,14 +29,14 @@ class Input:
         return () if self.trial is None else self.trial.warnings
 
 
-def read(path: Path, *, rule: str = "update", align: bool = True) -> Input:
-    """Read PATH, whichever of the two it is."""
+def read(path: Path, *, rule: str = "update", align: bool = True, whole: bool = True) -> Input:
+    """Read PATH, whichever of the two it is; not `whole` is what statistics need, and fast."""
     if path.is_dir():
         found = trial.read(path, rule=rule, align=align)
         return Input(trace=found.trace, trial=found)
     if not path.exists():
         raise TraceFileError(f"{path}: no such file or folder")
-    trace = uniform.read(path)
+    trace = uniform.read(path) if whole else uniform_scan.read(path)
     if not len(trace):
         raise TraceFileError(f"{path}: no events")
     return Input(trace=with_steps(trace, rule), trial=None)
