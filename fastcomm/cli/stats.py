@@ -55,7 +55,7 @@ def run(
     """Describe the operations of a run: how often, how long, in which step, on which rank.
 
     PATH is a dPRO trial (hosts, in them GPUs, in them trace.json.gz, comm.json and the rest),
-    or a uniform trace (JSON, also gzipped).
+    a uniform trace (JSON, also gzipped), or a trace or directory of traces of a profiler.
     """
     import json
 
@@ -66,7 +66,7 @@ def run(
     from fastcomm.report import stats as report
 
     compat = words["compat"] is not None
-    how = {"rule": words["rule"], "align": not words["no_align"]}
+    how = {"rule": words["rule"], "align": not words["no_align"], "whole": False}
     said = inputs.read(path, **how)
     for warning in said.warnings:
         click.echo(f"warning: {warning}", err=True)

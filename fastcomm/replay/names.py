@@ -6,6 +6,8 @@ Every text is a name: what has no dot is an operation of that whole name.
 import re
 from dataclasses import dataclass
 
+from fastcomm.trace.schema import OPS
+
 SERVER = ("COPY_FIRST", "SUM", "COPY_MERGED")
 REQUESTS = ("PUSH_REQ", "PUSH_RES", "PULL_REQ", "PULL_RES")
 COMPUTATION = frozenset(
@@ -18,8 +20,11 @@ COMPUTATION = frozenset(
         "ServerOp",
     }
 )
-COMMUNICATION = frozenset({"Comm.SEND", "Comm.RECV", *(f"Comm.{each}" for each in REQUESTS)})
 OTHER = "other"
+# What communication does, as the last part of its name tells; all else is OTHER.
+TRANSFERS = frozenset({"SEND", "RECV", *(op for op in OPS if op.lower() != OTHER)})
+COMMUNICATION = frozenset(f"Comm.{each}" for each in (*TRANSFERS, *REQUESTS))
+HOST = "HOST"
 
 _FUSED = re.compile(r"\+(?=(?:[^+>]*->)?(?:FW|BW|Comm|UPDATE_)\.)")
 _UNDOTTED = ("UPDATE_", "OUTPUT", "I/O")
@@ -96,7 +101,9 @@ def category(standard: str) -> str:  # noqa: PLR0911
     if name.sub_op in REQUESTS:
         return f"Comm.{name.sub_op}"
     if name.op_cat == "Comm":
-        return f"Comm.{name.sub_op if name.sub_op in {'SEND', 'RECV'} else OTHER}"
+        return f"Comm.{name.sub_op if name.sub_op in TRANSFERS else OTHER}"
+    if name.op_cat == HOST:
+        return "host"
     if name.op_cat in {"FW", "BW", "COMM", "COMP"}:
         return f"operator.{name.op_cat}"
     if name.op_cat.startswith("I/O"):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
@@ -22,6 +23,7 @@ from fastcomm_kernels.json_numbers import NULL
 
 Ints = NDArray[np.int64]
 Codes = NDArray[np.int32]
+Integers = NDArray[np.integer[Any]]
 
 _IDS = ("loopId", "channelId", "chunkId", "sliceId")
 # Above this a float64 does not hold thousandths of its unit.
@@ -83,50 +85,114 @@ class _Dictionary(dict[Any, int]):
         return number
 
 
-def of_events(events: Iterable[Event], shifts: Mapping[str, int] | None = None) -> UniformTrace:
-    """Sort events into columns; `shifts` (pid to ns) is added to their starts."""
-    given = list(events)
-    pids, lanes, cats, extras, phases = (_Dictionary() for _ in range(5))
-    shifts = shifts or {}
-    for each in given:
-        _ = pids[each.pid]
-    start = np.fromiter((e.start + shifts.get(e.pid, 0) for e in given), np.int64, len(given))
-    known = {name: i for i, name in enumerate(sorted({each.name for each in given}))}
-    order = np.lexsort((np.fromiter((known[e.name] for e in given), np.int64), start))
-    events_ = [given[i] for i in order]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Events in any order: codes into the tuples beside them; suffix -1 is none."""
+
+    names: tuple[str, ...]
+    pids: tuple[str, ...]
+    lanes: tuple[str, ...]
+    cats: tuple[str, ...]
+    suffixes: tuple[str, ...]
+    extras: tuple[bytes, ...] = (b"{}",)
+    phases: tuple[str, ...] = ("X",)
+    name: Integers
+    pid: Integers
+    lane: Integers
+    cat: Integers
+    suffix: Integers
+    extra: Integers | None = None
+    phase: Integers | None = None
+    start: Ints
+    dur: Ints
+    step: Ints
+
+
+def of_columns(given: Columns) -> UniformTrace:
+    """Sort events by time, and number their long names."""
+    known = np.empty(len(given.names), np.int64)
+    known[np.argsort(np.array(given.names, object), kind="stable")] = np.arange(len(known))
+    order = np.lexsort((known[given.name], given.start))
+    key, firsts = _keys(given, order)
+    names = [given.names[given.name[at]] for at in firsts]
+    pids = [given.pids[given.pid[at]] for at in firsts]
+    suffixes = [given.suffixes[s] if (s := given.suffix[at]) >= 0 else None for at in firsts]
     keys = _Dictionary()
-    parts: dict[int, tuple[str, str]] = {}
-    columns: dict[str, list[int]] = {"key": [], "lane": [], "cat": [], "extra": [], "phase": []}
-    for each in events_:
-        key = keys[long_name(each.pid, each.name, each.suffix)]
-        parts.setdefault(key, (each.name, each.pid))
-        columns["key"].append(key)
-        columns["lane"].append(lanes[each.lane])
-        columns["cat"].append(cats[each.cat])
-        columns["phase"].append(phases[each.phase])
-        columns["extra"].append(extras[orjson.dumps(each.extra or {})])
-    n = len(events_)
+    number = [keys[long_name(*each)] for each in zip(pids, names, suffixes, strict=True)]
+    if len(keys) < len(number):
+        key = np.array(number, np.int32)[key]
+        kept = [number.index(k) for k in range(len(keys))]
+        names, pids = [names[k] for k in kept], [pids[k] for k in kept]
+    nothing = np.zeros(len(order), np.int32)
+    cat, phase = given.cat[order], nothing if given.phase is None else given.phase[order]
+    counted = np.array([each not in {"i", "I"} for each in given.phases], bool)[phase]
+    counted &= np.array([each != "debug" for each in given.cats], bool)[cat]
     return UniformTrace(
         keys=tuple(keys),
-        names=tuple(parts[k][0] for k in range(len(keys))),
-        key_pid=tuple(parts[k][1] for k in range(len(keys))),
-        pids=tuple(pids),
-        lanes=tuple(lanes),
-        cats=tuple(cats),
-        extras=tuple(extras),
-        phases=tuple(phases),
-        start=start[order],
-        dur=np.fromiter((each.dur for each in events_), np.int64, n),
-        step=np.fromiter((NULL if e.step is None else e.step for e in events_), np.int64, n),
-        cnt=occurrences(np.array(columns["key"], np.int64), len(keys)),
-        counts=np.fromiter(
-            (e.phase not in {"i", "I"} and e.cat != "debug" for e in events_), bool, n
-        ),
-        **{name: np.array(values, np.int32) for name, values in columns.items()},
+        names=tuple(names),
+        key_pid=tuple(pids),
+        pids=given.pids,
+        lanes=given.lanes,
+        cats=given.cats,
+        extras=given.extras,
+        phases=given.phases,
+        key=key,
+        start=given.start[order],
+        dur=given.dur[order],
+        step=given.step[order],
+        cnt=occurrences(key, len(keys)),
+        lane=given.lane[order].astype(np.int32),
+        cat=cat.astype(np.int32),
+        extra=nothing if given.extra is None else given.extra[order].astype(np.int32),
+        phase=phase.astype(np.int32),
+        counts=counted,
     )
 
 
-def occurrences(key: Ints, size: int) -> Ints:
+def _keys(given: Columns, order: Ints) -> tuple[Codes, list[int]]:
+    """A number for pid, name and suffix together, and an event that has each of them."""
+    wide = len(given.suffixes) + 1
+    joined = (given.pid.astype(np.int64) * len(given.names) + given.name) * wide
+    encoded = pa.array((joined + given.suffix + 1)[order]).dictionary_encode()
+    key = encoded.indices.to_numpy()
+    at = np.empty(len(encoded.dictionary), np.int64)
+    at[key[::-1]] = order[::-1]
+    return key, at.tolist()
+
+
+def of_events(events: Iterable[Event], shifts: Mapping[str, int] | None = None) -> UniformTrace:
+    """Sort events into columns; `shifts` (pid to ns) is added to their starts."""
+    given, shifts = list(events), shifts or {}
+    n = len(given)
+    coded: dict[str, Any] = {}
+    words: dict[str, Any] = {}
+    for one, many, values in (
+        ("name", "names", (e.name for e in given)),
+        ("pid", "pids", (e.pid for e in given)),
+        ("lane", "lanes", (e.lane for e in given)),
+        ("cat", "cats", (e.cat for e in given)),
+        ("extra", "extras", (orjson.dumps(e.extra or {}) for e in given)),
+        ("phase", "phases", (e.phase for e in given)),
+    ):
+        codes = _Dictionary()
+        coded[one] = np.fromiter((codes[value] for value in values), np.int32, n)
+        words[many] = tuple(codes)
+    suffixes = _Dictionary()
+    suffix = (-1 if e.suffix is None else suffixes[e.suffix] for e in given)
+    return of_columns(
+        Columns(
+            start=np.fromiter((e.start + shifts.get(e.pid, 0) for e in given), np.int64, n),
+            dur=np.fromiter((e.dur for e in given), np.int64, n),
+            step=np.fromiter((NULL if e.step is None else e.step for e in given), np.int64, n),
+            suffix=np.fromiter(suffix, np.int32, n),
+            suffixes=tuple(suffixes),
+            **coded,
+            **words,
+        )
+    )
+
+
+def occurrences(key: Ints | Codes, size: int) -> Ints:
     """How many events of the same key come before each."""
     order = np.argsort(key, kind="stable")
     first = np.concatenate(([0], np.cumsum(np.bincount(key, minlength=size))))[:-1]

@@ -5,17 +5,28 @@ are, what comes between the node and the successor, and 1 where the successor wa
 node's start alone. `work` is of each node: device, priority (least first), duration, how long
 the device stays busy after it, group, and 1 where it releases the device. `kind` is of each
 device: 0 does one operation at a time, 1 any number, 2 one at a time and of one group until
-that releases it.
+that releases it. No time is negative.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
+from fastcomm_kernels.queues import (
+    BEFORE,
+    NEVER,
+    Column,
+    Floats,
+    Heaps,
+    arrive,
+    chosen,
+    heaps_for,
+    pop_choice,
+    promise,
+    push_choice,
+    queues_of,
+    soon_of,
+)
 
-Column = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Keys = NDArray[np.float64]
 Graph = tuple[Column, Column, Floats, Column]
 Work = tuple[Column, Column, Floats, Floats, Column, Column]
 
@@ -23,42 +34,6 @@ UNLIMITED = 1
 EXCLUSIVE = 2
 _NOBODY = -1
 _SAME = 1e-3
-
-
-@kernel
-def _less(keys: Keys, a: np.int64, b: np.int64) -> bool:
-    """Whether the key of `a` comes before that of `b`."""
-    if keys[a, 0] != keys[b, 0]:
-        return bool(keys[a, 0] < keys[b, 0])
-    if keys[a, 1] != keys[b, 1]:
-        return bool(keys[a, 1] < keys[b, 1])
-    return bool(keys[a, 2] < keys[b, 2])
-
-
-@kernel
-def _push(heap: Column, base: np.int64, size: np.int64, item: np.int64, keys: Keys) -> None:
-    """Add an item to the heap of `size` items from `base` on; writes into `heap`."""
-    at = size
-    while at > 0 and _less(keys, item, heap[base + (at - 1) // 2]):
-        heap[base + at] = heap[base + (at - 1) // 2]
-        at = (at - 1) // 2
-    heap[base + at] = item
-
-
-@kernel
-def _pop(heap: Column, base: np.int64, size: np.int64, keys: Keys) -> np.int64:
-    """Take the least item of the heap of `size` items from `base` on; writes into `heap`."""
-    least, item = np.int64(heap[base]), heap[base + size - 1]
-    at, below = np.int64(0), np.int64(1)
-    while below < size - 1:
-        if below + 1 < size - 1 and _less(keys, heap[base + below + 1], heap[base + below]):
-            below += 1
-        if not _less(keys, heap[base + below], item):
-            break
-        heap[base + at] = heap[base + below]
-        at, below = below, 2 * below + 1
-    heap[base + at] = item
-    return least
 
 
 @kernel
@@ -71,14 +46,14 @@ def waits_of(after: Column, size: np.int64) -> Column:
 
 
 @kernel
-def _rooms(device: Column, devices: np.int64) -> Column:
-    """Return where each device's part of a common array of nodes begins."""
-    first = np.zeros(devices + 1, np.int64)
-    for i in range(len(device)):
-        first[device[i] + 1] += 1
-    for d in range(devices):
-        first[d + 1] += first[d]
-    return first
+def _sources(waits: Column, news: Column) -> int:
+    """Write the nodes that wait for nothing into `news`, and return how many there are."""
+    found = 0
+    for i in range(len(waits)):
+        if waits[i] == 0:
+            news[found] = i
+            found += 1
+    return found
 
 
 @kernel
@@ -90,78 +65,7 @@ def by_device(
     `ready` and `free`, when nodes and devices may begin, are written into. What waits for an
     exclusive device comes back one by one.
     """
-    first, after, lag, at_start = graph
-    device, priority, duration, busy, group, releases = work
-    n, devices = len(device), len(kind)
-    waits, room = waits_of(after, np.int64(n)), _rooms(device, np.int64(devices))
-    queue, queued = np.empty(n, np.int64), np.zeros(devices, np.int64)
-    keys, order = np.zeros((n, 3)), np.empty(n, np.int64)
-    start, end = np.zeros(n), np.zeros(n)
-    heap, turn, waiting = np.empty(devices, np.int64), np.zeros((devices, 3)), np.int64(0)
-    held = np.full(devices, _NOBODY, np.int64)
-    head, tail = held.copy(), held.copy()
-    follows = np.full(n, _NOBODY, np.int64)
-    arrived = done = np.int64(0)
-    stack, depth = np.empty(n, np.int64), np.int64(0)
-    for i in range(n - 1, -1, -1):
-        if waits[i] == 0:
-            stack[depth] = i
-            depth += 1
-    running = np.int64(_NOBODY)
-    while True:
-        for k in range(depth - 1, -1, -1):
-            node = stack[k]
-            d = device[node]
-            keys[node, 0], keys[node, 1], keys[node, 2] = priority[node], ready[node], arrived
-            arrived += 1
-            _push(queue, room[d], queued[d], node, keys)
-            queued[d] += 1
-            if queued[d] == 1 and d != running:
-                turn[d, 0], turn[d, 1] = free[d], d
-                _push(heap, np.int64(0), waiting, d, turn)
-                waiting += 1
-        depth = np.int64(0)
-        if running != _NOBODY and queued[running] > 0:
-            turn[running, 0], turn[running, 1] = free[running], running
-            _push(heap, np.int64(0), waiting, running, turn)
-            waiting += 1
-        if waiting == 0:
-            break
-        running = _pop(heap, np.int64(0), waiting, turn)
-        waiting -= 1
-        node = _pop(queue, room[running], queued[running], keys)
-        queued[running] -= 1
-        if kind[running] == EXCLUSIVE and held[running] not in (_NOBODY, group[node]):
-            if head[running] == _NOBODY:
-                head[running] = node
-            else:
-                follows[tail[running]] = node
-            tail[running] = node
-            continue
-        start[node] = ready[node]
-        if kind[running] != UNLIMITED:
-            start[node] = max(ready[node], free[running])
-        end[node] = start[node] + duration[node]
-        free[running] = end[node] + busy[node]
-        order[done] = node
-        done += 1
-        if kind[running] == EXCLUSIVE:
-            held[running] = _NOBODY if releases[node] else group[node]
-            if releases[node] and head[running] != _NOBODY:
-                stack[depth] = head[running]
-                depth += 1
-                head[running] = follows[head[running]]
-                follows[stack[depth - 1]] = _NOBODY
-        for e in range(first[node + 1] - 1, first[node] - 1, -1):
-            other = after[e]
-            ready[other] = max(
-                ready[other], (start[node] if at_start[e] else end[node]) + lag[e]
-            )
-            waits[other] -= 1
-            if waits[other] == 0:
-                stack[depth] = other
-                depth += 1
-    return start, end, order[:done]
+    return _in_turn(graph, work, kind, ready, free, heaps_for(work[0], len(kind)))
 
 
 @kernel
@@ -173,108 +77,127 @@ def by_time(
     Of what a device could start then, priority decides, then who was ready first. `ready` and
     `free`, when nodes and devices may begin, are written into.
     """
+    return _in_time(graph, work, kind, ready, free, heaps_for(work[0], len(kind)))
+
+
+@kernel
+def _in_turn(
+    graph: Graph, work: Work, kind: Column, ready: Floats, free: Floats, heaps: Heaps
+) -> tuple[Floats, Floats, Column]:
+    """Replay `by_device`."""
     first, after, lag, at_start = graph
     device, priority, duration, busy, group, releases = work
     n, devices = len(device), len(kind)
-    waits, room = waits_of(after, np.int64(n)), _rooms(device, np.int64(devices))
-    future, futures = np.empty(n, np.int64), np.zeros(devices, np.int64)
-    choice, choices = np.empty(n, np.int64), np.zeros(devices, np.int64)
-    shut, shuts = np.empty(n, np.int64), np.zeros(devices, np.int64)
-    by_ready, by_priority = np.zeros((n, 3)), np.zeros((n, 3))
-    order, start, end = np.empty(n, np.int64), np.zeros(n), np.zeros(n)
-    # A device is in the heap as often as its next start came down; only the last one counts.
-    # Places in `turn` are used again, so that what is searched stays small.
-    size = 2 * n + devices
-    heap, turn, waiting = np.empty(size, np.int64), np.zeros((size, 3)), np.int64(0)
-    spare, spares = np.empty(size, np.int64), np.int64(0)
-    turns, promised = np.int64(0), np.full(devices, np.inf)
+    waits, queues, frees = (
+        waits_of(after, np.int64(n)),
+        queues_of(heaps, priority, ready),
+        free.view(np.int64),
+    )
+    arrival, choices, soon, tree = heaps[5], heaps[4], heaps[6], heaps[7]
+    start, end, order, done = np.zeros(n), np.zeros(n), np.empty(n, np.int64), 0
     held = np.full(devices, _NOBODY, np.int64)
-    touched, news = np.empty(n + 1, np.int64), np.int64(0)
-    for i in range(n):
-        if waits[i] == 0:
-            touched[news] = i
-            news += 1
-    arrived = done = np.int64(0)
-    d = np.int64(_NOBODY)
+    head, tail, follows = held.copy(), held.copy(), np.full(n, _NOBODY, np.int64)
+    news, arrived = np.empty(n + 1, np.int64), 0
+    count = _sources(waits, news)
     while True:
-        for k in range(news):
-            node = touched[k]
-            by_ready[node, 0], by_ready[node, 1] = ready[node], arrived
-            by_priority[node, 0] = priority[node]
-            by_priority[node, 1], by_priority[node, 2] = ready[node], arrived
+        for k in range(count):
+            node = news[k]
+            arrival[node] = arrived
             arrived += 1
-            at = device[node]
-            # Whatever the device does next, it does not do before it is free.
-            if ready[node] <= free[at] and kind[at] != UNLIMITED:
-                _push(choice, room[at], choices[at], node, by_priority)
-                choices[at] += 1
+            push_choice(queues, device[node], node)
+            promise(queues, device[node], frees[device[node]])
+        d = tree[1]
+        if soon[d] == NEVER:
+            return start, end, order[:done]
+        count, node = 0, pop_choice(queues, d)
+        if kind[d] == EXCLUSIVE and held[d] != _NOBODY and held[d] != group[node]:
+            if head[d] == _NOBODY:
+                head[d] = node
             else:
-                _push(future, room[at], futures[at], node, by_ready)
-                futures[at] += 1
-        for k in range(news + 1):
-            # The devices of what is new, and the one that has just run.
-            at = d if k == news else device[touched[k]]
-            if at == _NOBODY or futures[at] + choices[at] == 0:
-                continue
-            soon = free[at]
-            if choices[at] == 0:
-                soon = max(ready[future[room[at]]], -np.inf if kind[at] == UNLIMITED else soon)
-            if soon < promised[at]:
-                promised[at] = soon
-                slot = turns
-                if spares > 0:
-                    spares -= 1
-                    slot = spare[spares]
-                else:
-                    turns += 1
-                turn[slot, 0], turn[slot, 1] = soon, at
-                _push(heap, np.int64(0), waiting, slot, turn)
-                waiting += 1
-        if waiting == 0:
-            break
-        news, entry = np.int64(0), _pop(heap, np.int64(0), waiting, turn)
-        waiting -= 1
-        spare[spares] = entry
-        spares += 1
-        d = np.int64(turn[entry, 1])
-        if turn[entry, 0] != promised[d]:
-            d = np.int64(_NOBODY)
-            continue
-        now, promised[d] = promised[d], np.inf
-        while futures[d] > 0 and ready[future[room[d]]] <= now:
-            node = _pop(future, room[d], futures[d], by_ready)
-            futures[d] -= 1
-            _push(choice, room[d], choices[d], node, by_priority)
-            choices[d] += 1
-        node = _pop(choice, room[d], choices[d], by_priority)
-        choices[d] -= 1
+                follows[tail[d]] = node
+            tail[d], follows[node] = node, _NOBODY
+        else:
+            start[node] = ready[node] if kind[d] == UNLIMITED else max(ready[node], free[d])
+            end[node] = start[node] + duration[node]
+            free[d] = end[node] + busy[node]
+            order[done] = node
+            done += 1
+            for e in range(first[node], first[node + 1]):
+                other = after[e]
+                begin = (start[node] if at_start[e] else end[node]) + lag[e]
+                ready[other] = max(ready[other], begin)
+                waits[other] -= 1
+                if waits[other] == 0:
+                    news[count] = other
+                    count += 1
+            if kind[d] == EXCLUSIVE:
+                held[d] = _NOBODY if releases[node] else group[node]
+                if releases[node] and head[d] != _NOBODY:
+                    news[count] = head[d]
+                    count += 1
+                    head[d] = follows[head[d]]
+        promise(queues, d, frees[d] if choices[d] > 0 else NEVER)
+
+
+@kernel
+def _in_time(
+    graph: Graph, work: Work, kind: Column, ready: Floats, free: Floats, heaps: Heaps
+) -> tuple[Floats, Floats, Column]:
+    """Replay `by_time`."""
+    first, after, lag, at_start = graph
+    device, priority, duration, busy, group, releases = work
+    n, devices = len(device), len(kind)
+    waits, queues, frees = (
+        waits_of(after, np.int64(n)),
+        queues_of(heaps, priority, ready),
+        free.view(np.int64),
+    )
+    room, arrival, soon, tree = heaps[0], heaps[5], heaps[6], heaps[7]
+    start, end, order, done = np.zeros(n), np.zeros(n), np.empty(n, np.int64), 0
+    shut, shuts = np.empty(n, np.int64), np.zeros(devices, np.int64)
+    held = np.full(devices, _NOBODY, np.int64)
+    news, arrived = np.empty(n + 1, np.int64), 0
+    count = _sources(waits, news)
+    while True:
+        for k in range(count):
+            node = news[k]
+            d = device[node]
+            arrival[node] = arrived
+            arrived += 1
+            limit = BEFORE if kind[d] == UNLIMITED else frees[d]
+            arrive(queues, d, node, limit)
+            promise(queues, d, soon_of(queues, d, frees[d], limit))
+        d = tree[1]
+        if soon[d] == NEVER:
+            return start, end, order[:done]
+        count, node = 0, chosen(queues, d, soon[d])
         # Nothing starts in the past, on whatever device.
-        free[d] = now
-        if held[d] not in (_NOBODY, group[node]):
+        frees[d] = soon[d]
+        if held[d] != _NOBODY and held[d] != group[node]:
             shut[room[d] + shuts[d]] = node
             shuts[d] += 1
-            continue
-        start[node], end[node] = now, now + duration[node]
-        if kind[d] != UNLIMITED:
-            free[d] = end[node] + busy[node]
-        order[done] = node
-        done += 1
-        if kind[d] == EXCLUSIVE:
-            held[d] = _NOBODY if releases[node] else group[node]
-            while held[d] == _NOBODY and shuts[d] > 0:
-                shuts[d] -= 1
-                _push(choice, room[d], choices[d], shut[room[d] + shuts[d]], by_priority)
-                choices[d] += 1
-        for e in range(first[node], first[node + 1]):
-            other = after[e]
-            ready[other] = max(
-                ready[other], (start[node] if at_start[e] else end[node]) + lag[e]
-            )
-            waits[other] -= 1
-            if waits[other] == 0:
-                touched[news] = other
-                news += 1
-    return start, end, order[:done]
+        else:
+            start[node] = free[d]
+            end[node] = start[node] + duration[node]
+            if kind[d] != UNLIMITED:
+                free[d] = end[node] + busy[node]
+            order[done] = node
+            done += 1
+            for e in range(first[node], first[node + 1]):
+                other = after[e]
+                begin = (start[node] if at_start[e] else end[node]) + lag[e]
+                ready[other] = max(ready[other], begin)
+                waits[other] -= 1
+                if waits[other] == 0:
+                    news[count] = other
+                    count += 1
+            if kind[d] == EXCLUSIVE:
+                held[d] = _NOBODY if releases[node] else group[node]
+                while held[d] == _NOBODY and shuts[d] > 0:
+                    shuts[d] -= 1
+                    push_choice(queues, d, shut[room[d] + shuts[d]])
+        limit = BEFORE if kind[d] == UNLIMITED else frees[d]
+        promise(queues, d, soon_of(queues, d, frees[d], limit))
 
 
 @kernel

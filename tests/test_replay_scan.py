@@ -1,0 +1,89 @@
+"""A uniform trace read by the scanner is the one that a JSON library reads."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcomm.errors import TraceFileError
+from fastcomm.replay import inputs, uniform, uniform_scan
+from fastcomm.replay.statistics import statistics
+
+NAMES = ("FW.a", "BW.a.b.c", "Comm.0+1.SEND", "UPDATE_0", "I/O", 'FW.é"\\x', "END")
+
+
+@st.composite
+def rows(draw):
+    name = draw(st.sampled_from(NAMES))
+    args = {"name": name + draw(st.sampled_from(("", "~>0_1_2_3", "~>a::b::1")))}
+    if draw(st.booleans()):
+        args = {}
+    if draw(st.booleans()):
+        args["step"] = draw(st.integers(0, 3))
+    if draw(st.booleans()):
+        args |= dict(
+            zip(("loopId", "channelId", "chunkId", "sliceId"), (1, 0, 2, 1), strict=True)
+        )
+    if draw(st.booleans()):
+        args["input0"] = "FW.before"
+    return {
+        "name": name,
+        "ph": "X",
+        "ts": draw(st.integers(-5, 50) | st.decimals(0, 9, places=3).map(float)),
+        "dur": draw(st.integers(0, 9)),
+        "pid": draw(st.sampled_from(("host0.rank0", "host1.rank0", 7))),
+        "tid": draw(st.sampled_from(("operator0", "Comm", 3))),
+        "cat": draw(st.sampled_from(("operator", "Comm", "debug"))),
+        "args": args,
+    }
+
+
+def assert_same(found, wanted):
+    for name in ("keys", "names", "key_pid", "pids"):
+        assert getattr(found, name) == getattr(wanted, name)
+    for name in ("key", "start", "dur", "step", "cnt", "counts"):
+        assert getattr(found, name).tolist() == getattr(wanted, name).tolist()
+    lanes = [[each.lanes[k] for k in each.lane.tolist()] for each in (found, wanted)]
+    assert lanes[0] == lanes[1]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(rows(), min_size=1, max_size=8), st.booleans())
+def test_the_scanner_and_the_library_read_the_same(tmp_path_factory, events, bare):
+    path = tmp_path_factory.mktemp("uniform") / "all.json"
+    path.write_text(json.dumps(events if bare else {"traceEvents": events, "all_prefix": []}))
+    assert_same(uniform_scan.read(path), uniform.read(path))
+
+
+@pytest.mark.parametrize(
+    "odd", [{"ph": "i"}, {"ph": "M"}, {"dur": None}, {"ph": None}], ids=str
+)
+def test_what_is_no_complete_event_is_read_slowly_and_the_same(tmp_path, odd):
+    event = {"name": "FW.a", "ph": "X", "ts": 1, "dur": 2, "pid": "p", "tid": "t", "args": {}}
+    other = {key: value for key, value in (event | odd).items() if value is not None}
+    path = tmp_path / "all.json"
+    path.write_text(json.dumps([event, other]))
+    assert_same(uniform_scan.read(path), uniform.read(path))
+
+
+def test_an_event_without_a_process_is_an_error_with_its_number(tmp_path):
+    path = tmp_path / "all.json"
+    path.write_text('[{"name": "FW.a", "ph": "X", "ts": 1, "dur": 2}]')
+    with pytest.raises(TraceFileError, match="event 0"):
+        uniform_scan.read(path)
+    path.write_text("no trace")
+    with pytest.raises(TraceFileError, match=r"all\.json"):
+        inputs.read(path, whole=False)
+
+
+def test_statistics_are_the_same_however_it_was_read(tmp_path):
+    event = {"name": "FW.a", "ph": "X", "ts": 1, "dur": 2, "pid": "p", "tid": "t", "args": {}}
+    path = tmp_path / "all.json"
+    path.write_text(json.dumps([at(event, k) for k in range(50)]))
+    found, wanted = (statistics(each.read(path)) for each in (uniform_scan, uniform))
+    assert found.ops() == wanted.ops()
+
+
+def at(event, k):
+    return event | {"name": f"FW.{k % 3}", "ts": k * 10, "dur": k}
