@@ -1,12 +1,11 @@
 """The transformer that is trained: by name, by size, by a TOML file or a `config.json`."""
 
-import json
-import tomllib
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+from fastcomm import inputs
 from fastcomm.errors import ConfigError
 
 _VOCAB = 103168
@@ -142,13 +141,9 @@ def load(said: str | float) -> Model:
         pass
     path = Path(str(said))
     path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"model {said!r}: no file, no size, none of {', '.join(PRESETS)}")
-    try:
-        text = path.read_text("utf-8")
-        parsed = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    parsed = inputs.json(path) if path.suffix == ".json" else inputs.toml(path)
     if not isinstance(parsed, dict):
         raise ConfigError(f"{path}: found {type(parsed).__name__}, wanted a table of keys")
     return _checked(_plain(parsed, path), path)
