@@ -38,7 +38,8 @@ class Info:
     @property
     def missing(self) -> tuple[int, ...]:
         """The ranks of the world without a trace."""
-        return tuple(sorted(set(range(self.world_size or 0)) - set(self.ranks)))
+        known = set(self.ranks)
+        return tuple(rank for rank in range(self.world_size or 0) if rank not in known)
 
     @property
     def lacks(self) -> tuple[str, ...]:

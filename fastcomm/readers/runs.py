@@ -13,7 +13,7 @@ from fastcomm.readers.config import Config
 from fastcomm.readers.formats import Format, OpenOptions
 from fastcomm.readers.nsys.unexported import unexported
 from fastcomm.readers.steady import steady
-from fastcomm.trace.run import Run, ranges
+from fastcomm.trace.run import Run, absent
 
 __all__ = ["FORMATS", "OpenOptions", "open_run"]
 
@@ -207,10 +207,8 @@ def _identity(path: Path) -> tuple[int, int]:
 def missing(ranks: Sequence[int], world: int | None) -> list[str]:
     """A warning that names the ranks without a trace, if there are any."""
     size = world if world is not None else max(ranks) + 1
-    absent = sorted(set(range(size)) - set(ranks))
-    if not absent:
-        return []
-    return [f"{len(absent)} of {size} ranks have no trace here: {ranges(absent)}"]
+    count, words = absent(sorted(ranks), size)
+    return [f"{count} of {size} ranks have no trace here: {words}"] if count else []
 
 
 def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tuple[str, ...]]:

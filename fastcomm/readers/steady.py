@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from fastcomm.errors import TraceFileError
+from fastcomm.errors import SchemaError, TraceFileError
 from fastcomm.trace.run import Source
 from fastcomm.trace.trace import Trace
 
@@ -25,6 +25,9 @@ def _read(path: Path, read: Callable[[], Trace]) -> Trace:
     except TraceFileError as error:
         _check(path, before, error)
         raise
+    except SchemaError as error:
+        _check(path, before, error)
+        raise TraceFileError(f"{path}: damaged: {error}") from error
     _check(path, before, None)
     return trace
 
