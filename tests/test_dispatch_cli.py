@@ -167,7 +167,7 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
         ("generate --compat seed --hot-ranks 0:2 -o {made}/x", "no hot ranks"),
         ("generate --hot-ranks 99:2 -o {made}/x", "--hot-ranks: found '99:2'"),
         ("generate --hot-ranks 0:-2 -o {made}/x", "wanted factors from 0"),
-        ("generate --popularity {made}/iter_0_requests.parquet -o {made}/x", "wanted numbers"),
+        ("generate --popularity {made}/iter_0_requests.parquet -o {made}/x", "wanted text"),
         ("compare {made} --law gate", "sampler is zipf, and gate was asked for"),
         ("compare {made} --compat seed", "sampler is zipf, and seed was asked for"),
         ("generate --compat seed --law gate -o {made}/x", "leave --law out"),

@@ -212,7 +212,7 @@ def test_experts_alone_lie_evenly_on_the_gpus(tmp_path):
     assert layer.src.tolist() == [0, 1, 2, 3]
     assert layer.expert.tolist() == [[0], [7], [3], [1]]
     np.save(tmp_path / "b.npy", np.array([0.5]))
-    with pytest.raises(FastcommError, match=r"b\.npy: found float64 \(1,\)"):
+    with pytest.raises(FastcommError, match=r"b\.npy: .*found float64 \(1,\)"):
         workload.open_workload(tmp_path / "b.npy", SHAPE)
 
 

@@ -282,9 +282,13 @@ def test_a_table_that_is_none_and_bad_metas_are_errors(tmp_path):
     path.write_text("no table")
     with pytest.raises(TraceFileError, match=r"t\.parquet"):
         operations.read(path)
-    for text, message in (("dp_size: 0", "dp_size: found 0"), ("[", "yaml"), ("3", "found 3")):
+    for text, message in (
+        ("dp_size: 0", "dp_size: found 0"),
+        ("[", "not YAML"),
+        ("3", "found 3"),
+    ):
         (tmp_path / "m.yaml").write_text(text)
-        with pytest.raises(TraceFileError, match=message):
+        with pytest.raises(FastcommError, match=message):
             operations.meta(tmp_path / "m.yaml")
 
 

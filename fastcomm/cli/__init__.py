@@ -4,11 +4,13 @@ Exit codes: 0 done, 1 a user's error in one line, 2 wrong usage, 3 done but rank
 4 a condition of `compare --fail-if` holds.
 """
 
+from errno import EPIPE
 from importlib import import_module
 
 import click
 
 from fastcomm.errors import FastcommError
+from fastcomm.inert import inert_lines
 
 # A command is a module of its name, - as _: loaded when it is called for, or its help is.
 COMMANDS = (
@@ -47,7 +49,20 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except FastcommError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(inert_lines(str(error))) from error
+        except MemoryError as error:
+            raise click.ClickException(
+                "out of memory; --ranks takes fewer ranks, --workers 1 one at a time"
+            ) from error
+        except OSError as error:
+            if error.errno == EPIPE:  # whoever read our output has seen enough
+                raise
+            raise click.ClickException(inert_lines(_words(error))) from error
+
+
+def _words(error: OSError) -> str:
+    """What the system says of a file, or of where the result is printed to."""
+    return f"{error.filename or 'output'}: {error.strerror or error}"
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

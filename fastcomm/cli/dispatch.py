@@ -295,9 +295,11 @@ def _give(found: Any, as_json: bool, output: Path | None, show: Callable[[Any], 
 
 
 def _numbers(path: Path) -> list[float]:
+    from fastcomm.inputs import text
+
     try:
-        return [float(word) for word in path.read_text().replace(",", " ").split()]
-    except (OSError, ValueError) as error:
+        return [float(word) for word in text(path).replace(",", " ").split()]
+    except ValueError as error:
         raise ConfigError(f"{path}: {error}; wanted numbers alone") from error
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli.options import run_options
+from fastcomm.cli.said import say
 
 if TYPE_CHECKING:
     from fastcomm.engine.ingest import Ingested
@@ -75,11 +76,11 @@ def _show(found: "Ingested") -> None:
     # Several ranks may be in one file.
     source = sum({entry.source: entry.fingerprint.size for entry in entries}.values())
     events = sum(entry.events for entry in entries)
-    say = [
+    lines = [
         f"{found.folder}: {len(entries)} ranks, {events} events, {format_bytes(size)} "
         f"(the traces: {format_bytes(source)})"
     ]
     if found.kept:
-        say.append(f"kept, for nothing has changed: rank {ranges(found.kept)}")
-    say += [f"left out: rank {left.rank}: {left.error}" for left in found.manifest.failed]
-    click.echo("\n".join(say), err=True)
+        lines.append(f"kept, for nothing has changed: rank {ranges(found.kept)}")
+    lines += [f"left out: rank {left.rank}: {left.error}" for left in found.manifest.failed]
+    say(*lines)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.said import warn
+
 if TYPE_CHECKING:
     from fastcomm.replay.replayer import Replayed
 
@@ -82,8 +84,7 @@ def run(
     from fastcomm.report import replay as report
 
     read = trial.read(path)
-    for warning in read.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    warn(read.warnings)
     options = Options(
         compat=words["compat"] is not None,
         steps=words["steps"],

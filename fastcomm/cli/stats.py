@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from fastcomm.cli.said import warn
+
 _EXAMPLES = """\b
 Examples:
   fastcomm stats trial/ --sort --head 20
@@ -68,8 +70,7 @@ def run(
     compat = words["compat"] is not None
     how = {"rule": words["rule"], "align": not words["no_align"], "whole": False}
     said = inputs.read(path, **how)
-    for warning in said.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    warn(said.warnings)
     found = statistics(said.trace, said.topology, compat=compat)
     if other is not None:
         after = inputs.read(other, **how)

@@ -5,6 +5,8 @@ from typing import Any
 
 import click
 
+from fastcomm.cli.said import warn
+
 _EXAMPLES = """\b
 Examples:
   fastcomm stragglers trace.parquet --meta meta.yaml
@@ -49,8 +51,7 @@ def run(
 
     meta = None if meta_path is None else operations.meta(meta_path)
     read = operations.read(table)
-    for warning in read.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    warn(read.warnings)
     found = stragglers(
         Model.of(read, shards=(meta or {}).get("dsp_size", 1)),
         steps=numbers("--steps", words["steps"]) if words["steps"] else None,

@@ -1,6 +1,5 @@
 """Clusters from TOML: those that are shipped, and a user's own file."""
 
-import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from fastcomm.cluster.cluster import Cluster
 from fastcomm.cluster.curves import AttentionCurve, GemmCurve
 from fastcomm.cluster.quantities import parse_quantity
 from fastcomm.errors import ConfigError
+from fastcomm.inputs import parsed_toml, text
 from fastcomm.units import parse_bandwidth
 
 _KEYS = (
@@ -31,22 +31,16 @@ def load(name: str | Path) -> Cluster:
         source = resources.files("fastcomm.cluster") / "data" / f"{str(name).lower()}.toml"
         return parse(source.read_text("utf-8"), str(name))
     path = Path(name)
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(
             f"cluster {str(name)!r}: neither a file nor one of {', '.join(shipped())}"
         )
-    try:
-        return parse(path.read_text("utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return parse(text(path), str(path))
 
 
-def parse(text: str, where: str) -> Cluster:
+def parse(words: str, where: str) -> Cluster:
     """The cluster that a TOML text describes; `ConfigError` says which key is wrong."""
-    try:
-        said = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    said = parsed_toml(words, where)
     if unknown := said.keys() - set(_KEYS):
         raise ConfigError(
             f"{where}: unknown key {min(unknown)!r}, known are {', '.join(_KEYS)}"

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from fastcomm import inputs
 from fastcomm.errors import ConfigError
 
 _OPS = {
@@ -22,6 +23,7 @@ _OPS = {
 _ROW = re.compile(r"\s*(\d+)\s+(\d+)\s+[a-z]\w*\s")
 # Size, count and type, then four numbers a placement.
 _WORDS = 10
+_LARGEST = 1 << 26  # bytes of a log
 _RANK = re.compile(r"#\s+Rank\s+\d+", re.IGNORECASE)
 
 
@@ -43,12 +45,9 @@ def op_of(name: str) -> str | None:
 def read(path: Path) -> list[Message]:
     """Timed messages of a file, or of a folder that `fastcomm metrics --output` wrote."""
     path = path / "events.parquet" if path.is_dir() else path
-    try:
-        if path.suffix == ".parquet":
-            return _events(path)
-        text = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    if path.suffix == ".parquet":
+        return _events(path)
+    text = inputs.text(path, most=_LARGEST)
     found = nccl_tests(text, path) if "#" in text else _table(text, path)
     if not found:
         raise ConfigError(
@@ -106,11 +105,12 @@ def _table(text: str, path: Path) -> list[Message]:
 
 def _events(path: Path) -> list[Message]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
+
+    from fastcomm import parquet  # Arrow takes long to load, and few need it
 
     columns = ["op", "group_size", "bytes", "duration_ns"]
     try:
-        rows = pq.read_table(path, columns=columns).to_pylist()
+        rows = parquet.read(path, columns).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
     return of_events(

@@ -5,7 +5,6 @@ A selection names events in words: `comm`, `comm:DP`, `compute`, `copy`, `host`,
 """
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError
+from fastcomm.inputs import toml
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.graph import Flags
 
@@ -140,10 +140,7 @@ def removal(text: str) -> Edit:
 
 def read(path: Path) -> list[Edit]:
     """The edits in a TOML file: a list of tables ``[[edit]]``, in order."""
-    try:
-        document = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    document = toml(path)
     tables = document.get("edit")
     if set(document) != {"edit"} or not isinstance(tables, list):
         raise ConfigError(f"{path}: found {sorted(document)}, wanted tables [[edit]]")

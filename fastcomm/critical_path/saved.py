@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fastcomm import inputs, parquet
 from fastcomm.critical_path.events import EVENT, SavedEvents
 from fastcomm.critical_path.result import About, CriticalPath
 from fastcomm.critical_path.window import Window
@@ -117,7 +118,7 @@ def restore_cpgraph(
     """
     path = Path(zip_filename)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with inputs.opened(path) as file, zipfile.ZipFile(file) as archive:
             return _restored(archive, path)
     except (
         OSError,
@@ -177,10 +178,9 @@ def _path(table: pa.Table, graph: Graph, last: Any) -> tuple[GraphPath, Any]:
 
 def _table(archive: zipfile.ZipFile, name: str, path: Path) -> pa.Table:
     """A table, once its own words say that it fits into memory."""
-    file = pq.ParquetFile(io.BytesIO(archive.read(f"{name}.parquet")))
-    size = sum(file.metadata.row_group(k).total_byte_size for k in range(file.num_row_groups))
-    if size > _MOST_BYTES or file.metadata.num_rows > _MOST_BYTES // 8:
-        raise FastcommError(f"{path}: {name} would take {size} bytes, more than {_MOST_BYTES}")
+    content = archive.read(f"{name}.parquet")
+    file = pq.ParquetFile(io.BytesIO(content))
+    parquet.check(file.metadata, len(content), path)
     return checked(file.read(), _SCHEMAS[name], f"{path}: {name}")
 
 

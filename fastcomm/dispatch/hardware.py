@@ -4,12 +4,12 @@ Of its keys dispatch needs three: `gpus_per_node`, `bw_intra` of a GPU, and `bw_
 GPUs of a node share.
 """
 
-import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from fastcomm.errors import ConfigError
+from fastcomm.inputs import parsed_toml, text
 from fastcomm.units import parse_bandwidth
 
 _KEYS = ("gpus_per_node", "bw_intra", "bw_node")
@@ -37,21 +37,15 @@ def hardware(name: str, gpus_per_node: int) -> Hardware:
 
 def _text(name: str) -> str:
     shipped = resources.files("fastcomm") / "cluster" / "data" / f"{name.lower()}.toml"
-    try:
-        if Path(name).is_file():
-            return Path(name).read_text("utf-8")
-        if "/" not in name and shipped.is_file():
-            return shipped.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name}: {error}") from error
+    if Path(name).exists():
+        return text(Path(name))
+    if "/" not in name and shipped.is_file():
+        return shipped.read_text("utf-8")
     raise ConfigError(f"cluster {name!r}: neither a file nor a cluster that is shipped")
 
 
-def _parsed(text: str, name: str) -> Hardware:
-    try:
-        said = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name}: {error}") from error
+def _parsed(words: str, name: str) -> Hardware:
+    said = parsed_toml(words, name)
     if missing := [key for key in _KEYS if key not in said]:
         raise ConfigError(f"{name}: no key {', '.join(missing)}")
     gpus = said["gpus_per_node"]

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
-from zipfile import BadZipFile
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fastcomm.dispatch import legacy, sampler
+from fastcomm import inputs, parquet
+from fastcomm.dispatch import arrays, legacy, sampler
 from fastcomm.dispatch.legacy import Ids
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.traffic import Layer
@@ -148,9 +148,10 @@ def _files(path: Path) -> tuple[Path, ...]:
 
 def _recipe(path: Path) -> Recipe | None:
     try:
+        inputs.check(path)
         said = (pq.read_schema(path).metadata or {}).get(_KEY)
         return None if said is None else Recipe.of(**json.loads(said))
-    except (OSError, ValueError, TypeError, pa.ArrowInvalid) as error:
+    except (OSError, ValueError, TypeError, RecursionError, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}") from error
 
 
@@ -171,8 +172,8 @@ def _read(path: Path, recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
 
 def _columns(path: Path) -> tuple[Ids, Ids]:
     try:
-        table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
+        table = parquet.read(path)
+    except (OSError, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}") from error
     src, expert = (
         next((name for name in names if name in table.column_names), None)
@@ -209,40 +210,20 @@ def _lists(path: Path, table: pa.Table, name: str) -> Ids:
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), width)
 
 
-def _experts_alone(expert: Ids, words: Mapping[str, Any]) -> tuple[Ids, Ids]:
+def _experts_alone(path: Path, expert: Ids, words: Mapping[str, Any]) -> tuple[Ids, Ids]:
     """Experts without sources: the tokens lie evenly on the GPUs, in order."""
-    if expert.dtype.kind not in "iu" or expert.ndim not in {2, 3}:
-        raise ValueError(f"found {expert.dtype} {expert.shape}, wanted whole [tokens, top-k]")
+    if expert.ndim not in {2, 3}:
+        raise TraceFileError(f"{path}: found {expert.shape}, wanted [tokens, top-k]")
     shape = {name: words[name] for name in _GPUS if name in words}
     recipe = Recipe.of(**shape, seq_len=expert.shape[-2], batch_size=1, topk=1)
     return sampler.source_gpus(recipe), expert
 
 
 def _arrays(path: Path, words: Mapping[str, Any]) -> tuple[Ids, Ids]:
-    try:
-        if path.suffix == ".npy":
-            return _experts_alone(np.load(path, allow_pickle=False), words)
-        # Opened here: NumPy leaves a damaged file open.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            names = file.files
-            src, expert = (
-                next((name for name in wanted if name in names), None)
-                for wanted in (_SOURCES, _EXPERTS)
-            )
-            if src is None or expert is None:
-                raise TraceFileError(
-                    f"{path}: found {', '.join(names)}, wanted src_gpu and target_experts"
-                )
-            found = np.asarray(file[src]), np.asarray(file[expert])
-    except (OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile) as error:
-        # NumPy's own words would advise to load pickles.
-        strange = f"no {path.suffix} of plain arrays, or damaged: Python objects are not loaded"
-        raise TraceFileError(
-            f"{path}: {strange if 'pickle' in str(error) else error}"
-        ) from error
-    if any(each.dtype.kind not in "iu" for each in found):
-        raise TraceFileError(f"{path}: {src} and {expert}: wanted whole numbers")
-    return found
+    if path.suffix == ".npy":
+        return _experts_alone(path, arrays.one(path), words)
+    src, expert = arrays.several(path, _SOURCES, _EXPERTS)
+    return src, expert
 
 
 def _table(path: Path, src: Ids, expert: Ids, words: Mapping[str, Any]) -> Workload:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from fastcomm import parquet
 from fastcomm.engine.local import Outcome, map_ranks
 from fastcomm.engine.seen import RankInfo, Seen, kinds, lacks, rank_warnings
 from fastcomm.errors import FastcommError, TraceFileError
@@ -38,7 +38,8 @@ class Info:
     @property
     def missing(self) -> tuple[int, ...]:
         """The ranks of the world without a trace."""
-        return tuple(sorted(set(range(self.world_size or 0)) - set(self.ranks)))
+        known = set(self.ranks)
+        return tuple(rank for rank in range(self.world_size or 0) if rank not in known)
 
     @property
     def lacks(self) -> tuple[str, ...]:
@@ -166,6 +167,6 @@ def _of_store(run: Run, manifests: dict[Path, Manifest]) -> Info:
 
 def _table(path: Path) -> pa.Table:
     try:
-        return pq.read_table(path)
+        return parquet.read(path)
     except (OSError, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}; ingest the traces again") from error

@@ -1,10 +1,10 @@
 """The original's configuration, as a mapping or a JSON file: its keys, its meaning."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fastcomm import inputs
 from fastcomm.errors import ConfigError
 
 KEYS = (
@@ -23,10 +23,7 @@ _ALIASES = {
 
 def read(path: Path) -> dict[str, Any]:
     """The mapping of a JSON file."""
-    try:
-        said = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    said = inputs.json(path)
     if not isinstance(said, dict):
         raise ConfigError(f"{path}: found {type(said).__name__}, wanted an object")
     return checked(said, str(path))

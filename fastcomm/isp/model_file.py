@@ -1,10 +1,9 @@
 """A model that a person names: preset, size, a TOML file, a Hugging Face `config.json`."""
 
-import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
+from fastcomm import inputs
 from fastcomm.errors import ConfigError
 from fastcomm.isp.model import VOCAB, Experts, Latent, Model, swiglu_width
 from fastcomm.isp.presets import PRESETS, of_size
@@ -21,17 +20,13 @@ def load(said: str | float) -> Model:
         pass
     path = Path(str(said))
     path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"model {said!r}: no file, no size, none of {', '.join(PRESETS)}")
     return _checked(_plain(_parsed(path), path), path)
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text("utf-8")
-        parsed = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    parsed = inputs.json(path) if path.suffix == ".json" else inputs.toml(path)
     if not isinstance(parsed, dict):
         raise ConfigError(f"{path}: found {type(parsed).__name__}, wanted a table of keys")
     return parsed

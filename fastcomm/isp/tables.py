@@ -1,15 +1,18 @@
 """Measured compute tables of a user: products of matrices, and FlashAttention calls."""
 
 import csv
+import io
 from pathlib import Path
 from typing import NamedTuple
 
+from fastcomm import inputs
 from fastcomm.cluster.curves import GemmTable
 from fastcomm.errors import ConfigError
 
 # Batch, sequence length, local hidden size -> seconds forward, seconds backward.
 AttentionTable = dict[tuple[int, int, int], tuple[float, float]]
 
+_LARGEST = 1 << 26  # bytes
 _GEMM = ("key_bytesxmacs", "lat_s")
 _ATTENTION = ("b", "s", "h_local", "is_fwd", "lat_s")
 
@@ -47,10 +50,9 @@ def attention(path: Path) -> AttentionTable:
 
 def _rows(path: Path, wanted: tuple[str, ...]) -> list[dict[str, str]]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError) as error:
+        reader = csv.DictReader(io.StringIO(inputs.text(path, most=_LARGEST), newline=""))
+        rows = list(reader)
+    except csv.Error as error:
         raise ConfigError(f"{path}: {error}") from error
     if missing := [name for name in wanted if name not in (reader.fieldnames or ())]:
         raise ConfigError(f"{path}: no column {', '.join(missing)}; wanted {', '.join(wanted)}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fastcomm.errors import TraceFileError
+from fastcomm.inputs import Limits, opened
 
 _engine: Any
 try:
@@ -29,12 +30,13 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
 
     A block is of `size` bytes at most, by default `BLOCK`.
 
-    Raises `TraceFileError` where the file cannot be opened or its compression is corrupt, and
-    `CutShortError`, after all that is there, where the compressed file is cut short.
+    Raises `TraceFileError` where the file cannot be opened, its compression is corrupt or makes
+    more of it than `Limits` allows, and `CutShortError`, after all that is there, where the
+    compressed file is cut short.
     """
     size = size or BLOCK
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             first = file.read(max(size, len(_GZIP)))
             if first.startswith(_GZIP):
                 yield from _gunzipped(file, first, path, size)
@@ -46,9 +48,20 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
 
 
+def document(path: Path) -> bytes:
+    """The whole text of `path`; raises as `blocks`, and where it is too large to be at once."""
+    limits, parts, size = Limits.of_environment(), [], 0
+    for block in blocks(path):
+        size += len(block)
+        limits.check_document(size, path)
+        parts.append(block)
+    return b"".join(parts)
+
+
 def _gunzipped(file: BinaryIO, data: bytes, path: Path, size: int) -> Iterator[bytes]:
     """The members of a gzip file, one after another; zeros may stand behind each."""
     member = _engine.decompressobj(_GZIP_WINDOW)
+    limits, made = Limits.of_environment(), 0
     while True:
         try:
             text = member.decompress(data, size)
@@ -58,6 +71,8 @@ def _gunzipped(file: BinaryIO, data: bytes, path: Path, size: int) -> Iterator[b
                 f"({error})"
             ) from error
         if text:
+            made += len(text)
+            limits.check(made, file.tell(), path)
             yield text
         data = member.unconsumed_tail
         if member.eof:

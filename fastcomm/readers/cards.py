@@ -10,10 +10,8 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
-import yaml
-
-from fastcomm.errors import ConfigError
-from fastcomm.readers.config import Config, Parallel, read_text, refuse, whole
+from fastcomm import inputs
+from fastcomm.readers.config import Config, Parallel, refuse, whole
 
 # What the name of a framework begins with or contains, and its order of ranks.
 FRAMEWORKS = {
@@ -27,7 +25,6 @@ FRAMEWORKS = {
 _SERVING = ("vllm", "sglang")  # their experts are split over tensor ranks, not each by them
 _GBPS = 1e9 / 8  # bytes per second of a Gbit/s
 _FASTEST = 1e9  # Gbit/s, far above any link
-_ALIASES, _DEPTH = 16, 32  # a bomb needs more, a person fewer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,35 +64,10 @@ def read_card(path: Path) -> Card:
 
 def _load(path: Path) -> Mapping[str, Any]:
     """The mapping in a YAML file, parsed safely."""
-    text = read_text(path)
-    try:
-        _check_plain(text, path)
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ArithmeticError, AttributeError) as error:
-        raise _malformed(path, error) from error
-    except (LookupError, RecursionError, TypeError, ValueError) as error:
-        raise _malformed(path, error) from error
+    data = inputs.yaml(path)
     if not isinstance(data, dict):
         refuse(f"{path}:", "card", data, "a mapping of keys to values")
     return data
-
-
-def _check_plain(text: str, path: Path) -> None:
-    """ConfigError for nesting and aliases that cost more than a card may."""
-    aliases = depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        aliases += isinstance(event, yaml.AliasEvent)
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if aliases > _ALIASES or depth > _DEPTH:
-            raise ConfigError(
-                f"{path}: more than {_ALIASES} YAML aliases or {_DEPTH} levels;"
-                " wanted a plain card"
-            )
-
-
-def _malformed(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}")
 
 
 def _section(data: Mapping[str, Any], path: Path, *keys: str) -> Mapping[str, Any]:

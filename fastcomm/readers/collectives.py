@@ -20,6 +20,7 @@ from fastcomm.readers.events import Events, Ints, Rows
 from fastcomm.readers.patterns import Named, Pattern
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.alike import alike
+from fastcomm.trace.run import MOST_RANKS
 from fastcomm.trace.schema import OP
 from fastcomm.trace.tags import Group
 from fastcomm_kernels.json_numbers import NULL
@@ -183,7 +184,7 @@ def _group(
         name=name or None,
         description=description or None,
         ranks=members,
-        size=None if size < 0 else size,
+        size=size if 0 <= size <= MOST_RANKS else None,
     )
 
 
@@ -191,11 +192,15 @@ def _ranks(text: str | None) -> tuple[int, ...] | None:
     """The ranks of a list such as "[0, 1]"; None where it is cut or empty."""
     try:
         ranks = json.loads(text or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
+    if not isinstance(ranks, list) or not all(map(_is_rank, ranks)):
         return None
     return tuple(sorted(ranks)) or None
+
+
+def _is_rank(found: object) -> bool:
+    return type(found) is int and 0 <= found < MOST_RANKS
 
 
 def known_groups(info: Mapping[str, Any]) -> tuple[Group, ...]:
@@ -209,14 +214,15 @@ def known_groups(info: Mapping[str, Any]) -> tuple[Group, ...]:
         size = entry.get("pg_size")
         ranks = entry.get("ranks")
         members = _ranks(ranks if isinstance(ranks, str) else json.dumps(ranks))
-        if members is None and isinstance(size, int) and size == world:
+        size = size if type(size) is int and 0 < size <= MOST_RANKS else None
+        if members is None and size is not None and size == world:
             members = tuple(range(size))
         groups.append(
             Group(
                 name=str(entry["pg_name"]) if "pg_name" in entry else None,
                 description=str(entry["pg_desc"]) if entry.get("pg_desc") else None,
                 ranks=members,
-                size=size if isinstance(size, int) else None,
+                size=size,
             )
         )
     return tuple(groups)
@@ -302,7 +308,7 @@ def _per_pair(
 def _tensors(events: Events, dims: int, types: int) -> _Tensors:
     try:
         shapes, names = json.loads(events.texts[dims]), json.loads(events.texts[types])
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     if not isinstance(shapes, list) or not isinstance(names, list) or len(shapes) != len(names):
         return ()
@@ -331,6 +337,6 @@ def _is_uneven(text: str) -> int:
     """1 where a list of splits has several values, or is cut so that nobody knows."""
     try:
         splits = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return 1
     return int(not isinstance(splits, list) or len(set(map(str, splits))) > 1)

@@ -5,7 +5,6 @@ here, except that sizes fit each other and the world: `Parallel.grid` finds that
 """
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -13,6 +12,7 @@ from pathlib import Path
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fastcomm import inputs
 from fastcomm.errors import ConfigError
 from fastcomm.readers.patterns import Pattern
 from fastcomm.trace.parallel import DEFAULT_ORDER, ORDERS, Grid, dimensions_of
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _TABLES = ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table")
 _SIZES = ("tp", "pp", "dp", "ep", "cp", "etp", "dp_replicate")
-_LARGEST = 1 << 20  # bytes of a file that people write
 _MOST = 1 << 31  # ranks
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong = 2, 60, 30
@@ -95,10 +94,7 @@ def _said(source: Parallel | Config) -> dict[str, Any]:
 
 def read(path: Path) -> Config:
     """Read a TOML file; ConfigError with its path, the key, what was found and wanted."""
-    try:
-        data = tomllib.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
+    data = inputs.toml(path)
     check_keys(
         data, ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table"), str(path)
     )
@@ -115,20 +111,6 @@ def read(path: Path) -> Config:
         table=_mapping(data, path),
         **{name: _bandwidth(links, name, f"{path}: [link]") for name in links},
     )
-
-
-def read_text(path: Path) -> str:
-    """The text of a small file that a person wrote."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(_LARGEST + 1)
-        if len(text) > _LARGEST:
-            raise ConfigError(f"{path}: larger than {_LARGEST} bytes; wanted a configuration")
-        return text.decode()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; wanted text") from error
 
 
 def refuse(where: str, key: str, found: object, wanted: str) -> NoReturn:

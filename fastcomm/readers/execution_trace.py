@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.blocks import CutShortError, blocks
+from fastcomm.readers.blocks import CutShortError, document
 from fastcomm.trace.trace import Trace
 
 _NAMES = ("torch_et_{rank}.json", "pytorch_et_{rank}.json")
@@ -50,9 +50,8 @@ def find(trace: Trace) -> Path | None:
 def read(path: Path) -> list[Operator]:
     """The operators of an execution trace, in order of their calls."""
     try:
-        document = orjson.loads(b"".join(blocks(path)))
-        found = [_operator(node) for node in document["nodes"]]
-    except (ValueError, KeyError, TypeError, CutShortError) as error:
+        found = [_operator(node) for node in orjson.loads(document(path))["nodes"]]
+    except (ValueError, KeyError, TypeError, AttributeError, CutShortError) as error:
         raise TraceFileError(
             f"{path}: no execution trace of PyTorch, or a cut one ({error!r}); wanted a JSON "
             "object with a list of nodes"

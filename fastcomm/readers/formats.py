@@ -13,7 +13,7 @@ from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.config import Config
 from fastcomm.trace.iterations import IterationRule
-from fastcomm.trace.run import Source
+from fastcomm.trace.run import MOST_RANKS, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,10 @@ def agreed_world(said: Mapping[Path, int | None], ranks: Mapping[int, Path]) -> 
     sizes: dict[int, Path] = {}
     for path, size in said.items():
         if size is not None:
+            check_count(size, path, "world size")
             sizes.setdefault(size, path)
+    for rank, path in ranks.items():
+        check_count(rank, path, "rank")
     if len(sizes) > 1:
         words = " and ".join(f"{size} ({path})" for size, path in sizes.items())
         raise TraceFileError(f"the files contradict each other about the world size: {words}")
@@ -92,3 +95,11 @@ def agreed_world(said: Mapping[Path, int | None], ranks: Mapping[int, Path]) -> 
             f"{ranks[max(ranks)]}: rank {max(ranks)} of a world of {world} ({sizes[world]})"
         )
     return world
+
+
+def check_count(number: int, path: Path, what: str) -> None:
+    """TraceFileError where a rank or a number of ranks is above what any job has."""
+    if number > MOST_RANKS:
+        raise TraceFileError(
+            f"{path}: found a {what} of more than {MOST_RANKS}; no job has so many ranks"
+        )

@@ -16,7 +16,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers.assembly import ReadOptions, assemble
 from fastcomm.readers.blocks import CutShortError, blocks
 from fastcomm.readers.device_rows import Calls, Work
-from fastcomm.readers.formats import Found, OpenOptions
+from fastcomm.readers.formats import Found, OpenOptions, check_count
 from fastcomm.readers.inspector_log import Communicator, Log, communicators, damage, read_log
 from fastcomm.readers.patterns import Named
 from fastcomm.trace.iterations import IterationRule
@@ -107,6 +107,7 @@ def _world(said: _Said) -> Communicator | None:
     """The largest communicator, if every process is in it; of several, that of the first id."""
     everywhere = Counter(each.id for found in said.values() for each in found)
     largest = max((each.size for found in said.values() for each in found), default=0)
+    check_count(largest, next(iter(said)), "size of a communicator")
     shared = {
         each.id: each
         for found in said.values()

@@ -18,7 +18,7 @@ from fastcomm.readers.blocks import CutShortError, blocks
 from fastcomm.readers.chrome import Scanned, scan_file
 from fastcomm.readers.collectives import find_collectives, known_groups
 from fastcomm.readers.events import Events
-from fastcomm.readers.formats import Found, OpenOptions, agreed_world
+from fastcomm.readers.formats import Found, OpenOptions, agreed_world, check_count
 from fastcomm.readers.kineto_layout import ARG_NAMES, EVERYTHING, METRICS
 from fastcomm.readers.ranks import NAME_PATTERNS, rank_from_name
 from fastcomm.trace.run import Source
@@ -36,6 +36,7 @@ _HEAD = 1 << 15  # bytes; a job of thousands of ranks lists its groups in more
 _BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
 # A relative time is less than the three months between two base times; since 1970 is more.
 _MOST_DEVICES = 1 << 16
+_LATEST = 1 << 62  # ns: differences of two such times fit 64 bits
 _ABSOLUTE = 1_600_000_000_000_000_000
 
 
@@ -50,6 +51,8 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     info = scanned.envelope.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     own, world = (info[key] if _is_count(info.get(key)) else None for key in _RANK_KEYS)
+    for value, what in ((own, "rank"), (world, "world size")):
+        check_count(value or 0, path, what)
     if own is not None and rank is not None and own != rank:
         raise TraceFileError(f"{path}: distributedInfo says rank {own}, taken for rank {rank}")
     events, lanes, origin, notes = _events(scanned)
@@ -167,7 +170,7 @@ def _info(head: bytes) -> dict[str, Any]:
     try:
         text = head[found.end() :].decode(errors="replace") if found else "{}"
         return dict(json.JSONDecoder().raw_decode(text)[0])
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
 
 
@@ -179,7 +182,7 @@ def _events(scanned: Scanned) -> tuple[Events, pa.Table, tuple[int, str | None],
         order = np.argsort(start, kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
     lane, lanes = _lanes(columns, scanned.texts)
-    base, clock, notes = _base(columns["start"], scanned.envelope)
+    base, clock, notes = _base(columns["start"], columns["stop"], scanned.envelope)
     columns["start"] += base
     columns["stop"] += base
     columns |= {name: columns[key] for key, name in ARG_NAMES.items() if key in columns}
@@ -187,11 +190,16 @@ def _events(scanned: Scanned) -> tuple[Events, pa.Table, tuple[int, str | None],
     return events, lanes, (base, clock), notes
 
 
-def _base(start: Ints, envelope: Mapping[str, Any]) -> tuple[int, str | None, list[str]]:
+def _base(
+    start: Ints, stop: Ints, envelope: Mapping[str, Any]
+) -> tuple[int, str | None, list[str]]:
     """What to add to the times, the clock they are then on, and what is odd about it."""
     base = envelope.get("baseTimeNanoseconds")
     if isinstance(base, int):
-        return base, "unix", []
+        least, most = (int(start[0]), int(stop.max())) if len(start) else (0, 0)
+        if base + least >= -_LATEST and base + most <= _LATEST:
+            return base, "unix", []
+        return 0, None, ["baseTimeNanoseconds is no time: absolute times are unknown"]
     if not len(start) or int(start[-1]) >= _ABSOLUTE:
         return 0, "unix", []
     return 0, None, ["no baseTimeNanoseconds: the absolute time of the events is unknown"]

@@ -12,7 +12,8 @@ from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.config import Config
 from fastcomm.readers.formats import Format, OpenOptions
 from fastcomm.readers.nsys.unexported import unexported
-from fastcomm.trace.run import Run, ranges
+from fastcomm.readers.steady import steady
+from fastcomm.trace.run import Run, absent
 
 __all__ = ["FORMATS", "OpenOptions", "open_run"]
 
@@ -65,7 +66,7 @@ def open_run(
     warnings = [f"no traces, not read: {', '.join(others)}"] if others else []
     ranks = [source.rank for source in found.sources]
     return Run(
-        sources=found.sources,
+        sources=tuple(map(steady, found.sources)),
         world_size=found.world_size,
         warnings=(
             *warnings,
@@ -165,29 +166,49 @@ def _candidates(paths: Sequence[str | Path], config: Config) -> Iterator[tuple[P
         yield path, path in named
 
 
-def _below(directory: Path, config: Config) -> Iterator[Path]:
-    """The directory itself if it is a trace, else what is in it, to the bottom, sorted."""
+def _below(
+    directory: Path, config: Config, above: frozenset[tuple[int, int]] = frozenset()
+) -> Iterator[Path]:
+    """The directory itself if it is a trace, else what is in it, to the bottom, sorted.
+
+    A link to one of the directories `above` leads nowhere.
+    """
     if _format_of(directory, config) is not None:
         yield directory
         return
-    with os.scandir(directory) as entries:
-        found = sorted((entry.name, entry.is_dir()) for entry in entries)
+    try:
+        here = directory.stat()
+        with os.scandir(directory) as entries:
+            found = sorted((entry.name, _is_directory(entry)) for entry in entries)
+    except OSError as error:
+        raise TraceFileError(f"{directory}: {error.strerror or error}") from error
+    above |= {(here.st_dev, here.st_ino)}
     for name, is_directory in found:
         if name.startswith("."):
             continue
-        if is_directory:
-            yield from _below(directory / name, config)
-        else:
+        if not is_directory:
             yield directory / name
+        elif _identity(directory / name) not in above:
+            yield from _below(directory / name, config, above)
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def missing(ranks: Sequence[int], world: int | None) -> list[str]:
     """A warning that names the ranks without a trace, if there are any."""
     size = world if world is not None else max(ranks) + 1
-    absent = sorted(set(range(size)) - set(ranks))
-    if not absent:
-        return []
-    return [f"{len(absent)} of {size} ranks have no trace here: {ranges(absent)}"]
+    count, words = absent(sorted(ranks), size)
+    return [f"{count} of {size} ranks have no trace here: {words}"] if count else []
 
 
 def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tuple[str, ...]]:

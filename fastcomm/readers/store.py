@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from fastcomm import inputs
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers import store_layout as layout
 from fastcomm.readers import store_said
@@ -54,7 +55,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
     for folder, manifest in manifests.items():
         _refuse_unfinished(folder, manifest)
         said[folder] = manifest.world_size
-        files += [(entry.rank, folder / entry.file) for entry in manifest.ranks]
+        files += [(entry.rank, _inside(folder, entry.file)) for entry in manifest.ranks]
     for path in paths:
         if path not in manifests:
             meta = about(path)["meta"]
@@ -79,6 +80,16 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
             (each.link_bandwidth for each in manifests.values() if each.link_bandwidth), None
         ),
     )
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file of the store; TraceFileError where it is a link that leads out of it."""
+    path = folder / name
+    if path.is_symlink() and path.resolve().parent != folder.resolve():
+        raise TraceFileError(
+            f"{path}: a link out of the store; wanted the file itself, or a link to the store"
+        )
+    return path
 
 
 def _one_each(files: list[tuple[int, Path]]) -> dict[int, Path]:
@@ -143,11 +154,15 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
     """The file; whatever is wrong with it while it is open is an error with its path."""
     import pyarrow.parquet as pq  # every run asks this module first, and few are stores
 
+    from fastcomm import parquet
+
     try:
+        inputs.check(path)
         words = [field.name for field in layout.COLUMNS if pa.types.is_dictionary(field.type)]
         with pq.ParquetFile(
             path, read_dictionary=words, page_checksum_verification=True
         ) as file:
+            parquet.check(file.metadata, path.stat().st_size, path)
             yield file
     except FileNotFoundError as error:
         raise TraceFileError(

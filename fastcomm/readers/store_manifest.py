@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.store_layout import LAYOUT, MANIFEST, Fingerprint, checked_layout
+from fastcomm.readers.blocks import CutShortError, document
+from fastcomm.readers.store_layout import (
+    LAYOUT,
+    MANIFEST,
+    Fingerprint,
+    checked_layout,
+    file_name,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +85,8 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a store; TraceFileError where it is none, or of a newer layout."""
     path = folder / MANIFEST
     try:
-        plain = json.loads(path.read_bytes())
-    except OSError as error:
-        raise TraceFileError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
+        plain = json.loads(document(path))
+    except (ValueError, RecursionError, CutShortError) as error:
         raise TraceFileError(f"{path}: damaged, no JSON ({error}); {_REMEDY}") from error
     if not isinstance(plain, dict):
         raise TraceFileError(f"{path}: damaged, no object; {_REMEDY}")
@@ -118,6 +123,6 @@ def _entry(plain: dict[str, Any]) -> Entry:
         }
     )
     # The name comes from a file: it must not lead out of the store.
-    if not isinstance(entry.rank, int) or Path(entry.file).name != entry.file:
+    if type(entry.rank) is not int or entry.file != file_name(entry.rank):
         raise ValueError(f"rank {entry.rank!r} in file {entry.file!r}")
     return entry

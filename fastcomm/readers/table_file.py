@@ -1,5 +1,6 @@
 """Columns of a table of operations, in Parquet or CSV, and its times in nanoseconds."""
 
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,9 @@ import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from fastcomm import inputs, parquet
 from fastcomm.errors import TraceFileError
+from fastcomm.readers.blocks import CutShortError, blocks
 from fastcomm.readers.table_mapping import UNITS, TableMapping
 
 Ints = NDArray[np.int64]
@@ -41,7 +44,7 @@ def columns_of(path: Path) -> list[str]:
     """The names of the columns; TraceFileError where the file is no table."""
     with _reading(path):
         if path.name.endswith(PARQUET):
-            return list(pq.read_schema(path).names)
+            return parquet.names(path)
         return list(_csv(path, None, ()).schema.names)
 
 
@@ -51,6 +54,8 @@ def batches(
     """These columns of the rows that fulfil `where`, some at a time; `texts` are text."""
     with _reading(path):
         if path.name.endswith(PARQUET):
+            inputs.check(path)
+            parquet.check(pq.read_metadata(path), path.stat().st_size, path, columns)
             rows = pa_dataset.dataset(path, format="parquet")
             for batch in rows.to_batches(columns=list(columns), filter=where):
                 yield pa.Table.from_batches([batch])
@@ -67,7 +72,30 @@ def _csv(
     options = pa_csv.ConvertOptions(
         include_columns=columns, column_types=dict.fromkeys(texts, pa.string())
     )
-    return pa_csv.open_csv(pa.input_stream(path, compression="detect"), convert_options=options)
+    return pa_csv.open_csv(pa.PythonFile(_Text(path), "r"), convert_options=options)
+
+
+class _Text(io.RawIOBase):
+    """The text of a file, decompressed, with the bounds of `blocks`."""
+
+    def __init__(self, path: Path) -> None:
+        self._blocks = blocks(path)
+        self._path = path
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """At most so many bytes; none at the end."""
+        try:
+            if not self._rest:
+                self._rest = memoryview(next(self._blocks, b""))
+        except CutShortError as error:
+            raise EOFError("the compressed file ends before its end") from error
+        size = len(self._rest) if size < 0 else size
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(found)
 
 
 def times(table: pa.Table, mapping: TableMapping, path: Path) -> tuple[Ints, Ints]:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
+from fastcomm.replay.uniform import whole_text
 
 Edges = list[tuple[str, str]]
 
@@ -14,8 +15,8 @@ _ENTITIES = {"&quot;": '"', "&#34;": '"', "&lt;": "<", "&gt;": ">", "&amp;": "&"
 def read(path: Path) -> tuple[list[str], Edges]:
     """Labels of the nodes and the edges between them, in the order of the file."""
     try:
-        tokens = _TOKEN.findall(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        tokens = _TOKEN.findall(whole_text(path).decode())
+    except UnicodeDecodeError as error:
         raise TraceFileError(f"{path}: {error}") from error
     labels: dict[str, str] = {}
     edges: list[tuple[str, str]] = []

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from fastcomm.errors import TraceFileError
-from fastcomm.replay.uniform import Event, ns, read_json
+from fastcomm.replay.uniform import Event, ns, read_json, whole_text
 
 ACTIVITIES = (
     "QUEUE",
@@ -118,7 +118,7 @@ def timeline(
 
 def _rows(path: Path) -> list[Any]:
     """The list; its writer may have died before the last bracket."""
-    text = path.read_bytes().strip()
+    text = whole_text(path).strip()
     for whole in (text, text.rstrip(b",") + b"]"):
         try:
             rows = orjson.loads(whole)

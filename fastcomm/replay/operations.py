@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-import yaml
 from numpy.typing import NDArray
 
+from fastcomm import inputs, parquet
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.trace.run import ranges
 
@@ -79,10 +78,7 @@ class Operations:
 
 def meta(path: Path) -> dict[str, Any]:
     """The description of a job; its sizes are positive."""
-    try:
-        said = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise TraceFileError(f"{path}: {error}") from error
+    said = inputs.yaml(path)
     if not isinstance(said, dict):
         raise TraceFileError(f"{path}: found {said!r}, wanted dp_size, pp_size and the rest")
     for name in _SIZES:
@@ -97,11 +93,11 @@ def meta(path: Path) -> dict[str, Any]:
 def read(path: Path) -> Operations:
     """Read a table; steps in which a rank has other operations are left out."""
     try:
-        present = pq.read_schema(path).names
+        present = parquet.names(path)
         if missing := [name for name in _COLUMNS if name not in present]:
             raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {present}")
         wanted = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
-        table = pq.read_table(path, columns=wanted)
+        table = parquet.read(path, wanted)
     except (OSError, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}") from error
     if not table.num_rows:

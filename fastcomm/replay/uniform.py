@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
+from fastcomm.readers.blocks import CutShortError, document
 from fastcomm.replay.names import long_name
 from fastcomm_kernels.json_numbers import NULL
 
@@ -210,7 +211,7 @@ def read(path: Path) -> UniformTrace:
     starts = (row.get("ts") for row in rows if isinstance(row, dict))
     if any(type(ts) is float and abs(ts) > _PRECISE for ts in starts):
         # Absolute microseconds with a fraction: a float64 has lost it.
-        said = json.loads(_bytes(path), parse_float=Decimal)
+        said = json.loads(whole_text(path), parse_float=Decimal)
         rows = said["traceEvents"] if isinstance(said, dict) else said
     return of_events(_event(row, path, i) for i, row in enumerate(rows))
 
@@ -252,17 +253,17 @@ def ns(microseconds: float | Decimal) -> int:
 def read_json(path: Path) -> Any:
     """A whole JSON document, gzipped or not."""
     try:
-        return orjson.loads(_bytes(path))
+        return orjson.loads(whole_text(path))
     except orjson.JSONDecodeError as error:
         raise TraceFileError(f"{path}: {error}") from error
 
 
-def _bytes(path: Path) -> bytes:
+def whole_text(path: Path) -> bytes:
+    """The text of a file, gzipped or not."""
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except (OSError, EOFError) as error:
-        raise TraceFileError(f"{path}: {error}") from error
+        return document(path)
+    except CutShortError as error:
+        raise TraceFileError(f"{path}: the compressed file ends before its end") from error
 
 
 def to_bytes(trace: UniformTrace) -> bytes:

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.markup import escape
@@ -17,7 +16,7 @@ from fastcomm.critical_path.document import document, joined_document
 from fastcomm.critical_path.joining import RunEvents
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.report import files
+from fastcomm.report import csv, files
 from fastcomm.report.console import plain_console
 from fastcomm.units import format_ns
 
@@ -190,5 +189,5 @@ def write_tables(
     writers = {name: files.text(content) for name, content in texts.items()}
     for name, content in tables.items():
         writers[f"{name}.parquet"] = partial(pq.write_table, content)
-        writers[f"{name}.csv"] = partial(pa_csv.write_csv, content)
+        writers[f"{name}.csv"] = partial(csv.write, content)
     return files.write(folder, writers)

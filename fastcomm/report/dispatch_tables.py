@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from fastcomm.report import files
+from fastcomm.report import csv, files
 
 
 class Result(Protocol):
@@ -28,7 +27,7 @@ def write(found: Result, folder: Path) -> list[Path]:
     text = json.dumps(found.to_dict(), indent=2, allow_nan=False)
     writers: dict[str, files.Writer] = {
         "dispatch.json": files.text(text),
-        "dispatch.csv": partial(pa_csv.write_csv, table),
+        "dispatch.csv": partial(csv.write, table),
         "dispatch.parquet": partial(pq.write_table, table),
     }
     return files.write(folder, writers)

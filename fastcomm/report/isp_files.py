@@ -5,12 +5,11 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from fastcomm.isp.result import Found
 from fastcomm.isp.sweep import Sweep
-from fastcomm.report import files
+from fastcomm.report import csv, files
 
 
 def write(found: Found, folder: str | Path, top: int) -> list[Path]:
@@ -25,13 +24,9 @@ def write_sweep(found: Sweep, folder: str | Path) -> list[Path]:
 
 
 def _write(folder: Path, name: str, table: pa.Table, text: str | None) -> list[Path]:
-    plain = table
-    if pa.types.is_dictionary(table.schema.field("algo_type").type):
-        words = table["algo_type"].cast(pa.string())
-        plain = table.set_column(table.schema.get_field_index("algo_type"), "algo_type", words)
     writers: dict[str, files.Writer] = {
         f"{name}.parquet": partial(pq.write_table, table),
-        f"{name}.csv": partial(pa_csv.write_csv, plain),
+        f"{name}.csv": partial(csv.write, table),
     }
     if text is not None:
         writers["isp.json"] = files.text(text)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.markup import escape
 
+from fastcomm.inert import inert
 from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.session import Session
 from fastcomm.replay.what_if import Removed
@@ -171,9 +172,12 @@ def graphml(replayed: Replayed) -> str:
     lines += ['<key id="avg" for="node" attr.name="avg" attr.type="double"/>']
     lines += ['<graph edgedefault="directed">']
     for name, avg in zip(made.graph.nodes, made.measured.avg.tolist(), strict=True):
-        lines.append(f'<node id={quoteattr(name)}><data key="avg">{avg / _MS}</data></node>')
+        lines.append(
+            f'<node id={quoteattr(inert(name))}><data key="avg">{avg / _MS}</data></node>'
+        )
     lines += [
-        f"<edge source={quoteattr(a)} target={quoteattr(b)}/>" for a, b in made.graph.edges
+        f"<edge source={quoteattr(inert(a))} target={quoteattr(inert(b))}/>"
+        for a, b in made.graph.edges
     ]
     return "\n".join([*lines, "</graph>", "</graphml>", ""])
 

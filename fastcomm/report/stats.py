@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 from rich.markup import escape
 from rich.table import Table
@@ -13,7 +12,7 @@ from rich.table import Table
 from fastcomm.replay.comparison import Comparison
 from fastcomm.replay.statistics import MS, Statistics
 from fastcomm.replay.step_time import StepTime
-from fastcomm.report import files
+from fastcomm.report import csv, files
 from fastcomm.report.console import plain_console
 from fastcomm.units import format_ns
 
@@ -44,7 +43,7 @@ def write(found: Statistics, time: StepTime, folder: Path) -> None:
     writers: dict[str, files.Writer] = {
         "stats.json": files.text(json.dumps(to_dict(found, time), indent=2)),
         "ops.parquet": partial(pq.write_table, table),
-        "ops.csv": partial(pa_csv.write_csv, table),
+        "ops.csv": partial(csv.write, table),
     }
     files.write(folder, writers)
 

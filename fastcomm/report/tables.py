@@ -4,12 +4,10 @@ import json
 from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from fastcomm.metrics.result import Metrics
-from fastcomm.report import files
+from fastcomm.report import csv, files
 
 
 def write(found: Metrics, folder: str | Path) -> list[Path]:
@@ -21,19 +19,5 @@ def write(found: Metrics, folder: str | Path) -> list[Path]:
     writers = {"metrics.json": files.text(text)}
     for name, table in found.to_arrow().items():
         writers[f"{name}.parquet"] = partial(pq.write_table, table)
-        writers[f"{name}.csv"] = partial(pa_csv.write_csv, _plain(table))
+        writers[f"{name}.csv"] = partial(csv.write, table)
     return files.write(folder, writers)
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """The table as CSV can hold it: lists and dictionaries become text."""
-    for place, column in enumerate(table.schema):
-        if pa.types.is_list(column.type):
-            words = [
-                None if value is None else " ".join(map(str, value))
-                for value in table[column.name].to_pylist()
-            ]
-            table = table.set_column(place, column.name, pa.array(words, pa.string()))
-        elif pa.types.is_dictionary(column.type):
-            table = table.set_column(place, column.name, table[column.name].cast(pa.string()))
-    return table

@@ -4,6 +4,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from fastcomm import inputs
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.store_layout import Fingerprint
 
@@ -16,7 +17,7 @@ def fingerprint(path: Path) -> Fingerprint:
         if path.is_dir():
             return _of_directory(path)
         status = path.stat()
-        with path.open("rb") as file:
+        with inputs.opened(path) as file:
             text = file.read(_ENDS)
             file.seek(max(len(text), status.st_size - _ENDS))
             text += file.read(_ENDS)

@@ -105,7 +105,7 @@ def _number(pattern: re.Pattern[str], name: str) -> int | None:
     if match is None:
         return None
     group = match[1] if pattern.groups else None
-    return int(group) if group is not None and group.isdecimal() else -1
+    return int(group) if group is not None and re.fullmatch(r"[0-9]{1,18}", group) else -1
 
 
 def _by_optimizer(marks: Marks) -> Iterations | None:

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
 from fastcomm.errors import ConfigError
 from fastcomm.trace.trace import Trace
+
+MOST_RANKS = 1 << 22  # far above any job: a larger number is damage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,14 @@ class Run:
     def read(self, rank: int) -> Trace:
         """Read one rank's trace."""
         return self.only([rank]).sources[0].read()
+
+
+def absent(ranks: Sequence[int], size: int) -> tuple[int, str]:
+    """How many of `size` ranks are not among the sorted ones, and which, as `ranges` says."""
+    edges = [-1, *ranks, size]
+    gaps = [(a + 1, b - 1) for a, b in pairwise(edges) if b - a > 1]
+    words = ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in gaps)
+    return sum(b - a + 1 for a, b in gaps), words
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from fastcomm import inputs, parquet
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, SUFFIXES, TEXT
 from fastcomm_kernels.json_numbers import NULL
@@ -60,7 +60,8 @@ class Folder:
 def _names_of(file: Path) -> tuple[str, ...]:
     with _errors_of(file):
         if file.suffix == ".parquet":
-            return tuple(pq.read_schema(file).names)
+            return tuple(parquet.names(file))
+        inputs.check(file)
         with pa.OSFile(str(file)) as stream, pa.ipc.open_stream(stream) as reader:
             return tuple(reader.schema.names)
 
@@ -68,14 +69,31 @@ def _names_of(file: Path) -> tuple[str, ...]:
 def _table_of(file: Path, columns: Sequence[str]) -> pa.Table:
     with _errors_of(file):
         if file.suffix == ".parquet":
-            return pq.read_table(file, columns=columns)
-        with pa.memory_map(str(file)) as stream, pa.ipc.open_stream(stream) as reader:
-            table = reader.read_all().select(columns)
+            return parquet.read(file, columns)
+        table = _stream(file, columns)
         # A stream is taken as it is: what it says of its buffers has to be checked.
         for column in table.columns:
             for chunk in column.chunks:
                 _as_bytes(chunk).validate(full=True)
         return table
+
+
+def _stream(file: Path, columns: Sequence[str]) -> pa.Table:
+    """Columns of an Arrow stream.
+
+    It is read, not mapped: a file that somebody cuts would end a program that has it mapped.
+    """
+    size, made = file.stat().st_size, 0
+    limits = inputs.Limits.of_environment()
+    inputs.check(file)
+    with pa.OSFile(str(file)) as stream, pa.ipc.open_stream(stream) as reader:
+        schema, batches = reader.schema, []
+        for batch in reader:
+            batches.append(batch.select(columns))
+            made += batches[-1].nbytes
+            limits.check(made, size, file)
+    wanted = pa.schema([schema.field(name) for name in columns])
+    return pa.Table.from_batches(batches, wanted)
 
 
 def _as_bytes(array: pa.Array) -> pa.Array:

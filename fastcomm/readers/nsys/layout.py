@@ -25,6 +25,13 @@ SESSION = "TARGET_INFO_SESSION_START_TIME"
 ANALYSIS = "ANALYSIS_DETAILS"
 MPI_RANKS = "MPI_RANKS"
 
+TABLES = frozenset(
+    [
+        *(KERNEL, MEMCPY, MEMSET, RUNTIME, SYNC, CUDA_EVENT, GRAPH, NODES, OLD_NODES, NVTX),
+        *(STRINGS, SCHEMAS, ENTRIES, EXPORT, SESSION, ANALYSIS, MPI_RANKS),
+    ]
+)
+
 # The first bytes of an SQLite file, and the files of a directory, one a table.
 MAGIC = b"SQLite format 3\x00"
 SUFFIXES = (".parquet", ".arrow")

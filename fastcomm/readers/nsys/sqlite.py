@@ -9,7 +9,8 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TEXT
+from fastcomm.inputs import Limits, opened
+from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TABLES, TEXT
 
 _HEADER = 100
 _BATCH_ROWS = 1 << 16
@@ -37,14 +38,24 @@ class Database:
         found: dict[str, list[str]] = {}
         query = (
             "SELECT t.name, c.name FROM sqlite_master t JOIN pragma_table_info(t.name) c "
-            "WHERE t.type IN ('table', 'view') ORDER BY t.name, c.cid"
+            "WHERE t.type = 'table' AND t.rootpage > 0 ORDER BY t.name, c.cid"
+        )
+        # Views and virtual tables are programs, and have no pages of their own.
+        programs = (
+            "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND NOT rootpage"
         )
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
-                for table, column in connection.execute(query):
+                strange = {name for (name,) in connection.execute(programs)} & TABLES
+                for table, column in () if strange else connection.execute(query):
                     found.setdefault(table, []).append(column)
         except (sqlite3.Error, ValueError) as error:
             raise TraceFileError(f"{self.path}: no readable SQLite file ({error})") from error
+        if strange:
+            raise TraceFileError(
+                f"{self.path}: {min(strange)} is a view or a virtual table; wanted "
+                "tables as nsys exports them: nothing of the file is run"
+            )
         return {table: tuple(names) for table, names in found.items()}
 
     def read(
@@ -71,6 +82,8 @@ class Database:
         from adbc_driver_manager import Error
         from adbc_driver_sqlite import dbapi
 
+        limits, size = Limits.of_environment(), self.path.stat().st_size
+        batches, made = [], 0
         option = {"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)}
         try:
             with (
@@ -78,7 +91,13 @@ class Database:
                 connection.cursor(adbc_stmt_kwargs=option) as cursor,
             ):
                 cursor.execute(query)
-                return cursor.fetch_arrow_table()
+                reader = cursor.fetch_record_batch()
+                # Pages that lead to each other would give rows without end.
+                for batch in reader:
+                    made += batch.nbytes
+                    limits.check(made, size, self.path)
+                    batches.append(batch)
+                return pa.Table.from_batches(batches, reader.schema)
         except (Error, pa.ArrowException, OSError) as error:
             raise TraceFileError(f"{self.path}: table {table}: {error}") from error
 
@@ -98,7 +117,7 @@ class Database:
 def _check_file(path: Path) -> None:
     """TraceFileError where the file is none, is cut short, or somebody is writing to it."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             header = file.read(_HEADER)
         size = path.stat().st_size
     except OSError as error:

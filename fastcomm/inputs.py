@@ -1,0 +1,175 @@
+"""Files that somebody else wrote: opened if they are files at all, and read up to a limit.
+
+The limits come from the environment, so that workers have the same.
+"""
+
+import errno
+import os
+import stat
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from fastcomm.errors import ConfigError, TraceFileError
+
+RATIO, TEXT, DOCUMENT = (
+    "FASTCOMM_MAX_RATIO",
+    "FASTCOMM_MAX_TEXT_GIB",
+    "FASTCOMM_MAX_DOCUMENT_GIB",
+)
+# Traces of profilers become 10 to 40 times as large; deflate makes at most a thousand of one.
+_USUAL = {RATIO: 200, TEXT: 64, DOCUMENT: 4}
+# Below this many bytes nobody is harmed, whatever the ratio.
+SMALL = 64 << 20
+_GIB = 1 << 30
+_LARGEST = 1 << 20  # bytes of a file that people write
+_ALIASES, _DEPTH = 16, 32  # of YAML: a bomb needs more, a person fewer
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a file may become in memory, or on its way through it."""
+
+    ratio: float  # of the decompressed bytes to those of the file
+    text: float  # decompressed bytes of one file
+    document: float  # bytes of a file that is in memory as a whole
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """The limits that hold here; ConfigError where one is no number."""
+        ratio, text, document = map(_said, _USUAL)
+        return cls(ratio=ratio, text=text * _GIB, document=document * _GIB)
+
+    def check(self, made: int, size: int, path: Path) -> None:
+        """TraceFileError where `size` bytes of a file become more than they may."""
+        if made > max(SMALL, self.ratio * size):
+            raise TraceFileError(
+                f"{path}: {size} bytes become more than {made}, {self.ratio:g} times as many; "
+                f"wanted no bomb: {RATIO}=N allows N times as many"
+            )
+        if made > self.text:
+            raise TraceFileError(
+                f"{path}: becomes more than {self.text / _GIB:g} GiB; {TEXT}=N allows N GiB"
+            )
+
+    def check_document(self, size: int, path: Path) -> None:
+        """TraceFileError where a file that is needed as a whole is larger than it may be."""
+        if size > self.document:
+            raise TraceFileError(
+                f"{path}: larger than {self.document / _GIB:g} GiB, and needed as a whole; "
+                f"{DOCUMENT}=N allows N GiB"
+            )
+
+
+def _said(name: str) -> float:
+    text = os.environ.get(name, "")
+    try:
+        value = float(text or _USUAL[name])
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ConfigError(f"{name}: found {text[:40]!r}, wanted a number above 0")
+    return value
+
+
+def opened(path: Path) -> BinaryIO:
+    """The file, to read; OSError where it is a pipe, a device or a directory.
+
+    Opening a pipe would wait for a writer, and it could be read only once.
+    """
+    # O_NONBLOCK means nothing to a regular file; Windows knows neither it nor pipes of names.
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        mode = os.fstat(number).st_mode
+        if not stat.S_ISREG(mode):
+            kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "no file")
+            raise OSError(errno.EINVAL, f"{kind}; wanted a file", str(path))
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def check(path: Path) -> None:
+    """OSError where a library that opens a file by its name should not."""
+    opened(path).close()
+
+
+def text(path: Path, most: int = _LARGEST) -> str:
+    """The text of a small file that a person wrote; ConfigError where it is none."""
+    try:
+        with opened(path) as file:
+            found = file.read(most + 1)
+        if len(found) > most:
+            raise ConfigError(f"{path}: larger than {most} bytes; wanted a configuration")
+        return found.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; wanted text") from error
+
+
+def toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file; ConfigError where it is none."""
+    return parsed_toml(text(path), str(path))
+
+
+def parsed_toml(words: str, where: str) -> dict[str, Any]:
+    """The tables of a TOML text."""
+    try:
+        return tomllib.loads(words)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not TOML: {error}") from error
+
+
+def json(path: Path) -> Any:
+    """What a small JSON file holds; ConfigError where it is none."""
+    from json import loads
+
+    try:
+        return loads(text(path))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+
+
+def yaml(path: Path) -> Any:
+    """What a small YAML file holds, parsed safely; ConfigError where it is none, or a bomb."""
+    from yaml import YAMLError, safe_load
+
+    words = text(path)
+    try:
+        _check_plain(words, path)
+        return safe_load(words)
+    except (YAMLError, ArithmeticError, AttributeError) as error:
+        raise _malformed(path, error) from error
+    except (LookupError, RecursionError, TypeError, ValueError) as error:
+        raise _malformed(path, error) from error
+
+
+def _check_plain(words: str, path: Path) -> None:
+    """ConfigError for nesting and aliases that cost more than such a file may."""
+    from yaml import AliasEvent, CollectionEndEvent, CollectionStartEvent, SafeLoader, parse
+
+    aliases = depth = 0
+    for event in parse(words, Loader=SafeLoader):
+        aliases += isinstance(event, AliasEvent)
+        depth += isinstance(event, CollectionStartEvent)
+        depth -= isinstance(event, CollectionEndEvent)
+        if aliases > _ALIASES or depth > _DEPTH:
+            raise ConfigError(
+                f"{path}: more than {_ALIASES} YAML aliases or {_DEPTH} levels; wanted plain "
+                "keys and values"
+            )
+
+
+def _malformed(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}")

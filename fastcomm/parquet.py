@@ -1,0 +1,56 @@
+"""Parquet files of which nothing is trusted: read once their own words say that they fit."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fastcomm import inputs
+from fastcomm.errors import TraceFileError
+
+_CELL = 8  # bytes of most values in memory
+
+
+def names(path: Path) -> list[str]:
+    """The names of the columns; OSError or ArrowException where the file is none."""
+    inputs.check(path)
+    return list(pq.read_schema(path).names)
+
+
+def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Some columns, or all; raises as `names`, and TraceFileError where they cannot fit."""
+    inputs.check(path)
+    with pq.ParquetFile(path) as file:
+        found = file.schema_arrow.names
+        if missing := [name for name in columns or () if name not in found]:
+            raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {found}")
+        wanted = list(found if columns is None else columns)
+        check(file.metadata, path.stat().st_size, path, wanted)
+        return file.read(columns=wanted)
+
+
+def check(
+    metadata: pq.FileMetaData, size: int, path: Path, columns: Sequence[str] | None = None
+) -> None:
+    """TraceFileError where columns of a file of `size` bytes would be a bomb in memory.
+
+    A column of one value is as short for a billion rows as for ten.
+    """
+    groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+    made = sum(_bytes_of(group, columns) for group in groups)
+    if made < 0:
+        raise TraceFileError(f"{path}: damaged: a row group of less than no rows")
+    inputs.Limits.of_environment().check(made, size, path)
+
+
+def _bytes_of(group: pq.RowGroupMetaData, wanted: Sequence[str] | None) -> int:
+    """About what columns of a row group take in memory; lists have more values than rows."""
+    if group.num_rows < 0:
+        return -1 << 62
+    columns = [group.column(k) for k in range(group.num_columns)]
+    return sum(
+        max(_CELL * group.num_rows, _CELL * each.num_values, each.total_uncompressed_size)
+        for each in columns
+        if wanted is None or each.path_in_schema.partition(".")[0] in wanted
+    )
