@@ -48,7 +48,7 @@ def connected(address: str, *, wait_s: float = WAIT_S) -> Iterator["Dask"]:
 
     with ExitStack() as stack:
         stack.enter_context(_quiet())
-        where = _where(address, stack)
+        where = _where(address, wait_s, stack)
         try:
             client = distributed.Client(**where, timeout=wait_s, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
@@ -70,21 +70,29 @@ def _require() -> None:
         ) from error
 
 
-def _where(address: str, stack: ExitStack) -> dict[str, Any]:
+def _where(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
     """What tells a client where the scheduler is."""
     kind, _, rest = address.partition(":")
     if kind == "local":
         return {"address": stack.enter_context(_here(rest))}
     if kind == "file":
-        if not Path(rest).is_file():
-            raise ClusterError(
-                f"--dask {address}: no such file; wanted what dask scheduler "
-                "--scheduler-file writes"
-            )
+        _wait_for(Path(rest), address, wait_s)
         return {"scheduler_file": rest}
     if not rest:
         raise ConfigError(f"--dask: found {address!r}, wanted {_FORMS}")
     return {"address": address}
+
+
+def _wait_for(path: Path, address: str, wait_s: float) -> None:
+    """Wait for a scheduler file: the scheduler may be a job that has yet to begin."""
+    until = time.monotonic() + wait_s
+    while not path.is_file():
+        if time.monotonic() > until:
+            raise ClusterError(
+                f"--dask {address}: no such file for {wait_s:g} s; wanted what `dask scheduler "
+                "--scheduler-file` writes"
+            )
+        time.sleep(_LOOK_S / 10)
 
 
 @contextmanager
@@ -168,7 +176,7 @@ class Dask:
             for source, future, error in work.done():
                 if error is None:
                     fold.add(future)
-                elif keep_going and not isinstance(error, ClusterError):
+                elif keep_going and _is_of_its_rank(error):
                     left_out.append(lost(source, error))
                 else:
                     raise error
@@ -321,6 +329,10 @@ def _measured(source: Source, *, measure: Callable[[Trace], P], wanted: str) -> 
             "install it there and start the workers again"
         )
     return measured(source, measure)
+
+
+def _is_of_its_rank(error: Exception) -> bool:
+    return isinstance(error, FastcommError) and not isinstance(error, ClusterError)
 
 
 def _killed() -> type[Exception]:
