@@ -95,11 +95,10 @@ def deadly(rank):
 
 def deadly_once(marker, rank):
     """Kill the first process that reads it."""
-    try:
-        marker.touch(exist_ok=False)
-    except FileExistsError:
-        return {rank: 1}
-    deadly(rank)
+    if not marker.exists():
+        marker.touch()
+        deadly(rank)
+    return {rank: 1}
 
 
 def hungry(rank):
