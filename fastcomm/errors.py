@@ -15,3 +15,7 @@ class TraceFileError(FastcommError):
 
 class ConfigError(FastcommError):
     """An option or a configuration file contradicts itself or the run."""
+
+
+class ClusterError(FastcommError):
+    """The workers, or what they have in common, cannot do the work: no rank is at fault."""

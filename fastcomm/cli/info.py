@@ -1,10 +1,14 @@
 """``fastcomm info``."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import run_options
+from fastcomm.cli.options import engine_of, run_options
+
+if TYPE_CHECKING:
+    from fastcomm.engine.engine import Engine
+    from fastcomm.engine.info import Info
 
 _EXAMPLES = """\b
 Examples:
@@ -33,29 +37,10 @@ def run(
     PATH is what `fastcomm metrics` takes. Of traces the first rank is read, which takes seconds
     however many there are; of a store that `fastcomm ingest` wrote, all is known.
     """
-    from fastcomm.engine import local
-
-    if words["workers"] > 1 and all_ranks:
-        local.start_early()
-
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.cli.options import open_options, opened
-    from fastcomm.engine import warm
-    from fastcomm.engine.info import info
-    from fastcomm.readers.formats import OpenOptions
-    from fastcomm.report.progress import progress
 
-    found_run = opened(paths, words)
-    warm.compile_kernels()
-    with progress(found_run) as advance:
-        found = info(
-            found_run,
-            all_ranks=all_ranks,
-            anew=open_options(words) != OpenOptions(),
-            workers=words["workers"],
-            keep_going=words["keep_going"],
-            progress=advance if all_ranks else None,
-        )
+    with engine_of(words) as engine:
+        found = _seen(paths, words, engine, all_ranks=all_ranks)
     if as_json:
         import json
 
@@ -66,3 +51,26 @@ def run(
         show(found, paths)
     if found.failed:
         ctx.exit(INCOMPLETE)
+
+
+def _seen(
+    paths: tuple[str, ...], words: dict[str, Any], engine: "Engine", *, all_ranks: bool
+) -> "Info":
+    from fastcomm.cli.options import open_options, opened
+    from fastcomm.engine import warm
+    from fastcomm.engine.info import info
+    from fastcomm.readers.formats import OpenOptions
+    from fastcomm.report.progress import progress
+
+    found_run = opened(paths, words, engine)
+    if engine.is_here:
+        warm.compile_kernels()
+    with progress(found_run) as advance:
+        return info(
+            found_run,
+            all_ranks=all_ranks,
+            anew=open_options(words) != OpenOptions(),
+            workers=engine,
+            keep_going=words["keep_going"],
+            progress=advance if all_ranks else None,
+        )

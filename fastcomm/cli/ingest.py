@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import run_options
+from fastcomm.cli.options import engine_of, run_options
 from fastcomm.cli.said import say
 
 if TYPE_CHECKING:
+    from fastcomm.engine.engine import Engine
     from fastcomm.engine.ingest import Ingested
 
 _EXAMPLES = """\b
@@ -40,30 +41,30 @@ def run(ctx: click.Context, /, paths: tuple[str, ...], output: str, **words: Any
     options have not changed. Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some
     ranks (--keep-going).
     """
-    from fastcomm.engine import local
-
-    if words["workers"] > 1:
-        local.start_early()
-
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.cli.options import numbers, open_options
+
+    with engine_of(words) as engine:
+        found = _stored(paths, output, words, engine)
+    _show(found)
+    if found.manifest.failed:
+        ctx.exit(INCOMPLETE)
+
+
+def _stored(
+    paths: tuple[str, ...], output: str, words: dict[str, Any], engine: "Engine"
+) -> "Ingested":
+    from fastcomm.cli.options import numbers, open_options, seen_by
     from fastcomm.engine import warm
     from fastcomm.engine.ingest import ingest, plan
     from fastcomm.report.progress import progress
 
     ranks = numbers("--ranks", words["ranks"]) if words["ranks"] else None
-    planned = plan(paths, output, options=open_options(words), ranks=ranks)
-    warm.compile_kernels()
+    folder, *traces = seen_by((output, *paths), words)
+    planned = plan(traces, folder, options=open_options(words), ranks=ranks)
+    if engine.is_here:
+        warm.compile_kernels()
     with progress(planned.run) as advance:
-        found = ingest(
-            planned,
-            workers=words["workers"],
-            keep_going=words["keep_going"],
-            progress=advance,
-        )
-    _show(found)
-    if found.manifest.failed:
-        ctx.exit(INCOMPLETE)
+        return ingest(planned, workers=engine, keep_going=words["keep_going"], progress=advance)
 
 
 def _show(found: "Ingested") -> None:

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import run_options
+from fastcomm.cli.options import engine_of, run_options
 
 if TYPE_CHECKING:
+    from fastcomm.engine.engine import Engine
     from fastcomm.metrics.result import Metrics
 
 
@@ -62,30 +63,10 @@ def run(
     --ep, --cp, --order). Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some
     ranks (--keep-going).
     """
-    from fastcomm.engine import local
-
-    if words["workers"] > 1:
-        local.start_early()
-
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.cli.options import numbers, opened
-    from fastcomm.engine import warm
-    from fastcomm.engine.measure import compute_metrics
-    from fastcomm.report.progress import progress
 
-    found_run = opened(paths, words)
-    wanted = words["iterations"]
-    warm.compile_kernels()
-    with progress(found_run) as advance:
-        found = compute_metrics(
-            found_run,
-            link_bandwidth=words["link_bandwidth"],
-            bytes=words["byte_kind"],
-            iterations=numbers("--iterations", wanted) if wanted else None,
-            workers=words["workers"],
-            keep_going=words["keep_going"],
-            progress=advance,
-        )
+    with engine_of(words) as engine:
+        found = _measured(paths, words, engine)
     if output is not None:
         from fastcomm.report import tables
 
@@ -93,6 +74,28 @@ def run(
     show(found, as_json)
     if found.failed:
         ctx.exit(INCOMPLETE)
+
+
+def _measured(paths: tuple[str, ...], words: dict[str, Any], engine: "Engine") -> "Metrics":
+    from fastcomm.cli.options import numbers, opened
+    from fastcomm.engine import warm
+    from fastcomm.engine.measure import compute_metrics
+    from fastcomm.report.progress import progress
+
+    found_run = opened(paths, words, engine)
+    wanted = words["iterations"]
+    if engine.is_here:
+        warm.compile_kernels()
+    with progress(found_run) as advance:
+        return compute_metrics(
+            found_run,
+            link_bandwidth=words["link_bandwidth"],
+            bytes=words["byte_kind"],
+            iterations=numbers("--iterations", wanted) if wanted else None,
+            workers=engine,
+            keep_going=words["keep_going"],
+            progress=advance,
+        )
 
 
 def show(found: "Metrics", as_json: bool) -> None:

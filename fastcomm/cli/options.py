@@ -1,6 +1,7 @@
 """Options that several commands share, and the words behind them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -8,6 +9,7 @@ import click
 from fastcomm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fastcomm.engine.engine import Engine
     from fastcomm.readers.formats import OpenOptions
     from fastcomm.trace.run import Run
 
@@ -72,15 +74,66 @@ def _options() -> list[Callable[[F], F]]:
             show_default=True,
             help="Processes that read ranks at the same time.",
         ),
+        click.option(
+            "--dask",
+            metavar="ADDRESS",
+            help="Read ranks on a Dask cluster: tcp://host:8786, file:scheduler.json, or "
+            "local:4 for one of 4 processes here.",
+        ),
+        click.option(
+            "--dask-wait",
+            type=click.FloatRange(min=0, min_open=True),
+            default=60,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long to wait for the scheduler, and for workers while there are none.",
+        ),
     ]
 
 
-def opened(paths: tuple[str, ...], words: dict[str, Any]) -> "Run":
+@contextmanager
+def engine_of(words: dict[str, Any]) -> "Iterator[Engine]":
+    """The engine that the words of `run_options` name; processes start while others import."""
+    if words["dask"] is None:
+        from fastcomm.engine import local
+
+        if words["workers"] > 1:
+            local.start_early()
+        yield local.Local(workers=words["workers"])
+        return
+    if words["workers"] > 1:
+        raise ConfigError("--workers and --dask contradict each other; wanted one")
+
+    from fastcomm.engine import dask
+
+    with dask.connected(words["dask"], wait_s=words["dask_wait"]) as engine:
+        for warning in engine.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        yield engine
+
+
+def refuse_dask(words: dict[str, Any], why: str) -> None:
+    """ConfigError where `--dask` is said and nothing would be done on a cluster."""
+    if words["dask"] is not None:
+        raise ConfigError(f"--dask: {why}; leave it out")
+
+
+def opened(
+    paths: tuple[str, ...], words: dict[str, Any], engine: "Engine | None" = None
+) -> "Run":
     """The run that the paths and the words of `run_options` describe."""
     from fastcomm.readers.runs import open_run
 
-    run = open_run(*paths, options=open_options(words))
+    options = open_options(words)
+    run = open_run(*seen_by(paths, words), options=options)
     return run.only(numbers("--ranks", words["ranks"])) if words["ranks"] else run
+
+
+def seen_by(paths: tuple[str, ...], words: dict[str, Any]) -> tuple[str, ...]:
+    """The paths as every worker understands them: those of a cluster begin elsewhere."""
+    from pathlib import Path
+
+    return tuple(str(Path(path).absolute()) for path in paths) if words["dask"] else paths
 
 
 def open_options(words: dict[str, Any]) -> "OpenOptions":

@@ -1,7 +1,8 @@
 """What a run is, told in seconds: of a store all, of other formats the ranks that are read."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm import parquet
-from fastcomm.engine.local import Outcome, map_ranks
+from fastcomm.engine.engine import Engine, Lost, Progress, Task, both
+from fastcomm.engine.local import engine_of
 from fastcomm.engine.seen import RankInfo, Seen, kinds, lacks, rank_warnings
-from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.errors import TraceFileError
 from fastcomm.readers.runs import missing
 from fastcomm.readers.store_layout import MANIFEST
 from fastcomm.readers.store_manifest import Left, Manifest, read_manifest
 from fastcomm.trace.run import Run
-
-Progress = Callable[[Outcome[Seen]], None]
+from fastcomm.trace.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ def info(
     *,
     all_ranks: bool = False,
     anew: bool = False,
-    workers: int = 1,
+    workers: int | Engine = 1,
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> Info:
@@ -82,8 +83,10 @@ def info(
     if manifests and not anew:
         return _of_store(run, manifests)
     looked_at = run if all_ranks else run.only(run.ranks[:1])
-    seen, failed = _look(looked_at, workers, keep_going, progress)
-    seen.sort(key=lambda each: each.rank.rank)
+    task = Task(measure=_see, merge=_all, finish=both)
+    engine = engine_of(workers)
+    seen, left_out = engine.gather(looked_at, task, keep_going=keep_going, progress=progress)
+    seen = tuple(sorted(seen, key=lambda each: each.rank.rank))
     # A file that is alone says its rank behind its events, when the run is opened already.
     told = {each.rank.rank for each in seen} if len(run.ranks) == 1 else set(run.ranks)
     return Info(
@@ -93,31 +96,20 @@ def info(
         details=tuple(each.rank for each in seen),
         groups=pa.concat_tables([each.groups for each in seen]),
         iterations=pa.concat_tables([each.iterations for each in seen]),
-        failed=tuple(sorted(failed, key=lambda left: left.rank)),
+        failed=tuple(map(_left, left_out)),
     )
 
 
-def _look(
-    run: Run, workers: int, keep_going: bool, progress: Progress | None
-) -> tuple[list[Seen], list[Left]]:
-    """Read the ranks of a run; an error is raised, or listed with `keep_going`."""
-    seen: list[Seen] = []
-    failed: list[Left] = []
-    for outcome in map_ranks(run, Seen.of, workers):
-        source = outcome.source
-        if outcome.partial is not None:
-            seen.append(outcome.partial)
-        elif outcome.error is not None:
-            if not keep_going:
-                raise outcome.error
-            failed.append(
-                Left(rank=source.rank, source=str(source.path), error=str(outcome.error))
-            )
-        if progress is not None:
-            progress(outcome)
-    if not seen:
-        raise FastcommError(f"no rank could be read: {failed[0].error}")
-    return seen, failed
+def _see(trace: Trace) -> tuple[Seen, ...]:
+    return (Seen.of(trace),)
+
+
+def _all(parts: Sequence[tuple[Seen, ...]]) -> tuple[Seen, ...]:
+    return tuple(chain.from_iterable(parts))
+
+
+def _left(each: Lost) -> Left:
+    return Left(rank=each.rank, source=each.path, error=each.error)
 
 
 def _files(run: Run) -> dict[str, Any]:

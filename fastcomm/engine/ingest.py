@@ -4,18 +4,21 @@ What was begun is finished by the same call again: a rank whose source and optio
 changed since its file was written is not read again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from fastcomm import __version__
+from fastcomm.engine.engine import Engine, Lost, Progress, Task, both
 from fastcomm.engine.ingest_plan import Plan, plan
-from fastcomm.engine.local import Outcome, map_ranks
-from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.engine.local import engine_of
+from fastcomm.errors import ClusterError, FastcommError, TraceFileError
 from fastcomm.readers import store, store_said
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.store_layout import MANIFEST, file_name
@@ -35,8 +38,6 @@ from fastcomm.trace.trace import Trace
 
 __all__ = ["Ingested", "Plan", "ingest", "plan"]
 
-Progress = Callable[[Outcome[Part]], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingested:
@@ -51,7 +52,7 @@ class Ingested:
 def ingest(
     planned: Plan,
     *,
-    workers: int = 1,
+    workers: int | Engine = 1,
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> Ingested:
@@ -66,20 +67,46 @@ def ingest(
     )
     _write_manifest(folder, begun)
     tasks = replace(run, sources=_storing(run, folder, store_said.as_json(planned.reading)))
-    parts: list[Part] = []
-    failed: list[Left] = []
-    for outcome in map_ranks(tasks, partial(Part.of, folder=folder), workers):
-        if outcome.partial is not None:
-            parts.append(outcome.partial)
-        elif outcome.error is not None:
-            if not keep_going:
-                raise outcome.error
-            failed.append(_left(outcome.source, outcome.error, folder))
-        if progress is not None:
-            progress(outcome)
-    if not parts:
-        raise FastcommError(f"no rank could be read: {failed[0].error}")
-    return _finished(planned, begun, parts, failed)
+    task = Task(measure=partial(_part, folder=folder), merge=_all, finish=both)
+    engine = engine_of(workers)
+    with _clean(folder):
+        parts, left_out = engine.gather(tasks, task, keep_going=keep_going, progress=progress)
+    _check_there(folder, parts)
+    return _finished(planned, begun, sorted(parts, key=_rank_of), left_out)
+
+
+def _part(trace: Trace, folder: Path) -> tuple[Part, ...]:
+    return (Part.of(trace, folder),)
+
+
+def _all(parts: Sequence[tuple[Part, ...]]) -> tuple[Part, ...]:
+    return tuple(chain.from_iterable(parts))
+
+
+def _rank_of(part: Part) -> int:
+    return part.entry.rank
+
+
+@contextmanager
+def _clean(folder: Path) -> Iterator[None]:
+    """Whatever breaks the work off, no half file stays."""
+    try:
+        yield
+    except BaseException:
+        for path in left_behind(folder):
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _check_there(folder: Path, parts: Sequence[Part]) -> None:
+    """Workers of other machines may write to a directory of the same name there."""
+    for part in parts:
+        path = folder / part.entry.file
+        if not path.exists() or path.stat().st_size != part.entry.size:
+            raise ClusterError(
+                f"{path}: a worker wrote rank {part.entry.rank} there, and here it is not; "
+                "wanted an --output in a file system that all machines share"
+            )
 
 
 def _storing(run: Run, folder: Path, said: dict[str, Any]) -> tuple[Source, ...]:
@@ -127,19 +154,18 @@ def _kept(path: Path, wanted: dict[str, Any]) -> Trace | None:
         return None  # damaged: it is written again
 
 
-def _left(source: Source, error: FastcommError, folder: Path) -> Left:
+def _left(each: Lost, folder: Path) -> Left:
     # What an earlier source of the rank left is not of this run.
-    (folder / file_name(source.rank)).unlink(missing_ok=True)
-    return Left(rank=source.rank, source=str(source.path), error=str(error))
+    (folder / file_name(each.rank)).unlink(missing_ok=True)
+    return Left(rank=each.rank, source=each.path, error=each.error)
 
 
 def _finished(
-    planned: Plan, begun: Manifest, parts: list[Part], failed: list[Left]
+    planned: Plan, begun: Manifest, parts: Sequence[Part], left_out: Sequence[Lost]
 ) -> Ingested:
     """The tables, and last the manifest: a store is whole once that says so."""
     folder = planned.folder
-    parts.sort(key=lambda part: part.entry.rank)
-    failed.sort(key=lambda left: left.rank)
+    failed = tuple(_left(each, folder) for each in left_out)
     notes = _clock_notes(parts)
     manifest = replace(
         begun,
@@ -150,7 +176,7 @@ def _finished(
         ranks=tuple(
             replace(part.entry, clock_note=notes.get(part.entry.rank)) for part in parts
         ),
-        failed=tuple(failed),
+        failed=failed,
         reading=store_said.as_json(planned.reading),
     )
     try:

@@ -1,14 +1,11 @@
 """How far a long reading is: on stderr, and only if that is a terminal."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from fastcomm.engine.local import Outcome
-from fastcomm.trace.run import Run
-
-Advance = Callable[[Outcome[Any]], None]
+from fastcomm.engine.engine import Progress as Advance
+from fastcomm.trace.run import Run, Source
 
 
 @contextmanager
@@ -37,8 +34,8 @@ def progress(run: Run) -> Iterator[Advance | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total, done=0, ranks=len(run.sources))
 
-        def advance(outcome: Outcome[Any]) -> None:
+        def advance(source: Source) -> None:
             done = bar.tasks[0].fields["done"] + 1
-            bar.update(task, advance=outcome.source.size, done=done)
+            bar.update(task, advance=source.size, done=done)
 
         yield advance

@@ -1,0 +1,347 @@
+"""The ranks of a run on the workers of a Dask cluster.
+
+What travels by the scheduler is small: where a rank's trace is, and what to do with it. What
+is measured of a rank stays with its worker until it is merged, on a worker as well; the answer
+alone comes here, from the worker that has it.
+
+A worker that goes away takes its partials along, and the scheduler lets others make them again:
+they are the same, and none is merged twice, since a merge names its parts.
+"""
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastcomm.engine.engine import Fold, Lost, Progress, Task, by_rank, died, lost, measured
+from fastcomm.engine.versions import check_same, code, versions
+from fastcomm.errors import ClusterError, ConfigError, FastcommError
+from fastcomm.trace.run import Run, Source
+from fastcomm.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+P = TypeVar("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+WAIT_S = 60.0  # for the scheduler, and for a worker where there is none
+_LOOK_S = 1.0  # between two looks at whether anything can still come
+_FORMS = "local:N, file:SCHEDULER.json or the address of a scheduler (tcp://host:8786)"
+
+
+@contextmanager
+def connected(address: str, *, wait_s: float = WAIT_S) -> Iterator["Dask"]:
+    """The engine of a cluster: at an address, in a scheduler file, or started here.
+
+    `local:N` starts N worker processes on this machine, and ends them. Raises `ClusterError`
+    where the cluster cannot be reached, or runs another fastcomm.
+    """
+    _require()
+    import distributed
+
+    with ExitStack() as stack:
+        stack.enter_context(_quiet())
+        where = _where(address, wait_s, stack)
+        try:
+            client = distributed.Client(**where, timeout=wait_s, set_as_default=False)
+        except (OSError, ValueError, TypeError) as error:
+            raise ClusterError(
+                f"--dask {address}: no scheduler answers ({error}); wanted {_FORMS}"
+            ) from error
+        stack.enter_context(client)
+        engine = Dask(client=client, address=address, wait_s=wait_s)
+        engine.check_versions()
+        yield engine
+
+
+def _require() -> None:
+    try:
+        import distributed  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"--dask needs the extra: pip install 'fastcomm[dask]' ({error})"
+        ) from error
+
+
+def _where(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
+    """What tells a client where the scheduler is."""
+    kind, _, rest = address.partition(":")
+    if kind == "local":
+        return {"address": stack.enter_context(_here(rest))}
+    if kind == "file":
+        _wait_for(Path(rest), address, wait_s)
+        return {"scheduler_file": rest}
+    if not rest:
+        raise ConfigError(f"--dask: found {address!r}, wanted {_FORMS}")
+    return {"address": address}
+
+
+def _wait_for(path: Path, address: str, wait_s: float) -> None:
+    """Wait for a scheduler file: the scheduler may be a job that has yet to begin."""
+    until = time.monotonic() + wait_s
+    while not path.is_file():
+        if time.monotonic() > until:
+            raise ClusterError(
+                f"--dask {address}: no such file for {wait_s:g} s; wanted what `dask scheduler "
+                "--scheduler-file` writes"
+            )
+        time.sleep(_LOOK_S / 10)
+
+
+@contextmanager
+def _here(number: str) -> Iterator[Any]:
+    """A cluster of so many processes, that ends with the work."""
+    import dask
+    from distributed import LocalCluster
+
+    if not number.isdecimal() or not int(number):
+        raise ConfigError(f"--dask local:{number}: wanted a number of workers, as in local:4")
+    settings = {"distributed.scheduler.allowed-failures": 1}
+    with (
+        dask.config.set(settings),
+        tempfile.TemporaryDirectory(prefix="fastcomm-") as folder,
+        LocalCluster(
+            n_workers=int(number),
+            threads_per_worker=1,
+            dashboard_address=None,
+            local_directory=folder,
+            silence_logs=logging.CRITICAL,
+        ) as cluster,
+    ):
+        yield cluster
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Dask's log and warnings: what they are about is said in one error of ours."""
+    import warnings
+
+    logger = logging.getLogger("distributed")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="distributed")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+@dataclass(slots=True, kw_only=True)
+class Dask:
+    """The engine of a cluster, connected."""
+
+    client: "Client"
+    address: str
+    wait_s: float = WAIT_S
+    warnings: list[str] = field(default_factory=list)
+    _alone_since: float | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the workers were started here."""
+        return self.address.startswith("local:")
+
+    def check_versions(self) -> None:
+        """Compare fastcomm, Python and the packages of the scheduler and of every worker."""
+        with self._reaching():
+            found = {"the scheduler": self.client.run_on_scheduler(versions)}
+            answers = self.client.run(versions, on_error="return")
+        for worker, answer in answers.items():
+            if isinstance(answer, Exception):
+                raise self._no_fastcomm(worker, answer)
+            found[worker] = answer
+        self.warnings = [f"--dask {self.address}: {each}" for each in check_same(found)]
+
+    def gather(
+        self,
+        run: Run,
+        task: Task[P, R],
+        *,
+        keep_going: bool = False,
+        progress: Progress | None = None,
+    ) -> R:
+        """Do a task with a run; see `engine.Engine`."""
+        work = _Work(self, run, task.measure)
+        fold: Fold[Future[P]] = Fold(lambda parts: self._submit(task.merge, list(parts)))
+        left_out: list[Lost] = []
+        try:
+            for source, future, error in work.done():
+                if error is None:
+                    fold.add(future)
+                elif keep_going and _is_of_its_rank(error):
+                    left_out.append(lost(source, error))
+                else:
+                    raise error
+                if progress is not None:
+                    progress(source)
+            failed = by_rank(left_out, len(run.sources))
+            return self._answer(self._submit(task.finish, fold.joined(), failed))
+        finally:
+            work.cancel()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function on a worker."""
+        return self._answer(self._submit(function))
+
+    def _submit(self, function: Callable[..., T], *args: Any) -> "Future[T]":
+        # Merging goes before reading on: it makes room.
+        return self.client.submit(function, *args, pure=False, priority=1)
+
+    def _answer(self, future: "Future[T]") -> T:
+        """What a future holds, from its worker; its error is raised."""
+        done: SimpleQueue[Any] = SimpleQueue()
+        future.add_done_callback(done.put)
+        self.next(done)
+        if (error := self.error(future)) is not None:
+            if isinstance(error, _killed()):
+                raise ClusterError(
+                    f"--dask {self.address}: workers died one after another while they merged "
+                    "ranks; out of memory, most likely: wanted more of it for each worker"
+                ) from error
+            raise error
+        with self._reaching():
+            answer: T = self.client.gather(future, direct=True)
+            return answer
+
+    def next(self, done: "SimpleQueue[Future[Any]]") -> "Future[Any]":
+        """The next future that is done; ClusterError where none can come any more."""
+        while True:
+            try:
+                return done.get(timeout=_LOOK_S)
+            except Empty:
+                self._look()
+
+    def error(self, future: "Future[Any]") -> Exception | None:
+        """What went wrong with a future that is done; ClusterError where the cluster is."""
+        if future.status == "finished":
+            return None
+        if future.status != "error":
+            raise self._gone(str(future.status))
+        with self._reaching():
+            error: Exception = future.exception()
+        # A worker that joined later may lack what those had that were checked.
+        return self._no_fastcomm("a worker", error) if _is_lack(error) else error
+
+    def _look(self) -> None:
+        """ClusterError where the scheduler is gone, or has had no worker for long."""
+        if self.client.status not in ("running", "newly-created"):
+            raise self._gone(self.client.status)
+        with self._reaching():
+            workers = len(self.client.nthreads())
+        if workers:
+            self._alone_since = None
+            return
+        self._alone_since = self._alone_since or time.monotonic()
+        if time.monotonic() - self._alone_since > self.wait_s:
+            raise ClusterError(
+                f"--dask {self.address}: no worker for {self.wait_s:g} s; "
+                "nothing is lost but time: start workers and run the command again"
+            )
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """What the client raises where it reaches nobody, as an error of ours."""
+        from asyncio import CancelledError
+
+        try:
+            yield
+        except FastcommError:
+            raise
+        except (OSError, CancelledError, RuntimeError, ValueError) as error:
+            raise self._gone(f"{type(error).__name__}: {error}") from error
+
+    def _gone(self, found: str) -> ClusterError:
+        return ClusterError(
+            f"--dask {self.address}: the scheduler is gone, or does not answer ({found}); "
+            "no result was made: start it and run the command again"
+        )
+
+    def _no_fastcomm(self, where: str, error: Exception) -> ClusterError:
+        return ClusterError(
+            f"--dask {self.address}: {where} cannot run fastcomm ({error}); wanted fastcomm "
+            f"{versions()['fastcomm']} in the environment of every worker and of the scheduler"
+        )
+
+
+class _Work:
+    """The ranks of a run on their way through a cluster."""
+
+    def __init__(self, engine: Dask, run: Run, measure: Callable[[Trace], Any]) -> None:
+        self.engine, self.measure = engine, measure
+        self.done_: SimpleQueue[Future[Any]] = SimpleQueue()
+        self.sources: dict[Any, Source] = {}
+        self.futures: dict[Any, Future[Any]] = {}
+        self._start(run.sources)
+
+    def done(self) -> Iterator[tuple[Source, "Future[Any]", Exception | None]]:
+        """Each rank that is done, and what went wrong.
+
+        Where a worker dies again and again, all that it had is suspect: it is read again, one
+        rank at a time, so that the one at fault is known and costs no other.
+        """
+        suspects = []
+        while self.futures:
+            source, future, error = self._next()
+            if isinstance(error, _killed()):
+                suspects.append(source)
+            else:
+                yield source, future, error
+        for source in suspects:
+            self._start([source])
+            _, future, error = self._next()
+            yield source, future, died(source) if isinstance(error, _killed()) else error
+
+    def cancel(self) -> None:
+        """Forget what has not begun."""
+        with suppress(Exception):
+            self.engine.client.cancel(list(self.futures.values()))
+        self.futures.clear()
+
+    def _start(self, sources: Sequence[Source]) -> None:
+        client = self.engine.client
+        futures = client.map(
+            _measured, sources, measure=self.measure, wanted=code(), pure=False
+        )
+        for source, future in zip(sources, futures, strict=True):
+            self.sources[future.key], self.futures[future.key] = source, future
+            future.add_done_callback(self.done_.put)
+
+    def _next(self) -> tuple[Source, "Future[Any]", Exception | None]:
+        future = self.engine.next(self.done_)
+        error = self.engine.error(future)
+        del self.futures[future.key]
+        return self.sources.pop(future.key), future, error
+
+
+def _measured(source: Source, *, measure: Callable[[Trace], P], wanted: str) -> P:
+    """On a worker: what is measured of one rank, by the same fastcomm as the caller's."""
+    if code() != wanted:
+        raise ClusterError(
+            f"a worker runs fastcomm {versions()['fastcomm']}, wanted the text {wanted}: "
+            "install it there and start the workers again"
+        )
+    return measured(source, measure)
+
+
+def _is_of_its_rank(error: Exception) -> bool:
+    return isinstance(error, FastcommError) and not isinstance(error, ClusterError)
+
+
+def _killed() -> type[Exception]:
+    from distributed import KilledWorker
+
+    killed: type[Exception] = KilledWorker
+    return killed
+
+
+def _is_lack(error: Exception) -> bool:
+    """Whether a worker could not even take the task, since it has no such code."""
+    return isinstance(error, ModuleNotFoundError | AttributeError) and "fastcomm" in str(error)

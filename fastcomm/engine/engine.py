@@ -1,0 +1,132 @@
+"""Ranks to one result: one interface, and two engines behind it, `local` and `dask`.
+
+A rank is measured wherever its trace is read. What is measured merges as a tree, in the order
+in which ranks are done; `Task.merge` gives the same bytes whatever that order is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.trace.run import Run, Source
+from fastcomm.trace.trace import Trace
+
+P = TypeVar("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+Progress = Callable[[Source], None]  # of a rank that is done with, well or not
+
+_WIDTH = 16  # what is merged at once: many small tables would pin the memory between them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A rank that was left out, and why."""
+
+    rank: int
+    path: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Generic[P, R]):
+    """What is done with each rank and then with all; it goes to workers and must pickle."""
+
+    measure: Callable[[Trace], P]
+    merge: Callable[[Sequence[P]], P]  # of different ranks, in any order
+    finish: Callable[[P, Sequence[Lost]], R]  # of all ranks, and of those that are left out
+
+
+class Engine(Protocol):
+    """What reads ranks."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether ranks are read on this machine, with the kernels that are compiled here."""
+        ...
+
+    def gather(
+        self,
+        run: Run,
+        task: Task[P, R],
+        *,
+        keep_going: bool = False,
+        progress: Progress | None = None,
+    ) -> R:
+        """Do a task with a run.
+
+        Raises the first rank's error, or with `keep_going` leaves the rank out, and raises only
+        if no rank is left. A bug in the task is raised as it is.
+        """
+        ...
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function where the files can be seen."""
+        ...
+
+
+class Fold(Generic[T]):
+    """A tree of items that are joined as they come, so that few are held at any time."""
+
+    def __init__(self, join: Callable[[Sequence[T]], T]) -> None:
+        self.join = join
+        self.levels: list[list[T]] = []
+
+    def add(self, item: T) -> None:
+        """Add one item."""
+        for level in self.levels:
+            level.append(item)
+            if len(level) < _WIDTH:
+                return
+            item = self.join(list(level))
+            level.clear()
+        self.levels.append([item])
+
+    def joined(self) -> T:
+        """All of them in one; there is at least one."""
+        return self.join([item for level in self.levels for item in level])
+
+
+def measured(source: Source, measure: Callable[[Trace], P]) -> P:
+    """What is measured of one rank; whatever goes wrong says of which."""
+    try:
+        return measure(source.read())
+    except FastcommError:
+        raise
+    except MemoryError as error:
+        raise TraceFileError(
+            f"{source.path}: rank {source.rank} does not fit into memory; wanted more of it "
+            "for each worker, or fewer workers"
+        ) from error
+    except Exception as error:
+        error.add_note(f"rank {source.rank}: {source.path}")
+        raise
+
+
+def died(source: Source) -> TraceFileError:
+    """The error of a rank that no worker survives."""
+    return TraceFileError(
+        f"{source.path}: the worker that read rank {source.rank} was killed, and so was the "
+        "next that had nothing else to do; out of memory, most likely: wanted more for each "
+        "worker, or fewer workers"
+    )
+
+
+def lost(source: Source, error: Exception) -> Lost:
+    """A rank that is left out."""
+    return Lost(rank=source.rank, path=str(source.path), error=str(error))
+
+
+def by_rank(left_out: list[Lost], ranks: int) -> tuple[Lost, ...]:
+    """Those that are left out, sorted; FastcommError where no rank is left."""
+    left_out.sort(key=lambda each: each.rank)
+    if len(left_out) == ranks:
+        raise FastcommError(f"no rank could be read: {left_out[0].error}")
+    return tuple(left_out)
+
+
+def both(merged: P, left_out: Sequence[Lost]) -> tuple[P, Sequence[Lost]]:
+    """A `Task.finish` that leaves the answer to the caller."""
+    return merged, left_out

@@ -1,0 +1,137 @@
+"""A Dask cluster of real processes that a test can kill, and ranks that kill them."""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from time import sleep
+
+from fastcomm.engine.engine import Task, both
+from fastcomm.errors import TraceFileError
+from fastcomm.trace.run import Run, Source
+
+# Dask looks after dead processes at once, and waits for nothing.
+SETTINGS = {
+    "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
+    "DASK_DISTRIBUTED__ADMIN__SYSTEM_MONITOR__GIL__ENABLED": "False",
+}
+
+
+class Cluster:
+    """A scheduler, and workers without a nanny: what is killed stays dead."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.file = folder / "scheduler.json"
+        self.processes = {}
+        self.start("scheduler", "--port", "0", "--host", "127.0.0.1")
+
+    @property
+    def address(self):
+        return f"file:{self.file}"
+
+    def start(self, what, *words, environment=None, name=None):
+        command = [
+            sys.executable,
+            "-m",
+            f"distributed.cli.dask_{what}",
+            *words,
+            "--no-dashboard",
+        ]
+        path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+        self.processes[name or what] = subprocess.Popen(
+            [*command, "--scheduler-file", str(self.file)],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": path, **SETTINGS, **(environment or {})},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def worker(self, name, *words, **how):
+        words = words or ("--no-nanny",)
+        common = ["--nthreads", "1", "--local-directory", str(self.folder)]
+        self.start("worker", *words, *common, name=name, **how)
+
+    def kill(self, name):
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def kill_once(self, name):
+        if name in self.processes:
+            self.kill(name)
+
+    def close(self):
+        for name in list(self.processes):
+            self.kill(name)
+
+
+def run_of(*reads):
+    """A run of ranks that are read by these functions."""
+    return Run(
+        sources=tuple(
+            Source(rank=rank, path=Path(f"rank{rank}.json"), size=1, read=partial(read, rank))
+            for rank, read in enumerate(reads)
+        ),
+        world_size=len(reads),
+    )
+
+
+def fine(rank):
+    return {rank: 1}
+
+
+def slow(rank, seconds=0.05):
+    sleep(seconds)
+    return {rank: 1}
+
+
+def deadly(rank):
+    """Kill the process that reads it."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def deadly_once(marker, rank):
+    """Kill the first process that reads it."""
+    if not marker.exists():
+        marker.touch()
+        deadly(rank)
+    return {rank: 1}
+
+
+def hungry(rank):
+    """Need more memory than there is."""
+    found = []
+    while True:
+        found.append(bytearray(os.urandom(1) * (8 << 20)))
+        sleep(0.001)
+
+
+def bad(rank):
+    raise TraceFileError(f"rank{rank}.json: damaged")
+
+
+def buggy(rank):
+    raise ZeroDivisionError("a bug")
+
+
+def too_large(rank):
+    raise MemoryError
+
+
+def merge(parts):
+    """How often each rank is in the parts."""
+    found = {}
+    for part in parts:
+        for rank, times in part.items():
+            found[rank] = found.get(rank, 0) + times
+    return found
+
+
+def itself(trace):
+    return trace
+
+
+COUNT = Task(measure=itself, merge=merge, finish=both)

@@ -1,0 +1,204 @@
+"""A Dask cluster does what one process does, and says clearly when it cannot."""
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import dask_cluster as c
+import kineto_text as k
+import pytest
+from click.testing import CliRunner
+
+import fastcomm
+from fastcomm.cli import main
+from fastcomm.engine import dask, versions
+from fastcomm.errors import ClusterError, ConfigError, FastcommError
+
+TP = {"Process_Group_Description": "mesh_tp", "Process_Group_Ranks": "[0, 1, 2, 3]"}
+RANKS = 20
+
+
+def invoke(*words, code=0):
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == code, result.output + result.stderr
+    return result
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "traces"
+    folder.mkdir()
+    for rank in range(RANKS):
+        step = [k.mark("ProfilerStep#0", 0, 100), k.kernel("gemm", 5, 30 + rank)]
+        step += [k.all_reduce(20 + 10 * n, 5, **TP) for n in range(3)]
+        k.write(folder / f"rank{rank}.json", step, rank=rank, world=RANKS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A scheduler and two workers."""
+    made = c.Cluster(tmp_path_factory.mktemp("cluster"))
+    made.worker("first")
+    made.worker("second")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def engine(cluster):
+    with dask.connected(cluster.address, wait_s=30) as found:
+        found.client.wait_for_workers(2, timeout=30)
+        yield found
+
+
+def test_the_result_is_that_of_one_process(traces, engine, cluster, tmp_path):
+    here = invoke("metrics", traces, "--json", "--output", tmp_path / "here").stdout
+    there = invoke(
+        "metrics", traces, "--json", "--output", tmp_path / "there", "--dask", cluster.address
+    ).stdout
+    assert json.loads(there)["ranks"] == list(range(RANKS))
+    assert there == here
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_a_store_is_that_of_one_process(traces, engine, cluster, tmp_path):
+    invoke("ingest", traces, "-o", tmp_path / "here")
+    invoke("ingest", traces, "-o", tmp_path / "there", "--dask", cluster.address)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_relative_paths_are_the_callers(traces, engine, cluster, monkeypatch):
+    monkeypatch.chdir(traces.parent)
+    found = invoke("info", traces.name, "--all", "--json", "--dask", cluster.address).stdout
+    assert found == invoke("info", traces, "--all", "--json").stdout
+
+
+def test_bad_ranks_are_left_out_alike(engine, tmp_path):
+    run = c.run_of(c.fine, c.bad, c.fine, c.too_large, c.fine)
+    seen = []
+    merged, lost = engine.gather(run, c.COUNT, keep_going=True, progress=seen.append)
+    assert merged == {0: 1, 2: 1, 4: 1}
+    assert [each.rank for each in lost] == [1, 3]
+    assert "rank1.json: damaged" in lost[0].error
+    assert "rank3.json: rank 3 does not fit into memory" in lost[1].error
+    assert sorted(source.rank for source in seen) == [0, 1, 2, 3, 4]
+    with pytest.raises(FastcommError, match=r"rank1\.json: damaged"):
+        engine.gather(c.run_of(c.fine, c.bad), c.COUNT)
+    with pytest.raises(FastcommError, match=r"no rank could be read: rank0\.json: damaged"):
+        engine.gather(c.run_of(c.bad, c.bad), c.COUNT, keep_going=True)
+
+
+def test_a_bug_is_raised_as_it_is_with_the_rank(engine):
+    with pytest.raises(ZeroDivisionError, match="a bug") as raised:
+        engine.gather(c.run_of(c.fine, c.buggy), c.COUNT, keep_going=True)
+    assert raised.value.__notes__ == ["rank 1: rank1.json"]
+
+
+def test_a_worker_killed_in_the_middle_costs_nothing(engine, cluster, tmp_path):
+    engine.client.wait_for_workers(2, timeout=30)
+    reads = [c.slow] * 24
+    reads[7] = partial(c.deadly_once, tmp_path / "killed")
+    merged, lost = engine.gather(c.run_of(*reads), c.COUNT)
+    assert (tmp_path / "killed").exists()
+    assert merged == dict.fromkeys(range(24), 1)
+    assert lost == ()
+
+
+def test_ranks_that_no_worker_survives_are_left_out_and_cost_no_other(engine, cluster):
+    """With a nanny, which starts a killed worker again; one rank needs too much memory."""
+    cluster.worker("third", "--nanny", "--memory-limit", "450MB")
+    engine.client.wait_for_workers(2, timeout=30)
+    run = c.run_of(c.fine, c.fine, c.deadly, c.hungry, c.fine, c.fine)
+    merged, lost = engine.gather(run, c.COUNT, keep_going=True)
+    assert merged == dict.fromkeys([0, 1, 4, 5], 1)
+    assert [each.rank for each in lost] == [2, 3]
+    for each in lost:
+        assert f"rank{each.rank}.json: the worker that read rank {each.rank} was" in each.error
+    cluster.kill("third")
+
+
+def test_a_cluster_without_workers_is_an_error_in_time(cluster):
+    with dask.connected(cluster.address, wait_s=0.5) as engine:
+        for name in ("first", "second"):
+            if name in cluster.processes:
+                cluster.kill(name)
+        with pytest.raises(ClusterError, match=r"no worker for 0.5 s; .* start workers"):
+            engine.gather(c.run_of(c.fine), c.COUNT)
+
+
+def test_another_fastcomm_on_a_worker_is_an_error(cluster, tmp_path):
+    root = Path(fastcomm.__file__).parents[1]
+    for package in ("fastcomm", "kernels/fastcomm_kernels"):
+        shutil.copytree(
+            root / package, tmp_path / package, ignore=shutil.ignore_patterns("*.pyc")
+        )
+    with (tmp_path / "fastcomm" / "units.py").open("a") as file:
+        file.write("# another\n")
+    path = f"{tmp_path}:{tmp_path / 'kernels'}:{Path(__file__).parent}"
+    cluster.worker("strange", environment={"PYTHONPATH": path})
+    late = pytest.raises(ClusterError, match=r"a worker runs fastcomm .*, wanted the text")
+    with dask.connected(cluster.address, wait_s=30) as engine, late:
+        engine.gather(c.run_of(c.fine), c.COUNT, keep_going=True)
+    at_once = pytest.raises(ClusterError, match=r"tcp://.*: fastcomm .*, and here .* install")
+    with at_once, dask.connected(cluster.address):
+        pass
+    cluster.kill("strange")
+
+
+def test_the_end_of_the_scheduler_is_an_error_in_time(cluster):
+    cluster.worker("last")
+    with dask.connected(cluster.address, wait_s=10) as engine:
+        engine.client.wait_for_workers(1, timeout=30)
+        run = c.run_of(*[c.slow] * 40)
+        with pytest.raises(ClusterError, match=r"the scheduler is gone, .* start it and run"):
+            engine.gather(run, c.COUNT, progress=lambda _: cluster.kill_once("scheduler"))
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("local:0", "wanted a number of workers"),
+        ("local:many", "wanted a number of workers"),
+        ("nowhere", r"found 'nowhere', wanted local:N"),
+        ("file:no/such.json", "no such file for 0.1 s"),
+        ("tcp://127.0.0.1:1", "no scheduler answers"),
+    ],
+)
+def test_an_address_of_nothing_is_an_error(address, message):
+    with pytest.raises(FastcommError, match=message), dask.connected(address, wait_s=0.1):
+        pass
+
+
+def test_workers_and_a_cluster_contradict_each_other(traces):
+    result = invoke("metrics", traces, "--workers", 2, "--dask", "local:1", code=1)
+    assert "--workers and --dask contradict" in result.stderr
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "distributed", None)
+    refused = pytest.raises(ConfigError, match=r"pip install 'fastcomm\[dask\]'")
+    with refused, dask.connected("local:1"):
+        pass
+
+
+def test_other_versions_are_warned_of_by_place():
+    ours = versions.versions()
+    found = {"a": ours, "b": {**ours, "numpy": "1.0"}, "c": {**ours, "numpy": "1.0"}}
+    assert versions.check_same(found) == [
+        f"b and 1 more: numpy 1.0, and here {ours['numpy']}: results may differ"
+    ]
+    with pytest.raises(ClusterError, match="c: fastcomm 9, and here"):
+        versions.check_same({"c": {**ours, "fastcomm": "9"}})
+
+
+def test_a_cluster_of_this_machine_is_started_and_ended():
+    with dask.connected("local:1") as engine:
+        assert engine.is_here
+        merged, _ = engine.gather(c.run_of(*[c.fine] * 40), c.COUNT)
+    assert merged == dict.fromkeys(range(40), 1)

@@ -1,0 +1,146 @@
+"""Processes of this machine: what dies costs itself alone, and nothing outlives the command."""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+
+import dask_cluster as c
+import kineto_text as k
+import pytest
+
+from fastcomm.engine.local import Local
+from fastcomm.errors import FastcommError
+
+pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
+
+
+@pytest.fixture(autouse=True)
+def preload_nothing(monkeypatch):
+    """Workers of these tests need no kernel."""
+    monkeypatch.setattr("fastcomm.engine.local._PRELOAD", [])
+
+
+def test_a_worker_that_is_killed_costs_its_rank_alone(tmp_path):
+    reads = [c.fine] * 12
+    reads[3] = c.deadly
+    reads[8] = partial(c.deadly_once, tmp_path / "killed")
+    seen = []
+    merged, lost = Local(workers=2).gather(
+        c.run_of(*reads), c.COUNT, keep_going=True, progress=seen.append
+    )
+    assert merged == dict.fromkeys(sorted({*range(12)} - {3}), 1)
+    assert [each.rank for each in lost] == [3]
+    assert "rank3.json: the worker that read rank 3 was killed" in lost[0].error
+    assert sorted(source.rank for source in seen) == list(range(12))
+    with pytest.raises(FastcommError, match="rank1.json: the worker"):
+        Local(workers=2).gather(c.run_of(c.fine, c.deadly), c.COUNT)
+
+
+def test_an_error_ends_the_workers_at_once():
+    run = c.run_of(partial(slow_bad), *[partial(c.slow, seconds=60)] * 3)
+    begun = monotonic()
+    with pytest.raises(FastcommError, match="rank0.json: damaged"):
+        Local(workers=2).gather(run, c.COUNT)
+    assert monotonic() - begun < 30
+
+
+def slow_bad(rank):
+    sleep(0.1)
+    c.bad(rank)
+
+
+def test_a_bug_is_raised_as_it_is_with_the_rank():
+    for workers in (1, 2):
+        with pytest.raises(ZeroDivisionError, match="a bug") as raised:
+            Local(workers=workers).gather(c.run_of(c.fine, c.buggy), c.COUNT, keep_going=True)
+        assert raised.value.__notes__ == ["rank 1: rank1.json"]
+
+
+def below(process):
+    """The processes that descend from one, by /proc."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ProcessLookupError):
+            continue
+    found, more = set(), {process}
+    while more:
+        more = {child for child, parent in parents.items() if parent in more} - found
+        found |= more
+    return found
+
+
+def is_alive(process):
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def all_end(processes, seconds=20):
+    until = monotonic() + seconds
+    while any(map(is_alive, processes)) and monotonic() < until:
+        sleep(0.01)
+    return not any(map(is_alive, processes))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Traces that take two processes some seconds, with a FIFO's worth of work left."""
+    folder = tmp_path_factory.mktemp("many")
+    step = [k.mark("ProfilerStep#0", 0, 100_000)]
+    step += [k.kernel("gemm", 5 * n, 3) for n in range(15_000)]
+    k.write(folder / "rank0.json", step, rank=None, world=None)
+    for rank in range(1, 60):
+        os.link(folder / "rank0.json", folder / f"rank{rank}.json")
+    return folder
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("command", "whom"), [("metrics", "group"), ("ingest", "group"), ("ingest", "alone")]
+)
+def test_ctrl_c_leaves_no_half_file_and_no_orphan(many, tmp_path, command, whom):
+    """Of the terminal, which sends it to all processes, and of a script, to the first alone."""
+    output = tmp_path / "out"
+    words = [command, many, "--workers", "2", "--output", output]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "fastcomm.cli", *map(str, words)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    # The server, the tracker of resources and both workers.
+    while started.poll() is None and len(below(started.pid)) < 4:
+        sleep(0.01)
+    if command == "ingest":
+        while started.poll() is None and not list(output.glob("*rank-*")):
+            sleep(0.002)
+    processes = below(started.pid)
+    (os.killpg if whom == "group" else os.kill)(started.pid, signal.SIGINT)
+    stdout, stderr = started.communicate(timeout=30)
+    assert started.returncode == 1
+    assert (stdout, stderr.strip()) == ("", "Aborted!")
+    assert all_end(processes)
+    assert not list(output.glob(".*"))
+    if command == "metrics":
+        assert not output.exists()
+
+
+@pytest.mark.compiled
+def test_workers_end_with_a_killed_command(many, tmp_path):
+    words = ["ingest", many, "--workers", "2", "--output", tmp_path / "out"]
+    started = subprocess.Popen([sys.executable, "-m", "fastcomm.cli", *map(str, words)])
+    while started.poll() is None and len(below(started.pid)) < 4:
+        sleep(0.01)
+    processes = below(started.pid)
+    started.kill()
+    started.wait()
+    assert all_end(processes)
