@@ -1,11 +1,14 @@
 """``fastcomm compare``."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import run_options
+from fastcomm.cli.options import engine_of, run_options
+
+if TYPE_CHECKING:
+    from fastcomm.engine.engine import Engine
 
 _EXAMPLES = """\b
 Examples:
@@ -66,7 +69,8 @@ def run(
     from fastcomm.report import compare as report
 
     parsed = [Condition.parsed(text) for text in conditions]
-    metrics = [_metrics(path, words) for path in (before, after)]
+    with engine_of(words) as engine:
+        metrics = [_metrics(path, words, engine) for path in (before, after)]
     found = compare(*metrics)
     holding = [each.text for each in parsed if each.holds(found)]
     if output is not None:
@@ -81,7 +85,7 @@ def run(
         ctx.exit(INCOMPLETE)
 
 
-def _metrics(path: Path, words: dict[str, Any]) -> dict[str, Any]:
+def _metrics(path: Path, words: dict[str, Any], engine: "Engine") -> dict[str, Any]:
     """The metrics of a run, read from where they were kept or measured now."""
     from fastcomm.metrics import saved
 
@@ -92,13 +96,14 @@ def _metrics(path: Path, words: dict[str, Any]) -> dict[str, Any]:
     from fastcomm.engine.measure import compute_metrics
     from fastcomm.report.progress import progress
 
-    run_ = opened((str(path),), words)
-    warm.compile_kernels()
+    run_ = opened((str(path),), words, engine)
+    if engine.is_here:
+        warm.compile_kernels()
     with progress(run_) as advance:
         found = compute_metrics(
             run_,
             link_bandwidth=words["link_bandwidth"],
-            workers=words["workers"],
+            workers=engine,
             keep_going=words["keep_going"],
             progress=advance,
         )

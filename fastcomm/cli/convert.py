@@ -5,11 +5,18 @@ from typing import Any
 
 import click
 
-from fastcomm.cli.options import open_options, run_options
+from fastcomm.cli.options import (
+    engine_of,
+    open_options,
+    refuse_dask,
+    run_options,
+)
+from fastcomm.cli.said import say
 
 _EXAMPLES = """\b
 Examples:
   fastcomm convert traces/ -o all.json.gz && fastcomm stats all.json.gz
+  fastcomm convert traces/ --to chakra -o astra/
   fastcomm convert trial/ -o all.json
 """
 
@@ -17,35 +24,77 @@ Examples:
 @click.command("convert", epilog=_EXAMPLES)
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--to", "form", type=click.Choice(["uniform"]), default="uniform", show_default=True
+    "--to",
+    "form",
+    type=click.Choice(["uniform", "chakra"]),
+    default="uniform",
+    show_default=True,
+    help="uniform: one trace for stats and replay. chakra: execution traces for ASTRA-sim.",
 )
 @click.option("--steps", "rule", default="update", show_default=True, help="As for stats.")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     required=True,
     metavar="FILE",
-    help="Where to write it; .gz compresses.",
+    help="Where to write it; .gz compresses. For chakra a directory.",
 )
 @run_options
-def run(path: Path, form: str, rule: str, output: Path, **words: Any) -> None:
-    """Write a run or a dPRO trial as one uniform trace, clocks aligned, steps numbered.
+@click.pass_context
+def run(
+    ctx: click.Context, /, path: Path, form: str, rule: str, output: Path, **words: Any
+) -> None:
+    """Write a run in another format, for other tools.
 
-    PATH is a trace or a directory of traces that any command reads, a dPRO trial, or a uniform
-    trace. Of a run come the work of devices and communication, by the names of operators:
-    FW, BW or UPDATE_ as marks in the trace tell.
+    uniform: one trace of all ranks, clocks aligned, steps numbered. PATH is a trace or a
+    directory of traces that any command reads, a dPRO trial, or a uniform trace. Of a run come
+    the work of devices and communication, by the names of operators: FW, BW or UPDATE_ as marks
+    in the trace tell.
+
+    chakra: an execution trace a rank (trace.0.et, ...) and the groups (trace.groups.json). What
+    the devices do is replayed as measured, and waits for what it waited for; collectives and
+    messages have sizes, groups and partners, and their time is what a simulator finds.
     """
     from fastcomm.errors import ConfigError
-    from fastcomm.replay import inputs, uniform
-    from fastcomm.store.aside import aside
 
     if output.exists() and output.samefile(path):
         raise ConfigError(f"{output}: an output does not overwrite its input")
+    if form == "chakra":
+        _chakra(ctx, path, output, words)
+    else:
+        _uniform(path, rule, output, words)
+
+
+def _uniform(path: Path, rule: str, output: Path, words: dict[str, Any]) -> None:
+    from fastcomm.aside import aside
+    from fastcomm.replay import inputs, uniform
+
     said = inputs.read(path, rule=rule, options=open_options(words))
-    for warning in said.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    say(*(f"warning: {warning}" for warning in said.warnings))
     with aside(output) as unfinished:
         data = uniform.to_bytes(said.trace)
         unfinished.write_bytes(uniform.compressed(data) if output.suffix == ".gz" else data)
-    click.echo(f"{output}: {len(said.trace)} events of {len(said.trace.pids)} ranks ({form})")
+    click.echo(f"{output}: {len(said.trace)} events of {len(said.trace.pids)} ranks (uniform)")
+
+
+def _chakra(ctx: click.Context, path: Path, output: Path, words: dict[str, Any]) -> None:
+    from fastcomm.cli import INCOMPLETE
+    from fastcomm.cli.windows import opened_whole
+    from fastcomm.engine import chakra, warm
+    from fastcomm.report.progress import progress
+
+    refuse_dask(words, "files are written here")
+    with engine_of(words) as engine:
+        found = opened_whole((str(path),), words)
+        warm.compile_critical_path()
+        with progress(found) as advance:
+            written = chakra.convert(
+                found, output, engine, keep_going=words["keep_going"], progress=advance
+            )
+    for reason, count in sorted(written.replayed.items()):
+        say(f"warning: {count} communication events are replayed as measured: {reason}")
+    say(*(f"left out: {each.error}" for each in written.failed))
+    click.echo(f"{output}: {written.nodes} nodes of {written.ranks} ranks (chakra)")
+    if written.failed:
+        ctx.exit(INCOMPLETE)

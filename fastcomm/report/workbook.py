@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from fastcomm.aside import aside
 from fastcomm.errors import FastcommError
-from fastcomm.store.aside import aside
 
 if TYPE_CHECKING:
     from xlsxwriter import Workbook

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fastcomm.critical_path.execution import Execution, execution
-from fastcomm.errors import FastcommError
-from fastcomm.report.chakra_schema import (
+from fastcomm.aside import aside
+from fastcomm.critical_path.chakra_schema import (
     COLLECTIVE,
     COLLECTIVES,
     COMPUTE,
@@ -23,7 +22,8 @@ from fastcomm.report.chakra_schema import (
     SEND,
     messages,
 )
-from fastcomm.store.aside import aside
+from fastcomm.critical_path.execution import Execution, execution
+from fastcomm.errors import FastcommError
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.trace import Trace
 
