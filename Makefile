@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint unit coverage docs pages bench bench-check clean
+.PHONY: help demo test lint unit coverage docs pages bench bench-check bench-scale clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ bench: .venv/.dev ## Measure kernels and whole commands against yardsticks
 
 bench-check: .venv/.dev ## The same; what is under its bar fails
 	$(BENCH) --check-bars
+
+bench-scale: .venv/.dev ## Measure runs of 64, 512 and 4096 ranks, and a trace of 5 GB (10 GB of disk)
+	$(BIN)/python bench/scale.py --write docs/scale.md
 
 clean: ## Remove all that these commands made, .venv and ./demo included
 	rm -rf .venv .cache demo docs/_build .coverage .benchmarks .hypothesis
