@@ -113,7 +113,8 @@ _OPTIONS = [
     click.option(
         "--calibrate",
         metavar="PATH",
-        help="Links as measured: traces, `fastcomm metrics --output`, or nccl-tests' output.",
+        help="Links and products as measured: traces; `fastcomm metrics --output` or "
+        "nccl-tests' output for links alone.",
     ),
     click.option(
         "--compat",
@@ -222,6 +223,8 @@ def _as_dict(found: "Found", using: "Setting", words: dict[str, Any]) -> dict[st
         whole["chosen"] = original(found.record(0))
     if using.calibration:
         whole["calibration"] = [asdict(each) for each in using.calibration.residuals]
+        whole["calibration_compute"] = [asdict(each) for each in using.calibration.compute]
+        whole["notes"] += using.calibration.skipped
     if words["sensitivity"]:
         whole["sensitivity"] = [asdict(change) for change in _changes(found, using)]
     return whole

@@ -66,7 +66,9 @@ def calibrate(cluster: Cluster, messages: list[Message], *, waits: bool = False)
         moved = moved * bus_factor(op, ranks)
         usual = _usual_start(cluster, ranks)
         if len(time) == 1 and time[0] < 2 * usual:
-            skipped.append(f"{op} on {ranks}: one size in {time[0] * 1e6:.0f} us")
+            skipped.append(
+                f"{op} on {ranks}: one size in {time[0] * 1e6:.0f} us, mostly its start"
+            )
             continue
         small, large = _lines(moved, time, usual)
         fits[op].append(

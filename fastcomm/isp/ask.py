@@ -6,18 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm.cluster import load as load_
-from fastcomm.cluster.calibrate import Calibration, calibrate
 from fastcomm.cluster.cluster import Cluster
-from fastcomm.cluster.measurements import read
 from fastcomm.errors import ConfigError
 from fastcomm.isp import tables as tables_
 from fastcomm.isp import words as words_
+from fastcomm.isp.calibrated import Calibrated, calibrated
 from fastcomm.isp.compat import COMPAT_ALGOS, CompatRules
 from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.result import Found
 from fastcomm.isp.tables import AttentionTable, Tables
-
-_BENCHMARKS = (".txt", ".log", ".out", ".csv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +23,7 @@ class Setting:
 
     cluster: Cluster
     attention: AttentionTable | None = None
-    calibration: Calibration | None = None
+    calibration: Calibrated | None = None
     compat: CompatRules | None = None
     tables: Tables | None = None
 
@@ -52,7 +49,8 @@ def setting(words: Mapping[str, Any]) -> Setting:
         )
     elif found:
         gemm, attention = found
-    measured = _calibration(words.get("calibrate"), cluster)
+    said = words.get("calibrate")
+    measured = calibrated(str(said), cluster) if said else None
     cluster = measured.cluster if measured else cluster
     return Setting(
         cluster=replace(
@@ -65,22 +63,6 @@ def setting(words: Mapping[str, Any]) -> Setting:
         compat=rules,
         tables=found,
     )
-
-
-def _calibration(said: str | None, cluster: Cluster) -> Calibration | None:
-    if not said:
-        return None
-    path = Path(said)
-    if not path.exists():
-        raise ConfigError(f"calibration: {path}: there is no such file or folder")
-    if (path / "events.parquet").exists():
-        return calibrate(cluster, read(path), waits=True)
-    if path.suffix in _BENCHMARKS:
-        return calibrate(cluster, read(path), waits=path.suffix == ".parquet")
-    from fastcomm.isp.from_run import messages
-    from fastcomm.readers.runs import open_run
-
-    return calibrate(cluster, messages(open_run(path)), waits=True)
 
 
 def answer(question: Question, using: Setting) -> Found:

@@ -1,9 +1,12 @@
-"""The timed messages of a run, as calibration takes them."""
+"""The timed messages and the timed arithmetic of a run, as calibration takes them."""
 
 import numpy as np
 
 from fastcomm.cluster.measurements import Message, of_events
 from fastcomm.errors import FastcommError
+from fastcomm.isp.timed import NAMES, Timed, timed
+from fastcomm.readers import kineto
+from fastcomm.readers.kineto_shapes import Call, calls
 from fastcomm.trace.run import Run
 from fastcomm.trace.schema import OPS
 
@@ -32,6 +35,18 @@ def messages(run: Run, most_ranks: int = _RANKS) -> list[Message]:
             f"{len(run.ranks)} ranks: no collective has both a size and a group to calibrate by"
         )
     return found
+
+
+def work(run: Run, most_ranks: int = 1) -> Timed:
+    """Products and attention of the first ranks, where their traces have shapes.
+
+    Ranks do the same work on equal GPUs: one tells all.
+    """
+    found: list[Call] = []
+    for source in run.sources[:most_ranks]:
+        if kineto.claims(source.path):
+            found += calls(source.path, NAMES)
+    return timed(found)
 
 
 def spread(messages: list[Message]) -> dict[str, int]:

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from fastcomm.cluster.calibrate import Calibration
+from fastcomm.cluster.compute_fit import ComputeResidual
+from fastcomm.isp.calibrated import Calibrated
 from fastcomm.isp.explain import Term, memory_terms, time_terms
 from fastcomm.isp.formulas import two_gpus
 from fastcomm.isp.question import Question
@@ -166,8 +167,36 @@ def changes(found: Sequence[Change]) -> None:
     plain_console().print(table)
 
 
-def calibration(found: Calibration) -> None:
-    """Print the fitted lines and how far the measurements lie from them."""
+def calibration(found: Calibrated) -> None:
+    """Print the fitted lines and curves, and how far the measurements lie from them."""
+    console = plain_console()
+    if found.residuals:
+        console.print(_links(found))
+    if found.compute:
+        console.print(_kernels(found.compute))
+    for words in found.skipped:
+        console.print(
+            f"[yellow]not fitted:[/] {escape(words)}", highlight=False, soft_wrap=True
+        )
+
+
+def _kernels(found: Sequence[ComputeResidual]) -> Table:
+    columns = ("calls", "GFLOP", "TFLOPS", "of curve", "median off", "worst")
+    table = _table("calibrated", columns)
+    for line in found:
+        table.add_row(
+            line.what,
+            str(line.calls),
+            f"{line.flops / 1e9:.3g}",
+            f"{line.rate / 1e12:.3g}",
+            f"{line.efficiency:.0%}",
+            f"{line.median_error:.1%}",
+            f"{line.worst_error:.1%}",
+        )
+    return table
+
+
+def _links(found: Calibrated) -> Table:
     table = _table(
         "calibrated", ("GPUs", "messages", "sizes", "start", "bus bw", "median off", "worst")
     )
@@ -182,10 +211,7 @@ def calibration(found: Calibration) -> None:
             f"{line.median_error:.1%}",
             f"{line.worst_error:.1%}",
         )
-    console = plain_console()
-    console.print(table)
-    for words in found.skipped:
-        console.print(f"[yellow]not fitted:[/] {escape(words)}, mostly its start")
+    return table
 
 
 def heat_map(found: Sweep) -> None:
