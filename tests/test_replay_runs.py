@@ -222,7 +222,7 @@ def jobs(draw):
     return ranks
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(jobs(), st.integers(0, 3), st.sampled_from((0.0, 0.5, 2.0)))
 def test_any_step_replays_as_measured_and_changes_as_the_critical_path_s_graph_does(
     tmp_path_factory, ranks, which, ratio
