@@ -20,12 +20,19 @@ _SIZES = ("tp", "pp", "dp", "ep", "cp")
 
 def run_options(command: F) -> F:
     """The options that say what a run is and how to read it; `opened` takes them."""
-    for option in reversed(_options()):
+    for option in reversed([*_reading(), *_going_on()]):
         command = option(command)
     return command
 
 
-def _options() -> list[Callable[[F], F]]:
+def reading_options(command: F) -> F:
+    """The same without those of commands that go on without bad files, or read in parallel."""
+    for option in reversed(_reading()):
+        command = option(command)
+    return command
+
+
+def _reading() -> list[Callable[[F], F]]:
     sizes = [
         click.option(f"--{name}", type=click.IntRange(1), help=f"Size of {name.upper()}.")
         for name in _SIZES
@@ -64,6 +71,11 @@ def _options() -> list[Callable[[F], F]]:
         click.option(
             "--allow-truncated", is_flag=True, help="Read the whole events of a cut file."
         ),
+    ]
+
+
+def _going_on() -> list[Callable[[F], F]]:
+    return [
         click.option(
             "--keep-going", is_flag=True, help="Leave bad files out, list them, exit with 3."
         ),

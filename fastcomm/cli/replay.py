@@ -5,21 +5,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.options import reading_options
 from fastcomm.cli.said import warn
+from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
     from fastcomm.replay.replayer import Replayed
+    from fastcomm.replay.session import Session
 
 _EXAMPLES = """\b
 Examples:
   fastcomm replay trial/ --bottleneck --trace replayed.json
   fastcomm replay trial/ --what-if faster-network.json
   fastcomm replay trial/ --compat dpro --json | jq .step_end_ms
+  fastcomm replay traces/ --iteration 12 --bottleneck
 """
 
 
 @click.command("replay", epilog=_EXAMPLES)
-@click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--what-if",
     "changes",
@@ -45,6 +49,8 @@ Examples:
     show_default=True,
     help="Threads that search for the bottleneck.",
 )
+@window_options
+@reading_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--output",
@@ -67,36 +73,31 @@ def run(
     trace_path: Path | None,
     **words: Any,
 ) -> None:
-    """Replay a step of a dPRO trial on its devices, and what it would be if things changed.
+    """Replay a step on its devices, and what it would be if things changed.
 
-    PATH is a trial with its data-flow graph (dag.gml) and NCCL's topology. Printed are the step
-    time of each rank beside the measured one, and the critical path. A change is of a
-    long name, tensor:ID, link:RANK->RANK, device:NAME, rank:RANK, category:NAME,
-    DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most exact wins.
+    PATH is a dPRO trial with its data-flow graph (dag.gml) and NCCL's topology, or a trace or
+    a directory of traces of a profiler. Printed are the step time of each rank beside the
+    measured one, and the critical path. A change is of a name, tensor:ID, link:RANK->RANK,
+    device:NAME, rank:RANK, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most
+    exact wins.
     """
     import json
 
     from fastcomm.cli.options import numbers
-    from fastcomm.replay import trial, what_if
+    from fastcomm.replay import inputs, what_if
     from fastcomm.replay.partial import partial
-    from fastcomm.replay.replayer import Options
-    from fastcomm.replay.session import session
     from fastcomm.report import replay as report
 
-    read = trial.read(path)
-    warn(read.warnings)
-    options = Options(
-        compat=words["compat"] is not None,
-        steps=words["steps"],
-        unlimited_updates=words["unlimited_updates"],
-    )
-    found = session(read, options)
+    of_run = inputs.is_run(path)
+    found = _of_run(path, words) if of_run else _of_trial(path, words)
     changed = removed = alone = None
     if changes is not None:
         made = found.replayed.replayer
         changed = made.run(what_if.durations(made, what_if.read(changes)))
     if words["bottleneck"]:
-        removed = what_if.bottlenecks(found.replayed, found.path, workers=words["workers"])
+        removed = what_if.bottlenecks(
+            found.replayed, found.path, workers=words["workers"], by_name=of_run
+        )
     if words["tensors"]:
         alone = partial(found.replayed.replayer, numbers("--tensors", words["tensors"]))
     said = report.to_dict(found, changed, removed, alone)
@@ -109,15 +110,58 @@ def run(
             report.show_alone(alone)
 
 
+_OF_TRIALS = ("compat", "tensors", "unlimited_updates")
+_OF_RUNS = ("iteration", "annotation", "ranks", "config_path")
+
+
+def _of_trial(path: Path, words: dict[str, Any]) -> "Session":
+    """A trial replayed as it was."""
+    from fastcomm.errors import ConfigError
+    from fastcomm.replay import trial
+    from fastcomm.replay.replayer import Options
+    from fastcomm.replay.session import session
+
+    if refused := [name for name in _OF_RUNS if words[name] is not None]:
+        raise ConfigError(f"{path} is a dPRO trial: --{_option(refused[0])} is for traces")
+    read = trial.read(path)
+    warn(read.warnings)
+    options = Options(
+        compat=words["compat"] is not None,
+        steps=words["steps"],
+        unlimited_updates=words["unlimited_updates"],
+    )
+    return session(read, options)
+
+
+def _of_run(path: Path, words: dict[str, Any]) -> "Session":
+    """A step of a run replayed as it was."""
+    from fastcomm.cli.windows import opened_whole, wanted_window
+    from fastcomm.engine import warm
+    from fastcomm.engine.replay import session_of, step_of
+    from fastcomm.errors import ConfigError
+
+    refused = [name for name in _OF_TRIALS if words[name]]
+    if refused or words["steps"] != 1:
+        name = _option(refused[0] if refused else "steps")
+        raise ConfigError(f"--{name} is for dPRO trials; {path} is none")
+    warm.compile_critical_path()
+    run = opened_whole((str(path),), words)
+    warn(run.warnings)
+    return session_of(step_of(run, wanted_window(words), words["data_load_events"]))
+
+
+def _option(name: str) -> str:
+    """The option of a parameter."""
+    return name.removesuffix("_path").replace("_", "-")
+
+
 def _write(
     said: dict[str, Any], replayed: "Replayed", output: Path | None, trace_path: Path | None
 ) -> None:
     """Write what was asked for."""
-    import json
-
     from fastcomm.report import replay as report
 
     if output is not None:
         report.write(said, replayed, output)
     if trace_path is not None:
-        trace_path.write_text(json.dumps(report.trace(replayed)), "utf-8")
+        report.write_trace(replayed, trace_path)

@@ -10,6 +10,7 @@ from fastcomm.cli.said import warn
 _EXAMPLES = """\b
 Examples:
   fastcomm stragglers trace.parquet --meta meta.yaml
+  fastcomm stragglers trace.parquet --what-if ideal-stage.json --trace replayed.json
   fastcomm stragglers trace.parquet --steps 12,20-23 --json | jq .slowdown_by_optype
 """
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -26,6 +27,20 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=True,
     help="Slowdown from which on it is asked who brings it.",
 )
+@click.option(
+    "--what-if",
+    "changes",
+    type=_FILE,
+    metavar="FILE",
+    help='JSON: {"<which>": {"delay": ms, "ratio": r, "ideal": true}}.',
+)
+@click.option(
+    "--trace",
+    "trace_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the replayed steps for Perfetto; with --what-if the changed ones.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--output",
@@ -34,7 +49,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Write stragglers.json, and the files of the published study: result, ms, mw.",
 )
 def run(
-    table: Path, meta_path: Path | None, as_json: bool, output: Path | None, **words: Any
+    table: Path,
+    meta_path: Path | None,
+    changes: Path | None,
+    trace_path: Path | None,
+    as_json: bool,
+    output: Path | None,
+    **words: Any,
 ) -> None:
     """Find which ranks, stages and operations hold a production job up.
 
@@ -45,21 +66,27 @@ def run(
     import json
 
     from fastcomm.cli.options import numbers
-    from fastcomm.replay import operations
-    from fastcomm.replay.stragglers import Model, stragglers
+    from fastcomm.replay import operations, straggler_changes
+    from fastcomm.replay.stragglers import Model, chosen, stragglers
+    from fastcomm.report import straggler_trace
     from fastcomm.report import stragglers as report
 
     meta = None if meta_path is None else operations.meta(meta_path)
     read = operations.read(table)
     warn(read.warnings)
-    found = stragglers(
-        Model.of(read, shards=(meta or {}).get("dsp_size", 1)),
-        steps=numbers("--steps", words["steps"]) if words["steps"] else None,
-        threshold=words["threshold"],
-    )
+    model = Model.of(read, shards=(meta or {}).get("dsp_size", 1))
+    if words["steps"]:
+        model = chosen(model, numbers("--steps", words["steps"]))
+    found = stragglers(model, threshold=words["threshold"])
+    times, changed = model.measured, None
+    if changes is not None:
+        times = straggler_changes.times(model, straggler_changes.read(changes))
+        changed = model.replay(times)
+    if trace_path is not None:
+        report.write_trace(straggler_trace.trace(model, times), trace_path)
     if output is not None:
         report.write(found, meta, output)
     if as_json:
-        click.echo(json.dumps(report.to_dict(found), indent=2, allow_nan=False))
+        click.echo(json.dumps(report.to_dict(found, changed), indent=2, allow_nan=False))
     else:
-        report.show(found)
+        report.show(found, changed)

@@ -68,7 +68,7 @@ def _dependencies(replayed: Replayed) -> tuple[Ints, Ints, Floats]:
     if not made.options.compat:
         lag, at_start = np.empty(len(source)), np.empty(len(source), np.int64)
         lag[made.edge], at_start[made.edge] = made.lag, made.at_start
-        gap = np.where(both, gap, lag)
+        gap = np.where(both, gap, 0.0) + lag
         duration = np.where(at_start == 1, 0.0, duration)
     return source, target, duration + gap
 

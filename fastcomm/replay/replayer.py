@@ -57,6 +57,7 @@ class Replayer:
     after: Ints
     lag: Floats
     at_start: Ints
+    release: Floats | float = 0.0  # when a node may begin at the earliest
 
     @classmethod
     def of(
@@ -107,7 +108,7 @@ class Replayer:
         free, begin = np.zeros(len(self.devices)), np.zeros(len(self.pids))
         ends, passes = begin, []
         for _ in range(self.options.steps):
-            ready = ends[self.pid].copy()
+            ready = ends[self.pid] + self.release
             start, end, order = run(graph, work, self.kind, ready, free)
             ends = self._step_ends(end, order)
             passes.append((start, end, order))

@@ -162,8 +162,8 @@ class Model:
         column = np.array([value[op.optype] for op in self.table.ops])
         return np.broadcast_to(column[:, None, None], self.measured.shape)
 
-    def replay(self, times: Floats, delays: Floats | None = None) -> Replayed:
-        """Step times if the operations took `times`."""
+    def times(self, times: Floats, delays: Floats | None = None) -> tuple[Floats, Floats]:
+        """Start and end of every operation if they took `times`."""
         size, ranks, steps = times.shape
         flat = (size, ranks * steps)
         start, end = simulate(
@@ -175,8 +175,12 @@ class Model:
             np.zeros(flat) if delays is None else np.ascontiguousarray(delays).reshape(flat),
             np.int64(ranks),
         )
-        last = end.reshape(times.shape).max(axis=1)
-        first = start.reshape(times.shape).min(axis=(0, 1))
+        return start.reshape(times.shape), end.reshape(times.shape)
+
+    def replay(self, times: Floats, delays: Floats | None = None) -> Replayed:
+        """Step times if the operations took `times`."""
+        start, end = self.times(times, delays)
+        last, first = end.max(axis=1), start.min(axis=(0, 1))
         optimizer = self.optypes() == "optimizer"
         return Replayed(whole=last.max(axis=0) - first, optimizer=last[optimizer].max(axis=0))
 
@@ -211,7 +215,7 @@ def stragglers(
     model: Model, *, steps: list[int] | None = None, threshold: float = THRESHOLD
 ) -> Stragglers:
     """Analyse the chosen steps of a table."""
-    model = model if steps is None else _chosen(model, steps)
+    model = model if steps is None else chosen(model, steps)
     measured, ideal = model.measured, model.ideal_times()
     nodelay, best = model.replay(measured), model.replay(ideal)
     base = model.table.end.max(axis=(0, 1)) - model.table.start.min(axis=(0, 1))
@@ -248,7 +252,8 @@ def stragglers(
     )
 
 
-def _chosen(model: Model, steps: list[int]) -> Model:
+def chosen(model: Model, steps: list[int]) -> Model:
+    """The model of some steps; FastcommError where the table lacks one."""
     absent = sorted(set(steps) - set(model.table.steps))
     if absent:
         raise FastcommError(f"step {absent[0]} is not in the table, or lacks operations")

@@ -1,12 +1,12 @@
 """What if: durations changed by name, tensor, link, device, rank or category, and replayed.
 
 A change adds `delay` ms and then scales by `ratio`; a duration does not fall below 0. Of those
-that fit a node the most exact wins: name, tensor, link, device, rank, category, then
-DELAY_ALL_CMP or DELAY_ALL_COMM, then DELAY_ALL.
+that fit a node the most exact wins: long name, that without suffix, that without rank as well;
+tensor, link, device, rank, category; DELAY_ALL_CMP or DELAY_ALL_COMM; DELAY_ALL.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError
 from fastcomm.replay.critical import CriticalPath
-from fastcomm.replay.names import COMMUNICATION, COMPUTATION
+from fastcomm.replay.names import COMMUNICATION, COMPUTATION, long_name
 from fastcomm.replay.replayer import Replayed, Replayer
 from fastcomm.replay.uniform import read_json
 
@@ -48,10 +48,11 @@ def read(path: Path) -> dict[str, Change]:
     said = read_json(path)
     if not isinstance(said, dict):
         raise ConfigError(f'{path}: wanted {{"<key>": {{"delay": ms, "ratio": r}}}}')
-    return {str(key): _change(value, f"{path}: {key}") for key, value in said.items()}
+    return {str(key): change(value, f"{path}: {key}") for key, value in said.items()}
 
 
-def _change(value: Any, place: str) -> Change:
+def change(value: Any, place: str) -> Change:
+    """One change, as the file at `place` says it."""
     fields = value if isinstance(value, dict) else {"?": value}
     if odd := set(fields) - {"delay", "ratio"}:
         raise ConfigError(f"{place}: found {sorted(odd)}, wanted delay and ratio")
@@ -106,24 +107,41 @@ def _keys(made: Replayer, i: int, link: str | None) -> tuple[str, ...]:
         kind = "DELAY_ALL_COMM"
     tensors = tuple(f"tensor:{tensor}" for tensor in name.tensors)
     device = f"device:{made.devices[made.device[i]]}"
-    own = (made.graph.nodes[i], *tensors, *([] if link is None else [link]), device)
+    exact = (made.graph.nodes[i], long_name(name.pid, name.standard), name.standard)
+    own = (*exact, *tensors, *([] if link is None else [link]), device)
     return (*own, f"rank:{name.pid}", f"category:{cat}", kind, _ALL)
 
 
 def bottlenecks(
-    replayed: Replayed, path: CriticalPath, *, workers: int = 1
+    replayed: Replayed, path: CriticalPath, *, workers: int = 1, by_name: bool = False
 ) -> tuple[Removed, ...]:
-    """Every node of the critical path that takes time, by what its absence would save."""
-    candidates = [node for node in dict.fromkeys(path.nodes) if replayed.duration[node] > 0]
+    """Every node of the critical path that takes time, by what its absence would save.
 
-    def without(node: int) -> Removed:
+    With `by_name` all nodes that have a long name, whatever their suffix, count as one.
+    """
+    on_path = [node for node in dict.fromkeys(path.nodes) if replayed.duration[node] > 0]
+    names = replayed.replayer.graph.nodes
+    alone = {names[node]: [node] for node in on_path}
+    candidates = _by_name(replayed, on_path) if by_name else alone
+
+    def without(name: str) -> Removed:
         duration = replayed.duration.copy()
-        duration[node] = 0.0
+        duration[candidates[name]] = 0.0
         other = replayed.replayer.run(duration)
-        name = replayed.replayer.graph.nodes[node]
         return Removed(node=name, saved_ns=replayed.mean_ns - other.mean_ns)
 
     # The kernels hold no lock: threads replay at the same time.
     with ThreadPoolExecutor(workers) as pool:
-        found = list(pool.map(without, candidates))
-    return tuple(sorted(found, key=lambda each: -each.saved_ns))
+        saved = list(pool.map(without, candidates))
+    return tuple(sorted(saved, key=lambda each: -each.saved_ns))
+
+
+def _by_name(replayed: Replayed, nodes: Sequence[int]) -> dict[str, list[int]]:
+    """All nodes of the same names as these, by name."""
+    names = replayed.replayer.names
+    wanted = {(names[node].pid, names[node].standard) for node in nodes}
+    found: dict[str, list[int]] = {}
+    for node, name in enumerate(names):
+        if (name.pid, name.standard) in wanted:
+            found.setdefault(long_name(name.pid, name.standard), []).append(node)
+    return found

@@ -148,6 +148,11 @@ def trace(replayed: Replayed) -> dict[str, Any]:
     return {"traceEvents": rows, "displayTimeUnit": "ms"}
 
 
+def write_trace(replayed: Replayed, path: Path) -> None:
+    """Write the replayed steps as a Chrome trace."""
+    files.write(path.parent, {path.name: files.text(json.dumps(trace(replayed)))})
+
+
 def nodes(replayed: Replayed) -> pa.Table:
     """One row a node; times in ns."""
     made = replayed.replayer

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fastcomm.replay.stragglers import Attribution, Effect, Stragglers
+from fastcomm.replay.stragglers import Attribution, Effect, Replayed, Stragglers
 from fastcomm.report import files
 from fastcomm.report.console import plain_console
 from fastcomm.units import format_ns
@@ -18,11 +18,13 @@ _MOST_RANKS = 16
 _SHADES = ((1.1, ""), (1.2, "yellow"), (1.35, "red"))
 
 
-def to_dict(found: Stragglers) -> dict[str, Any]:
+def to_dict(found: Stragglers, changed: Replayed | None = None) -> dict[str, Any]:
     """The whole result; times in seconds."""
     blocking = found.blocking
     workers = found.workers
+    what_if = {} if changed is None else {"what_if": _changed(found, changed)}
     return {
+        **what_if,
         "slowdown": found.slowdown,
         "launch_slowdown": found.launch_slowdown,
         "step_time_mean_s": {
@@ -41,6 +43,17 @@ def to_dict(found: Stragglers) -> dict[str, Any]:
         "ideal_s": {name: value / _SECOND for name, value in found.ideal_ns.items()},
         "steps": list(found.chosen),
         "left_out_steps": list(found.table.left_out),
+    }
+
+
+def _changed(found: Stragglers, changed: Replayed) -> dict[str, Any]:
+    """Step times after changes, and how many times as fast that is; in seconds."""
+    mean = float(changed.whole.mean())
+    steps = zip(map(str, found.chosen), changed.whole.tolist(), strict=True)
+    return {
+        "step_time_mean_s": mean / _SECOND,
+        "speedup": float(found.nodelay.whole.mean()) / mean if mean else None,
+        "step_time_s": {step: each / _SECOND for step, each in steps},
     }
 
 
@@ -104,16 +117,28 @@ def write(found: Stragglers, meta: Mapping[str, Any] | None, folder: Path) -> No
     files.write(folder, writers)
 
 
-def show(found: Stragglers) -> None:
+def write_trace(content: Mapping[str, Any], path: Path) -> None:
+    """Write a Chrome trace."""
+    files.write(path.parent, {path.name: files.text(json.dumps(content))})
+
+
+def show(found: Stragglers, changed: Replayed | None = None) -> None:
     """Print the slowdown, who brings it, and the heat map of workers."""
     console = plain_console()
-    for line in _lines(found):
+    for line in _lines(found) + _what_if_lines(found, changed):
         console.print(line, highlight=False, soft_wrap=True)
     if found.blocking is None:
         return
     for kind, title in zip(_KINDS, ("data rank", "stage", "operation"), strict=True):
         console.print(_table(title, found.blocking[kind]))
     console.print(_heat(found))
+
+
+def _what_if_lines(found: Stragglers, changed: Replayed | None) -> list[str]:
+    if changed is None:
+        return []
+    mean, before = float(changed.whole.mean()), float(found.nodelay.whole.mean())
+    return [f"[bold]what if:[/] {format_ns(mean)} a step, {mean / before - 1:+.2%}"]
 
 
 def _lines(found: Stragglers) -> list[str]:

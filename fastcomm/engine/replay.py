@@ -1,0 +1,56 @@
+"""A run's step for the replayer: the constraints that the critical path knows of.
+
+Several ranks are joined by their collectives, as for one critical path through all of them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.joining import RunEvents
+from fastcomm.critical_path.ranks import joined
+from fastcomm.critical_path.window import Wanted
+from fastcomm.errors import FastcommError
+from fastcomm.replay.critical import critical_path
+from fastcomm.replay.run_graph import Step, measured, replayer
+from fastcomm.replay.session import Session
+from fastcomm.trace.run import Run
+
+
+def step_of(run: Run, wanted: Wanted | None = None, data_load: Sequence[str] = ()) -> Step:
+    """A window of a run, all ranks; FastcommError where ranks have nothing in common."""
+    traces = {rank: run.read(rank) for rank in run.ranks}
+    if len(traces) == 1:
+        ((_, trace),) = traces.items()
+        found = analyse(trace, wanted, data_load=data_load)
+        nodes = len(found.graph.time)
+        return Step(
+            graph=found.graph,
+            on_device=found.on_device,
+            rank_of=np.zeros(nodes, np.int64),
+            first=np.zeros(1, np.int64),
+            traces=(trace,),
+        )
+    try:
+        many = joined(traces, wanted, data_load)
+    except FastcommError as error:
+        raise FastcommError(f"{error}; --ranks with one number replays that alone") from error
+    events = many.path.events
+    if not isinstance(events, RunEvents):
+        raise TypeError(events)
+    return Step(
+        graph=many.path.graph,
+        on_device=many.path.on_device,
+        rank_of=many.rank_of.astype(np.int64),
+        first=events.first[:-1],
+        traces=tuple(traces.values()),
+    )
+
+
+def session_of(step: Step) -> Session:
+    """Replay a step as it was."""
+    if not len(step.graph.time):
+        raise FastcommError(f"{step.traces[0].meta.path}: the window holds no work")
+    replayed = replayer(step).run()
+    return Session(measured=measured(step), replayed=replayed, path=critical_path(replayed))

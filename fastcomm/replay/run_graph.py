@@ -1,0 +1,254 @@
+"""The graph of a run's step for the replayer: its constraints as operations on devices.
+
+A piece of an event's own time is an operation on its thread or stream, and starts when all
+that binds it has come. What only waits, such as a collective's kernel until the last rank has
+come, takes no time and no device. What binds a node today keeps its measured delay; so a replay
+without changes has the measured times, and what the replay is off by is shown beside them.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.graph.delays import measured_delays
+from fastcomm.graph.graph import EDGE_KIND, Graph
+from fastcomm.replay.dependency import Dependencies
+from fastcomm.replay.gaps import Measured
+from fastcomm.replay.names import HOST, Name, category, long_name
+from fastcomm.replay.naming import Naming, plain
+from fastcomm.replay.replayer import Options, Replayer
+from fastcomm.replay.step_time import RankSteps, StepTime
+from fastcomm.replay.uniform_run import pid
+from fastcomm.trace.trace import Trace
+from fastcomm_kernels import replay as kernels
+from fastcomm_kernels.graph import NONE
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A step of one or several ranks as constraints between the starts and ends of events.
+
+    Rows of rank k's events are those of its trace, behind `first[k]`.
+    """
+
+    graph: Graph
+    on_device: Flags  # by node
+    rank_of: Ints  # by node: place in `traces`
+    first: Ints
+    traces: Sequence[Trace]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """The nodes of the replay: edges of the graph that are time, nodes that only wait."""
+
+    edge: Ints  # of the graph, or -1
+    event: Ints  # row
+    rank: Ints  # place in the traces
+    begin: Floats  # as measured, ns from the step's start
+    duration: Floats
+    source: Ints
+    target: Ints
+    lag: Floats
+    at_start: Ints
+
+
+def replayer(step: Step) -> Replayer:
+    """A step ready to be replayed."""
+    found = operations(step)
+    names = _names(step, found)
+    device, devices, kind = _devices(step, found)
+    n, order = len(found.edge), np.argsort(found.source, kind="stable")
+    first = np.concatenate(([0], np.cumsum(np.bincount(found.source, minlength=n))))
+    free = np.ones(n, bool)
+    free[found.target] = False
+    zeros = np.zeros(n, np.int64)
+    nothing = np.zeros(n)
+    return Replayer(
+        graph=Dependencies(
+            nodes=tuple(map(str, names)), source=found.source, target=found.target, groups=()
+        ),
+        names=names,
+        categories=tuple(_categories(names)),
+        measured=Measured(avg=found.duration, gap=nothing, samples=zeros, comm_gap=nothing),
+        options=Options(),
+        devices=devices,
+        kind=kind,
+        device=device,
+        priority=zeros,
+        group=zeros,
+        releases=zeros,
+        pid=found.rank,
+        pids=tuple(pid(trace.meta.rank) for trace in step.traces),
+        first=first.astype(np.int64),
+        edge=order,
+        after=found.target[order],
+        lag=found.lag[order],
+        at_start=found.at_start[order],
+        release=np.where(free, found.begin, 0.0),
+    )
+
+
+def measured(step: Step) -> StepTime:
+    """When each rank's step ended, from the first event of all ranks on."""
+    time = step.graph.time - step.graph.time[:1]
+    ends = np.zeros(len(step.traces), np.int64)
+    np.maximum.at(ends, step.rank_of, time)
+    ranks = {
+        pid(trace.meta.rank): RankSteps(time=(int(end),), parts={})
+        for trace, end in zip(step.traces, ends, strict=True)
+    }
+    mean = float(ends.mean())
+    return StepTime(ranks=ranks, steps=(mean,), time_ns=mean, opt_step=0)
+
+
+def operations(step: Step) -> Operations:
+    """Take a graph whose edges are time for one whose nodes are."""
+    graph = step.graph
+    weight = measured_delays(graph, step.on_device)
+    own = (graph.kind == EDGE_KIND["operator"]) & (graph.owner != NONE) & (weight > 0)
+    edges = np.flatnonzero(own).astype(np.int64)
+    number = np.full(len(graph.source) + 1, -1, np.int64)  # of an edge as an operation
+    number[edges] = np.arange(len(edges))
+    into = np.bincount(graph.target, minlength=len(graph.time))
+    place = _Places.of(graph, edges, into)
+    return _joined(step, weight, number, edges, place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Places:
+    """Which operation stands for each node of the graph, and whether by its start."""
+
+    operation: Ints
+    at_start: Flags
+    alone: Ints  # nodes that are operations of their own, behind the others
+
+    @classmethod
+    def of(cls, graph: Graph, edges: Ints, into: Ints) -> "_Places":
+        """The end of the operation that alone leads to a node, or the start of its only one."""
+        size = len(graph.time)
+        operation, at_start = np.full(size, -1, np.int64), np.zeros(size, bool)
+        source, target = graph.source[edges], graph.target[edges]
+        begins = np.bincount(source, minlength=size)
+        starting = np.flatnonzero(begins[source] == 1)
+        operation[source[starting]], at_start[source[starting]] = starting, True
+        ending = np.flatnonzero(into[target] == 1)
+        operation[target[ending]], at_start[target[ending]] = ending, False
+        alone = np.flatnonzero(operation < 0)
+        operation[alone] = len(edges) + np.arange(len(alone))
+        return cls(operation=operation, at_start=at_start, alone=alone)
+
+
+def _joined(step: Step, weight: Ints, number: Ints, edges: Ints, place: _Places) -> Operations:
+    """The operations, and what comes between them."""
+    graph = step.graph
+    origin = int(graph.time[0])
+    strange = graph.kind == EDGE_KIND["unexplained"]
+    strange &= step.rank_of[graph.source] != step.rank_of[graph.target]
+    kept = np.flatnonzero(~strange)
+    op = number[kept]
+    # Before a node comes what its edge is, or stands for the edge's source.
+    source = np.where(op >= 0, op, place.operation[graph.source[kept]])
+    at_start = (op < 0) & place.at_start[graph.source[kept]]
+    target = place.operation[graph.target[kept]]
+    lag = np.where(op >= 0, 0, weight[kept])
+    # An operation follows what stands for its own source.
+    before = place.operation[graph.source[edges]]
+    source = np.concatenate((source, before))
+    target = np.concatenate((target, np.arange(len(edges))))
+    at_start = np.concatenate((at_start, place.at_start[graph.source[edges]]))
+    lag = np.concatenate((lag, np.zeros(len(edges), np.int64)))
+    real = source != target
+    nodes = np.concatenate((graph.source[edges], place.alone))
+    events = np.concatenate((graph.owner[edges], graph.event[place.alone]))
+    return Operations(
+        edge=np.concatenate((edges, np.full(len(place.alone), -1))),
+        event=events.astype(np.int64),
+        rank=np.searchsorted(step.first, events, side="right") - 1,
+        begin=(graph.time[nodes] - origin).astype(np.float64),
+        duration=np.concatenate((weight[edges], np.zeros(len(place.alone)))).astype(float),
+        source=source[real].astype(np.int64),
+        target=target[real].astype(np.int64),
+        lag=lag[real].astype(np.float64),
+        at_start=at_start[real].astype(np.int64),
+    )
+
+
+def _names(step: Step, found: Operations) -> tuple[Name, ...]:
+    """Long names: the how-manieth piece of a name on a rank is its suffix."""
+    named = [Naming(trace) for trace in step.traces]
+    count: dict[tuple[int, str], int] = defaultdict(int)
+    names: list[Name | None] = [None] * len(found.event)
+    known: dict[tuple[int, int], Name] = {}
+    for i in np.argsort(found.begin, kind="stable").tolist():
+        k = int(found.rank[i])
+        row = int(found.event[i] - step.first[k])
+        if (k, row) not in known:
+            known[k, row] = Name.of(
+                long_name(pid(step.traces[k].meta.rank), _name(named[k], row))
+            )
+        one = known[k, row]
+        suffix = str(count[k, one.standard])
+        count[k, one.standard] += 1
+        names[i] = Name(
+            pid=one.pid,
+            standard=one.standard,
+            op_cat=one.op_cat,
+            op_name=one.op_name,
+            sub_op=one.sub_op,
+            suffix=suffix,
+        )
+    return tuple(name for name in names if name is not None)
+
+
+def _name(named: Naming, row: int) -> str:
+    """The standard name of work or communication; of the host what it called."""
+    if named.is_work[row] or row in named.communication:
+        return named.standard(row)
+    return f"{HOST}.{plain(named.words[named.code[row]])}"
+
+
+def _categories(names: Sequence[Name]) -> list[str]:
+    known = {standard: category(standard) for standard in {name.standard for name in names}}
+    return [known[name.standard] for name in names]
+
+
+def _devices(step: Step, found: Operations) -> tuple[Ints, tuple[str, ...], Ints]:
+    """By operation its thread or stream, or what takes none; their names; how they run.
+
+    One at a time, unless the step was measured to do otherwise.
+    """
+    lanes = np.cumsum([0, *(trace.lanes.num_rows for trace in step.traces)])
+    lane = np.empty(len(found.event), np.int64)
+    words = []
+    for k, trace in enumerate(step.traces):
+        rows = found.rank == k
+        lane[rows] = (
+            trace.events["lane"].to_numpy()[found.event[rows] - step.first[k]] + lanes[k]
+        )
+        words += _lane_words(trace)
+    lane[found.edge < 0] = lanes[-1]
+    kind = np.zeros(int(lanes[-1]) + 1, np.int64)
+    kind[-1] = kernels.UNLIMITED
+    order = np.lexsort((found.begin, lane))
+    begin, end, of = found.begin[order], (found.begin + found.duration)[order], lane[order]
+    kind[of[1:][(of[1:] == of[:-1]) & (begin[1:] < end[:-1])]] = kernels.UNLIMITED
+    return lane, (*words, "waiting"), kind
+
+
+def _lane_words(trace: Trace) -> list[str]:
+    """What the threads and streams of a rank are called."""
+    own = pid(trace.meta.rank)
+    return [
+        f"{own}->stream {row['thread']} of {row['device']}"
+        if row["is_device"]
+        else f"{own}->thread {row['thread']}"
+        for row in trace.lanes.to_pylist()
+    ]

@@ -1,0 +1,324 @@
+"""Runs of profilers as operations: converted to the uniform trace, and replayed."""
+
+import json
+
+import kineto_text as k
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastcomm.cli import main
+from fastcomm.critical_path.edits import Edit
+from fastcomm.critical_path.ranks import joined
+from fastcomm.critical_path.what_if import Replay
+from fastcomm.critical_path.window import Wanted
+from fastcomm.engine.replay import session_of, step_of
+from fastcomm.errors import FastcommError
+from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.replay import inputs, run_graph, uniform, uniform_run, what_if
+from fastcomm.replay.statistics import statistics
+from fastcomm.replay.what_if import Change
+from fastcomm.synthetic import Job, layers, write, write_nsys
+
+US = 1000
+WHOLE = Wanted(annotation="")
+GROUPS = [{"pg_name": "0", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "ranks": [0, 1]}]
+PAIR = {
+    "Process_Group_Name": "0",
+    "Process_Group_Ranks": "[0, 1]",
+    "Process_Group_Description": "TENSOR_MODEL_PARALLEL_GROUP",
+    "Group_size": 2,
+}
+
+
+def op(name, ts, dur, tid=1):
+    return k.event(name, "cpu_op", ts, dur, pid=100, tid=tid)
+
+
+def rank_events(compute, stop=120):
+    """A step: a product, an all-reduce that ends at `stop`, its mirror, and an update."""
+    engine = "autograd::engine::evaluate_function: MmBackward0"
+    return [
+        k.mark("ProfilerStep#3", 0, 400),
+        op("aten::mm", 1, 4),
+        k.launch(2, 1),
+        k.launch(6, 2),
+        op(engine, 8, 4, tid=2),
+        k.launch(9, 3, tid=2),
+        k.mark("Optimizer.step#SGD.step", 14, 5),
+        op("aten::add_", 15, 3),
+        k.launch(16, 4),
+        k.kernel("gemm", 10, compute, device=0, correlation=1),
+        k.all_reduce(
+            10 + compute, stop - 10 - compute, 20, device=0, correlation=2, Seq=4, **PAIR
+        ),
+        k.kernel("gemm_back", 10 + compute, 30, device=0, correlation=3),
+        k.kernel("sgd", 50 + compute, 7, device=0, correlation=4),
+        k.kernel("late", 500, 7, device=0),
+    ]
+
+
+def opened(folder, *ranks):
+    for rank, events in enumerate(ranks):
+        path = folder / f"rank{rank}.json"
+        k.write(path, events, rank=rank, world=len(ranks), groups=GROUPS)
+    return open_run(folder, options=OpenOptions(whole=True))
+
+
+def test_operations_have_the_names_of_who_launched_them_and_in_which_pass(tmp_path):
+    found = uniform_run.converted(opened(tmp_path, rank_events(60), rank_events(100)))
+    engine = "autograd::engine::evaluate_function: MmBackward0"
+    names = ["FW.aten::mm", "Comm.TP-0-0.AllReduce", f"BW.{engine}", "UPDATE_.aten::add_"]
+    wanted = {f"host0.rank{rank}->{name}" for rank in (0, 1) for name in names}
+    assert set(found.trace.keys) == wanted
+    assert found.left_out == 2
+    assert "2 operations are in no iteration and are left out" in found.warnings
+    rows = statistics(found.trace)
+    about = dict(
+        zip(rows.names, zip(rows.category, rows.total.tolist(), strict=True), strict=True)
+    )
+    assert about["host0.rank1->FW.aten::mm"] == ("operator.FW", 100 * US)
+    assert about["host0.rank0->Comm.TP-0-0.AllReduce"] == ("Comm.AllReduce", 50 * US)
+    assert about["host0.rank0->UPDATE_.aten::add_"] == ("operator.UPDATE", 7 * US)
+
+
+def test_the_engine_s_thread_is_of_the_backward_pass_without_a_mark(tmp_path):
+    events = [
+        op("autograd::engine::evaluate_function: A", 1, 2, tid=2),
+        op("aten::mm", 5, 4, tid=2),
+        k.launch(6, 1, tid=2),
+        op("aten::mm", 1, 4),
+        k.launch(2, 2),
+        k.kernel("one.kernel()", 10, 5, device=0, correlation=1),
+        k.kernel("two", 20, 5, device=0, correlation=2),
+        k.mark("ProfilerStep#1", 0, 50),
+        k.mark("forward and backward", 0, 50),
+    ]
+    found = uniform_run.converted(opened(tmp_path, events))
+    assert found.trace.names == ("BW.aten::mm", "FW.aten::mm")
+
+
+def test_without_work_of_a_device_outermost_operators_count(tmp_path):
+    events = [
+        k.mark("ProfilerStep#1", 0, 50),
+        op("outer", 1, 10),
+        op("inner", 2, 3),
+        op("inner", 12, 3),
+    ]
+    trace = uniform_run.converted(opened(tmp_path, events)).trace
+    assert trace.names == ("FW.outer", "FW.inner")
+    assert trace.dur.tolist() == [10 * US, 3 * US]
+
+
+def test_what_is_written_has_the_same_statistics_when_it_is_read(tmp_path):
+    (tmp_path / "run").mkdir()
+    opened(tmp_path / "run", rank_events(60), rank_events(100))
+    out = tmp_path / "all.json.gz"
+    words = ["convert", str(tmp_path / "run"), "-o", str(out)]
+    done = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert "8 events of 2 ranks (uniform)" in done.stdout
+    assert "left out" in done.stderr
+    direct = inputs.read(tmp_path / "run")
+    assert statistics(inputs.read(out).trace).ops() == statistics(direct.trace).ops()
+    assert (
+        statistics(inputs.read(out, whole=False).trace).ops() == statistics(direct.trace).ops()
+    )
+    rows = json.loads(uniform.to_bytes(direct.trace))["traceEvents"]
+    assert [row["args"]["seq"] for row in rows if row["cat"] == "Comm"] == [4, 4]
+    single = inputs.read(tmp_path / "run" / "rank0.json")
+    assert single.trace.pids == ("host0.rank0",)
+
+
+def test_a_replay_is_the_measured_step_and_an_earlier_rank_waits_for_the_last(tmp_path):
+    found = session_of(step_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE))
+    assert found.error == 0
+    assert found.measured.time_ns == 506 * US  # from the first operator on
+    made = found.replayed.replayer
+    name = "host0.rank1->FW.aten::mm"
+    faster = made.run(what_if.durations(made, {name: Change(ratio=0.5)}))
+    ends = {
+        each: end
+        for node, end in zip(made.graph.nodes, faster.end.tolist(), strict=True)
+        for each in [node]
+    }
+    # Rank 1 comes 50 us earlier, and rank 0 after 70: there the transfer of 10 begins.
+    last = [node for node in ends if "AllReduce" in node]
+    assert sorted({ends[node] for node in last})[-1] == 79 * US
+    slower = made.run(what_if.durations(made, {"rank:host0.rank0": Change(ratio=1.1)}))
+    assert slower.mean_ns > found.replayed.mean_ns
+
+
+def test_links_ranks_devices_and_categories_are_what_can_change(tmp_path):
+    found = session_of(step_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE))
+    made = found.replayed.replayer
+    assert "host0.rank0->stream 7 of 0" in made.devices
+    for key in (
+        "category:Comm.AllReduce",
+        "category:host",
+        "DELAY_ALL_COMM",
+        "DELAY_ALL_CMP",
+        "FW.aten::mm",
+        "device:host0.rank0->stream 20 of 0",
+    ):
+        changed = what_if.durations(made, {key: Change(ratio=0.5)})
+        assert (changed < made.measured.avg).any(), key
+    removed = what_if.bottlenecks(found.replayed, found.path, by_name=True)
+    assert len({each.node for each in removed}) == len(removed)
+    assert all("~>" not in each.node for each in removed)
+
+
+def test_ranks_that_share_nothing_are_an_error_that_says_what_helps(tmp_path):
+    alone = [row for row in rank_events(60) if "nccl" not in row["name"]]
+    run = opened(tmp_path, alone, alone)
+    with pytest.raises(FastcommError, match="--ranks with one number replays that alone"):
+        step_of(run, WHOLE)
+    assert session_of(step_of(run.only([1]), WHOLE)).error == 0
+
+
+def test_an_empty_window_is_an_error(tmp_path):
+    run = opened(tmp_path, [k.mark("ProfilerStep#1", 0, 50), k.mark("nothing", 60, 5)])
+    with pytest.raises(FastcommError, match="holds no work"):
+        session_of(step_of(run, Wanted(annotation="nothing")))
+
+
+@st.composite
+def jobs(draw):
+    """Two ranks with the same collectives, and kernels of any length between."""
+    count = draw(st.integers(1, 4))
+    ranks = []
+    lengths = st.integers(1, 40)
+    starts, stops = [[0] * count for _ in range(2)], []
+    plans = [[draw(lengths) for _ in range(count)] for _ in range(2)]
+    now = [20, 20]
+    for c in range(count):
+        for r in range(2):
+            now[r] += plans[r][c]
+            starts[r][c] = now[r]
+        stop = max(now) + draw(lengths)
+        stops.append(stop)
+        now = [stop + draw(st.integers(0, 3)) for _ in range(2)]
+    for r in range(2):
+        events = []
+        for c in range(count):
+            begin = starts[r][c] - plans[r][c]
+            events += [
+                op(f"aten::op{c}", 1 + 8 * c % 16, 3),
+                k.launch(2 + 4 * c, 2 * c),
+                k.launch(4 + 4 * c, 2 * c + 1),
+                k.kernel(f"gemm{c}", begin, plans[r][c], device=0, correlation=2 * c),
+                k.all_reduce(
+                    starts[r][c],
+                    stops[c] - starts[r][c],
+                    7,
+                    device=0,
+                    correlation=2 * c + 1,
+                    Seq=c,
+                    **PAIR,
+                ),
+            ]
+        ranks.append(events)
+    return ranks
+
+
+@settings(deadline=None, max_examples=12)
+@given(jobs(), st.integers(0, 3), st.sampled_from((0.0, 0.5, 2.0)))
+def test_any_step_replays_as_measured_and_changes_as_the_critical_path_s_graph_does(
+    tmp_path_factory, ranks, which, ratio
+):
+    run = opened(tmp_path_factory.mktemp("run"), *ranks)
+    step = step_of(run, WHOLE)
+    found = session_of(step)
+    asked = run_graph.operations(step)
+    assert found.replayed.start.tolist() == asked.begin.tolist()
+    made = found.replayed.replayer
+    which %= len(ranks[0]) // 5
+    own = np.array([f"op{which}" in name.standard for name in made.names])
+    own |= np.array([name.standard == f"FW.gemm{which}" for name in made.names])
+    other = Replay(joined({rank: run.read(rank) for rank in run.ranks}, WHOLE).path)
+    edit = Edit(action="scale", what=f"name:^(gemm|aten::op){which}$", value=ratio)
+    kernels = np.array([name.op_cat == "FW" for name in made.names])
+    rows = kernels & (made.measured.avg > 0)
+    names = other.events["name"].to_pylist()
+    scaled = {
+        i for i in np.flatnonzero(rows).tolist() if _event(step, asked, i) == f"gemm{which}"
+    }
+    scaled |= {i for i in range(len(own)) if _event(step, asked, i) == f"aten::op{which}"}
+    duration = made.measured.avg.copy()
+    for i in scaled:
+        duration[i] = np.rint(duration[i] * ratio)
+    assert f"gemm{which}" in names
+    assert made.run(duration).end.max() == other.span([edit])
+
+
+def _event(step, asked, i):
+    rank = int(asked.rank[i])
+    row = int(asked.event[i] - step.first[rank])
+    return step.traces[rank].events["name"][row].as_py()
+
+
+@pytest.mark.compiled
+def test_the_planted_straggler_s_cost_comes_out(tmp_path):
+    job = Job.of(ranks=8, steps=2)
+    write(job, tmp_path)
+    run = open_run(tmp_path, options=OpenOptions(whole=True))
+    rows = statistics(uniform_run.converted(run).trace)
+    sums = {}
+    for name, category, total in zip(
+        rows.names, rows.category, rows.total.tolist(), strict=True
+    ):
+        if category in {"operator.FW", "operator.BW"}:
+            key = name.partition("->")[0], category
+            sums[key] = sums.get(key, 0) + total
+    for direction, category in (("forward", "operator.FW"), ("backward", "operator.BW")):
+        slow, peer = (sums[f"host0.rank{r}", category] for r in (job.straggler, 4))
+        planted = layers.slack(job, direction) * job.micro_batches * job.steps
+        assert slow - peer == pytest.approx(planted, rel=0.1)
+    found = session_of(step_of(run))
+    assert abs(found.error) < 1e-9
+    made = found.replayed.replayer
+    gains = {
+        name: found.replayed.mean_ns
+        - made.run(what_if.durations(made, {f"rank:{name}": Change(ratio=0.95)})).mean_ns
+        for name in made.pids
+    }
+    assert max(gains, key=gains.__getitem__) == f"host0.rank{job.straggler}"
+
+
+@pytest.mark.compiled
+def test_every_format_of_the_made_up_job_is_replayed_as_measured(tmp_path):
+    job = Job.of(ranks=2, steps=2)
+    write(job, tmp_path / "kineto")
+    write_nsys(job, tmp_path / "nsys")
+    done = CliRunner().invoke(
+        main, ["ingest", str(tmp_path / "kineto"), "--output", str(tmp_path / "store")]
+    )
+    assert done.exit_code == 0, done.output
+    found = {}
+    for form in ("kineto", "nsys", "store"):
+        trace = tmp_path / f"{form}.json"
+        words = ["replay", str(tmp_path / form), "--json", "--trace", str(trace)]
+        said = CliRunner().invoke(main, words)
+        assert said.exit_code == 0, said.output
+        found[form] = json.loads(said.stdout)
+        assert abs(found[form]["error"]) < 1e-9
+        assert any(row["ph"] == "X" for row in json.loads(trace.read_text())["traceEvents"])
+    assert found["store"] == found["kineto"]
+    assert found["nsys"]["measured_ms"] == pytest.approx(
+        found["kineto"]["measured_ms"], rel=1e-3
+    )
+
+
+def test_options_of_trials_and_of_traces_are_not_mixed_up(tmp_path):
+    opened(tmp_path, rank_events(60), rank_events(100))
+    for words in (["--compat", "dpro"], ["--steps", "2"], ["--tensors", "1"]):
+        done = CliRunner().invoke(main, ["replay", str(tmp_path), *words])
+        assert done.exit_code == 1
+        assert f"{words[0]} is for dPRO trials" in done.stderr
+    shown = CliRunner().invoke(
+        main,
+        ["replay", str(tmp_path), "--annotation", "", "--bottleneck"],
+        catch_exceptions=False,
+    )
+    assert "replayed 506.00 us a step, measured 506.00 us: +0.00%" in shown.stdout
