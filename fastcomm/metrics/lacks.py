@@ -29,7 +29,7 @@ def in_iterations(table: pa.Table, lacks: Sequence[str]) -> pa.Table:
 
 def in_events(table: pa.Table, lacks: Sequence[str]) -> pa.Table:
     """The table of communication events; durations are known in any case."""
-    return _without(table, ["iteration"]) if "times" in lacks else table
+    return _without(table, ["iteration", "start_ns"]) if "times" in lacks else table
 
 
 def in_windows(table: pa.Table, lacks: Sequence[str]) -> pa.Table:

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.trace import clocks
 from fastcomm.trace.schema import KIND, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals, segments
@@ -38,6 +39,8 @@ class Communication:
     tag: NDArray[np.int8]
     op: NDArray[np.int8]
     iteration: NDArray[np.int32]  # row of the iteration that holds the start
+    group: Ints  # its label, the same on every rank; UNKNOWN where nothing tells its members
+    seq: Ints  # number in the group
     group_size: Ints
     bytes: Ints  # of the kind that was asked for
     bus_bytes: Ints
@@ -102,9 +105,13 @@ def _communication(
     iteration = segments.segment_of(comm["start"].to_numpy(), seg_start, seg_stop)
     inside = iteration >= 0
     size = trace.groups["size"].combine_chunks()
+    label = pa.array(clocks.labels(trace.groups), pa.int64())
+    group = comm["group"].combine_chunks()
     return Communication(
         iteration=iteration[inside],
-        group_size=_filled(size.take(comm["group"].combine_chunks()))[inside],
+        group=_filled(label.take(group))[inside],
+        seq=_filled(comm["seq"])[inside],
+        group_size=_filled(size.take(group))[inside],
         bytes=_filled(comm[f"{byte_kind}_bytes"])[inside],
         bus_bytes=_filled(comm["bus_bytes"])[inside],
         **{name: comm[name].to_numpy()[inside] for name in ("start", "stop", "tag", "op")},
