@@ -1,4 +1,4 @@
-"""What is wrong with a run, in order of cost: each with its subject, its evidence and its price.
+"""What is wrong with a run: each with its subject, its evidence and its price.
 
 A cost is what a step takes longer because of it, in ns: what the subject needs more than its
 peers, where others wait for it.

@@ -1,4 +1,4 @@
-"""Who is in which group, over all ranks: what the groups' label stands for, and pipeline stages."""
+"""Who is in which group, over all ranks, and in which stage of the pipeline."""
 
 from dataclasses import dataclass
 

@@ -2,8 +2,8 @@
 
 A value stands apart if it is above the median of its peers, itself left out, by more than
 `SCORE` of their standard deviations, estimated as 1.4826 times their median deviation, and by
-more than `LEAST_SHARE` of a step (an iteration: `LEAST_LONGER`, since steps differ by themselves). Peers of a rank are the ranks of its pipeline stage: other
-stages do other work.
+more than `LEAST_SHARE` of a step (an iteration: `LEAST_LONGER`, as steps differ anyhow). Peers
+of a rank are the ranks of its pipeline stage: other stages do other work.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class Outlier:
 
 
 def above_peers(values: Floats, least: float) -> list[tuple[int, float, float]]:
-    """(index, median of the others, their deviation) of the values that stand apart, highest first.
+    """(index, median of the others, their deviation) of what stands apart, highest first.
 
     `least` is the smallest difference that counts. NaN is nobody's peer.
     """
