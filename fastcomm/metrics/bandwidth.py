@@ -46,6 +46,7 @@ def rows(view: View) -> pa.Table:
             "group_size": _nullable(comm.group_size),
             "start_ns": comm.start,
             "duration_ns": comm.stop - comm.start,
+            "alone_ns": comm.alone,
             "bytes": _nullable(comm.bytes),
             "bus_bytes": _nullable(comm.bus_bytes),
         }

@@ -110,7 +110,7 @@ def _groups(trace: Trace) -> pa.Table:
     return pa.table(
         {
             "rank": pa.array([trace.meta.rank] * groups.num_rows, pa.int64()),
-            "group": pa.array(clocks.labels(groups), pa.int64()),
+            "group": pa.array(clocks.labels(groups, described=True), pa.int64()),
             "name": groups["name"],
             "description": groups["description"],
             "size": groups["size"],

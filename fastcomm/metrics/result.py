@@ -126,7 +126,7 @@ def answer(
     numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
     count = len(numbers) if timed else None
     tags = {TAGS[tag] for tag in np.unique(partial.events["tag"].to_numpy())}
-    seen, tables = across(partial.iterations, partial.events, partial.groups, clocks)
+    seen, tables = across(ranks, partial.iterations, partial.events, partial.groups, clocks)
     per_iteration = bandwidth_.iteration_rates(partial.iterations, link)
     return Metrics(
         ranks=ranks,

@@ -32,6 +32,8 @@ class Known:
     stage: Mapping[int, int]  # of ranks
     received: Mapping[int, float]  # bytes of expert parallelism that each rank gets, a step
     waits: Mapping[int, float]  # ns that each rank waits for others, a step
+    # what a rank's exchanges with other experts take longer than those of other groups
+    longer: Callable[[int], float | None]
 
     @property
     def step_ns(self) -> float:
@@ -97,12 +99,16 @@ def _compute_finding(
     cost = mean - middle
     gets, others_get = _of(known.received, rank), _middle(known.received, others)
     more = gets / others_get - 1 if gets is not None and others_get else None
+    if _is_awaited(known, rank, others, cost) is False:
+        return None
     hot = more is not None and more > max(_LEAST_HOT, _HOT * cost / middle)
     kind: Kind = "hot_expert" if hot else "slow_gpu"
+    exchange = known.longer(rank) if hot else None
+    more_compute, cost = cost, cost + (exchange or 0.0)
     why = (
-        f"gets {more:.0%} more of the experts' tokens than its peers, and computes"
+        f"has hot experts: it gets {more:.0%} more of their tokens than its peers, and computes"
         if hot
-        else "does the work of its peers, and computes"
+        else "is slow: it has the work of its peers, and computes"
     )
     return Finding(
         kind=kind,
@@ -115,29 +121,33 @@ def _compute_finding(
             **_waits(known, rank, others),
             "expert_bytes": gets,
             "peers_expert_bytes": others_get,
+            "longer_exchange_ns": exchange,
         },
-        words=f"Rank {rank} {why} {format_ns(cost)} a step longer.",
+        words=f"Rank {rank} {why} {format_ns(more_compute)} a step longer.",
     )
 
 
 def _idle_finding(
     known: Known, rank: int, others: Sequence[int], mean: float, middle: float
 ) -> Finding | None:
-    waits = _waits(known, rank, others)
-    own, peers = waits["wait_ns"], waits["peers_wait_ns"]
-    # Who has nothing to do because it is done early waits no less than the others.
-    if own is not None and peers is not None and peers - own < (mean - middle) / 2:
-        return None
     cost = mean - middle
+    if _is_awaited(known, rank, others, cost) is False:
+        return None
     return Finding(
         kind="jittery_host",
         subject=Subject(ranks=(rank,), stage=known.stage.get(rank)),
         cost_ns=cost,
         cost_share=cost / known.step_ns,
-        evidence={"idle_ns": mean, "peers_idle_ns": middle, **waits},
+        evidence={"idle_ns": mean, "peers_idle_ns": middle, **_waits(known, rank, others)},
         words=f"The device of rank {rank} has nothing to do for {format_ns(cost)} a step "
-        "longer than its peers, which wait for it: its host launches late.",
+        "longer than its peers: its host launches late.",
     )
+
+
+def _is_awaited(known: Known, rank: int, others: Sequence[int], cost: float) -> bool | None:
+    """Whether the others wait for a rank, and so longer than it does; None: nothing tells."""
+    own, peers = _of(known.waits, rank), _middle(known.waits, others)
+    return None if own is None or peers is None else peers - own >= cost / 2
 
 
 def _waits(known: Known, rank: int, others: Sequence[int]) -> dict[str, float | None]:

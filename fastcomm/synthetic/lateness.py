@@ -224,7 +224,8 @@ def _latest(ends: list[tuple[Ints, int]], come: Ints) -> Ints:
     if not ends or all(late is come for late, _ in ends):
         return come
     planned = max(moment for _, moment in ends)
-    return np.max([late + (moment - planned) for late, moment in ends], axis=0)
+    latest: Ints = np.max([late + (moment - planned) for late, moment in ends], axis=0)
+    return latest
 
 
 def _is_last(job: Job, slot: Slot) -> bool:

@@ -73,7 +73,7 @@ def match(calls: Calls) -> Matches:
 def _numbered(calls: Calls, order: Ints) -> Flags:
     """In sorted rows: whether each event of the row's group has a number of its own."""
     group, rank, seq = (column[order] for column in (calls.group, calls.rank, calls.seq))
-    bad = seq == UNKNOWN
+    bad: Flags = seq == UNKNOWN
     same = (group[1:] == group[:-1]) & (rank[1:] == rank[:-1]) & (seq[1:] == seq[:-1])
     bad[1:] |= same
     starts = _edges(group)
