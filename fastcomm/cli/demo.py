@@ -1,5 +1,7 @@
 """``fastcomm demo``."""
 
+from typing import Any
+
 import click
 
 
@@ -23,14 +25,29 @@ import click
     show_default=True,
     help="Traces of the PyTorch profiler, or SQLite exports of Nsight Systems.",
 )
+@click.option(
+    "--fault",
+    type=click.Choice(
+        ["slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-expert", "none"]
+    ),
+    default="slow-gpu",
+    show_default=True,
+    help="What is wrong with one rank, or with its stage of the pipeline.",
+)
 @click.pass_context
 def run(
-    ctx: click.Context, /, directory: str, ranks: int, link_bandwidth: str, format_: str
+    ctx: click.Context,
+    /,
+    directory: str,
+    ranks: int,
+    link_bandwidth: str,
+    format_: str,
+    fault: str,
 ) -> None:
     """Write a made-up training job as real traces, and measure it.
 
     A mixture-of-experts model on tensor, pipeline, data and expert parallel ranks: forward,
-    backward, 1F1B, optimizer, some communication hidden and some not, and one straggler. The
+    backward, 1F1B, optimizer, some communication hidden and some not, and one fault. The
     files in DIRECTORY are what the profiler would write, one a rank. Nsight Systems does not
     know what a group of ranks is for, so there the sizes of the job are said (--tp, --pp ...).
     """
@@ -39,7 +56,10 @@ def run(
     from fastcomm.cli import metrics
     from fastcomm.synthetic import Job, write, write_nsys
 
-    job = Job.of(ranks=ranks)
+    wrong: dict[str, Any] = (
+        {"straggler": None} if fault == "none" else {"fault": fault.replace("-", "_")}
+    )
+    job = Job.of(ranks=ranks, **wrong)
     sizes = {}
     if format_ == "nsys":
         paths = write_nsys(job, Path(directory))

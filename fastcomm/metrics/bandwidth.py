@@ -43,8 +43,12 @@ def rows(view: View) -> pa.Table:
             "iteration": view.number[comm.iteration],
             "tag": comm.tag,
             "op": comm.op,
+            "group": _nullable(comm.group),
+            "seq": _nullable(comm.seq),
             "group_size": _nullable(comm.group_size),
+            "start_ns": comm.start,
             "duration_ns": comm.stop - comm.start,
+            "alone_ns": comm.alone,
             "bytes": _nullable(comm.bytes),
             "bus_bytes": _nullable(comm.bus_bytes),
         }

@@ -29,7 +29,8 @@ def in_iterations(table: pa.Table, lacks: Sequence[str]) -> pa.Table:
 
 def in_events(table: pa.Table, lacks: Sequence[str]) -> pa.Table:
     """The table of communication events; durations are known in any case."""
-    return _without(table, ["iteration"]) if "times" in lacks else table
+    unknown = {"compute": ["alone_ns"], "times": ["iteration", "start_ns", "alone_ns"]}
+    return _without(table, [name for word in lacks for name in unknown.get(word, ())])
 
 
 def in_windows(table: pa.Table, lacks: Sequence[str]) -> pa.Table:

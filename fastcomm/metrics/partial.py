@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from fastcomm.metrics import bandwidth, breakdown, iterations, lacks, overlap, windows
 from fastcomm.metrics.view import ByteKind, View
+from fastcomm.trace import clocks
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
 
@@ -109,6 +110,7 @@ def _groups(trace: Trace) -> pa.Table:
     return pa.table(
         {
             "rank": pa.array([trace.meta.rank] * groups.num_rows, pa.int64()),
+            "group": pa.array(clocks.labels(groups, described=True), pa.int64()),
             "name": groups["name"],
             "description": groups["description"],
             "size": groups["size"],

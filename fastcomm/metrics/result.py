@@ -11,8 +11,11 @@ from fastcomm.metrics import bandwidth as bandwidth_
 from fastcomm.metrics import lacks as lacks_
 from fastcomm.metrics import volume as volume_
 from fastcomm.metrics import windows as windows_
+from fastcomm.metrics.across import Across, ClockKind, across
 from fastcomm.metrics.bandwidth import Bandwidth
 from fastcomm.metrics.breakdown import Breakdown, breakdown
+from fastcomm.metrics.findings import Finding
+from fastcomm.metrics.heat import Heat
 from fastcomm.metrics.iterations import IterationTimes, RankTime, iteration_times, rank_times
 from fastcomm.metrics.overlap import Overlap, overlap
 from fastcomm.metrics.partial import Partial
@@ -48,6 +51,7 @@ class Metrics:
     bandwidth: dict[str, Bandwidth]
     volume: dict[str, Volume]
     overlap: Overlap
+    across: Across
     warnings: tuple[str, ...] = ()
     failed: tuple[Failure, ...] = ()
     lacks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks, by word
@@ -57,6 +61,16 @@ class Metrics:
     def slowest(self) -> RankTime | None:
         """The rank whose mean iteration is the longest; the lowest such rank."""
         return max(self.by_rank, key=lambda each: (each.mean_ns, -each.rank), default=None)
+
+    @property
+    def heat(self) -> Heat:
+        """Times of each (rank, iteration)."""
+        return self.across.heat
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong, the costliest first."""
+        return self.across.findings
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints; its schema is `docs/metrics.schema.json`."""
@@ -82,6 +96,7 @@ class Metrics:
             "overlap": asdict(self.overlap),
             "collectives": self.tables["collectives"].to_pylist(),
             "groups": self.tables["group_tags"].to_pylist(),
+            **self.across.to_dict(),
             "warnings": list(self.warnings),
             "failed": [asdict(each) for each in self.failed],
         }
@@ -98,6 +113,7 @@ def answer(
     link: float | None,
     warnings: Sequence[str] = (),
     failed: Sequence[Failure] = (),
+    clocks: ClockKind = "aligned",
 ) -> Metrics:
     """Answer every question from the merged partial of all ranks."""
     ranks = tuple(note.rank for note in partial.notes)
@@ -110,6 +126,7 @@ def answer(
     numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
     count = len(numbers) if timed else None
     tags = {TAGS[tag] for tag in np.unique(partial.events["tag"].to_numpy())}
+    seen, tables = across(ranks, partial.iterations, partial.events, partial.groups, clocks)
     per_iteration = bandwidth_.iteration_rates(partial.iterations, link)
     return Metrics(
         ranks=ranks,
@@ -124,6 +141,7 @@ def answer(
         bandwidth=bandwidth_.bandwidth(partial.events, link),
         volume=volume_.volume(partial.events, count, timed),
         overlap=overlap(partial.iterations, tags),
+        across=seen,
         warnings=(*warnings, *lacks_.sentences(lacks, len(ranks)), *_warnings(partial)),
         failed=tuple(failed),
         lacks=lacks,
@@ -137,6 +155,7 @@ def answer(
             "collectives": bandwidth_.collectives(partial.events),
             "groups": partial.groups,
             "group_tags": _group_tags(partial.groups),
+            **tables,
         },
     )
 

@@ -7,6 +7,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.metrics.exposure import alone
+from fastcomm.trace import clocks
 from fastcomm.trace.schema import KIND, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals, segments
@@ -38,9 +40,12 @@ class Communication:
     tag: NDArray[np.int8]
     op: NDArray[np.int8]
     iteration: NDArray[np.int32]  # row of the iteration that holds the start
+    group: Ints  # its label, the same on every rank; UNKNOWN where nothing tells its members
+    seq: Ints  # number in the group
     group_size: Ints
     bytes: Ints  # of the kind that was asked for
     bus_bytes: Ints
+    alone: Ints  # ns of it in which no compute runs, and no other communication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +68,14 @@ class View:
         if only is not None:
             kept = np.isin(number, list(only))
             number, start, stop = number[kept], start[kept], stop[kept]
+        classes = _classes(trace)
         return cls(
             rank=trace.meta.rank,
             number=number,
             start=start,
             stop=stop,
-            coverage=intervals.coverage_by_class(_classes(trace), start, stop),
-            comm=_communication(trace, byte_kind, start, stop),
+            coverage=intervals.coverage_by_class(classes, start, stop),
+            comm=_communication(trace, byte_kind, (start, stop), classes[0]),
         )
 
     def covered(self, wanted: NDArray[np.bool_]) -> Ints:
@@ -96,18 +102,27 @@ def _classes(trace: Trace) -> list[tuple[Ints, Ints]]:
 
 
 def _communication(
-    trace: Trace, byte_kind: ByteKind, seg_start: Ints, seg_stop: Ints
+    trace: Trace, byte_kind: ByteKind, found: tuple[Ints, Ints], compute: tuple[Ints, Ints]
 ) -> Communication:
+    """The events inside of the iterations that were found."""
     comm = trace.comm
-    iteration = segments.segment_of(comm["start"].to_numpy(), seg_start, seg_stop)
+    iteration = segments.segment_of(comm["start"].to_numpy(), *found)
     inside = iteration >= 0
     size = trace.groups["size"].combine_chunks()
+    label = pa.array(clocks.labels(trace.groups, described=True), pa.int64())
+    group = comm["group"].combine_chunks()
+    times = comm["start"].to_numpy(), comm["stop"].to_numpy()
     return Communication(
+        start=times[0][inside],
+        stop=times[1][inside],
+        alone=alone(times, compute)[inside],
         iteration=iteration[inside],
-        group_size=_filled(size.take(comm["group"].combine_chunks()))[inside],
+        group=_filled(label.take(group))[inside],
+        seq=_filled(comm["seq"])[inside],
+        group_size=_filled(size.take(group))[inside],
         bytes=_filled(comm[f"{byte_kind}_bytes"])[inside],
         bus_bytes=_filled(comm["bus_bytes"])[inside],
-        **{name: comm[name].to_numpy()[inside] for name in ("start", "stop", "tag", "op")},
+        **{name: comm[name].to_numpy()[inside] for name in ("tag", "op")},
     )
 
 

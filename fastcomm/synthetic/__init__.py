@@ -4,12 +4,13 @@ from fastcomm.synthetic.files import write
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys import NsysVariant, write_nsys, write_nsys_big
 from fastcomm.synthetic.rows import Variant
-from fastcomm.synthetic.truth import truth
+from fastcomm.synthetic.truth import planted, truth
 
 __all__ = [
     "Job",
     "NsysVariant",
     "Variant",
+    "planted",
     "truth",
     "write",
     "write_nsys",

@@ -5,11 +5,16 @@ Expert parallelism takes blocks of neighbours from the data dimension. Times are
 """
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from fastcomm.errors import ConfigError
 
 GAP = 900  # between two kernels of one stream
+
+Fault = Literal["slow_gpu", "slow_link", "jittery_host", "imbalanced_stage", "hot_expert"]
+FAULTS: tuple[Fault, ...] = get_args(Fault)
+# By how many percent, unless something else is said: a slow link has half its speed.
+_SLOWDOWN = {"slow_link": 100, "hot_expert": 60}
 
 # Up to so many ranks, at most that much parallelism.
 _WIDEST = {32: 2, 128: 4}
@@ -47,8 +52,9 @@ class Job:
     link_speed: int = 44 * 10**9  # bytes per second that a collective reaches
     latency_ns: int = 9_000  # of the smallest collective
     skew_ns: int = 20_000  # how far ranks drift apart between two collectives, at most
-    straggler: int | None = None  # this rank's attention is slower
-    slowdown: int = 15  # by so many percent
+    straggler: int | None = None  # this rank has the fault; null: nobody has
+    fault: Fault = "slow_gpu"
+    slowdown: int = 15  # of what the fault is about: by so many percent longer, or more
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,7 +68,22 @@ class Job:
             raise ConfigError(f"ep {self.ep}: wanted a divisor of dp {self.dp}")
         if self.straggler is not None and not 0 <= self.straggler < self.ranks:
             raise ConfigError(f"straggler {self.straggler}: there is no such rank")
+        self._check_fault()
         self._check_sizes()
+
+    def _check_fault(self) -> None:
+        if self.fault not in FAULTS:
+            raise ConfigError(f"fault {self.fault!r}: wanted one of {', '.join(FAULTS)}")
+        needs = {
+            "slow_link": ("dp", self.dp),
+            "imbalanced_stage": ("pp", self.pp),
+            "hot_expert": ("ep", self.ep),
+        }
+        name, size = needs.get(self.fault, ("", 2))
+        if self.straggler is not None and size == 1:
+            raise ConfigError(f"fault {self.fault}: wanted {name} 2 or more, found 1")
+        if self.fault == "hot_expert" and self.layers == 1:
+            raise ConfigError("fault hot_expert: wanted 2 layers or more, found 1")
 
     def _check_sizes(self) -> None:
         least = {
@@ -97,6 +118,7 @@ class Job:
             "ep": _power_of_two(dp, min(8, max(2, dp // 2))),
             "micro_batches": max(4, 2 * pp),
             "straggler": ranks * 5 // 8 if ranks > 1 else None,
+            "slowdown": _SLOWDOWN.get(changes.get("fault", ""), 15),
         }
         return cls(ranks=ranks, **{**chosen, **changes})
 

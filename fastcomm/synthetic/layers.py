@@ -1,7 +1,7 @@
 """What a layer does, as data: phases, each some compute and then calls that all wait for.
 
 The plan of a phase holds for every rank: how long its kernels and transfers take, and thus
-where the next phase begins. A rank may be ahead of the plan, never behind it.
+where the next phase begins. A rank may be ahead of the plan, and behind it only by a fault.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Phase:
     kernels: tuple[tuple[str, int], ...]
     calls: tuple[tuple[str, str], ...] = ()  # (kind of group, operation)
     cover: tuple[str, int] | None = None
-    slow: bool = False  # a straggler is slower here
+    slow: bool = False  # a slow GPU or a jittery host is late here
     bucket: bool = False  # the first kernel can hide a bucket of data parallelism
 
 
@@ -99,7 +99,6 @@ class Plan:
     cover: tuple[str, int] | None
     length: int  # from the start of the kernels to their ends, the skew included
     tail: int  # from there to the start of the next phase
-    extra: int  # what a straggler needs more
     transfer: int  # of the bucket; 0: this phase has none
 
 
@@ -151,7 +150,7 @@ def plans(job: Job, direction: str, layer: int) -> tuple[Plan, ...]:
     kind = bucket_kind(job, layer)
     bucket = transfer(job, kind, operation) if group_size(job, kind) > 1 else 0
     scale = 1 if direction == "forward" else 2
-    room = bucket + 2 * LEAD + slack(job, direction) if bucket else 0
+    room = bucket + 2 * LEAD if bucket else 0
     return tuple(_plan(job, phase, scale, bucket, room) for phase in script)
 
 
@@ -161,11 +160,8 @@ def frame(job: Job, script: tuple[Phase, ...]) -> tuple[Plan, ...]:
     return tuple(_plan(job, phase, 1, 0, 0) for phase in script)
 
 
-@lru_cache(maxsize=16)
 def slack(job: Job, direction: str) -> int:
-    """What a straggler needs more in all layers of a stage, in one direction."""
-    if job.straggler is None:
-        return 0
+    """What a slow GPU needs more in all layers of a stage, in one direction."""
     attention, scale = (_ATTENTION, 1) if direction == "forward" else (_ATTENTION_BACK, 2)
     one = sum(slower(job, scaled(job, share, scale)) for _, share in attention)
     return one * job.layers
@@ -177,8 +173,18 @@ def scaled(job: Job, share: int, scale: int) -> int:
 
 
 def slower(job: Job, ns: int) -> int:
-    """What a straggler needs more for a kernel."""
+    """What the fault makes longer by."""
     return ns * job.slowdown // 100
+
+
+def slowed(job: Job, phase: Phase) -> frozenset[str]:
+    """The kernels of a phase that the fault is about; empty: it has none."""
+    if job.straggler is None or job.fault == "slow_link":
+        return frozenset()
+    names = frozenset(name for name, _ in phase.kernels)
+    if job.fault == "hot_expert":
+        return frozenset(name for name in names if name.startswith("experts"))
+    return names if phase.slow else frozenset()
 
 
 def _plan(job: Job, phase: Phase, scale: int, bucket: int, room: int) -> Plan:
@@ -193,7 +199,6 @@ def _plan(job: Job, phase: Phase, scale: int, bucket: int, room: int) -> Plan:
     cover = (phase.cover[0], scaled(job, phase.cover[1], scale)) if phase.cover else None
     ends = [number * GAP + ns for number, (_, _, ns) in enumerate(calls)]
     ends += [len(calls) * GAP + cover[1]] if cover else []
-    slows = phase.slow and job.straggler is not None
     return Plan(
         phase=phase,
         kernels=tuple(kernels),
@@ -201,6 +206,5 @@ def _plan(job: Job, phase: Phase, scale: int, bucket: int, room: int) -> Plan:
         cover=cover,
         length=sum(ns + GAP for _, ns in kernels) + job.skew_ns,
         tail=max(ends, default=0) + GAP,
-        extra=sum(slower(job, ns) for _, ns in kernels) if slows else 0,
         transfer=bucket if phase.bucket else 0,
     )

@@ -1,19 +1,20 @@
-"""What one rank does, step by step, out of the plan and its own drift alone.
+"""What one rank does, step by step, out of the plan, the lateness of all, and its own drift.
 
-`planned` is where the plan is; the rank is there `delay` later, which is 0 unless its layer has
-waited for the straggler. Who waits for whom follows from the coordinates, so that all members
-of a group give a collective the same end without hearing of each other.
+`planned` is where the plan is; the rank is there `late` later. Both are known without a look
+at other ranks, so that all members of a group give a collective the same end.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from fastcomm.synthetic import layers, schedule
+from fastcomm.synthetic import lateness, layers, routing, schedule
 from fastcomm.synthetic.calls import OPERATIONS, Call
 from fastcomm.synthetic.groups import groups
 from fastcomm.synthetic.job import GAP, Job
+from fastcomm.synthetic.lateness import Late, Timeline
 from fastcomm.synthetic.layers import Plan
 from fastcomm.synthetic.schedule import Grid, Message, Slot
 from fastcomm.synthetic.tape import Tally, Tape, Window, Work
@@ -46,7 +47,7 @@ def steps(job: Job, rank: int) -> Iterator[Step]:
     start = schedule.EPOCH_NS
     longer = np.random.default_rng((job.seed, 1)).integers(0, player.grid.step // 40, job.steps)
     for number, more in enumerate(longer.tolist(), job.first_step):
-        stop = start + player.grid.step + more
+        stop = start + player.grid.step + lateness.cost_ns(job, number) + more
         yield player.step(number, start, stop)
         start = stop
 
@@ -56,24 +57,35 @@ class _Player:
         self.job, self.rank = job, rank
         self.grid: Grid = schedule.grid(job)
         self.groups = groups(job, rank)
-        self.stage = job.place(rank)[2]
-        self.waits = _waits_for(job, rank)
+        tp, dp, self.stage = job.place(rank)
+        self.place = tp + job.tp * dp  # in the stage
+        afflicted = rank == job.straggler or (
+            job.fault == "imbalanced_stage"
+            and job.straggler is not None
+            and self.stage == job.place(job.straggler)[2]
+        )
+        self.computes_longer = afflicted and job.fault != "jittery_host"
         self.drift = _drift(job, rank)
         self.marks = _marks(job, rank)
         self.seqs: dict[object, int] = {}
         self.tape = Tape(0)
-        self.planned = self.delay = self.extra = 0
+        self.timeline = Timeline()
+        self.planned = self.late = self.free = 0
 
     def step(self, number: int, start: int, stop: int) -> Step:
         """The step that the grid has from `start` to `stop`."""
         late, early = next(self.marks)
         mark, end = start + late, stop - early - 1_000
         tape = self.tape = Tape(mark)
+        self.timeline = lateness.timeline(self.job, number)
+        self.late = self.free = 0
         self._setup(start + schedule.HOST_LEAD)
         pipeline = start + schedule.HOST_LEAD + self.grid.setup
         self._pipeline(pipeline)
         tape.backward = False
-        self._frame(layers.OPTIMIZER, pipeline + self.grid.pipeline + self.grid.tail + GAP)
+        self.late = max(self.late, int(self.timeline.last_bucket[self.stage][self.place]))
+        optimizer = pipeline + self.grid.pipeline + self.grid.tail + GAP
+        self._frame(layers.OPTIMIZER, optimizer, self.timeline.optimizer[self.stage])
         tape.to(end)
         return Step(number, mark, end, tape.works, tape.tally, tape.windows())
 
@@ -92,16 +104,20 @@ class _Player:
         tape.close(copy)
         tape.run(10_000)
         tape.close(kernel)
-        self._frame(layers.SETUP, start + schedule.SETUP_NS)
+        script = layers.frame(self.job, layers.SETUP)
+        on_time = [lateness.on_time(self.job, len(plan.calls)) for plan in script]
+        self._frame(layers.SETUP, start + schedule.SETUP_NS, on_time)
 
-    def _frame(self, script: tuple[layers.Phase, ...], start: int) -> None:
+    def _frame(
+        self, script: tuple[layers.Phase, ...], start: int, late: Sequence[Late]
+    ) -> None:
         self._begin(start)
-        for plan in layers.frame(self.job, script):
-            self._phase(plan, None)
+        for plan, each in zip(layers.frame(self.job, script), late, strict=True):
+            self._phase(plan, each, None)
 
     def _begin(self, start: int) -> None:
-        self.tape.to(start)
-        self.planned, self.delay, self.extra = start, 0, 0
+        self.tape.to(start + self.late)
+        self.planned = start
 
     def _pipeline(self, start: int) -> None:
         """All slots and messages of the stage; a message may come while the stage is idle."""
@@ -114,85 +130,85 @@ class _Player:
             if slot:
                 self._slot(slot, start)
             else:
-                self.tape.to(start + moment - self.grid.zone + next(self.drift))
-            self._boundary(slot, arrivals.get(moment, []), start + moment)
+                early = moment - self.grid.zone + next(self.drift)
+                self.tape.to(start + early + self.late)
+            self._boundary(slot, arrivals.get(moment, []), start, moment)
 
     def _slot(self, slot: Slot, start: int) -> None:
         self._begin(start + slot.start)
         self.tape.backward = slot.direction == "backward"
-        order = range(self.job.layers)
-        for layer in order if slot.direction == "forward" else reversed(order):
-            bucket = self._bucket(slot, layer)
+        phases = iter(self.timeline.phases[self.stage, slot.direction, slot.micro_batch])
+        for layer in lateness.order(self.job, slot.direction):
+            bucket = lateness.bucket_of(self.job, slot, layer)
             for plan in layers.plans(self.job, slot.direction, layer):
-                self._phase(plan, bucket)
+                self._phase(plan, next(phases), bucket)
 
-    def _bucket(self, slot: Slot, layer: int) -> tuple[str, str] | None:
-        """What data parallelism does under this layer: parameters first, gradients last."""
-        kind = layers.bucket_kind(self.job, layer)
-        if slot.direction == "forward":
-            return (kind, "AllGather") if slot.micro_batch == 0 else None
-        last = slot.micro_batch == self.job.micro_batches - 1
-        return (kind, "ReduceScatter") if last and layer else None
-
-    def _phase(self, plan: Plan, bucket: tuple[str, str] | None) -> None:
-        self._kernels(plan, bucket)
-        self.extra += plan.extra
+    def _phase(self, plan: Plan, late: Late, bucket: tuple[str, str] | None) -> None:
+        self.tape.run(int(late.idle[self.place]))
+        if bucket and late.bucket is not None:
+            begin = self.planned + layers.LEAD
+            end = begin + plan.transfer + int(late.bucket[self.place])
+            self._hidden(bucket, self.tape.now + layers.LEAD, end)
+        self._kernels(plan)
         self.planned += plan.length
-        if plan.phase.calls and plan.phase.calls[0][0] in self.waits:
-            self.delay = self.extra
-        self._calls(plan, self.planned + self.delay)
+        self._calls(plan, late)
         self.planned += plan.tail
-        self.tape.to(self.planned + self.delay)
+        self.late = int(late.after[self.place])
+        self.tape.to(self.planned + self.late)
 
-    def _kernels(self, plan: Plan, bucket: tuple[str, str] | None) -> None:
+    def _kernels(self, plan: Plan) -> None:
         tape = self.tape
         last = len(plan.kernels) - 1
+        slowed = layers.slowed(self.job, plan.phase) if self.computes_longer else ()
         for number, (name, planned) in enumerate(plan.kernels):
             ns = planned
-            if plan.extra and self.rank == self.job.straggler:
+            if name in slowed:
                 ns += layers.slower(self.job, planned)
             if number == last:
                 ns += next(self.drift)
-            stop = tape.now + ns
             kernel = tape.open("compute", name, COMPUTE)
-            if bucket and plan.transfer and number == 0:
-                self._hidden(bucket, plan.transfer)
-            tape.to(stop)
+            tape.run(ns)
             tape.close(kernel)
             tape.run(GAP)
 
-    def _hidden(self, bucket: tuple[str, str], transfer: int) -> None:
-        """A bucket under the kernel that has just begun, with one end for the whole stage."""
+    def _hidden(self, bucket: tuple[str, str], begin: int, end: int) -> None:
+        """A bucket on its stream once that is free, with one end for all of its group."""
         tape = self.tape
-        tape.run(layers.LEAD)
-        work = self._open(*bucket)
-        shared = self.extra if "dp" in self.waits else 0
-        tape.to(self.planned + shared + layers.LEAD + transfer)
-        tape.close(work)
 
-    def _calls(self, plan: Plan, ready: int) -> None:
-        """The calls of a phase: all members are there at `ready` at the latest."""
+        def open_() -> None:
+            work = self._open(*bucket)
+            tape.at(end, partial(tape.close, work))
+
+        tape.at(max(begin, self.free), open_)
+        self.free = end
+
+    def _calls(self, plan: Plan, late: Late) -> None:
+        """The calls of a phase, each with the end that all its members know."""
         tape = self.tape
         ends: list[tuple[int, Work]] = []
-        for kind, operation, transfer in plan.calls:
-            ready_here = ready + len(ends) * GAP
-            ends.append((ready_here + transfer, self._open(kind, operation.op)))
+        for (kind, operation, transfer), shared in zip(plan.calls, late.calls, strict=True):
+            end = self.planned + int(shared[self.place]) + len(ends) * GAP + transfer
+            ends.append((end, self._open(kind, operation.op)))
             tape.run(GAP)
         if plan.cover:
             name, ns = plan.cover
             ends.append((tape.now + ns, tape.open("compute", name, COMPUTE)))
         self._close(ends)
 
-    def _boundary(self, slot: Slot | None, messages: list[Message], stop: int) -> None:
-        """The end of a slot, or a moment of a bubble: messages that end at `stop`."""
-        tape = self.tape
-        ends = []
+    def _boundary(
+        self, slot: Slot | None, messages: list[Message], start: int, moment: int
+    ) -> None:
+        """The end of a slot, or a moment of a bubble: messages that end at `moment`."""
+        tape, ends, stop = self.tape, [], start + moment
         tape.run(GAP if messages or slot else 0)
         if slot and slot.direction == "backward" and self._is_last(slot) and self.job.dp > 1:
-            ends.append((stop + self.grid.tail, self._open("dp", "ReduceScatter")))
+            late = int(self.timeline.last_bucket[self.stage][self.place])
+            self._hidden(("dp", "ReduceScatter"), tape.now, stop + late + self.grid.tail)
             tape.run(GAP)
         for message in sorted(messages, key=lambda message: message.source != self.stage):
-            ends.append((stop, self._message(message)))
+            met = self.timeline.messages[moment, message.source, message.target][self.place]
+            self.late = max(self.late, int(met))
+            ends.append((stop + int(met), self._message(message)))
             tape.run(GAP)
         if slot and self.job.pp > 1 and self._is_edge(slot):
             name = "logits" if slot.direction == "forward" else "embed_back"
@@ -227,7 +243,9 @@ class _Player:
         sent, received = sides.get(operation, (elements, elements))
         splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         if operation == "AllToAll":
-            splits = _splits(self.job, self.job.place(self.rank)[1] % self.job.ep, seq)
+            splits = routing.splits(
+                self.job, group, self.job.place(self.rank)[1] % self.job.ep, seq
+            )
             sent, received = (sum(rows) * self.job.hidden for rows in splits)
         call = Call(OPERATIONS[operation], group, dtype, sent, received, seq, *splits)
         return self.tape.open("comm", call.kernel, STREAMS[kind], call)
@@ -250,18 +268,6 @@ class _Player:
         return self.tape.open("comm", call.kernel, STREAMS[operation], call)
 
 
-def _waits_for(job: Job, rank: int) -> frozenset[str]:
-    """The kinds of group in which a rank waits for the straggler, or for who waits for it."""
-    if job.straggler is None:
-        return frozenset()
-    mine, other = job.place(rank), job.place(job.straggler)
-    same_stage = mine[2] == other[2]
-    same_block = same_stage and mine[1] // job.ep == other[1] // job.ep
-    same_line = same_stage and mine[1] == other[1]
-    kinds = {"dp": same_stage, "ep": same_block, "tp": same_line}
-    return frozenset(kind for kind, waits in kinds.items() if waits)
-
-
 def _drift(job: Job, rank: int) -> Iterator[int]:
     """How much longer than planned a rank's compute takes, time after time: 0 to the skew."""
     numbers = np.random.default_rng((job.seed, 2, rank))
@@ -276,19 +282,3 @@ def _marks(job: Job, rank: int) -> Iterator[tuple[int, int]]:
         late, early = numbers.integers(0, MARK_DRIFT, 2).tolist()
         # The straggler is the first to begin and the last to end: its step is the longest.
         yield (0, 0) if rank == job.straggler else (late, early)
-
-
-def _splits(job: Job, place: int, seq: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Rows that a member sends to each and receives from each: some experts are liked."""
-    rows, limit = -(-job.tokens // job.ep), max(1, job.tokens // job.ep // 8)
-
-    def pair(source: int, target: int) -> int:
-        if source == target:
-            return rows
-        unequal = (source * 7 + target * 13 + source * target * 5 + seq * 11) % (2 * limit + 1)
-        return rows + unequal - limit
-
-    peers = range(job.ep)
-    return tuple(pair(place, peer) for peer in peers), tuple(
-        pair(peer, place) for peer in peers
-    )

@@ -1,7 +1,7 @@
 """When which stage works on which micro-batch: 1F1B on a grid of slots, the same for all ranks.
 
-A slot has room for a stage's layers, for what a straggler needs more, and for the messages to
-the neighbours. Every end that several ranks share follows from the grid, never from a rank.
+A slot has room for a stage's layers and for the messages to the neighbours. Every end that
+several ranks share follows from the grid and from `lateness`, never from a rank.
 """
 
 from collections.abc import Iterator
@@ -90,7 +90,6 @@ def grid(job: Job) -> Grid:
             for layer in range(job.layers)
             for plan in layers.plans(job, direction, layer)
         )
-        + layers.slack(job, direction)
         for direction in ("forward", "backward")
     }
     frames = [

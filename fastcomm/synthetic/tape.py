@@ -4,7 +4,9 @@ Work is opened, time runs, work is closed: nothing is ever placed in the past, s
 no look at the events, and they are what a metric has to find again in them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from fastcomm.synthetic.calls import Call
 
@@ -82,6 +84,8 @@ class Tape:
         self.phases: list[list[Work]] = []
         self.backward = False
         self._open: dict[str, int] = {}  # what goes on now: a kind or a tag, and how often
+        self._later: list[tuple[int, int, Callable[[], None]]] = []
+        self._asked = 0
 
     def open(self, kind: str, name: str, stream: int, call: Call | None = None) -> Work:
         """Begin a piece of work here."""
@@ -103,8 +107,20 @@ class Tape:
         if not self._open[label]:
             del self._open[label]
 
+    def at(self, moment: int, action: Callable[[], None]) -> None:
+        """Do something when it is `moment`."""
+        self._asked += 1
+        heappush(self._later, (max(moment, self.now), self._asked, action))
+
     def to(self, moment: int) -> None:
-        """Let time run until `moment`."""
+        """Let time run until `moment`; what is to be done on the way is."""
+        while self._later and self._later[0][0] <= moment:
+            when, _, action = heappop(self._later)
+            self._pass(when)
+            action()
+        self._pass(moment)
+
+    def _pass(self, moment: int) -> None:
         if moment < self.now:
             raise ValueError(f"the layout wants {self.now - moment} ns that are over")
         live = self._open

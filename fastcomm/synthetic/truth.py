@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.lateness import cost_ns
 from fastcomm.synthetic.play import Step, steps
 from fastcomm.synthetic.tape import Tally, Window
 
@@ -56,6 +57,28 @@ def truth(
         "by_rank": sums.by_rank,
         "slowest_rank": max(sums.by_rank, key=lambda row: row["mean_ns"])["rank"],
         "widest_window": sums.widest,
+    }
+
+
+def planted(job: Job) -> dict[str, Any] | None:
+    """What is wrong with the job, with whom, and what a step takes longer because of it."""
+    if job.straggler is None:
+        return None
+    stage = job.place(job.straggler)[2]
+    size = job.tp * job.dp
+    ranks = (
+        range(stage * size, (stage + 1) * size)
+        if job.fault == "imbalanced_stage"
+        else (job.straggler,)
+    )
+    costs = [
+        cost_ns(job, number) for number in range(job.first_step, job.first_step + job.steps)
+    ]
+    return {
+        "kind": job.fault,
+        "ranks": list(ranks),
+        "stage": stage,
+        "cost_ns": _mean(costs),
     }
 
 

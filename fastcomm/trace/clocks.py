@@ -67,8 +67,8 @@ def ends(trace: Trace) -> pa.Table:
     if "times" in trace.meta.lacks:
         return ENDS.empty_table()
     comm = trace.comm.combine_chunks()
-    labels = pa.array(_labels(trace.groups), pa.int64())
-    group = labels.take(comm["group"].combine_chunks())
+    label = pa.array(labels(trace.groups), pa.int64())
+    group = label.take(comm["group"].combine_chunks())
     iteration = segments.segment_of(
         comm["start"].to_numpy(),
         trace.iterations["start"].to_numpy(),
@@ -94,10 +94,15 @@ def ends(trace: Trace) -> pa.Table:
     return table.filter(pa.array(place < _MOST)).cast(ENDS)
 
 
-def _labels(groups: pa.Table) -> Iterator[int | None]:
-    """A number for each group, the same on every rank; None for a group of one."""
-    for row in groups.select(["name", "ranks", "size"]).to_pylist():
+def labels(groups: pa.Table, *, described: bool = False) -> Iterator[int | None]:
+    """A number for each group, the same on every rank; None for a group of one.
+
+    Groups of the same ranks have the same, unless it counts how they are `described`, too.
+    """
+    for row in groups.select(["name", "ranks", "size", "description"]).to_pylist():
         said = row["ranks"] or (row["name"] and (row["name"], row["size"]))
+        if said and described:
+            said = (said, row["description"])
         if not said or row["size"] == 1:
             yield None
         else:

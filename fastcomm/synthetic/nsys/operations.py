@@ -7,7 +7,7 @@ from fastcomm.synthetic.calls import ELEMENT, Call
 from fastcomm.synthetic.groups import Group
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys import payloads
-from fastcomm.synthetic.play import _splits
+from fastcomm.synthetic.routing import splits
 
 _NAMES = {
     "allreduce": "ncclAllReduce",
@@ -58,8 +58,8 @@ def _exchange(job: Job, call: Call, comm: dict[str, int]) -> list[Operation]:
     """A send and a receive for every peer, the own rank among them; nothing for no bytes."""
     found = []
     for peer in range(call.group.size):
-        for name, splits in (("ncclSend", call.send_splits), ("ncclRecv", call.receive_splits)):
-            count = splits[peer] * job.hidden * ELEMENT[call.dtype]
+        for name, rows in (("ncclSend", call.send_splits), ("ncclRecv", call.receive_splits)):
+            count = rows[peer] * job.hidden * ELEMENT[call.dtype]
             if count:
                 values = comm | {payloads.SIZE: count, payloads.PEER: peer}
                 found.append(Operation(name=name, values=values))
@@ -68,5 +68,5 @@ def _exchange(job: Job, call: Call, comm: dict[str, int]) -> list[Operation]:
 
 def _is_even(job: Job, call: Call) -> bool:
     """Whether all members send the same to all: they have to agree on the call."""
-    places = range(call.group.size)
-    return len({rows for place in places for rows in _splits(job, place, call.seq)[0]}) == 1
+    sent = (splits(job, call.group, place, call.seq)[0] for place in range(call.group.size))
+    return len({rows for each in sent for rows in each}) == 1

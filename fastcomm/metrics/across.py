@@ -1,0 +1,202 @@
+"""The questions that only many ranks together answer, answered from the merged tables."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal, get_args, get_type_hints
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from fastcomm.metrics import heat as heat_
+from fastcomm.metrics import members, suspects
+from fastcomm.metrics.classes import classes, sums
+from fastcomm.metrics.findings import Finding, in_order
+from fastcomm.metrics.heat import Grid, Heat
+from fastcomm.metrics.links import Link, Step, links
+from fastcomm.metrics.meetings import (
+    Events,
+    Meetings,
+    ahead_of,
+    matches_of,
+    offsets_of,
+)
+from fastcomm.metrics.outliers import Outlier, outliers
+from fastcomm.metrics.skew import Matching, Skew, Wait, skew, waits
+from fastcomm.metrics.slowness import longer_exchange, slow_links
+from fastcomm.metrics.suspects import Known
+from fastcomm.metrics.view import UNKNOWN
+from fastcomm.trace.clocks import ClockOffset
+from fastcomm.trace.matching import NONE, Matches
+from fastcomm.trace.schema import OP, TAG
+
+Ints = NDArray[np.int64]
+
+ClockKind = Literal["aligned", "raw"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offset:
+    """How far a rank's clock is ahead of its reference's; null where no collective joins them."""
+
+    rank: int
+    reference: int | None
+    offset_ns: int | None
+    spread_ns: int | None  # median deviation of the collectives, summed on the way
+    matches: int  # collectives that say so, the fewest on the way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Across:
+    """What is seen of ranks beside each other. Times in ns; `n a step` are means over steps."""
+
+    clocks: ClockKind  # on which the times of ranks are compared
+    offsets: tuple[Offset, ...]  # by rank
+    matching: Matching
+    skew: tuple[Skew, ...]
+    waits: tuple[Wait, ...]  # by rank and tag
+    links: tuple[Link, ...]
+    heat: Heat
+    outliers: tuple[Outlier, ...]
+    findings: tuple[Finding, ...]  # the costliest first
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of the JSON object."""
+        found = asdict(self)
+        clocks = {"times": found.pop("clocks"), "offsets": found.pop("offsets")}
+        return {"clocks": clocks, **found}
+
+
+def across(
+    ranks: Sequence[int],
+    iterations: pa.Table,
+    events: pa.Table,
+    groups: pa.Table,
+    clocks: ClockKind,
+) -> tuple[Across, dict[str, pa.Table]]:
+    """The answers, and the tables behind them."""
+    grid, known_groups = Grid.of(iterations), members.by_label(groups)
+    stage, steps = members.stages(known_groups), max(1, len(grid.iterations))
+    columns = Events.of(events)
+    rows = np.flatnonzero(columns.joins)
+    matches = matches_of(columns, rows)
+    offsets = offsets_of(columns, rows, matches)
+    ahead = ahead_of(columns, offsets if clocks == "aligned" else ())
+    met = Meetings.of(columns, rows, matches, ahead)
+    waited = waits(columns, met, steps)
+    step = Step(count=steps, ns=grid.step_ns)
+    linked = links(columns, met, known_groups, step)
+    known = Known(
+        grid=grid,
+        stage=stage,
+        received=_received(columns, steps),
+        waits=_total_waits(waited),
+        longer=partial(longer_exchange, columns, met, steps),
+    )
+    found = Across(
+        clocks=clocks,
+        offsets=_all_offsets(ranks, offsets),
+        matching=_matching(columns, rows, matches),
+        skew=skew(columns, met, steps),
+        waits=waited,
+        links=tuple(each.link for each in linked),
+        heat=grid.heat(),
+        outliers=outliers(grid, stage),
+        findings=in_order(
+            [
+                *suspects.slow_ranks(known),
+                *suspects.jittery_hosts(known),
+                *suspects.imbalanced_stages(known),
+                *slow_links(columns, met, linked, step),
+            ]
+        ),
+    )
+    tables = {
+        "heat": heat_.table(grid),
+        **{
+            name: table_of(cls, rows)
+            for name, cls, rows in (
+                ("skew", Skew, found.skew),
+                ("waits", Wait, found.waits),
+                ("links", Link, found.links),
+                ("outliers", Outlier, found.outliers),
+                ("clocks", Offset, found.offsets),
+            )
+        },
+        "findings": _findings_table(found.findings),
+    }
+    return found, tables
+
+
+def _all_offsets(ranks: Sequence[int], known: Sequence[ClockOffset]) -> tuple[Offset, ...]:
+    """A row a rank."""
+    by_rank = {each.rank: each for each in known}
+    found = []
+    for rank in ranks:
+        each = by_rank.get(rank)
+        found.append(
+            Offset(
+                rank=rank,
+                reference=each.reference if each else None,
+                offset_ns=each.offset_ns if each else None,
+                spread_ns=each.spread_ns if each else None,
+                matches=each.matches if each else 0,
+            )
+        )
+    return tuple(found)
+
+
+def _matching(events: Events, rows: Ints, matches: Matches) -> Matching:
+    matched = int((matches.instance != NONE).sum())
+    return Matching(
+        events=len(rows),
+        matched=matched,
+        share=matched / len(rows) if len(rows) else None,
+        collectives=matches.count,
+        dropped=matches.dropped,
+        messages=int((events.op == OP["SendRecv"]).sum()),
+    )
+
+
+def _total_waits(waited: tuple[Wait, ...]) -> dict[int, float]:
+    total: dict[int, float] = {}
+    for each in waited:
+        total[each.rank] = total.get(each.rank, 0.0) + each.wait_ns
+    return total
+
+
+_TYPES: dict[object, pa.DataType] = {
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    str: pa.string(),
+    tuple[int, ...]: pa.list_(pa.int64()),
+}
+
+
+def table_of(cls: type, rows: Sequence[Any]) -> pa.Table:
+    """A table with a row each of a flat dataclass; the columns are there without rows, too."""
+    fields = []
+    for name, hint in get_type_hints(cls).items():
+        some = [each for each in get_args(hint) if each is not type(None)]
+        kind = some[0] if some and len(some) < len(get_args(hint)) else hint
+        fields.append((name, _TYPES.get(kind, pa.string())))
+    return pa.Table.from_pylist([asdict(each) for each in rows], schema=pa.schema(fields))
+
+
+def _findings_table(findings: Sequence[Finding]) -> pa.Table:
+    rows = [{**each.to_dict(), **asdict(each.subject)} for each in findings]
+    fields = [("kind", pa.string()), ("ranks", pa.list_(pa.int64())), ("stage", pa.int64())]
+    fields += [(name, pa.string()) for name in ("group", "tag")]
+    fields += [(name, pa.float64()) for name in ("cost_ns", "cost_share")]
+    return pa.Table.from_pylist(rows, schema=pa.schema([*fields, ("words", pa.string())]))
+
+
+def _received(events: Events, steps: int) -> dict[int, float]:
+    """Bytes of each rank's all-to-alls of expert parallelism, a step."""
+    chosen = (events.tag == TAG["EP"]) & (events.op == OP["AllToAll"])
+    chosen &= events.bytes != UNKNOWN
+    (ranks,), place = classes(events.rank[chosen])
+    total = sums(place, events.bytes[chosen], len(ranks))
+    return dict(zip(ranks.tolist(), (total / steps).tolist(), strict=True))

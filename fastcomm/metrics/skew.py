@@ -1,0 +1,154 @@
+"""Arrival skew and transfer apart: who waits in a collective for how long, and who is last.
+
+Of a collective that several ranks were matched in, with times on one clock:
+
+    wait(r)  = last arrival - own arrival        skew = last arrival - first arrival
+    transfer = end - last arrival, where the end is the median of its members' ends
+    held up  = last arrival - the one before it, which the last rank costs the others
+
+Without clocks that agree none of this can be told.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.metrics.classes import classes, members, sums
+from fastcomm.metrics.meetings import Events, Meetings
+from fastcomm.metrics.view import UNKNOWN
+from fastcomm.trace.schema import OPS, TAGS
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skew:
+    """Collectives of one class, over those that several ranks were matched in; times in ns."""
+
+    op: str
+    tag: str
+    size_from: int | None  # a power of two: bytes from it up to the next; null where unknown
+    count: int
+    skew_mean_ns: float
+    skew_p50_ns: float
+    skew_p95_ns: float
+    transfer_mean_ns: float
+    transfer_p50_ns: float
+    transfer_p95_ns: float
+    wait_ns: float  # of all ranks together, a step
+    wait_share: float | None  # of the time in these collectives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """One rank in the collectives of one tag; times in ns, a step."""
+
+    rank: int
+    tag: str
+    collectives: int  # matched, in all
+    wait_ns: float
+    transfer_ns: float
+    last: int  # how often this rank was the last to come
+    last_share: float  # of its collectives
+    held_up_ns: float  # what the others would have come earlier by, had it not been last
+    later_ns: float  # how much later than the median of the others it comes; drift cancels out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """How much of the communication was matched across ranks."""
+
+    events: int  # that can be matched: of known groups of several ranks, and no messages
+    matched: int
+    share: float | None
+    collectives: int  # that several ranks were matched in
+    dropped: int  # of a group whose events could not be brought in line
+    messages: int  # SendRecv: the traces do not say which two belong together
+
+
+def skew(events: Events, meetings: Meetings, steps: int) -> tuple[Skew, ...]:
+    """A row a class of collectives, those that cost the most waiting first."""
+    one = meetings.row[meetings.first]  # stands for the collective
+    power = size_class(events.bytes[one])
+    keys, place = classes(events.tag[one], events.op[one], power)
+    spread = meetings.arrived - meetings.start[meetings.first]
+    transfer, waited = meetings.transfer, _by_meeting(meetings, meetings.wait)
+    there = waited + transfer * meetings.size
+    found = []
+    for (tag, op, size), own in zip(
+        keys.T.tolist(), members(place, keys.shape[1]), strict=True
+    ):
+        wait, whole = int(waited[own].sum()), int(there[own].sum())
+        found.append(
+            Skew(
+                op=OPS[op],
+                tag=TAGS[tag],
+                size_from=1 << size if size >= 0 else None,
+                count=len(own),
+                **_spread("skew", spread[own]),
+                **_spread("transfer", transfer[own]),
+                wait_ns=wait / steps,
+                wait_share=wait / whole if whole > 0 else None,
+            )
+        )
+    return tuple(sorted(found, key=lambda each: (-each.wait_ns, each.tag, each.op)))
+
+
+def size_class(count: Ints) -> Ints:
+    """The power of two below each size; -1 where it is unknown."""
+    power = np.frexp(np.maximum(count, 1).astype(np.float64))[1] - 1
+    return np.where(count == UNKNOWN, -1, power).astype(np.int64)
+
+
+def waits(events: Events, meetings: Meetings, steps: int) -> tuple[Wait, ...]:
+    """A row a rank and tag, in their order."""
+    keys, place = classes(events.rank[meetings.row], events.tag[meetings.row])
+    is_last, held_up = np.zeros((2, len(place)), np.int64)
+    # Where several come last at once nobody holds the others up.
+    held = meetings.arrived - meetings.start[meetings.last - 1]
+    is_last[meetings.last] = held > 0
+    held_up[meetings.last] = held
+    columns = [
+        sums(place, values, keys.shape[1]).tolist()
+        for values in (
+            np.ones(len(place), np.int64),
+            meetings.wait,
+            np.repeat(meetings.transfer, meetings.size),
+            is_last,
+            held_up,
+            meetings.later,
+        )
+    ]
+    return tuple(
+        Wait(
+            rank=rank_,
+            tag=TAGS[tag_],
+            collectives=count,
+            wait_ns=wait / steps,
+            transfer_ns=transfer / steps,
+            last=last,
+            last_share=last / count,
+            held_up_ns=held_ / steps,
+            later_ns=later / steps,
+        )
+        for (rank_, tag_), count, wait, transfer, last, held_, later in zip(
+            keys.T.tolist(), *columns, strict=True
+        )
+    )
+
+
+def _by_meeting(meetings: Meetings, values: Ints) -> Ints:
+    """Sums over the members of each."""
+    if not len(meetings.size):
+        return np.zeros(0, np.int64)
+    sums: Ints = np.add.reduceat(values, meetings.first)
+    return sums
+
+
+def _spread(name: str, values: Ints) -> dict[str, float]:
+    return {
+        f"{name}_mean_ns": int(values.sum()) / len(values),
+        f"{name}_p50_ns": float(np.percentile(values, 50)),
+        f"{name}_p95_ns": float(np.percentile(values, 95)),
+    }
