@@ -32,7 +32,13 @@ Examples:
 @click.option(
     "--compat", type=click.Choice(["dpro"]), help="Equal to dPRO's statistics, quirks included."
 )
-@click.option("--no-align", is_flag=True, help="Leave the clocks of hosts as they are.")
+@click.option(
+    "--align",
+    type=click.Choice(["auto", "sync", "causality", "variance", "drift", "none"]),
+    default="auto",
+    show_default=True,
+    help="What tells the clocks of hosts: Sync, or that no RECV ends before its SEND.",
+)
 @click.option(
     "--compare",
     "other",
@@ -68,7 +74,7 @@ def run(
     from fastcomm.report import stats as report
 
     compat = words["compat"] is not None
-    how = {"rule": words["rule"], "align": not words["no_align"], "whole": False}
+    how = {"rule": words["rule"], "align": words["align"], "whole": False}
     said = inputs.read(path, **how)
     warn(said.warnings)
     found = statistics(said.trace, said.topology, compat=compat)

@@ -12,9 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import FastcommError
+from fastcomm.replay.local_graph import LocalGraph
 from fastcomm.replay.names import Name, category, coarse, long_name
 from fastcomm.replay.nccl import Topology
-from fastcomm.replay.tensorflow import LocalGraph
 from fastcomm.replay.trial import Trial
 from fastcomm.replay.uniform import UniformTrace
 from fastcomm_kernels.json_numbers import NULL
@@ -61,7 +61,7 @@ def dependencies(trial: Trial, step: int) -> Dependencies:
     edges: dict[tuple[str, str], None] = {}
     nodes: dict[str, None] = {}
     for pid in trial.trace.pids:
-        nodes.update((f"{pid}->{n}", None) for n in trial.graph.nodes if n[:5] != "Comm.")
+        nodes.update((_node(pid, n), None) for n in trial.graph.nodes if n[:5] != "Comm.")
         edges.update(dict.fromkeys(_local(pid, trial.graph)))
         for group in groups:
             edges.update(dict.fromkeys(_group(pid, group, trial, trial.topology)))
@@ -95,7 +95,12 @@ def _local(pid: str, graph: LocalGraph) -> Iterator[tuple[str, str]]:
     for a, b in graph.edges:
         closing = a.startswith("UPDATE_") and b.startswith("FW.")
         if not (closing or a.startswith("Comm.") or b.startswith("Comm.")):
-            yield f"{pid}->{a}", f"{pid}->{b}"
+            yield _node(pid, a), _node(pid, b)
+
+
+def _node(pid: str, name: str) -> str:
+    """The long name of a node of one rank; the end is that of all."""
+    return name if name == "END" else f"{pid}->{name}"
 
 
 def _group(
