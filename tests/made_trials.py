@@ -193,7 +193,7 @@ def topology(rank, world, network):
 
 
 def tensorflow1(folder, *, steps=2, network="ring"):
-    """Write a trial of TensorFlow 1 on two hosts; returns the operations in us, pieces joined."""
+    """Write a trial of TensorFlow 1 on two hosts; returns the operations, pieces joined."""
     names = ["x", "dense/MatMul", "gradients/dense/MatMul_grad"]
     comm, update = "Dist_Allreduce/HorovodAllreduce.0", "Momentum/update/Apply"
     chain = [*names, comm, update]

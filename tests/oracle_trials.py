@@ -2,9 +2,9 @@
 
 
 def mxnet(ops, graph):
-    """The operations of an MXNet trace; `ops` are (raw, name, start, stop) by start.
+    """Operations of an MXNet trace; `ops` are (raw, name, start, stop) by start.
 
-    Of every operation that is not in the graph the rules look at the one of the graph before it.
+    Of an operation that is not in the graph the rules look at the one of the graph before it.
     """
     inside = [i for i, op in enumerate(ops) if op[1] in graph]
     names = [ops[i][1] for i in inside]

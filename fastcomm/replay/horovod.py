@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from fastcomm.errors import TraceFileError
+from fastcomm.replay.names import COARSE
 from fastcomm.replay.uniform import Event, ns, read_json, whole_text
 
 ACTIVITIES = (
@@ -20,8 +21,6 @@ ACTIVITIES = (
     "NCCL_ALLREDUCE",
     "MEMCPY_OUT_FUSION_BUFFER",
 )
-# What a trial without NCCL's own events has: one event a tensor, and the wait before it.
-COARSE = ("NEGOTIATE_ALLREDUCE", "ALLREDUCE")
 _DETAIL = re.compile(r"[^.]+\.(\d+(?:\+\d+)*)\.(SEND|RECV)")
 _IDS = ("loopId", "channelId", "chunkId", "sliceId")
 _NUMS = ("loopNum", "channelNum", "chunkNum", "sliceNum")
