@@ -106,9 +106,12 @@ def _op(raw, at, dur, pairs, pid=0):
     return [{**row, "ph": "X", "ts": at, "dur": dur}]
 
 
-def mxnet(folder, *, hosts=2, gpus=1, steps=3, ahead=0, network="ring", aggregate=0, **how):
+def mxnet(
+    folder, *, shape=(2, 1), steps=3, ahead=0, network="ring", aggregate=0, slice_us=1, **how
+):
     """Write a trial of MXNet; the clock of each host but the first runs `ahead` us ahead."""
     made = {}
+    hosts, gpus = shape
     world = hosts * gpus
     for rank in range(world):
         host, gpu = divmod(rank, gpus)
@@ -118,7 +121,8 @@ def mxnet(folder, *, hosts=2, gpus=1, steps=3, ahead=0, network="ring", aggregat
         made[f"host{host}.rank{gpu}"] = one
         write(place / "temp.json", {"traceEvents": one.rows})
         write(place / "io.json", [{"ph": "X", "ts": 1, "dur": 2}, _io(1400 + host * ahead)])
-        write_comm(place, rank, world, one.ready, tensors=3, network=network)
+        said = Comm(tensors=3, network=network, slice_us=slice_us)
+        write_comm(place, rank, world, one.ready, said)
     first = folder / "host0" / "0"
     (first / "symbol_debug_str.txt").write_text(SYMBOL)
     metadata = {"gradient_name_list": GRADIENTS, "opt_aggregate_num": aggregate}
@@ -134,24 +138,34 @@ def write(path, said):
     path.write_text(json.dumps(said))
 
 
-def write_comm(place, rank, world, ready, *, tensors, network, process="horovod_mxnet"):
+@dataclass
+class Comm:
+    """What is sent, and how: by a ring, a tree, or none that has files."""
+
+    tensors: int
+    network: str = "ring"
+    process: str = "horovod_mxnet"
+    slice_us: int = 1
+
+
+def write_comm(place, rank, world, ready, said):
     """Horovod's timeline, NCCL's slices and its topology; `ready` is when each step's begin."""
     rows = [_process("Sync", 0)]
-    rows += [_process(f"{process}.{t}", t + 1) for t in range(tensors)]
+    rows += [_process(f"{said.process}.{t}", t + 1) for t in range(said.tensors)]
     detail = []
     for begin in ready:
-        for t in range(tensors):
+        for t in range(said.tensors):
             at = begin + 10 * t
             rows += [_b("NEGOTIATE_ALLREDUCE", at, t + 1), _b(str(t), at, 0), _e(at + 2, 0)]
             rows += [_e(at + 2, t + 1), _b("ALLREDUCE", at + 2, t + 1)]
             rows += [_b("QUEUE", at + 2, t + 1), _e(at + 3, t + 1)]
             rows += [_b("NCCL_ALLREDUCE", at + 3, t + 1), _e(at + 9, t + 1), _e(at + 9, t + 1)]
-            detail += _slices(t, at + 3, world) if network == "ring" else []
+            detail += _slices(t, at + 3, world, said.slice_us) if said.network == "ring" else []
     write(place / "comm.json", rows)
-    if network == "none":
+    if said.network == "none":
         return
     write(place / "comm_detail.json", {"traceEvents": detail})
-    write(place / "nccl_rank_graph.json", topology(rank, world, network))
+    write(place / "nccl_rank_graph.json", topology(rank, world, said.network))
 
 
 def _process(name, pid):
@@ -166,7 +180,7 @@ def _e(ts, pid):
     return {"ph": "E", "ts": ts, "pid": pid}
 
 
-def _slices(tensor, at, world):
+def _slices(tensor, at, world, slice_us):
     """A SEND and a RECV of each chunk of a ring."""
     found = []
     for chunk in range(2 * (world - 1)):
@@ -174,7 +188,7 @@ def _slices(tensor, at, world):
             ids = {"loopId": 0, "channelId": 0, "chunkId": chunk, "sliceId": 0}
             name = f"Comm.{tensor}.{sub_op}"
             found.append(
-                {"name": name, "pid": "comm_detail_r0_lr0", "ts": at + chunk, "dur": 1}
+                {"name": name, "pid": "comm_detail_r0_lr0", "ts": at + chunk, "dur": slice_us}
                 | {"args": {"name": name, **ids}}
             )
     return found
@@ -220,7 +234,8 @@ def tensorflow1(folder, *, steps=2, network="ring"):
                 at += 20
         write(place / "temp.json", {"traceEvents": rows})
         process = "Dist_Allreduce/HorovodAllreduce"
-        write_comm(place, host, 2, ready, tensors=1, network=network, process=process)
+        said = Comm(tensors=1, network=network, process=process)
+        write_comm(place, host, 2, ready, said)
     first = folder / "host0" / "0"
     (first / "dag.gml").write_text(f"graph [ directed 1 {nodes} {edges} ]")
     write(first / "gradient_name2ID.json", {"gradients/dense/MatMul_grad:0": 0})

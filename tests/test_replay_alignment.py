@@ -139,7 +139,7 @@ def test_clocks_that_contradict_each_other_are_aligned_as_well_as_they_can(tmp_p
 
 
 def test_one_host_has_one_clock(tmp_path):
-    made.mxnet(tmp_path, hosts=1, gpus=2)
+    made.mxnet(tmp_path, shape=(1, 2))
     assert trial.read(tmp_path, align="causality").shifts == {}
 
 

@@ -122,7 +122,7 @@ def test_a_rank_alone_gives_what_it_took():
 
 
 def test_a_trial_with_trees_alone_is_replayed_along_them(tmp_path):
-    made.mxnet(tmp_path, hosts=5, network="tree")
+    made.mxnet(tmp_path, shape=(5, 1), network="tree")
     read = trial.read(tmp_path)
     assert read.topology.algorithm == "tree"
     assert read.topology.tree[0][1] == nccl.Tree(up=0, down=(3, 4))
@@ -132,7 +132,7 @@ def test_a_trial_with_trees_alone_is_replayed_along_them(tmp_path):
 
 
 def test_slices_of_a_tree_take_what_was_traced_of_their_rank_and_chunk(tmp_path):
-    made.mxnet(tmp_path, hosts=3)
+    made.mxnet(tmp_path, shape=(3, 1))
     for rank in range(3):
         path = tmp_path / f"host{rank}" / "0" / "nccl_rank_graph.json"
         both = made.topology(rank, 3, "ring") | made.topology(rank, 3, "tree")

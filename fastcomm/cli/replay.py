@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.said import warn
+from fastcomm.cli.trial_options import opened, predicted, trial_options
 
 if TYPE_CHECKING:
     from fastcomm.replay.replayer import Replayed
@@ -45,6 +45,7 @@ Examples:
     show_default=True,
     help="Threads that search for the bottleneck.",
 )
+@trial_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--output",
@@ -77,14 +78,14 @@ def run(
     import json
 
     from fastcomm.cli.options import numbers
-    from fastcomm.replay import trial, what_if
+    from fastcomm.replay import what_if
     from fastcomm.replay.partial import partial
     from fastcomm.replay.replayer import Options
     from fastcomm.replay.session import session
+    from fastcomm.report import predictions
     from fastcomm.report import replay as report
 
-    read = trial.read(path)
-    warn(read.warnings)
+    read = opened(path, words)
     options = Options(
         compat=words["compat"] is not None,
         steps=words["steps"],
@@ -99,7 +100,8 @@ def run(
         removed = what_if.bottlenecks(found.replayed, found.path, workers=words["workers"])
     if words["tensors"]:
         alone = partial(found.replayed.replayer, numbers("--tensors", words["tensors"]))
-    said = report.to_dict(found, changed, removed, alone)
+    others = predicted(read, found.replayed.replayer, words)
+    said = report.to_dict(found, changed, removed, alone) | predictions.to_dict(others)
     _write(said, changed or found.replayed, output, trace_path)
     if as_json:
         click.echo(json.dumps(said, indent=2, allow_nan=False))
@@ -107,6 +109,7 @@ def run(
         report.show(found, changed, removed)
         if alone is not None:
             report.show_alone(alone)
+        predictions.show(others)
 
 
 def _write(

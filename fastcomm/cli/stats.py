@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from fastcomm.cli.said import warn
+from fastcomm.cli.trial_options import align
 
 _EXAMPLES = """\b
 Examples:
@@ -32,13 +33,7 @@ Examples:
 @click.option(
     "--compat", type=click.Choice(["dpro"]), help="Equal to dPRO's statistics, quirks included."
 )
-@click.option(
-    "--align",
-    type=click.Choice(["auto", "sync", "causality", "variance", "drift", "none"]),
-    default="auto",
-    show_default=True,
-    help="What tells the clocks of hosts: Sync, or that no RECV ends before its SEND.",
-)
+@align
 @click.option(
     "--compare",
     "other",
