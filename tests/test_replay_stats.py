@@ -16,7 +16,6 @@ from fastcomm.cli import main
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.replay import gml, horovod, inputs, names, nccl, steps, tensorflow, trial, uniform
 from fastcomm.replay.comparison import comparison
-from fastcomm.replay.parameters import ParameterDict
 from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import step_time
 from fastcomm.replay.uniform import Event
@@ -158,7 +157,7 @@ def test_what_the_trial_says_besides_events(read):
     summary = document("trial/expected/summary.json")
     edges = document("trial/expected/local_dfg_edges.json")
     assert sorted(map(list, read.graph.edges)) == sorted(edges)
-    assert {str(k): v for k, v in read.tensor_bytes.items()} == summary["tensor_bytes"]
+    assert {str(k): v for k, v in read.parameters.bytes_of.items()} == summary["tensor_bytes"]
     assert read.counts == summary["nccl"]["id_counts"]
     assert read.topology.pid_of == {int(k): v for k, v in summary["nccl"]["rank2pid"].items()}
     for channel, ring in summary["nccl"]["ring"].items():
@@ -507,15 +506,6 @@ def test_comparison_by_name():
     found = comparison(before, after)
     assert (found.added, found.removed) == (("host0.rank0->FW.c",), ())
     assert [(c.absolute_ns, c.relative) for c in found.changed] == [(5000, 0.5), (1000, None)]
-
-
-def test_parameters_of_the_specification():
-    found = ParameterDict(names=("a", "b", "c"), bytes_of={0: 4, 1: 8})
-    assert found.tensor2update == {2: 0, 1: 1, 0: 2}
-    assert (found.name(1), found.tensor("c")) == ("b", 2)
-    assert (found.group_bytes((0, 1)), found.group_bytes((0, 2))) == (12, None)
-    paired = ParameterDict(names=("a", "b", "c"), bytes_of={}, aggregate=2)
-    assert paired.tensor2update == {2: 0, 1: 0, 0: 1}
 
 
 @needed

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli import trial_options
 from fastcomm.cli.options import reading_options
 from fastcomm.cli.said import warn
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
+    from fastcomm.replay.predictions import Predictions
     from fastcomm.replay.replayer import Replayed
     from fastcomm.replay.session import Session
 
@@ -49,6 +51,7 @@ Examples:
     show_default=True,
     help="Threads that search for the bottleneck.",
 )
+@trial_options.trial_options
 @window_options
 @reading_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -86,10 +89,11 @@ def run(
     from fastcomm.cli.options import numbers
     from fastcomm.replay import inputs, what_if
     from fastcomm.replay.partial import partial
+    from fastcomm.report import predictions
     from fastcomm.report import replay as report
 
     of_run = inputs.is_run(path)
-    found = _of_run(path, words) if of_run else _of_trial(path, words)
+    found, others = _of_run(path, words) if of_run else _of_trial(path, words)
     changed = removed = alone = None
     if changes is not None:
         made = found.replayed.replayer
@@ -100,7 +104,7 @@ def run(
         )
     if words["tensors"]:
         alone = partial(found.replayed.replayer, numbers("--tensors", words["tensors"]))
-    said = report.to_dict(found, changed, removed, alone)
+    said = report.to_dict(found, changed, removed, alone) | predictions.to_dict(others)
     _write(said, changed or found.replayed, output, trace_path)
     if as_json:
         click.echo(json.dumps(said, indent=2, allow_nan=False))
@@ -108,51 +112,56 @@ def run(
         report.show(found, changed, removed)
         if alone is not None:
             report.show_alone(alone)
+        predictions.show(others)
 
 
-_OF_TRIALS = ("compat", "tensors", "unlimited_updates")
+_OF_TRIALS = (
+    *("compat", "tensors", "unlimited_updates", "algorithm", "clip_updates", "barrier"),
+    *("with_daydream", "hosts", "fuse"),
+)
 _OF_RUNS = ("iteration", "annotation", "ranks", "config_path")
 
 
-def _of_trial(path: Path, words: dict[str, Any]) -> "Session":
-    """A trial replayed as it was."""
+def _of_trial(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
+    """A trial replayed as it was, and what else is predicted of its step."""
     from fastcomm.errors import ConfigError
-    from fastcomm.replay import trial
     from fastcomm.replay.replayer import Options
     from fastcomm.replay.session import session
 
     if refused := [name for name in _OF_RUNS if words[name] is not None]:
         raise ConfigError(f"{path} is a dPRO trial: --{_option(refused[0])} is for traces")
-    read = trial.read(path)
-    warn(read.warnings)
+    read = trial_options.opened(path, words)
     options = Options(
         compat=words["compat"] is not None,
         steps=words["steps"],
         unlimited_updates=words["unlimited_updates"],
     )
-    return session(read, options)
+    found = session(read, options)
+    return found, trial_options.predicted(read, found.replayed.replayer, words)
 
 
-def _of_run(path: Path, words: dict[str, Any]) -> "Session":
-    """A step of a run replayed as it was."""
+def _of_run(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
+    """A step of a run replayed as it was; nothing else is predicted of it."""
     from fastcomm.cli.windows import opened_whole, wanted_window
     from fastcomm.engine import warm
     from fastcomm.engine.replay import session_of, step_of
     from fastcomm.errors import ConfigError
+    from fastcomm.replay.predictions import Predictions
 
     refused = [name for name in _OF_TRIALS if words[name]]
-    if refused or words["steps"] != 1:
-        name = _option(refused[0] if refused else "steps")
+    if refused or words["steps"] != 1 or words["align"] != "auto":
+        name = _option(refused[0] if refused else "steps" if words["steps"] != 1 else "align")
         raise ConfigError(f"--{name} is for dPRO trials; {path} is none")
     warm.compile_critical_path()
     run = opened_whole((str(path),), words)
     warn(run.warnings)
-    return session_of(step_of(run, wanted_window(words), words["data_load_events"]))
+    step = step_of(run, wanted_window(words), words["data_load_events"])
+    return session_of(step), Predictions()
 
 
 def _option(name: str) -> str:
     """The option of a parameter."""
-    return name.removesuffix("_path").replace("_", "-")
+    return name.removeprefix("with_").removesuffix("_path").replace("_", "-")
 
 
 def _write(

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from fastcomm.cli.said import warn
+from fastcomm.cli.trial_options import align
 
 _EXAMPLES = """\b
 Examples:
@@ -32,7 +33,7 @@ Examples:
 @click.option(
     "--compat", type=click.Choice(["dpro"]), help="Equal to dPRO's statistics, quirks included."
 )
-@click.option("--no-align", is_flag=True, help="Leave the clocks of hosts as they are.")
+@align
 @click.option(
     "--compare",
     "other",
@@ -68,7 +69,7 @@ def run(
     from fastcomm.report import stats as report
 
     compat = words["compat"] is not None
-    how = {"rule": words["rule"], "align": not words["no_align"], "whole": False}
+    how = {"rule": words["rule"], "align": words["align"], "whole": False}
     said = inputs.read(path, **how)
     warn(said.warnings)
     found = statistics(said.trace, said.topology, compat=compat)

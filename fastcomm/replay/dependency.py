@@ -1,30 +1,27 @@
-"""The dependency graph of a step: operations of all ranks, and NCCL's ring between them.
+"""The dependency graph of a step: operations of all ranks, and communication between them.
 
 Nodes are long names, edges are as columns. NCCL_ALLREDUCE is no node: its SEND and RECV are.
+Without files of NCCL the communication of a tensor is one node of each rank.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.errors import FastcommError
-from fastcomm.replay.names import Name, category, coarse, long_name
+from fastcomm.replay import hops
+from fastcomm.replay.local_graph import LocalGraph
+from fastcomm.replay.names import COARSE, STAGES, Name, category, coarse, long_name
 from fastcomm.replay.nccl import Topology
-from fastcomm.replay.tensorflow import LocalGraph
 from fastcomm.replay.trial import Trial
 from fastcomm.replay.uniform import UniformTrace
 from fastcomm_kernels.json_numbers import NULL
 
 Ints = NDArray[np.int64]
-IN, OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
-STAGES = ("QUEUE", IN, OUT)
-# Under no rank's number: the chunk from which on a RECV is the last of its rank.
-_LAST = -2
-_COUNTS = ("loopNum", "channelNum", "chunkNum", "sliceNum")
+Group = tuple[int, ...]
+Communicate = Callable[[str, Group], Iterable[tuple[str, str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +31,7 @@ class Dependencies:
     nodes: tuple[str, ...]
     source: Ints
     target: Ints
-    groups: tuple[tuple[int, ...], ...]
+    groups: tuple[Group, ...]
 
     @property
     def edges(self) -> Iterator[tuple[str, str]]:
@@ -51,20 +48,34 @@ class Dependencies:
         return pa.table({"source": self.source, "target": self.target})
 
 
-def dependencies(trial: Trial, step: int) -> Dependencies:
+def dependencies(trial: Trial, step: int, *, compat: bool = False) -> Dependencies:
     """The graph of a trial; `step` tells which tensors were sent together."""
-    if trial.topology is None:
-        raise FastcommError(
-            "no nccl_rank_graph.json in any rank: who sends to whom is not known"
-        )
     groups = tensor_groups(trial.trace, step)
+    topology, graph, counts = trial.topology, trial.graph, trial.counts
+    if topology is not None:
+        return joined(
+            trial.trace.pids,
+            graph,
+            groups,
+            lambda pid, group: through_network(pid, group, graph, counts, topology),
+        )
+    one = _as_one(trial, compat=compat)
+    silent = [(each,) for each in _tensors(graph) if (each,) not in groups]
+    found = joined(trial.trace.pids, graph, (*groups, *silent), one)
+    return replace(found, groups=groups)
+
+
+def joined(
+    pids: Iterable[str], graph: LocalGraph, groups: Sequence[Group], communicate: Communicate
+) -> Dependencies:
+    """The same local graph of every rank, with the edges of each group of tensors."""
     edges: dict[tuple[str, str], None] = {}
     nodes: dict[str, None] = {}
-    for pid in trial.trace.pids:
-        nodes.update((f"{pid}->{n}", None) for n in trial.graph.nodes if n[:5] != "Comm.")
-        edges.update(dict.fromkeys(_local(pid, trial.graph)))
+    for pid in pids:
+        nodes.update((_node(pid, n), None) for n in graph.nodes if n[:5] != "Comm.")
+        edges.update(dict.fromkeys(_local(pid, graph)))
         for group in groups:
-            edges.update(dict.fromkeys(_group(pid, group, trial, trial.topology)))
+            edges.update(dict.fromkeys(communicate(pid, group)))
     for edge in edges:
         nodes.update(dict.fromkeys(edge))
     number = {name: i for i, name in enumerate(nodes)}
@@ -72,16 +83,21 @@ def dependencies(trial: Trial, step: int) -> Dependencies:
         nodes=tuple(nodes),
         source=np.fromiter((number[a] for a, _ in edges), np.int64, len(edges)),
         target=np.fromiter((number[b] for _, b in edges), np.int64, len(edges)),
-        groups=groups,
+        groups=tuple(groups),
     )
 
 
-def tensor_groups(trace: UniformTrace, step: int) -> tuple[tuple[int, ...], ...]:
+def _tensors(graph: LocalGraph) -> list[int]:
+    """All tensors that the local graph communicates."""
+    return [each for name in graph.nodes for each in Name.of(name).tensors]
+
+
+def tensor_groups(trace: UniformTrace, step: int) -> tuple[Group, ...]:
     """Tensors that are sent together; a later group takes over tensors of an earlier one."""
     rows = np.flatnonzero(trace.counts & (trace.step == step) & (trace.step != NULL))
     parsed = {name: Name.of(name) for name in dict.fromkeys(trace.names)}
-    groups: dict[tuple[int, ...], None] = {}
-    owner: dict[int, tuple[int, ...]] = {}
+    groups: dict[Group, None] = {}
+    owner: dict[int, Group] = {}
     for key in dict.fromkeys(trace.key[rows].tolist()):
         name = parsed[trace.names[key]]
         if name.op_cat == "Comm" and name.sub_op != "Sync" and name.tensors not in groups:
@@ -95,69 +111,80 @@ def _local(pid: str, graph: LocalGraph) -> Iterator[tuple[str, str]]:
     for a, b in graph.edges:
         closing = a.startswith("UPDATE_") and b.startswith("FW.")
         if not (closing or a.startswith("Comm.") or b.startswith("Comm.")):
-            yield f"{pid}->{a}", f"{pid}->{b}"
+            yield _node(pid, a), _node(pid, b)
 
 
-def _group(
-    pid: str, group: tuple[int, ...], trial: Trial, topology: Topology
+def _node(pid: str, name: str) -> str:
+    """The long name of a node of one rank; the end is that of all."""
+    return name if name == "END" else f"{pid}->{name}"
+
+
+def through_network(
+    pid: str,
+    group: Group,
+    graph: LocalGraph,
+    counts: Mapping[str, Mapping[str, int]],
+    topology: Topology,
 ) -> Iterator[tuple[str, str]]:
-    """What one rank does to send a group of tensors."""
-    head = f"Comm.{'+'.join(map(str, group))}"
+    """What one rank does to send a group of tensors in slices."""
+    head = head_of(group)
     sync, queue, taken, given = (f"{pid}->{head}.{each}" for each in ("Sync", *STAGES))
-    for tensor in group:
-        before = trial.graph.predecessors.get(f"Comm.{tensor}", ())
-        if backward := next((each for each in before if each.startswith("BW.")), None):
-            yield f"{pid}->{backward}", sync
-    rank = topology.rank_of.get(pid)
-    channels = {h: ring for h, ring in topology.ring.items() if rank in ring}
-    peers = sorted({each for ring in channels.values() for each in ring})
-    for peer in peers or ([] if rank is None else [rank]):
-        yield long_name(topology.pid_of.get(peer, pid), f"{head}.Sync"), queue
+    for backward in _backwards(group, graph):
+        yield f"{pid}->{backward}", sync
+    peers = [
+        topology.pid_of[each] for each in hops.peers(pid, topology) if each in topology.pid_of
+    ]
+    for peer in peers or [pid]:
+        yield long_name(peer, f"{head}.Sync"), queue
     yield queue, taken
-    if not channels:
+    if len(peers) < 2:  # noqa: PLR2004
         yield taken, given
-    yield from _slices(pid, head, trial.counts.get(head, {}), topology)
+    yield from hops.slices(pid, head, counts.get(head, {}), topology)
+    for after in _afters(group, graph):
+        yield given, f"{pid}->{after}"
+
+
+def head_of(group: Group) -> str:
+    """The name of the communication of a group of tensors."""
+    return f"Comm.{'+'.join(map(str, group))}"
+
+
+def _backwards(group: Group, graph: LocalGraph) -> Iterator[str]:
+    """The first backward operation before each tensor."""
     for tensor in group:
-        for after in trial.graph.successors.get(f"Comm.{tensor}", ()):
-            yield given, f"{pid}->{after}"
+        before = graph.predecessors.get(f"Comm.{tensor}", ())
+        yield from [each for each in before if each.startswith("BW.")][:1]
 
 
-def _slices(
-    pid: str, head: str, counts: Mapping[str, int], topology: Topology
-) -> Iterator[tuple[str, str]]:
-    """The slices that a rank sends to the next, and those that it receives."""
-    loops, channels, chunks, slices = (counts.get(each, 0) for each in _COUNTS)
-    rank = topology.rank_of.get(pid, -1)
-    rings = {
-        h: ring
-        for h, ring in sorted(topology.ring.items())
-        if rank in ring and (not channels or h < channels)
-    }
-    for h, ring in rings.items():
-        if ring[rank] not in topology.pid_of:
-            raise FastcommError(f"{pid} sends to rank {ring[rank]} of NCCL, which has no files")
-        known = 2 * (len(ring) - 1)
-        rings[h] = {**ring, _LAST: known - 1}
-    most = chunks or max((ring[_LAST] + 1 for ring in rings.values()), default=0)
-    for loop, c, s, h in product(range(loops or 1), range(most), range(slices or 1), rings):
-        other = topology.pid_of[rings[h][rank]]
-        places = (f"{loop}_{h}_{at}_{s}" for at in (c, c - 1))
-        yield from _hop(f"{pid}->{head}.", f"{other}->{head}.", tuple(places), c, most)
-        if c >= rings[h][_LAST]:
-            yield f"{other}->{head}.RECV~>{loop}_{h}_{c}_{s}", f"{other}->{head}.{OUT}"
+def _afters(group: Group, graph: LocalGraph) -> Iterator[str]:
+    """What waits for each tensor."""
+    for tensor in group:
+        yield from graph.successors.get(f"Comm.{tensor}", ())
 
 
-def _hop(
-    own: str, other: str, suffix: tuple[str, ...], c: int, chunks: int
-) -> Iterator[tuple[str, str]]:
-    """What a rank waits for to send chunk `c`, and who waits for it."""
-    send = f"{own}SEND~>{suffix[0]}"
-    yield f"{own}{IN}", send
-    if c < chunks - 1 or c == 0:
-        yield f"{own}{IN}", f"{own}RECV~>{suffix[0]}"
-    if c > 0:
-        yield f"{own}RECV~>{suffix[1]}", send
-    yield send, f"{other}RECV~>{suffix[0]}"
+def _as_one(trial: Trial, *, compat: bool) -> Communicate:
+    """Communication as one node of each rank, that begins when all ranks are ready.
+
+    dPRO joins no ranks, and leaves out what a rank has no events of; only one rank has any.
+    """
+    pids, graph, known = trial.trace.pids, trial.graph, set(trial.trace.keys)
+
+    def communicate(pid: str, group: Group) -> Iterator[tuple[str, str]]:
+        head = head_of(group)
+        own = [pid] if compat else pids
+        stages = [each for each in COARSE if any(f"{p}->{head}.{each}" in known for p in own)]
+        chain = [f"{pid}->{head}.{each}" for each in stages]
+        joins = not compat and len(chain) == len(COARSE)
+        befores = [f"{pid}->{each}" for each in _backwards(group, graph)]
+        for node in chain:
+            meeting = joins and node == chain[-1]
+            ready = (f"{peer}->{head}.{COARSE[0]}" for peer in pids) if meeting else befores
+            yield from ((before, node) for before in ready)
+            befores = [node]
+        for after in _afters(group, graph):
+            yield from ((before, f"{pid}->{after}") for before in befores)
+
+    return communicate
 
 
 def kinds(nodes: Sequence[Name]) -> list[str]:

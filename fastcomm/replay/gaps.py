@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.replay.dependency import STAGES, Dependencies
-from fastcomm.replay.names import Name, category, coarse
+from fastcomm.replay.dependency import Dependencies
+from fastcomm.replay.names import COARSE, STAGES, Name, category, coarse
 from fastcomm.replay.statistics import Statistics
 from fastcomm.replay.uniform import UniformTrace
 from fastcomm_kernels.json_numbers import NULL
@@ -19,6 +19,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _SHORT_NS = 10_000
+# loop, channel, chunk, slice
+_IDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ def measured(
 ) -> Measured:
     """Durations from the statistics, gaps from the trace as it was before clipping."""
     number = {name: i for i, name in enumerate(graph.nodes)}
-    avg = _averages(graph, found)
+    avg = _averages(graph, found, compat=compat)
     gap, samples = _operator_gaps(graph, trace, number, compat=compat)
     known = np.unique(trace.step[trace.counts & (trace.step != NULL)]).tolist()
     steps = [step] if compat else known
@@ -49,17 +51,32 @@ def measured(
     return Measured(avg=avg, gap=gap, samples=samples, comm_gap=comm_gap)
 
 
-def _averages(graph: Dependencies, found: Statistics) -> Floats:
-    """Means by node; a Sync takes no time of its own, a fused buffer that of its tensors."""
+def _averages(graph: Dependencies, found: Statistics, *, compat: bool) -> Floats:
+    """Means by node; a Sync takes no time of its own, a fused buffer that of its tensors.
+
+    Where communication is one node, the wait for the others is in the graph, and ranks that do
+    not log it take the mean of those that do; dPRO counts what each rank logs.
+    """
     mean = dict(zip(found.names, found.avg.tolist(), strict=True))
+    logged: dict[str, list[float]] = {}
+    for key, each in mean.items():
+        logged.setdefault(key.partition("->")[2], []).append(each)
     avg = np.zeros(len(graph.nodes))
     for i, name in enumerate(graph.parsed()):
         if name.sub_op in STAGES and name.op_cat == "Comm":
-            each = (f"{name.pid}->Comm.{tensor}.{name.sub_op}" for tensor in name.tensors)
-            avg[i] = sum(mean.get(one, 0.0) for one in each) / len(name.tensors)
-        elif name.sub_op != "Sync":
-            avg[i] = mean.get(graph.nodes[i], 0.0)
+            own = (f"{name.pid}->Comm.{tensor}.{name.sub_op}" for tensor in name.tensors)
+            avg[i] = sum(mean.get(one, 0.0) for one in own) / len(name.tensors)
+        elif name.sub_op == COARSE[1] and not compat:
+            avg[i] = np.mean(logged.get(name.standard, [0.0]))
+        elif name.sub_op != "Sync" and (name.sub_op != COARSE[0] or compat):
+            avg[i] = mean.get(graph.nodes[i], mean.get(_traced(graph.nodes[i]), 0.0))
     return avg
+
+
+def _traced(node: str) -> str:
+    """How NCCL's trace names a slice: in a tree without the ranks that send and receive it."""
+    head, arrow, suffix = node.partition("~>")
+    return head + arrow + "_".join(suffix.split("_")[:_IDS])
 
 
 def _by_pid(trace: UniformTrace) -> dict[str, Ints]:

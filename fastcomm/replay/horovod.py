@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from fastcomm.errors import TraceFileError
+from fastcomm.replay.names import COARSE
 from fastcomm.replay.uniform import Event, ns, read_json, whole_text
 
 ACTIVITIES = (
@@ -78,6 +79,8 @@ def counts(events: Sequence[Event]) -> dict[str, dict[str, int]]:
 class _Reading:
     """Where the reader of a timeline stands."""
 
+    tensors: Mapping[str, int]
+    activities: tuple[str, ...]
     process: dict[Any, str] = field(default_factory=dict)
     open: dict[Any, list[tuple[str | None, int]]] = field(default_factory=dict)
     last_sync: int | None = None
@@ -96,10 +99,18 @@ class _Reading:
 
 
 def timeline(
-    path: Path, pid: str, span: Span, tensors: Mapping[str, int] | None = None
+    path: Path,
+    pid: str,
+    span: Span,
+    tensors: Mapping[str, int] | None = None,
+    *,
+    coarse: bool = False,
 ) -> tuple[list[Event], int | None]:
-    """Horovod's events in time order, and the end of the last Sync (None without one)."""
-    state = _Reading()
+    """Horovod's events in time order, and the end of the last Sync (None without one).
+
+    `tensors` has ids by name. `coarse` takes one event a tensor instead of its activities.
+    """
+    state = _Reading(tensors=tensors or {}, activities=COARSE if coarse else ACTIVITIES)
     found: list[Event] = []
     for row in _rows(path):
         if row.get("ph") == "M":
@@ -111,7 +122,7 @@ def timeline(
                 break
             if time < span[0]:
                 continue
-            begun = _named(state, row, tensors or {}, path) if row["ph"] == "B" else None
+            begun = _named(state, row, path) if row["ph"] == "B" else None
             found += state.step(row, time, begun, pid)
     return _joined(found), state.last_sync
 
@@ -129,21 +140,27 @@ def _rows(path: Path) -> list[Any]:
     raise TraceFileError(f"{path}: {reason}")
 
 
-def _named(state: _Reading, row: Any, tensors: Mapping[str, int], path: Path) -> str | None:
+def _named(state: _Reading, row: Any, path: Path) -> str | None:
     """The standard name of what begins; None of what is dropped."""
     process, begun = state.process[row["pid"]], str(row.get("name"))
     if process == "Sync":
-        tensor = str(tensors[begun]) if begun in tensors else begun.rpartition(".")[2]
-        return None if "none" in begun or "input_barrier" in begun else f"Comm.{tensor}.Sync"
+        tensor = state.tensors.get(begun, begun.rpartition(".")[2])
+        none = "none" in begun or "input_barrier" in begun
+        return None if none else _communication(tensor, "Sync")
     head, dot, rest = process.partition(".")
     if "horovod" not in head.lower() or not dot:
         raise TraceFileError(
             f"{path}: process {process!r}: wanted Sync or <Horovod operation>.<tensor id>"
         )
-    tensor = rest.partition(".")[0].partition("_")[0]
-    if begun not in ACTIVITIES or "input_barrier" in process:
+    if begun not in state.activities or "input_barrier" in process:
         return None
-    return f"Comm.{tensor}.{begun}"
+    tensor = state.tensors.get(rest, rest.partition(".")[0].partition("_")[0])
+    return _communication(tensor, begun)
+
+
+def _communication(tensor: str | int, sub_op: str) -> str | None:
+    """The name of what is done with a tensor; None of what is no gradient."""
+    return f"Comm.{tensor}.{sub_op}" if str(tensor).isdecimal() else None
 
 
 def _event(name: str, pid: str, start: int, stop: int) -> Event:

@@ -36,7 +36,7 @@ def read(
     path: Path,
     *,
     rule: str = "update",
-    align: bool = True,
+    align: str = "auto",
     whole: bool = True,
     options: OpenOptions | None = None,
 ) -> Input:

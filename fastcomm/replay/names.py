@@ -25,6 +25,11 @@ OTHER = "other"
 TRANSFERS = frozenset({"SEND", "RECV", *(op for op in OPS if op.lower() != OTHER)})
 COMMUNICATION = frozenset(f"Comm.{each}" for each in (*TRANSFERS, *REQUESTS))
 HOST = "HOST"
+# What a group of tensors goes through before and behind the network.
+IN, OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
+STAGES = ("QUEUE", IN, OUT)
+# Without NCCL's own events: the wait of all ranks for each other, and all of the communication.
+COARSE = ("NEGOTIATE_ALLREDUCE", "ALLREDUCE")
 
 _FUSED = re.compile(r"\+(?=(?:[^+>]*->)?(?:FW|BW|Comm|UPDATE_)\.)")
 _UNDOTTED = ("UPDATE_", "OUTPUT", "I/O")

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastcomm.errors import TraceFileError
+from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.replay.uniform import read_json
 
 _HOP = re.compile(r"(\d+)\[[0-9a-fA-F]+\] -> (\d+)\[[0-9a-fA-F]+\](?: \[(send|receive)\])?")
+RING, TREE = "ring", "tree"
 _TREE = re.compile(r"\[(\d+)\] ([-\d/]+)->(\d+)->(-?\d+)\|(-?\d+)->(\d+)->([-\d/]+)")
 
 
@@ -23,11 +24,15 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Rings and trees; `ring[channel][sender]` is the receiver."""
+    """Rings and trees; `ring[channel][sender]` is the receiver.
+
+    `algorithm`, ring or tree, is what the tensors go by.
+    """
 
     ring: Mapping[int, Mapping[int, int]]
     tree: Mapping[int, Mapping[int, Tree]]
     pid_of: Mapping[int, str]
+    algorithm: str = RING
 
     @property
     def rank_of(self) -> dict[str, int]:
@@ -35,37 +40,57 @@ class Topology:
         return {pid: rank for rank, pid in self.pid_of.items()}
 
     def receiver(self, pid: str, channel: int) -> str | None:
-        """Who receives what `pid` sends on a channel."""
+        """Who receives what `pid` sends on a channel; None in a tree: it sends to many."""
+        if self.algorithm != RING:
+            return None
         hop = self.ring.get(channel, {}).get(self.rank_of.get(pid, -1))
         return None if hop is None else self.pid_of.get(hop)
 
 
-def topology(files: Mapping[str, Path]) -> Topology:
-    """Join the files of all ranks, by pid."""
+def topology(files: Mapping[str, Path], algorithm: str | None = None) -> Topology:
+    """Join the files of all ranks, by pid; by default for the ring, where there is one."""
     ring: dict[int, dict[int, int]] = {}
     tree: dict[int, dict[int, Tree]] = {}
     pid_of: dict[int, str] = {}
     for pid, path in files.items():
         said = read_json(path)
-        if not isinstance(said, dict) or not isinstance(said.get("RealRing"), dict):
-            raise TraceFileError(f"{path}: no RealRing: the rings that NCCL really uses")
-        rank = _own_rank(said["RealRing"], path)
+        rings, trees = _said(said, path)
+        rank = _own_rank(rings, trees, path)
         if rank in pid_of:
             raise TraceFileError(f"{path}: rank {rank} is that of {pid_of[rank]} already")
         pid_of[rank] = pid
-        for channel, hops in said["RealRing"].items():
+        for channel, hops in rings.items():
             for sender, receiver, _ in _hops(hops, path):
                 _agree(ring.setdefault(int(channel), {}), sender, receiver, path)
-        for channel, own, place in _trees(said.get("Tree", {}), path):
-            tree.setdefault(channel, {})[own] = place
-    return Topology(ring=ring, tree=tree, pid_of=pid_of)
+        for number, own, place in trees:
+            tree.setdefault(number, {})[own] = place
+    chosen = algorithm or (RING if ring else TREE)
+    if not (ring if chosen == RING else tree):
+        raise ConfigError(f"no {chosen} in {next(iter(files.values()))}, nor in other ranks")
+    return Topology(ring=ring, tree=tree, pid_of=pid_of, algorithm=chosen)
 
 
-def _own_rank(rings: Mapping[str, str], path: Path) -> int:
-    """The receiver of the first hop that is received, else the sender of the first hop."""
+def _said(said: Any, path: Path) -> tuple[dict[str, str], list[tuple[int, int, Tree]]]:
+    """Rings as text by channel, and trees; one of the two has to be there."""
+    rings = said.get("RealRing") if isinstance(said, dict) else None
+    trees = _trees(said.get("Tree", {}), path) if isinstance(said, dict) else []
+    if not isinstance(rings, dict) and not trees:
+        raise TraceFileError(
+            f"{path}: no RealRing, the rings that NCCL really uses, and no Tree"
+        )
+    return rings if isinstance(rings, dict) else {}, trees
+
+
+def _own_rank(rings: Mapping[str, str], trees: list[tuple[int, int, Tree]], path: Path) -> int:
+    """The receiver of the first hop that is received, else the sender of the first hop.
+
+    Where no ring has a hop, it is the rank that the trees are told of.
+    """
     hops = [hop for channel in rings.values() for hop in _hops(channel, path)]
-    if not hops:
+    if not hops and not trees:
         raise TraceFileError(f"{path}: RealRing has no hop")
+    if not hops:
+        return trees[0][1]
     return next((to for _, to, way in hops if way == "receive"), hops[0][0])
 
 

@@ -238,34 +238,12 @@ def _collectives(making: _Making) -> None:
 
 
 def _finished(making: _Making) -> OperationGraph:
-    """An order in which every operation comes after those it waits for; an error in a cycle."""
+    """The rules' edges and groups as arrays."""
     size = len(making.ops)
     group_of = np.full(size, ALONE, np.int64)
     for g, members in enumerate(making.groups):
         group_of[list(members)] = g
-    after: list[list[int]] = [[] for _ in range(size)]
-    waits, missing = [0] * size, [len(members) for members in making.groups]
-    for a, b in making.edges:
-        after[a].append(b)
-        waits[b] += 1
-    ready, order, closes = [i for i in range(size) if not waits[i]], [], []
-    while ready:
-        op = ready.pop()
-        order.append(op)
-        group = int(group_of[op])
-        ended: tuple[int, ...] = (op,)
-        if group != ALONE:
-            missing[group] -= 1
-            ended = () if missing[group] else making.groups[group]
-        closes.append(group if ended else ALONE - 1)
-        for each in ended:
-            for later in after[each]:
-                waits[later] -= 1
-                if not waits[later]:
-                    ready.append(later)
-    if len(order) < size:
-        stuck = making.ops[next(i for i in range(size) if waits[i])].name
-        raise FastcommError(f"the operations wait for each other in a circle, {stuck} in it")
+    order, closes = _order(making, group_of.tolist())
     pairs = sorted((b, a) for a, b in making.edges)
     counts = np.bincount([b for b, _ in pairs], minlength=size)
     bounds = np.cumsum([0, *map(len, making.groups)])
@@ -283,3 +261,33 @@ def _finished(making: _Making) -> OperationGraph:
         closes=np.array(closes, np.int64),
         members=(bounds, np.array(flat, np.int64), np.array(making.common, np.int64)),
     )
+
+
+def _order(making: _Making, group_of: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Each operation after those it waits for, and the group that it is the last of to start.
+
+    What ends no group has `ALONE` if it has none itself, else one less. A circle is an error.
+    """
+    after: list[list[int]] = [[] for _ in making.ops]
+    waits, missing = [0] * len(making.ops), [len(members) for members in making.groups]
+    for a, b in making.edges:
+        after[a].append(b)
+        waits[b] += 1
+    ready, order, closes = [i for i, left in enumerate(waits) if not left], [], []
+    while ready:
+        op = ready.pop()
+        order.append(op)
+        group = group_of[op]
+        ended: tuple[int, ...] = (op,)
+        if group != ALONE:
+            missing[group] -= 1
+            ended = () if missing[group] else making.groups[group]
+        closes.append(group if ended else ALONE - 1)
+        for later in (each for end in ended for each in after[end]):
+            waits[later] -= 1
+            if not waits[later]:
+                ready.append(later)
+    if len(order) < len(making.ops):
+        stuck = making.ops[next(i for i, left in enumerate(waits) if left)].name
+        raise FastcommError(f"the operations wait for each other in a circle, {stuck} in it")
+    return order, closes

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import FastcommError
-from fastcomm.replay.dependency import IN, OUT, Dependencies, is_operator, kinds
+from fastcomm.replay.dependency import Dependencies, is_operator, kinds
 from fastcomm.replay.gaps import Measured
-from fastcomm.replay.names import Name
+from fastcomm.replay.names import OUT, STAGES, Name
 from fastcomm_kernels import replay as kernels
 
 Floats = NDArray[np.float64]
@@ -23,7 +23,6 @@ Bools = NDArray[np.bool_]
 
 _PRIORITY = (("FW", 0), ("OUTPUT", 1), ("BW", 2), ("UPDATE_", 3))
 _REST = 100
-_KERNEL = ("QUEUE", IN, OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +167,7 @@ def _device(name: Name, options: Options) -> str:
     if name.op_cat == "Comm":
         if name.sub_op in {"SEND", "RECV"}:
             return f"{pid}->Comm" + ("" if options.compat else f"~>{name.sub_op}")
-        return f"{pid}->Comm~>{'Kernel' if name.sub_op in _KERNEL else 'Sync'}"
+        return f"{pid}->Comm~>{'Kernel' if name.sub_op in STAGES else 'Sync'}"
     if name.op_cat.startswith("UPDATE") and options.unlimited_updates:
         return f"{pid}->operator~>INFI_PARA_UPDATE"
     return f"{pid}->{'I/O' if name.op_cat.startswith('I/O') else 'operator'}"

@@ -38,7 +38,7 @@ def session(trial: Trial, options: Options | None = None) -> Session:
     options = options or Options()
     found = statistics(trial.trace, trial.topology, compat=options.compat)
     time = step_time(trial.trace, compat=options.compat)
-    graph = dependencies(trial, time.opt_step)
+    graph = dependencies(trial, time.opt_step, compat=options.compat)
     known = measured(graph, found, trial.trace, time.opt_step, compat=options.compat)
     replayed = Replayer.of(graph, known, options).run()
     return Session(measured=time, replayed=replayed, path=critical_path(replayed))

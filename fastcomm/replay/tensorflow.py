@@ -1,13 +1,20 @@
-"""TensorFlow: operations get standard names, its profiler's events become uniform ones."""
+"""TensorFlow: operations get standard names, its profiler's events become uniform ones.
+
+Read are the traces of the profiler of TensorFlow 2 (`args.long_name`, threads "TensorFlow Ops")
+and the timelines of TensorFlow 1 (`args.name`, threads without names).
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fastcomm.errors import TraceFileError
 from fastcomm.replay import gml
+from fastcomm.replay.local_graph import LocalGraph, adjacent, descendants
+from fastcomm.replay.parameters import Parameter, ParameterDict
+from fastcomm.replay.pieces import merged
 from fastcomm.replay.uniform import Event, ns, read_json
 
 _LABELLED = re.compile(r"(FW|BW|Comm|UPDATE_)\.|UPDATE_(CAL|\d+)$|OUTPUT\d*$|END$|I/O")
@@ -15,72 +22,54 @@ _PUSH_PULL = re.compile(r"BytePSPushPull[_.](\d+(?:_\d+)*)$")
 _PREFIX = "StatefulPartitionedCall/"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalGraph:
-    """The data-flow graph of one rank under standard names; the same serves every rank."""
-
-    nodes: tuple[str, ...]
-    successors: Mapping[str, tuple[str, ...]]
-    predecessors: Mapping[str, tuple[str, ...]]
-    label: Mapping[str, str]
-
-    @property
-    def edges(self) -> list[tuple[str, str]]:
-        """All edges, by their sources in the order of the nodes."""
-        return [(a, b) for a in self.nodes for b in self.successors[a]]
-
-
 def local_graph(path: Path) -> LocalGraph:
     """Read and relabel a graph; a node without edges vanishes."""
     names, edges = gml.read(path)
-    after = _adjacent(names, edges)
+    after = adjacent(names, edges)
     comm = [name for name in names if relabel(name).startswith("Comm.")]
-    updates = _descendants(after, comm, lambda _: False)
+    updates = descendants(after, comm)
     updates |= {name for name in names if _is_update(name)}
     first = {name: relabel(name, updates) for name in names}
     backward = [name for name in names if first[name].startswith("BW.")]
-    stops = _descendants(
+    stops = descendants(
         after, backward, lambda name: first[name].startswith(("Comm.", "UPDATE_"))
     )
     late = {name for name in stops if first[name].startswith("FW.")}
     label = {name: relabel(name, updates, late) for name in names}
     linked = {end for edge in edges for end in edge}
-    nodes = tuple(dict.fromkeys(label[name] for name in names if name in linked))
-    ordered = [(label[a], label[b]) for a in names for b in after[a]]
-    return LocalGraph(
-        nodes=nodes,
-        successors=_tuples(nodes, ordered),
-        predecessors=_tuples(nodes, [(b, a) for a, b in ordered]),
-        label=label,
+    return LocalGraph.of(
+        (label[name] for name in names if name in linked),
+        ((label[a], label[b]) for a in names for b in after[a]),
+        label,
     )
 
 
-def _adjacent(names: Iterable[str], edges: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {name: [] for name in names}
-    for a, b in edges:
-        found[a].append(b)
-    return found
-
-
-def _tuples(
-    names: Iterable[str], edges: Iterable[tuple[str, str]]
-) -> dict[str, tuple[str, ...]]:
-    found = _adjacent(names, dict.fromkeys(edge for edge in edges if edge[0] != edge[1]))
-    return {name: tuple(each) for name, each in found.items()}
-
-
-def _descendants(
-    after: Mapping[str, list[str]], roots: Iterable[str], stops: Callable[[str], bool]
-) -> set[str]:
-    """All that can be reached, not through nodes where `stops` holds."""
-    seen: set[str] = set()
-    waiting = list(roots)
-    while waiting:
-        for name in after[waiting.pop()]:
-            if name not in seen and not stops(name):
-                seen.add(name)
-                waiting.append(name)
-    return seen
+def parameters(
+    listed: Iterable[Parameter], metadata: Mapping[str, Any], graph: LocalGraph
+) -> ParameterDict:
+    """Tensors are outputs, of their names, of the backward ops before their communication."""
+    raw = {label: name for name, label in graph.label.items()}
+    found = []
+    for each in listed:
+        befores = graph.predecessors.get(f"Comm.{each.index}", ())
+        outputs = (
+            output
+            for before in befores
+            for output in metadata.get(raw[before], {}).get("output", ())
+        )
+        own = next((output for output in outputs if output["name"] == each.name), None)
+        facts = {} if own is None else {"shape": tuple(own["shape"]), "dtype": own["dtype"]}
+        found.append(replace(each, **facts))
+    comm = (name for name in graph.nodes if name.startswith("Comm."))
+    return ParameterDict(
+        parameters=tuple(found),
+        update_of={
+            int(tensor): graph.successors[name]
+            for name in comm
+            for tensor in name.removeprefix("Comm.").split("+")
+            if tensor.isdecimal()
+        },
+    )
 
 
 def _is_update(name: str) -> bool:
@@ -167,15 +156,33 @@ def _operations(rows: list[Any]) -> list[Any]:
         for row in rows
         if row.get("ph") == "M" and row.get("name") in {"process_name", "thread_name"}
     }
+    counts = _counts(named)
     return [
         row
         for row in rows
         if row.get("ph") == "X"
-        and "/device:GPU" in named.get((row.get("pid"), None), "")
-        and "TensorFlow Ops" in named.get((row.get("pid"), row.get("tid")), "")
         and isinstance(row.get("args"), dict)
         and {"ts", "dur"} <= row.keys()
+        and counts(row.get("pid"), row.get("tid"))
     ]
+
+
+def _counts(named: Mapping[tuple[Any, Any], str]) -> Callable[[Any, Any], bool]:
+    """Whether a thread has operations of a device.
+
+    A timeline of TensorFlow 1 names no threads. It has what the host launches on a device in
+    one process, and what the device does in another, "…/stream:all Compute": that one counts.
+    """
+    devices = {
+        pid for (pid, tid), name in named.items() if tid is None and "/device:GPU" in name
+    }
+    threads = {key: name for key, name in named.items() if key[1] is not None}
+    if threads:
+        return lambda pid, tid: (
+            pid in devices and "TensorFlow Ops" in threads.get((pid, tid), "")
+        )
+    streams = {pid for pid in devices if "/stream:all" in named[pid, None]}
+    return lambda pid, tid: pid in (streams or devices)
 
 
 def _name(row: Any, graph: LocalGraph) -> str | None:
@@ -187,15 +194,3 @@ def _name(row: Any, graph: LocalGraph) -> str | None:
     name = graph.label.get(str(raw).removeprefix(_PREFIX)) or relabel(str(raw))
     known = name in graph.predecessors and not name.startswith("Comm.")
     return name if known else None
-
-
-def merged(events_: list[Event]) -> list[Event]:
-    """Consecutive events of one name as one, from the first start to the last end."""
-    found: list[Event] = []
-    for each in events_:
-        last = found[-1] if found else None
-        if last is not None and last.name == each.name and last.step == each.step:
-            found[-1] = replace(last, dur=each.start + each.dur - last.start)
-        else:
-            found.append(each)
-    return found

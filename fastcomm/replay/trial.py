@@ -1,32 +1,27 @@
 """A dPRO trial on disk: `<trial>/<host>/<gpu>/<files>` becomes one uniform trace.
 
-Hosts and GPUs are taken in the order of their names as text, as dPRO does.
+The framework is told by the files: a symbol, or metadata with `opt_aggregate_num`, is MXNet's,
+everything else TensorFlow's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fastcomm.errors import TraceFileError
-from fastcomm.replay import horovod, nccl, tensorflow, uniform
+from fastcomm.replay import alignment, folders, horovod, mxnet, nccl, tensorflow, uniform
+from fastcomm.replay.folders import RankFolder
+from fastcomm.replay.local_graph import LocalGraph
 from fastcomm.replay.nccl import Topology
+from fastcomm.replay.parameters import Parameter, ParameterDict, listed
+from fastcomm.replay.pieces import one_after_the_other
 from fastcomm.replay.steps import with_steps
-from fastcomm.replay.tensorflow import LocalGraph
 from fastcomm.replay.uniform import Event, UniformTrace
 
-_TRACES = ("trace.json.gz", "temp.json")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFolder:
-    """Where the files of one rank lie."""
-
-    host: str
-    pid: str
-    folder: Path
-    trace: Path
+_SYMBOL = "symbol_debug_str.txt"
+_PIECES = "temp.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +33,18 @@ class Trial:
     topology: Topology | None
     counts: Mapping[str, Mapping[str, int]]
     shifts: Mapping[str, int]
-    tensors: tuple[str, ...]
-    tensor_bytes: Mapping[int, int]
+    parameters: ParameterDict
     warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What all ranks have in common; `coarse` without files of NCCL."""
+
+    graph: LocalGraph
+    parameters: ParameterDict
+    events: Callable[[Path, str], list[Event]]
+    coarse: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,94 +56,119 @@ class _Rank:
 
 def claims(path: Path) -> bool:
     """Whether a folder is a trial, a host of one, or a GPU of one."""
-    return path.is_dir() and bool(_ranks(path))
+    return path.is_dir() and bool(folders.ranks(path))
 
 
-def read(path: Path, *, rule: str = "update", align: bool = True, merge: bool = False) -> Trial:
-    """Read every rank of a trial."""
-    ranks = _ranks(path)
+def read(
+    path: Path,
+    *,
+    rule: str = "update",
+    align: str = "auto",
+    merge: bool | None = None,
+    clip_updates: bool = False,
+    algorithm: str | None = None,
+) -> Trial:
+    """Read every rank of a trial.
+
+    `merge` joins the pieces of an operation: by default those of MXNet and TensorFlow 1.
+    `clip_updates` lets none begin before the one before it has ended. `algorithm` is ring or
+    tree: by default the ring, where NCCL has one.
+    """
+    ranks = folders.ranks(path)
     if not ranks:
-        raise TraceFileError(f"{path}: no <host>/<gpu>/trace.json.gz below it")
-    if all(rank.trace.name == "temp.json" for rank in ranks):
-        raise TraceFileError(
-            f"{ranks[0].trace}: trials of MXNet and TensorFlow 1 are not read yet"
-        )
-    graph = tensorflow.local_graph(_first(ranks, "dag.gml"))
-    tensors = _tensors(ranks)
-    read_ranks = {rank.pid: _read_rank(rank, graph, tensors, merge=merge) for rank in ranks}
-    shifts, warnings = _alignment(ranks, read_ranks) if align else ({}, ())
-    events = [event for rank in read_ranks.values() for event in rank.events]
-    trace = uniform.of_events(events, shifts)
-    topologies = {rank.pid: rank.folder / "nccl_rank_graph.json" for rank in ranks}
-    known = {pid: file for pid, file in topologies.items() if file.exists()}
+        raise TraceFileError(f"{path}: no <host>/<gpu>/trace.json.gz or temp.json below it")
+    files = {rank.pid: rank.folder / "nccl_rank_graph.json" for rank in ranks}
+    known = {pid: file for pid, file in files.items() if file.exists()}
+    topology = nccl.topology(known, algorithm) if known else None
+    job = _job(ranks, coarse=topology is None, merge=merge, clip_updates=clip_updates)
+    found = {rank.pid: _read_rank(rank, job) for rank in ranks}
+    events = [event for rank in found.values() for event in rank.events]
+    hosts = {rank.pid: rank.host for rank in ranks}
+    syncs = {pid: rank.last_sync for pid, rank in found.items()}
+    shifts = alignment.by_sync(align, hosts, syncs)
+    if shifts is None:
+        plain = with_steps(uniform.of_events(events), rule)
+        shifts = alignment.by_causality(align, plain, topology, hosts)
     return Trial(
-        trace=with_steps(trace, rule),
-        graph=graph,
-        topology=nccl.topology(known) if known else None,
-        counts=next((rank.counts for rank in read_ranks.values() if rank.counts), {}),
-        shifts=shifts,
-        tensors=tensors,
-        tensor_bytes=_tensor_bytes(ranks, graph),
-        warnings=warnings,
+        trace=with_steps(uniform.of_events(events, shifts.by_pid), rule),
+        graph=job.graph,
+        topology=topology,
+        counts=next((rank.counts for rank in found.values() if rank.counts), {}),
+        shifts=shifts.by_pid,
+        parameters=job.parameters,
+        warnings=shifts.warnings,
     )
 
 
-def _ranks(path: Path) -> list[RankFolder]:
-    """The folders of ranks, below a trial, a host, or a GPU."""
-    for pattern in ("", "*", "*/*"):
-        folders = sorted(path.glob(pattern)) if pattern else [path]
-        found = [
-            RankFolder(
-                host=folder.resolve().parent.name,
-                pid=f"{folder.resolve().parent.name}.rank{folder.resolve().name}",
-                folder=folder,
-                trace=trace,
-            )
-            for folder in folders
-            if not any(part.startswith(".") for part in folder.relative_to(path).parts)
-            for trace in [next((folder / t for t in _TRACES if (folder / t).exists()), None)]
-            if trace is not None
-        ]
-        if found:
+def _job(
+    ranks: Sequence[RankFolder], *, coarse: bool, merge: bool | None, clip_updates: bool
+) -> _Job:
+    """The graph, the tensors, and how to read a rank's trace, by the framework."""
+    metadata = folders.content(ranks, "metadata.json")
+    tensors = _tensors(ranks, metadata)
+    if folders.first(ranks, _SYMBOL) is not None or "opt_aggregate_num" in metadata:
+        known = _mxnet_parameters(ranks, tensors, metadata)
+        graph = mxnet.local_graph(_file(ranks, "dag.gml", _SYMBOL), known)
+        joins = merge is not False
+        return _Job(
+            graph=graph,
+            parameters=known,
+            events=lambda path, pid: mxnet.events(path, pid, graph, merge=joins),
+            coarse=coarse,
+        )
+    graph = tensorflow.local_graph(_file(ranks, "dag.gml"))
+    with _whole(ranks[0].folder / "metadata.json"):
+        known = tensorflow.parameters(tensors, metadata, graph)
+
+    def events(path: Path, pid: str) -> list[Event]:
+        joins = path.name == _PIECES if merge is None else merge
+        found = tensorflow.events(path, pid, graph, merge=joins)
+        return one_after_the_other(found) if clip_updates else found
+
+    return _Job(graph=graph, parameters=known, events=events, coarse=coarse)
+
+
+def _mxnet_parameters(
+    ranks: Sequence[RankFolder], tensors: tuple[Parameter, ...], metadata: Mapping[str, Any]
+) -> ParameterDict:
+    """The tensors with the updates that consume them."""
+    place = folders.first(ranks, "metadata.json") or ranks[0].folder / "metadata.json"
+    if not tensors:
+        raise TraceFileError(
+            f"{place}: no gradient_name_list: without it the ids of tensors mean nothing"
+        )
+    with _whole(place):
+        return mxnet.parameters(tensors, int(metadata.get("opt_aggregate_num") or 0))
+
+
+def _file(ranks: Sequence[RankFolder], *names: str) -> Path:
+    """The first file of the first of the names that there is."""
+    for name in names:
+        if found := folders.first(ranks, name):
             return found
-    return []
+    raise TraceFileError(
+        f"{ranks[0].folder}: no {' and no '.join(names)}, neither there nor in any other rank"
+    )
 
 
-def _first(ranks: list[RankFolder], name: str) -> Path:
-    """The first file of a name, in the order of hosts, then GPUs."""
-    for rank in ranks:
-        if (rank.folder / name).exists():
-            return rank.folder / name
-    raise TraceFileError(f"{ranks[0].folder}: no {name}, neither there nor in any other rank")
+def _tensors(ranks: Sequence[RankFolder], metadata: Mapping[str, Any]) -> tuple[Parameter, ...]:
+    """The tensors, by id."""
+    for said in (folders.content(ranks, "gradient_name_list.json"), metadata):
+        names = said.get("gradient_name_list")
+        if isinstance(names, list | str):
+            with _whole(ranks[0].folder / "gradient_name_list"):
+                return listed(names)
+    older = folders.content(ranks, "gradient_name2ID.json")
+    return listed(sorted(older, key=older.__getitem__))
 
 
-def _maybe(ranks: list[RankFolder], name: str) -> Any:
-    """The content of the first file of a name; None where no rank has it."""
-    found = next((rank.folder / name for rank in ranks if (rank.folder / name).exists()), None)
-    return None if found is None else uniform.read_json(found)
-
-
-def _tensors(ranks: list[RankFolder]) -> tuple[str, ...]:
-    """Names of the tensors, by id."""
-    for name in ("gradient_name_list.json", "metadata.json"):
-        said = _maybe(ranks, name)
-        listed = said.get("gradient_name_list") if isinstance(said, dict) else None
-        if listed is not None:
-            listed = listed.split(";") if isinstance(listed, str) else listed
-            return tuple(each if isinstance(each, str) else str(each[0]) for each in listed)
-    said = _maybe(ranks, "gradient_name2ID.json")
-    return tuple(sorted(said, key=said.__getitem__)) if isinstance(said, dict) else ()
-
-
-def _read_rank(
-    rank: RankFolder, graph: LocalGraph, tensors: tuple[str, ...], *, merge: bool
-) -> _Rank:
+def _read_rank(rank: RankFolder, job: _Job) -> _Rank:
     """Computation first: its span says what of the other files counts."""
     with _whole(rank.trace):
-        events = tensorflow.events(rank.trace, rank.pid, graph, merge=merge)
+        events = job.events(rank.trace, rank.pid)
     if not events:
         raise TraceFileError(f"{rank.trace}: no operation of the data-flow graph in it")
-    span = events[0].start, max(each.start + each.dur for each in events)
+    span = _span(events)
     inputs, detail, timeline = (
         rank.folder / name for name in ("io.json", "comm_detail.json", "comm.json")
     )
@@ -152,11 +181,17 @@ def _read_rank(
             slices = horovod.detail(detail, rank.pid, span)
     last_sync = None
     if timeline.exists():
-        ids = {name: i for i, name in enumerate(tensors)}
         with _whole(timeline):
-            said, last_sync = horovod.timeline(timeline, rank.pid, span, ids)
+            said, last_sync = horovod.timeline(
+                timeline, rank.pid, span, job.parameters.ids, coarse=job.coarse
+            )
         slices = [*slices, *said]
     return _Rank(events=[*events, *slices], counts=horovod.counts(slices), last_sync=last_sync)
+
+
+def _span(events: Sequence[Event]) -> tuple[int, int]:
+    """From the first start to the last end."""
+    return min(each.start for each in events), max(each.start + each.dur for each in events)
 
 
 @contextmanager
@@ -178,47 +213,3 @@ def _inputs(path: Path, pid: str, span: tuple[int, int]) -> list[Event]:
         for start, dur in sorted(starts)
         if span[0] <= start < span[1]
     ]
-
-
-def _alignment(
-    ranks: list[RankFolder], found: Mapping[str, _Rank]
-) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Nanoseconds to add by pid: the last Sync ends everywhere as on the first host."""
-    ends: dict[str, list[int]] = {}
-    for rank in ranks:
-        last = found[rank.pid].last_sync
-        if last is None:
-            return {}, (f"{rank.pid}: no Sync in comm.json: clocks are not aligned",)
-        ends.setdefault(rank.host, []).append(last)
-    base = ends[ranks[0].host]
-    # Exact: means of integers near 2^61 as one quotient.
-    shift = {
-        host: round((sum(base) * len(own) - sum(own) * len(base)) / (len(base) * len(own)))
-        for host, own in ends.items()
-    }
-    return {rank.pid: shift[rank.host] for rank in ranks}, ()
-
-
-_DTYPE_BYTES = {"float16": 2, "int16": 2, "int64": 8, "float64": 8, "string": 1}
-
-
-def _tensor_bytes(ranks: list[RankFolder], graph: LocalGraph) -> dict[int, int]:
-    """Bytes by tensor: the output, of its name, of the backward op before its communication."""
-    said = _maybe(ranks, "metadata.json")
-    names = _tensors(ranks)
-    raw = {label: name for name, label in graph.label.items()}
-    found = {}
-    for tensor, name in enumerate(names):
-        befores = graph.predecessors.get(f"Comm.{tensor}", ())
-        outputs = [
-            output
-            for before in befores
-            for output in (said or {}).get(raw[before], {}).get("output", ())
-        ]
-        for output in outputs:
-            if output["name"] == name:
-                size = _DTYPE_BYTES.get(output["dtype"], 4)
-                for extent in output["shape"]:
-                    size *= extent
-                found[tensor] = size
-    return found

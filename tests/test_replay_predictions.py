@@ -1,0 +1,165 @@
+"""What a step would take elsewhere, or with tensors sent otherwise."""
+
+import json
+from itertools import product
+
+import made_trials as made
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from replay_data import FOLDER, document, needed
+
+from fastcomm.cli import main
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.replay import cost_model, fusion, trial
+from fastcomm.replay.daydream import daydream
+from fastcomm.replay.other_hosts import on_hosts
+from fastcomm.replay.replayer import Options
+from fastcomm.replay.session import session
+
+TRIAL = FOLDER / "trial" / "trace"
+
+
+def written(folder, **how):
+    made.mxnet(folder, **{"slice_us": 12, **how})
+    read = trial.read(folder)
+    return read, session(read).replayed
+
+
+@needed
+@pytest.mark.parametrize("compat", [True, False])
+def test_the_baseline_is_that_of_the_reference(compat):
+    read = trial.read(TRIAL)
+    made_of = session(read, Options(compat=compat)).replayed.replayer
+    found = daydream(made_of, read.parameters.bytes_of)
+    ends = {pid: round(end / 1e6, 3) for pid, end in found.by_pid().items()}
+    assert ends == document("trial/expected/summary.json")["replay"]["daydream_step_end"]
+
+
+def test_the_baseline_sends_each_tensor_at_its_bytes_over_the_bandwidth(tmp_path):
+    read, replayed = written(tmp_path)
+    found = daydream(replayed.replayer, read.parameters.bytes_of, bandwidth=8e6)
+    spans = dict(zip(found.replayer.graph.nodes, found.duration.tolist(), strict=True))
+    assert spans["host0.rank0->Comm.0"] == 48 / 8e6 * 1e9
+    with pytest.raises(FastcommError, match="the size of tensor 1 is not known"):
+        daydream(replayed.replayer, {0: 3, 2: 3})
+
+
+def test_as_many_hosts_as_the_trial_has_take_what_it_takes(tmp_path):
+    read, replayed = written(tmp_path, shape=(3, 1))
+    assert on_hosts(read, replayed.replayer, 3).mean_ns == pytest.approx(replayed.mean_ns)
+
+
+@pytest.mark.parametrize(("hosts", "larger"), [(2, 2.0), (5, 0.5)])
+def test_chunks_are_as_much_longer_as_hosts_are_fewer(tmp_path, hosts, larger):
+    read, replayed = written(tmp_path, shape=(3, 1))
+    found = on_hosts(read, replayed.replayer, hosts)
+    taken = zip(found.replayer.names, found.duration.tolist(), strict=True)
+    slices = [each for name, each in taken if name.sub_op in {"SEND", "RECV"}]
+    assert set(slices) == {12_000 * larger}
+    assert len(slices) == 3 * 2 * hosts * 2 * (hosts - 1)
+    assert len(found.by_pid()) == hosts
+
+
+def test_other_hosts_need_a_ring_of_two_or_more(tmp_path):
+    read, replayed = written(tmp_path / "ring")
+    with pytest.raises(ConfigError, match="1 hosts: wanted 2 or more"):
+        on_hosts(read, replayed.replayer, 1)
+    read, replayed = written(tmp_path / "tree", network="tree")
+    with pytest.raises(FastcommError, match="no ring of NCCL"):
+        on_hosts(read, replayed.replayer, 2)
+
+
+@given(st.floats(0, 5), st.floats(0, 1e6), st.lists(st.integers(1, 10**9), min_size=2))
+def test_a_line_is_found_from_points_on_it(slope, offset, sizes):
+    found = cost_model.fitted([(size, slope * size + offset) for size in sizes])
+    for size in sizes:
+        assert found.time(size) == pytest.approx(slope * size + offset, rel=1e-6, abs=1e-3)
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), min_size=1))
+def test_no_line_of_small_whole_numbers_is_closer_than_the_one_found(points):
+    def squares(slope, offset):
+        return sum((slope * size + offset - time) ** 2 for size, time in points)
+
+    found = cost_model.fitted(points)
+    assert found.slope >= 0
+    assert found.offset >= 0
+    best = min(squares(k / 2, b) for k, b in product(range(8), range(0, 100, 7)))
+    assert squares(found.slope, found.offset) <= best + 1e-6
+
+
+def test_a_tenth_is_predicted_and_not_fitted(tmp_path):
+    _, replayed = written(tmp_path)
+    few = cost_model.cost_model(replayed.replayer, {(0,): 48, (1,): 8, (2,): 32})
+    assert few.error is None
+    assert few.time("host0.rank0", "SEND", 99) == pytest.approx(12_000)
+    assert few.time("nobody", "SEND", 99) == 0
+    # With nine smaller groups that were never sent, tensor 0 is the tenth.
+    more = {(i + 10,): i for i in range(7)} | {(0,): 48, (1,): 8, (2,): 32}
+    assert cost_model.cost_model(replayed.replayer, more).error == pytest.approx(0)
+
+
+def test_parts_of_a_tensor():
+    assert cost_model.partitions(10_000, 2.0, 50.0) == 20
+    assert cost_model.partitions(1, 1.0, 50.0) == 1
+    assert cost_model.partitions(7, 1.0, 0.0) == 7
+
+
+def test_fusing_pays_while_the_first_is_still_sent():
+    assert cost_model.worth_fusing(end_comm=100, end_comp=50, fused=70, alone=40)
+    assert not cost_model.worth_fusing(end_comm=70, end_comp=50, fused=70, alone=40)
+
+
+def test_the_search_finds_the_best_of_all_groups(tmp_path):
+    read, replayed = written(tmp_path, shape=(3, 1))
+    found = fusion.fusion(read, replayed.replayer, 30)
+    order = fusion._ready(found.before)
+    candidates = fusion._Candidates(trial=read, made=replayed.replayer, model=found.model)
+    every = [
+        candidates.replay(fusion._Cut(order=order, starts=frozenset(starts)).groups).mean_ns
+        for starts in ((), (1,), (2,), (1, 2))
+    ]
+    assert found.replayed.mean_ns == pytest.approx(min(every))
+    # A slice takes the same whatever its size: one group beats three.
+    assert found.groups == ((0, 1, 2),)
+    assert found.speedup > 1.2
+    again = fusion.fusion(read, replayed.replayer, 30)
+    assert again.replayed.mean_ns == found.replayed.mean_ns
+
+
+def test_the_search_stays_where_nothing_can_be_joined_or_nothing_is_known(tmp_path):
+    made.tensorflow1(tmp_path / "one")
+    one = trial.read(tmp_path / "one")
+    found = fusion.fusion(one, session(one).replayed.replayer, 5)
+    assert (found.groups, found.speedup) == (((0,),), 1.0)
+    (tmp_path / "one" / "host0" / "0" / "metadata.json").write_text("{}")
+    unknown = trial.read(tmp_path / "one")
+    with pytest.raises(FastcommError, match="the size of tensor 0 is not known"):
+        fusion.fusion(unknown, session(unknown).replayed.replayer, 5)
+    made.mxnet(tmp_path / "none", network="none")
+    none = trial.read(tmp_path / "none")
+    with pytest.raises(FastcommError, match="no nccl_rank_graph"):
+        fusion.fusion(none, session(none).replayed.replayer, 5)
+
+
+def test_the_command_predicts_what_it_is_asked_for(tmp_path):
+    made.mxnet(tmp_path / "trial", shape=(3, 1), slice_us=12)
+
+    def run(*words):
+        done = CliRunner().invoke(main, ["replay", str(tmp_path / "trial"), *words])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    words = ("--daydream", "--hosts", "2", "--fuse", "9", "--barrier", "--clip-updates")
+    said = json.loads(run(*words, "--json"))
+    assert list(said["daydream"]["step_end_ms"]) == ["host0.rank0"]
+    assert said["other_hosts"]["hosts"] == 2
+    assert said["fusion"]["groups"] == [[0, 1, 2]]
+    assert said["fusion"]["before_ms"] > said["fusion"]["mean_step_ms"]
+    text = run(*words, "--align", "causality")
+    assert "Daydream: " in text
+    assert "on 2 hosts of one GPU: " in text
+    assert "tensors sent as 0+1+2: " in text
+    assert "daydream" not in json.loads(run("--json"))
