@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.critical_path.delays import delays
 from fastcomm.critical_path.edits import Edit, selected
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, Path
+from fastcomm.graph.graph import EDGE_KIND, Graph, Path
 from fastcomm_kernels import binding
 from fastcomm_kernels.graph import NONE, Column, Flags, Numbers
 
@@ -51,23 +52,9 @@ class Replay:
         graph = found.graph
         self.found = found
         self.first = graph.into[0]
-        self.weight = binding.delays(
-            (graph.time, found.on_device), self.first, graph.source, graph.kind, self._least()
-        )
+        self.weight = delays(found)
         self.rows, self.owner = np.unique(graph.owner, return_inverse=True)
         self.events: pa.Table = found.events.describe(self.rows)
-
-    def _least(self) -> Column:
-        """The least delay of each kind of edge: of launches the median of those that bind."""
-        graph = self.found.graph
-        none = np.zeros(len(EDGE_KINDS), np.int64)
-        measured = binding.delays(
-            (graph.time, self.found.on_device), self.first, graph.source, graph.kind, none
-        )
-        is_launch = (graph.kind == EDGE_KIND["launch"]) & (measured > 0)
-        if is_launch.any():
-            none[EDGE_KIND["launch"]] = int(np.median(measured[is_launch]))
-        return none
 
     def edited(self, edits: Sequence[Edit]) -> Column:
         """The weights of all edges after the edits, one after the other."""
