@@ -97,9 +97,10 @@ class Joined:
     def hold_ups(self) -> pa.Table:
         """Each rank in each group: by how much it comes later than all others, less its waits.
 
-        That is what the rank itself is slower by: drift to and fro cancels out.
+        That is what the rank itself is slower by: drift to and fro cancels out. Messages are
+        left out: who hands on what it was handed late is not slower.
         """
-        table = self.collectives
+        table = self.collectives.filter(pc.not_equal(self.collectives["op"], "SendRecv"))
         held = pc.if_else(table["is_last"], table["held_up_ns"], 0)
         later = pc.subtract(held, table["wait_ns"])
         table = table.append_column("held_ns", held).append_column("later_ns", later)
