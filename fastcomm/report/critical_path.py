@@ -69,9 +69,8 @@ def show_joined(found: Joined, console: Console | None = None) -> None:
             _time(row["held_up_ns"]),
         )
     console.print(shown)
-    for worst in found.hold_ups().slice(0, 1).to_pylist():
-        if worst["later_ns"] <= 0:
-            continue
+    worst = next(iter(found.hold_ups().slice(0, 1).to_pylist()), None)
+    if worst is not None and worst["later_ns"] > 0:
         console.print(
             f"Rank {worst['rank']} comes later than all others of its {worst['tag']} group "
             f"({escape(worst['group'])}): {format_ns(worst['later_ns'])} in all.",
