@@ -52,6 +52,11 @@ def traces(draw):
             name: column(SOME, len(comm_rows))
             for name in ("stream", "seq", "msg_bytes", "payload_bytes", "bus_bytes")
         },
+        "root": column(st.none() | st.integers(0, 9), len(comm_rows)),
+        **{
+            name: column(st.none() | st.lists(st.integers(0, 9), max_size=3), len(comm_rows))
+            for name in ("sends_to", "receives_from")
+        },
     }
     some_args = st.lists(st.sampled_from(schema.ARGS.names), min_size=1, unique=True)
     args = draw(st.none() | some_args)

@@ -14,7 +14,7 @@ from fastcomm.cli import main
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.formats import OpenOptions
 from fastcomm.synthetic import Job, NsysVariant, Variant, truth, write, write_nsys
-from fastcomm.trace.schema import OPS, TAG_SOURCES, TAGS
+from fastcomm.trace.schema import OPS, PARTNERS, TAG_SOURCES, TAGS
 from fastcomm.trace.tags import TagRule
 
 pytestmark = pytest.mark.compiled
@@ -261,7 +261,8 @@ def test_everything_includes_operators_and_waits(tmp_path):
     assert not any(", op_id = " in name for name in names)
     assert "Context Sync" in names
     assert "aten::mm" not in lean.events["name"].to_pylist()
-    assert whole.comm.drop_columns("event").equals(lean.comm.drop_columns("event"))
+    said = ["event", *PARTNERS]
+    assert whole.comm.drop_columns(said).equals(lean.comm.drop_columns(said))
     assert whole.args is not None
     assert whole.args["bytes"].null_count < whole.events.num_rows
 

@@ -58,6 +58,7 @@ def nccl(*rows, threads=None, open_rows=()):
         communicator=column[0],
         size=column[1],
         peer=column[2],
+        root=unknown,
         ranks=unknown,
         rank=unknown,
     )

@@ -1,124 +1,127 @@
-"""Which communication of one rank is which of another.
+"""Which communication of one rank is which of another, and who in it waits for whom.
 
 An instance is one operation of one group. It is known by its sequence number where every event
-of that group and operation has one, else by its place among them.
+of that group and operation has one, else by its place among them. Messages whose peers are
+known go by sender and receiver.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
-from fastcomm.trace.schema import OP, OPS, TAGS
+from fastcomm.critical_path.messages import exchanges
+from fastcomm.critical_path.parts import GroupKey, Instance, Part, parts
 from fastcomm.trace.trace import Trace
+from fastcomm_kernels.graph import Flags
 
-# Operations that end nowhere before all have begun. Of rooted ones nobody says who is the root.
-JOINED = frozenset(
-    OP[name] for name in ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
-)
-_PAIR = 2
+# Operations that end nowhere before all have begun.
+_TOGETHER = frozenset(("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier"))
+_FROM_ROOT = frozenset(("Broadcast", "Scatter"))
+_TO_ROOT = frozenset(("Reduce", "Gather"))
+_MESSAGE, _PAIR = "SendRecv", 2
 # The amounts of these are the same on every rank.
-_EVEN = frozenset(OP[name] for name in ("AllReduce", "AllGather", "ReduceScatter"))
+_EVEN = frozenset(("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"))
 
-Key = tuple[object, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One rank's part in an instance; times are those of the rank."""
-
-    rank: int
-    row: int  # of the rank's events
-    start: int
-    stop: int
-    payload: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
-    """One operation of one group, on all ranks that were read."""
-
-    op: str
-    tag: str
-    group: str
-    size: int | None  # ranks of the group
-    members: tuple[Member, ...]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no participant is missing."""
-        return self.size is None or len(self.members) == self.size
+Key = tuple[GroupKey, str, object]
 
 
 def instances(
-    traces: Mapping[int, Trace], rows: Mapping[int, frozenset[int]]
-) -> list[Instance]:
-    """The instances of several members, in order of time; `rows` are those that count."""
-    found: dict[Key, list[Member]] = defaultdict(list)
-    about: dict[Key, tuple[str, str, str, int | None]] = {}
-    for rank, trace in traces.items():
-        for key, member, words in _members(rank, trace, rows[rank]):
-            found[key].append(member)
-            about.setdefault(key, words)
-    joined = [
-        Instance(
-            op=about[key][0],
-            tag=about[key][1],
-            group=about[key][2],
-            size=about[key][3],
-            members=tuple(members),
-        )
-        for key, members in found.items()
-        if len(members) > 1 and len({member.rank for member in members}) == len(members)
+    traces: Mapping[int, Trace], inside: Mapping[int, Flags], ahead: Mapping[int, int]
+) -> tuple[list[Instance], list[str]]:
+    """The instances of several ranks, in order of time; and notes on what is none.
+
+    `inside` says which rows of a rank's `comm` count, `ahead` by how much its clock is.
+    """
+    every = [
+        part
+        for rank, trace in traces.items()
+        for part in parts(rank, trace, inside[rank], ahead[rank])
     ]
-    return sorted(joined, key=lambda each: min(member.start for member in each.members))
-
-
-def mismatched(each: Instance) -> bool:
-    """Whether the members cannot be one instance: their amounts contradict each other."""
-    amounts = {member.payload for member in each.members} - {None}
-    return OP[each.op] in _EVEN and len(amounts) > 1
-
-
-def _members(
-    rank: int, trace: Trace, rows: frozenset[int]
-) -> list[tuple[Key, Member, tuple[str, str, str, int | None]]]:
-    """A rank's parts, each with the key of its instance and what the instance is."""
-    groups = trace.groups.to_pylist()
-    table = [row for row in trace.comm.to_pylist() if row["event"] in rows]
-    numbered = _numbered(table)
-    place: dict[Key, int] = defaultdict(int)
-    found = []
-    for row in table:
-        if row["group"] is None:
-            continue
-        group = groups[row["group"]]
-        members = tuple(group["ranks"] or ())
-        if row["op"] not in JOINED and not (
-            OPS[row["op"]] == "SendRecv" and len(members) == _PAIR
-        ):
-            continue
-        label = group["description"] or group["name"] or str(members)
-        series: Key = (members or (group["name"], group["description"]), row["op"])
-        order = row["seq"] if numbered[row["group"], row["op"]] else place[series]
-        place[series] += 1
-        member = Member(
-            rank=rank,
-            row=row["event"],
-            start=row["start"],
-            stop=row["stop"],
-            payload=row["payload_bytes"],
+    known = [part for part in every if part.op == _MESSAGE and part.sends_to is not None]
+    found, unmatched = exchanges(known)
+    together, mismatched, silent = _together(part for part in every if part.sends_to is None)
+    notes = [
+        f"{count} {words}"
+        for count, words in (
+            (
+                unmatched,
+                "messages lack their other side: those of the two ranks are not joined",
+            ),
+            (mismatched, "collectives do not match in size or root and are not joined"),
+            (silent, "collectives whose root or peers are unknown or not read are not joined"),
         )
-        words = (OPS[row["op"]], TAGS[row["tag"]], label, group["size"])
-        found.append(((*series, order), member, words))
+        if count
+    ]
+    joined = [*found, *together]
+    return sorted(joined, key=lambda each: min(part.start for part in each.members)), notes
+
+
+def _together(every: Iterable[Part]) -> tuple[list[Instance], int, int]:
+    """The instances of whole groups; how many contradict themselves; and who say too little."""
+    by_rank: dict[int, list[Part]] = defaultdict(list)
+    for part in every:
+        by_rank[part.rank].append(part)
+    found: dict[Key, list[Part]] = defaultdict(list)
+    for mine in by_rank.values():
+        for key, part in _keyed(mine):
+            found[key].append(part)
+    joined, mismatched, silent = [], 0, 0
+    for members in found.values():
+        if len(members) < _PAIR or len({part.rank for part in members}) < len(members):
+            continue
+        waits = _waits(members)
+        if waits is None or _contradict(members):
+            mismatched += waits is not None
+            silent += waits is None
+            continue
+        size = members[0].group.size
+        joined.append(
+            Instance(
+                members=tuple(members),
+                waits_for=waits,
+                is_whole=size is None or len(members) == size,
+            )
+        )
+    return joined, mismatched, silent
+
+
+def _keyed(mine: Sequence[Part]) -> list[tuple[Key, Part]]:
+    """The parts of a rank, each with what is the same on every rank of its instance."""
+    numbers: dict[object, list[int | None]] = defaultdict(list)
+    for part in mine:
+        numbers[part.group.key, part.op].append(part.seq)
+    numbered = {
+        key: None not in seen and len(set(seen)) == len(seen) for key, seen in numbers.items()
+    }
+    place: dict[object, int] = defaultdict(int)
+    found: list[tuple[Key, Part]] = []
+    for part in mine:
+        series = part.group.key, part.op
+        found.append(((*series, part.seq if numbered[series] else place[series]), part))
+        place[series] += 1
     return found
 
 
-def _numbered(table: Sequence[Mapping[str, int | None]]) -> dict[tuple[object, object], bool]:
-    """By group and operation: whether every event has a sequence number of its own."""
-    seen: dict[tuple[object, object], list[object]] = defaultdict(list)
-    for row in table:
-        seen[row["group"], row["op"]].append(row["seq"])
-    return {
-        key: None not in numbers and len(set(numbers)) == len(numbers)
-        for key, numbers in seen.items()
-    }
+def _waits(members: Sequence[Part]) -> tuple[tuple[int, ...], ...] | None:
+    """For whom each member waits; None where nobody knows."""
+    op, everyone = members[0].op, tuple(range(len(members)))
+    alone = tuple((n,) for n in everyone)
+    if op in _TOGETHER or (op == _MESSAGE and members[0].group.size == _PAIR):
+        return (everyone,) * len(members)
+    roots = [n for n in everyone if members[n].rank == _root(members)]
+    if op not in _FROM_ROOT | _TO_ROOT or not roots:
+        return None
+    root = roots[0]
+    if op in _FROM_ROOT:
+        return tuple((n,) if n == root else tuple(sorted((n, root))) for n in everyone)
+    return (*alone[:root], everyone, *alone[root + 1 :])
+
+
+def _root(members: Sequence[Part]) -> int | None:
+    return next((part.root for part in members if part.root is not None), None)
+
+
+def _contradict(members: Sequence[Part]) -> bool:
+    """Whether the members cannot be one instance: in their amounts, or their root."""
+    amounts = {part.payload for part in members} - {None}
+    roots = {part.root for part in members} - {None}
+    return len(roots) > 1 or (members[0].op in _EVEN and len(amounts) > 1)

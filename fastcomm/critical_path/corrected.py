@@ -44,36 +44,49 @@ def build(trace: Trace, window: Window, data_load: Sequence[str] = ()) -> Constr
     packed = kernels.Rows(
         rows.start, rows.stop, rows.lane, found.is_device, locked, found.call, role, goal
     )
-    edges = graphs.room(_most_edges(packed, lanes, waits))
+    edges = graphs.room(_most_edges(nodes, packed, lanes, waits))
     count, left_out = kernels.constrain(nodes, packed, lanes, waits, edges)
-    number = rows.row.astype(np.int32)
-    owner = edges.owner[:count]
+    on_device = found.is_device[nodes.event]
+    # Rows of the window become rows of the trace, in place; no row stays none.
+    number = np.append(rows.row, NONE).astype(np.int32)
+    for column in (nodes.event, edges.owner[:count]):
+        np.take(number, column, out=column, mode="wrap")
     graph = Graph(
-        event=number[nodes.event],
+        event=nodes.event,
         time=nodes.time,
         is_end=nodes.is_end,
         source=edges.source[:count],
         target=edges.target[:count],
         kind=edges.kind[:count],
         weight=edges.weight[:count],
-        owner=np.where(owner == NONE, np.int32(NONE), number[owner]) if n else owner,
+        owner=edges.owner[:count],
     )
     return Constrained(
         graph=graph,
-        on_device=found.is_device[nodes.event],
+        on_device=on_device,
         left_out={name: int(k) for name, k in zip(EDGE_KINDS, left_out, strict=True) if k},
     )
 
 
-def _most_edges(rows: kernels.Rows, lanes: kernels.Lanes, waits: kernels.Waits) -> int:
-    """More edges than there can be."""
+def _most_edges(
+    nodes: kernels.Nodes, rows: kernels.Rows, lanes: kernels.Lanes, waits: kernels.Waits
+) -> int:
+    """No fewer edges than there can be, and not many more: room for them is most of the memory.
+
+    A node of the host has one on its thread, and may have one from another; work has one for
+    its time and others from the work before, its launch, other streams, and its own graph.
+    """
     work = int(rows.is_device.sum())
     host = len(rows.start) - work
-    handed = 2 * host if (lanes.forward >= 0).any() else 0
+    handed = int(kernels.switches(nodes.event, rows.lane, lanes))
+    launched = np.bincount(rows.call[rows.is_device] + 1)[1:]
+    of_graphs = int(launched[launched > 1].sum())
     streams = int((lanes.device >= 0).sum())
     for_device = int((rows.role == kernels.FOR_DEVICE).sum()) * streams
     calls = int(rows.is_locked.sum() + (rows.role != kernels.NO_ROLE).sum())
-    return 2 * host + handed + calls + for_device + 5 * work + len(waits.source)
+    guessed = 0 if waits.are_known else work
+    of_work = 3 * work + guessed + of_graphs
+    return 2 * host + handed + calls + for_device + of_work + len(waits.source)
 
 
 def _lanes(found: Selected, trace: Trace) -> kernels.Lanes:

@@ -1,6 +1,6 @@
-"""The graphs of several ranks as one: where all members of a collective have come is a node.
+"""The graphs of several ranks as one: where all have come that somebody waits for is a node.
 
-Every start of an instance leads to that node, and it leads to every end. The rows of a rank's
+Their starts lead to that node, and it leads to the ends that wait. The rows of a rank's
 events come behind those of the ranks before.
 """
 
@@ -10,30 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path.collectives import Instance
 from fastcomm.critical_path.events import EVENT, Events
+from fastcomm.critical_path.meetings import meetings
+from fastcomm.critical_path.parts import Instance, Part
 from fastcomm.critical_path.result import About, CriticalPath
 from fastcomm.critical_path.window import Window
 from fastcomm.graph.graph import EDGE_KIND, Graph
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.graph import NONE, Column, Numbers
-
-COLLECTIVES = pa.schema(
-    [
-        pa.field("instance", pa.int64()),
-        pa.field("rank", pa.int64()),
-        pa.field("op", pa.string()),
-        pa.field("tag", pa.string()),
-        pa.field("group", pa.string()),
-        pa.field("start", pa.int64()),  # ns, on the first rank's clock
-        pa.field("stop", pa.int64()),
-        pa.field("arrived", pa.int64()),  # when the last of all had come
-        pa.field("wait_ns", pa.int64()),  # for the last to come
-        pa.field("transfer_ns", pa.int64()),
-        pa.field("held_up_ns", pa.int64()),  # how much later than the one before the last is
-        pa.field("is_last", pa.bool_()),
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +48,16 @@ class RunEvents:
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meetings:
+    """Where some have come that others wait for: a node each, as columns of pairs."""
+
+    starts: Numbers  # (node of a start, meeting)
+    ends: Numbers  # (node of an end, meeting)
+    arrived: Column  # when the last had come
+    owner: Column  # row of the last to come
+
+
 class Joiner:
     """The graphs of all ranks on their way into one."""
 
@@ -74,7 +68,7 @@ class Joiner:
         ahead: Mapping[int, int],
     ) -> None:
         self.found, self.same, self.ahead = found, same, ahead
-        self.ranks = tuple(found)
+        self.index = {rank: k for k, rank in enumerate(found)}
         graphs_ = [each.graph for each in found.values()]
         self.nodes = np.cumsum([0, *(len(graph.event) for graph in graphs_)])
         largest = [int(graph.event.max(initial=-1)) + 1 for graph in graphs_]
@@ -82,34 +76,37 @@ class Joiner:
         self.place = [_node_of(graph) for graph in graphs_]
         self.violations = 0
 
-    def path(self, mismatches: int) -> tuple[CriticalPath, Numbers, pa.Table]:
-        """The path through the one graph, the rank of its nodes, and a table of COLLECTIVES."""
-        table, starts, ends, arrived, owner = self._instances()
-        time, event, is_end, rank_of, on_device = self._node_columns(arrived, owner)
+    def path(self, notes: Sequence[str]) -> tuple[CriticalPath, Numbers, Numbers]:
+        """The path through the one graph, the ranks of its nodes, where all members start."""
+        met = self._meetings()
+        time, event, is_end, rank_of, on_device = self._node_columns(met)
         order = np.argsort(time, kind="stable")
         new = np.empty(len(order), np.int32)
         new[order] = np.arange(len(order), dtype=np.int32)
-        graph = self._graph((event[order], time[order], is_end[order]), new, starts, ends)
-        about = self._about(graph, table, mismatches)
-        path = CriticalPath(graph, self._events(), about, on_device[order])
+        graph = self._graph((event[order], time[order], is_end[order]), new, met)
+        path = CriticalPath(graph, self._events(), self._about(graph, notes), on_device[order])
         path.critical_path()
-        return path, rank_of[order], table
+        starts = [self._node(part, 0) for each in self.same for part in each.members]
+        return path, rank_of[order], new[starts]
+
+    def _node(self, part: Part, side: int) -> int:
+        """The node of a start (0) or an end (1), before all are put in order."""
+        k = self.index[part.rank]
+        return int(self.nodes[k] + self.place[k][side][part.row])
 
     def _events(self) -> RunEvents:
         return RunEvents(self.rows, tuple(each.events for each in self.found.values()))
 
-    def _about(self, graph: Graph, table: pa.Table, mismatches: int) -> About:
+    def _about(self, graph: Graph, more: Sequence[str]) -> About:
         first = next(iter(self.found.values())).about
         partial = sum(not each.is_whole for each in self.same)
-        notes = {note for each in self.found.values() for note in each.about.notes}
+        notes = {*more, *(note for each in self.found.values() for note in each.about.notes)}
         if partial:
             notes.add(
                 f"{partial} of {len(self.same)} collectives lack ranks: the path is partial"
             )
         if self.violations:
             notes.add(f"{self.violations} ends are before the last arrival, clocks aligned")
-        if mismatches:
-            notes.add(f"{mismatches} collectives do not match in size and are not joined")
         window = Window(start=int(graph.time[0]), stop=int(graph.time[-1]))
         clipped = sum(each.about.clipped for each in self.found.values())
         return About(
@@ -122,61 +119,44 @@ class Joiner:
             notes=tuple(sorted(notes)),
         )
 
-    def _instances(self) -> tuple[pa.Table, Numbers, Numbers, Column, Column]:
-        """A row a member; (start node, instance), (end node, instance); and the arrivals."""
-        index = {rank: k for k, rank in enumerate(self.ranks)}
-        rows, starts, ends, arrived, owner = [], [], [], [], []
-        for number, each in enumerate(self.same):
-            times = [
-                (member.start - self.ahead[member.rank], member.stop - self.ahead[member.rank])
-                for member in each.members
-            ]
-            latest = sorted(start for start, _ in times)
-            last, before = latest[-1], latest[-2]
-            arrived.append(last)
-            for member, (start, stop) in zip(each.members, times, strict=True):
-                k = index[member.rank]
-                first_node, last_node = (side[member.row] for side in self.place[k])
-                starts.append((self.nodes[k] + first_node, number))
-                if stop < last:
-                    self.violations += 1
-                else:
-                    ends.append((self.nodes[k] + last_node, number))
-                if start == last:
-                    mine = self.rows[k] + member.row
-                rows.append(
-                    (
-                        *(
-                            number,
-                            member.rank,
-                            each.op,
-                            each.tag,
-                            each.group,
-                            start,
-                            stop,
-                            last,
-                        ),
-                        *(last - start, max(0, stop - last), last - before, start == last),
-                    )
-                )
-            owner.append(mine)
-        columns = zip(*rows, strict=True)
-        table = pa.table(dict(zip(COLLECTIVES.names, columns, strict=True)), COLLECTIVES)
-        pairs = [np.array(side, np.int32).reshape(-1, 2) for side in (starts, ends)]
-        return table, pairs[0], pairs[1], np.array(arrived, np.int64), np.array(owner, np.int64)
+    def _meetings(self) -> Meetings:
+        """Where all have come that somebody waits for; an end before is a violation."""
+        starts: list[tuple[int, int]] = []
+        ends: list[tuple[int, int]] = []
+        arrived: list[int] = []
+        owner: list[int] = []
+        for each in self.same:
+            for needed, waiting in meetings(each):
+                number = len(arrived)
+                last = max((each.members[n] for n in needed), key=lambda part: part.start)
+                held = [n for n in waiting if each.members[n].stop >= last.start]
+                self.violations += len(waiting) - len(held)
+                if not held:
+                    continue
+                arrived.append(last.start)
+                owner.append(int(self.rows[self.index[last.rank]]) + last.row)
+                for pairs, side, members in ((starts, 0, needed), (ends, 1, held)):
+                    pairs += [(self._node(each.members[n], side), number) for n in members]
+        first, second = (np.array(pairs, np.int32).reshape(-1, 2) for pairs in (starts, ends))
+        return Meetings(
+            starts=first,
+            ends=second,
+            arrived=np.array(arrived, np.int64),
+            owner=np.array(owner, np.int64),
+        )
 
     def _node_columns(
-        self, arrived: Column, owner: Column
+        self, meetings: Meetings
     ) -> tuple[Column, Numbers, np.ndarray, Numbers, np.ndarray]:
         """The columns of all nodes, rank behind rank, and then where all have arrived."""
         found = list(self.found.values())
         times = [each.graph.time - self.ahead[rank] for rank, each in self.found.items()]
         events = [each.graph.event + self.rows[k] for k, each in enumerate(found)]
         ranks = [np.full(len(each.graph.event), k) for k, each in enumerate(found)]
-        joins = len(arrived)
+        joins, owner = len(meetings.arrived), meetings.owner
         rank_of = np.searchsorted(self.rows, owner, side="right") - 1
         return (
-            np.concatenate([*times, arrived]),
+            np.concatenate([*times, meetings.arrived]),
             np.concatenate([*events, owner]).astype(np.int32),
             np.concatenate([*(each.graph.is_end for each in found), np.zeros(joins, np.bool_)]),
             np.concatenate([*ranks, rank_of]).astype(np.int32),
@@ -187,10 +167,10 @@ class Joiner:
         self,
         nodes: tuple[Numbers, Column, np.ndarray],
         new: Numbers,
-        starts: Numbers,
-        ends: Numbers,
+        meetings: Meetings,
     ) -> Graph:
         """All edges between all nodes, in order of their targets."""
+        starts, ends = meetings.starts, meetings.ends
         joins = int(self.nodes[-1])
         sources, targets, kinds, owners = [], [], [], []
         for k, each in enumerate(self.found.values()):
@@ -206,8 +186,9 @@ class Joiner:
         alone = self.nodes[1:-1][np.diff(self.nodes)[1:] > 0]
         alone = np.append(self.nodes[:1], alone)
         alone = alone[new[alone] > 0]
-        back = np.argsort(new)
-        source = new[np.concatenate([source, starts[:, 0], back[new[alone] - 1]])]
+        # Nobody knows what a rank's first event waits for: all that is known is its time.
+        begin = np.zeros(len(alone), np.int32)
+        source = np.concatenate([new[np.concatenate([source, starts[:, 0]])], begin])
         target = new[np.concatenate([target, joins + starts[:, 1], alone])]
         more = [
             np.full(len(starts), EDGE_KIND["join"], np.int8),

@@ -12,16 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.collectives import instances, mismatched
+from fastcomm.critical_path.collectives import instances
 from fastcomm.critical_path.joining import Joiner
+from fastcomm.critical_path.meetings import table
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.window import Wanted
 from fastcomm.errors import FastcommError
+from fastcomm.graph.delays import slack
 from fastcomm.graph.graph import EDGE_KIND
 from fastcomm.trace import clocks
 from fastcomm.trace.run import Run
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.graph import Numbers
+from fastcomm_kernels.graph import Column, Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class Joined:
     path: CriticalPath
     ranks: tuple[int, ...]
     rank_of: Numbers  # by node: index into `ranks`
+    slack: Column  # by node: ns by which it could be later without a longer step
     offsets: dict[int, int]  # ns that a rank's clock is ahead of the first rank's
     collectives: pa.Table  # of COLLECTIVES
     violations: int  # ends before the last arrival, after alignment
@@ -56,7 +59,12 @@ class Joined:
         on_path = self.breakdown.group_by("rank").aggregate([("duration_ns", "sum")])
         table = self.collectives
         sums = table.group_by("rank").aggregate(
-            [("wait_ns", "sum"), ("transfer_ns", "sum"), ("wait_ns", "min"), ("is_last", "sum")]
+            [
+                ("wait_ns", "sum"),
+                ("transfer_ns", "sum"),
+                ("slack_ns", "min"),
+                ("is_last", "sum"),
+            ]
         )
         held = (
             table.filter(table["is_last"]).group_by("rank").aggregate([("held_up_ns", "sum")])
@@ -65,34 +73,34 @@ class Joined:
             _by_rank(each, column)
             for each, column in ((on_path, "duration_ns_sum"), (held, "held_up_ns_sum"))
         )
-        columns = [
-            _by_rank(sums, name)
-            for name in ("wait_ns_sum", "transfer_ns_sum", "wait_ns_min", "is_last_sum")
-        ]
+        columns = {
+            "wait_ns": _by_rank(sums, "wait_ns_sum"),
+            "transfer_ns": _by_rank(sums, "transfer_ns_sum"),
+            "arrival_slack_ns": _by_rank(sums, "slack_ns_min"),
+            "arrived_last": _by_rank(sums, "is_last_sum"),
+        }
+        least = np.full(len(self.ranks), _LONG, np.int64)
+        np.minimum.at(least, self.rank_of, self.slack)
         rows = [
             {
                 "rank": rank,
                 "on_path_ns": path.get(rank, 0),
-                **dict(
-                    zip(
-                        ("wait_ns", "transfer_ns", "slack_ns", "arrived_last"),
-                        (column.get(rank) for column in columns),
-                        strict=True,
-                    )
-                ),
+                "slack_ns": None if least[k] == _LONG else int(least[k]),
+                **{name: column.get(rank) for name, column in columns.items()},
                 "held_up_ns": held_up.get(rank, 0),
                 "clock_offset_ns": self.offsets[rank],
             }
-            for rank in self.ranks
+            for k, rank in enumerate(self.ranks)
         ]
         return pa.Table.from_pylist(rows, _RANKS)
 
     def hold_ups(self) -> pa.Table:
         """Each rank in each group: by how much it comes later than all others, less its waits.
 
-        That is what the rank itself is slower by: drift to and fro cancels out.
+        That is what the rank itself is slower by: drift to and fro cancels out. Messages are
+        left out: who hands on what it was handed late is not slower.
         """
-        table = self.collectives
+        table = self.collectives.filter(pc.not_equal(self.collectives["op"], "SendRecv"))
         held = pc.if_else(table["is_last"], table["held_up_ns"], 0)
         later = pc.subtract(held, table["wait_ns"])
         table = table.append_column("held_ns", held).append_column("later_ns", later)
@@ -109,6 +117,7 @@ class Joined:
         return sums.sort_by([("duration_ns_sum", "descending"), ("rank", "ascending")])
 
 
+_LONG = 1 << 62
 _RANKS = pa.schema(
     [
         pa.field(name, pa.int64())
@@ -117,7 +126,8 @@ _RANKS = pa.schema(
             "on_path_ns",
             "wait_ns",
             "transfer_ns",
-            "slack_ns",  # the least that it waits for others
+            "slack_ns",  # the least of all that it does, by which a later one is no later step
+            "arrival_slack_ns",  # the least of its arrivals at collectives
             "arrived_last",  # at how many collectives
             "held_up_ns",  # by how much all the others would have come earlier
             "clock_offset_ns",
@@ -146,23 +156,27 @@ def joined(
     found = {
         rank: analyse(trace, wanted, data_load=data_load) for rank, trace in traces.items()
     }
-    rows = {rank: frozenset(each.graph.event.tolist()) for rank, each in found.items()}
-    every = instances(traces, rows)
-    same = [each for each in every if not mismatched(each)]
+    inside = {
+        rank: np.isin(traces[rank].comm["event"].to_numpy(), each.graph.event)
+        for rank, each in found.items()
+    }
+    ahead = _clocks(traces)
+    same, notes = instances(traces, inside, ahead)
     if not same:
         raise FastcommError(
             f"{', '.join(map(str, traces))}: no communication of one group is on two of these "
             "ranks; wanted process groups on the events"
         )
-    ahead = _clocks(traces)
     joiner = Joiner(found, same, ahead)
-    path, rank_of, table = joiner.path(len(every) - len(same))
+    path, rank_of, starts = joiner.path(notes)
+    room = slack(path.graph, path.on_device)
     return Joined(
         path=path,
         ranks=tuple(found),
         rank_of=rank_of,
+        slack=room,
         offsets=ahead,
-        collectives=table,
+        collectives=table(same, room[starts]),
         violations=joiner.violations,
     )
 

@@ -1,4 +1,4 @@
-"""What every edge of a graph of constraints weighs when its measured step is replayed."""
+"""What every edge of a graph of constraints weighs in a replay, and how much slack nodes have."""
 
 import numpy as np
 
@@ -25,3 +25,10 @@ def measured_delays(graph: Graph, on_device: Flags) -> Column:
 def _delays(graph: Graph, on_device: Flags, least: Column) -> Column:
     nodes = graph.time, on_device
     return binding.delays(nodes, graph.into[0], graph.source, graph.kind, least)
+
+
+def slack(graph: Graph, on_device: Flags) -> Column:
+    """By how many ns each node could be reached later without the last one being so."""
+    end = np.int64(graph.time.max(initial=0))
+    weight = measured_delays(graph, on_device)
+    return binding.latest(graph.into[0], graph.source, weight, end) - graph.time

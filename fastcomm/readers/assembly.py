@@ -224,6 +224,7 @@ def _comm_table(events: Events, found: Collectives, tags: NDArray[np.int8]) -> p
             "payload_bytes": nullable(found.sizes.payload),
             "bus_bytes": nullable(found.sizes.bus),
             "event": row.astype(np.int32),
+            **({} if found.partners is None else found.partners.columns()),
         }
     )
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.communication import Collectives, communication
 from fastcomm.readers.events import Events, Ints, Rows
+from fastcomm.readers.partners import find_partners
 from fastcomm.readers.patterns import Named, Pattern
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.alike import alike
@@ -37,9 +38,13 @@ _OUTPUT_FIRST = (
 
 
 def find_collectives(
-    events: Events, known: Sequence[Group], patterns: Sequence[Pattern] = ()
+    events: Events,
+    known: Sequence[Group],
+    patterns: Sequence[Pattern] = (),
+    *,
+    partners: bool = False,
 ) -> Collectives:
-    """All communication of a file.
+    """All communication of a file, with roots and peers if `partners` are wanted.
 
     `known` are the groups with complete rank lists; `patterns` come before the built-in table.
     """
@@ -57,6 +62,7 @@ def find_collectives(
         sizes=_sizes(host, op, members[group]),
         named=names,
         name=name,
+        partners=find_partners(events, rows, op, group, groups) if partners else None,
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.readers.events import Events, Ints, Rows
+from fastcomm.readers.partners import Partners
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, named
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.tags import Group
@@ -24,6 +25,7 @@ class Collectives:
     sizes: byte_rules.Sizes
     named: tuple[Named, ...]  # what names say
     name: Ints  # index into `named`
+    partners: Partners | None = None  # where the whole trace is read and says who they are
 
 
 def communication(

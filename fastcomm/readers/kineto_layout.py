@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from fastcomm.readers import partners
 from fastcomm.readers.chrome import Selection
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NAMED, KEEP_NONE
@@ -87,5 +88,6 @@ EVERYTHING = replace(
     METRICS,
     keep=[KEEP_ALL for _ in KIND],
     positions=True,
+    detail_args=(*METRICS.detail_args, *partners.DETAILS),
     row_args=(*METRICS.row_args, *(name for name in ARG_NAMES if name not in METRICS.row_args)),
 )

@@ -206,7 +206,11 @@ def _trace(table: pa.Table, said: dict[str, Any], path: Path) -> Trace:
     events = {name: _numbers(table, name, column) for name, column in _EVENTS.items()}
     row = np.flatnonzero(table["op"].is_valid().to_numpy())
     chosen = table.take(pa.array(row))
-    comm = {name: _numbers(chosen, name, column) for name, column in _COMM.items()}
+    comm = {
+        name: _numbers(chosen, name, column)
+        for name, column in _COMM.items()
+        if column in table.column_names or name not in schema.PARTNERS
+    }
     comm |= {name: chosen[name] for name in ("start", "stop")}
     comm["event"] = pa.array(row.astype(np.int32))
     args = [name for name in schema.ARGS.names if name in table.column_names]

@@ -62,6 +62,9 @@ COLUMNS = pa.schema(
         pa.field("msg_bytes", pa.int64()),
         pa.field("payload_bytes", pa.int64()),
         pa.field("bus_bytes", pa.int64()),
+        pa.field("root", pa.int32()),  # from here on global ranks
+        pa.field("sends_to", pa.list_(pa.int32())),
+        pa.field("receives_from", pa.list_(pa.int32())),
     ]
 )
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 from fastcomm.readers.assembly import ReadOptions, assemble
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.events import Events, Ints
+from fastcomm.readers.partners import Partners
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, named
 from fastcomm.trace import schema
 from fastcomm.trace.bytes import Sizes
@@ -70,6 +71,15 @@ def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> C
         sizes=Sizes(*(_filled(comm[f"{kind}_bytes"]) for kind in ("msg", "payload", "bus"))),
         named=names,
         name=name,
+        partners=_partners(comm),
+    )
+
+
+def _partners(comm: pa.Table) -> Partners:
+    return Partners(
+        root=_filled(comm["root"]),
+        sends_to=comm["sends_to"].to_pylist(),
+        receives_from=comm["receives_from"].to_pylist(),
     )
 
 

@@ -54,17 +54,22 @@ def show_joined(found: Joined, console: Console | None = None) -> None:
     """Print the path through all ranks, and which of them hold the others up."""
     console = plain_console(console)
     show(found.path, console)
-    shown = table("rank", "on the path", "waits", "transfers", "came last", "held others up")
+    shown = table(
+        *("rank", "on the path", "slack", "waits", "transfers", "came last", "held others up")
+    )
     for row in found.by_rank().to_pylist():
         shown.add_row(
             str(row["rank"]),
-            *(_time(row[name]) for name in ("on_path_ns", "wait_ns", "transfer_ns")),
+            *(
+                _time(row[name])
+                for name in ("on_path_ns", "arrival_slack_ns", "wait_ns", "transfer_ns")
+            ),
             str(row["arrived_last"] or 0),
             _time(row["held_up_ns"]),
         )
     console.print(shown)
-    worst = found.hold_ups().slice(0, 1).to_pylist()[0]
-    if worst["later_ns"] > 0:
+    worst = next(iter(found.hold_ups().slice(0, 1).to_pylist()), None)
+    if worst is not None and worst["later_ns"] > 0:
         console.print(
             f"Rank {worst['rank']} comes later than all others of its {worst['tag']} group "
             f"({escape(worst['group'])}): {format_ns(worst['later_ns'])} in all.",

@@ -8,6 +8,7 @@ from fastcomm.synthetic.groups import Group
 from fastcomm.synthetic.job import Job
 
 _STORAGE = "(ncclDevKernelArgsStorage<4096ul>)"
+ROOT = 0  # place in the group, of every rooted operation
 ELEMENT = {"BFloat16": 2, "Float": 4, "Long": 8}
 
 

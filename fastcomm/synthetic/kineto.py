@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from fastcomm.synthetic import rows
-from fastcomm.synthetic.calls import Call
+from fastcomm.synthetic.calls import ROOT, Call
 from fastcomm.synthetic.catalog import KERNELS, host_args
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.play import COMPUTE, Step
@@ -168,7 +168,7 @@ class RankText:
         assert call is not None
         where = self.lanes[work.backward]
         said = self._said(call)
-        asynchronous = f'{said}, "Is asynchronized op": true, "Rank": {self.rank}'
+        asynchronous = f'{said}, "Is asynchronized op": true, "Rank": {_rank(call, self.rank)}'
         text = complete("cpu_op", call.operation.host, where, launch, 7_600, self._ids())
         annotation = complete(
             "user_annotation", call.annotation, where, launch + 1_300, 5_500, self._ids()
@@ -185,3 +185,13 @@ class RankText:
         return text + complete(
             "gpu_user_annotation", call.annotation, device, work.start - 1, work.ns + 2, args
         )
+
+
+def _rank(call: Call, own: int) -> int:
+    """The place in the group that the host names: of the root, of the peer, or the own."""
+    if call.operation.op == "Broadcast":
+        return ROOT
+    if call.peers is None:
+        return call.group.ranks.index(own)
+    source, target = call.peers
+    return call.group.ranks.index(target if own == source else source)

@@ -128,5 +128,7 @@ def metadata(call: Call, variant: Variant) -> str:
         "Process Group Ranks": listed(group.ranks),
     }
     if call.peers:
-        found |= {"Src Rank": call.peers[0], "Dst Rank": call.peers[1]}
+        # Each side names the other one alone.
+        sends = call.operation.collective == "send"
+        found["Dst Rank" if sends else "Src Rank"] = call.peers[sends]
     return json.dumps(found)[1:-1]

@@ -96,8 +96,13 @@ COMM = pa.schema(
         pa.field("payload_bytes", pa.int64()),  # nccl-tests' S: the specification's e.bytes
         pa.field("bus_bytes", pa.int64()),  # S times the algorithm's factor
         pa.field("event", pa.int32(), nullable=False),  # row of EVENTS
+        pa.field("root", pa.int32()),  # global rank of the root, of a rooted operation
+        pa.field("sends_to", pa.list_(pa.int32())),  # global ranks, of messages, in their order
+        pa.field("receives_from", pa.list_(pa.int32())),
     ]
 )
+# Columns of COMM that a reader need not bring: they are null then.
+PARTNERS = ("root", "sends_to", "receives_from")
 
 GROUPS = pa.schema(
     [

@@ -76,7 +76,7 @@ class Trace:
         args: pa.Table | None = None,
     ) -> Self:
         """Check every table against its schema. Tables with `start` must be sorted by it."""
-        tables = {"events": events, "comm": comm, "iterations": iterations}
+        tables = {"events": events, "comm": _with_partners(comm), "iterations": iterations}
         checked_tables = {
             name: checked(table, getattr(schema, name.upper()), name)
             for name, table in tables.items()
@@ -94,6 +94,15 @@ class Trace:
             args=None if args is None else _args(args, events.num_rows),
             meta=meta,
         )
+
+
+def _with_partners(comm: pa.Table) -> pa.Table:
+    """The table with all of `schema.PARTNERS`, null where nobody said them."""
+    for name in schema.PARTNERS:
+        if name not in comm.column_names:
+            nothing = pa.nulls(comm.num_rows, schema.COMM.field(name).type)
+            comm = comm.append_column(name, nothing)
+    return comm
 
 
 def _args(table: pa.Table, rows: int) -> pa.Table:

@@ -65,6 +65,20 @@ def replay(
 
 
 @kernel
+def latest(first: Numbers, source: Numbers, weight: Column, end: np.int64) -> Column:
+    """When each node has to be reached at the latest, so that all are by `end`.
+
+    Edges are in order of their targets, each from a node before.
+    """
+    time = np.full(len(first) - 1, end)
+    for back in range(len(time)):
+        node = len(time) - 1 - back
+        for e in range(first[node], first[node + 1]):
+            time[source[e]] = min(time[source[e]], time[node] - weight[e])
+    return time
+
+
+@kernel
 def delays(
     nodes: tuple[Column, Flags],
     first: Numbers,

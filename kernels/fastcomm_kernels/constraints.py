@@ -249,6 +249,18 @@ def lock(
 
 
 @kernel
+def switches(event: Numbers, lane: Numbers, lanes: Lanes) -> int:
+    """How often the nodes go from one of the threads that hand over to another."""
+    found, last = 0, NONE
+    for node in range(len(event)):
+        own = lane[event[node]]
+        if lanes.forward[own] >= 0 or lanes.backward[own] >= 0:
+            found += own != last
+            last = own
+    return found
+
+
+@kernel
 def constrain(
     nodes: Nodes, rows: Rows, lanes: Lanes, waits: Waits, edges: Edges
 ) -> tuple[int, Column]:

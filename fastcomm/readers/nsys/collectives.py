@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.communication import Collectives, communication
 from fastcomm.readers.events import Events, Rows
 from fastcomm.readers.nsys import operations as operations_
@@ -15,8 +16,9 @@ from fastcomm.readers.nsys.events import ProcessEvents
 from fastcomm.readers.nsys.graphs import Creations
 from fastcomm.readers.nsys.nvtx import NcclRanges, Ranges
 from fastcomm.readers.nsys.operations import ANY, COLLECTIVE, MESSAGES, Matched, Operations
+from fastcomm.readers.nsys.partners import find_partners
 from fastcomm.readers.nsys.sizes import Parts
-from fastcomm.readers.patterns import Named, Pattern
+from fastcomm.readers.patterns import Named
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import Group
@@ -44,14 +46,14 @@ def find_collectives(
     ranges: Ranges,
     nccl: NcclRanges,
     communicators: Mapping[int, Communicator],
-    patterns: Sequence[Pattern],
+    options: ReadOptions,
 ) -> tuple[Collectives, Matched]:
-    """All communication of a process.
+    """All communication of a process, with roots and peers if the whole is wanted.
 
     `launches` and `replay` have an entry an event: where it was launched, and the number of the
     graph's launch that it is of, or -1.
     """
-    rows, name, names = communication(events, patterns)
+    rows, name, names = communication(events, options.patterns)
     points = Points(
         thread=launches.thread[rows], start=launches.start[rows], stop=launches.stop[rows]
     )
@@ -82,6 +84,9 @@ def find_collectives(
         sizes=sizes,
         named=names,
         name=name,
+        partners=find_partners(operations, matched, op, communicators)
+        if options.whole
+        else None,
     )
     return collectives, matched
 

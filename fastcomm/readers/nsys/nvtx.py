@@ -126,7 +126,8 @@ class NcclRanges:
     open: NDArray[np.bool_]  # never ended: no range encloses by it
     communicator: Ints  # 64 bits without a sign, as the bits of an int64
     size: Ints
-    peer: Ints
+    peer: Ints  # place in the communicator, as is the root
+    root: Ints
     ranks: Ints  # of the communicator that the call makes
     rank: Ints  # in that communicator
     has_domain: bool = False  # the process made the domain NCCL
@@ -154,6 +155,7 @@ class NcclRanges:
             communicator=self.communicator[rows],
             size=self.size[rows],
             peer=self.peer[rows],
+            root=self.root[rows],
             ranks=self.ranks[rows],
             rank=self.rank[rows],
             has_domain=self.has_domain,

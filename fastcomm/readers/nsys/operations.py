@@ -36,7 +36,8 @@ class Operations:
     is_receive: NDArray[np.bool_]
     communicator: Ints
     size: Ints
-    peer: Ints
+    peer: Ints  # place in the communicator, as is the root
+    root: Ints
     owner: Ints  # row of the range that launches it, -1 where the capture has none
     part: Ints  # number of its part
 
@@ -66,6 +67,7 @@ def find_operations(nccl: NcclRanges) -> Operations:
         communicator=communicator,
         size=nccl.size[row],
         peer=nccl.peer[row],
+        root=nccl.root[row],
         owner=owner[row],
         part=_parts(owner[row], row, communicator, _kind(op[row], is_send | is_receive)),
     )

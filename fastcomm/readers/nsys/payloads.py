@@ -44,10 +44,11 @@ LABELS = {
     "Message size [bytes]": "size",
     "Bytes": "size",  # of broadcasts, sends and receives until 2.24
     "Peer rank": "peer",
+    "Root": "root",
     "No. of ranks": "ranks",
     "Rank": "rank",
 }
-FIELDS = ("communicator", "size", "peer", "ranks", "rank")
+FIELDS = ("communicator", "size", "peer", "root", "ranks", "rank")
 
 _HEADER = 32
 # Bytes of an NVTX entry type, and whether it has a sign.
@@ -56,11 +57,12 @@ _TYPES = {
     15: "i4", 16: "u4", 17: "i8", 18: "u8", 22: "u8", 23: "u8",
 }  # fmt: skip
 
-_ID, _SIZE, _PEER = ("communicator", 0, "u8"), ("size", 8, "u8"), ("peer", 16, "i4")
+_ID, _SIZE = ("communicator", 0, "u8"), ("size", 8, "u8")
 _MEMBER = (("ranks", 8, "i4"), ("rank", 12, "i4"))
 _SPLIT = (_ID, ("ranks", 16, "i4"), ("rank", 20, "i4"))
 _OLD_SIZE = ("size", 0, "u8")
 _MESSAGES = ("ncclSend", "ncclRecv")
+_ROOTED = ("ncclBroadcast", "ncclBcast", "ncclReduce", "ncclGather", "ncclScatter")
 # Where the schema tables are missing: NCCL's layouts since 2.25, and before, by payload size.
 _NEW_SIZES = {"ncclAllGather": 16, "ncclAlltoAll": 16}
 
@@ -172,12 +174,13 @@ def _by_name(call: str, size: int) -> Schema:
         return Schema(32, tuple(Field(*each) for each in _SPLIT))
     if call.startswith("ncclComm"):
         return Schema(8, (Field(*_ID),))
-    message = call in _MESSAGES
+    # Behind the size is who it goes to, or comes from.
+    who = "peer" if call in _MESSAGES else "root" if call in _ROOTED else None
     if size >= _NEW_SIZES.get(call, 24):
-        fields = (_ID, _SIZE, _PEER) if message else (_ID, _SIZE)
-        return Schema(24 if message else 16, tuple(Field(*each) for each in fields))
-    old = (_OLD_SIZE, ("peer", 8, "i4")) if message else (_OLD_SIZE,)
-    return Schema(12 if message else 8, tuple(Field(*each) for each in old))
+        fields = (_ID, _SIZE, (who, 16, "i4")) if who else (_ID, _SIZE)
+        return Schema(24 if who else 16, tuple(Field(*each) for each in fields))
+    old = (_OLD_SIZE, (who, 8, "i4")) if who else (_OLD_SIZE,)
+    return Schema(12 if who else 8, tuple(Field(*each) for each in old))
 
 
 def _schemas(export: Export) -> dict[tuple[int, int], Schema]:

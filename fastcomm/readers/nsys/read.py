@@ -49,7 +49,7 @@ def read(path: Path, options: ReadOptions, member: Member) -> Trace:
         ranges,
         nccl,
         member.communicators,
-        options.patterns,
+        options,
     )
     meta = Meta(
         rank=member.rank,

@@ -98,13 +98,13 @@ class Device:
         self.names[work.name] = found
         return found
 
-    def waits(self, stream: int, record: Launch, wait: Launch) -> None:
-        """An event is recorded on the stream of compute, and another stream waits for it."""
+    def waits(self, stream: int, other: int, record: Launch, wait: Launch) -> None:
+        """An event is recorded on the other stream, and the first one waits for it."""
         self.events += 1
         self.tables.add(
             "CUPTI_ACTIVITY_KIND_CUDA_EVENT",
             timestamp=0,
-            **self._where(COMPUTE, record.correlation),
+            **self._where(other, record.correlation),
             eventId=self.events % 64,
             eventSyncId=self.events,
         )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from fastcomm.synthetic.calls import ELEMENT, Call
+from fastcomm.synthetic.calls import ELEMENT, ROOT, Call
 from fastcomm.synthetic.groups import Group
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys import payloads
@@ -46,7 +46,7 @@ def operations(job: Job, rank: int, call: Call, *, native: bool) -> list[Operati
     name = _NAMES[call.operation.collective]
     # The one size that NCCL says of a gather is that of its smaller side.
     counts = {payloads.SIZE: min(call.sent, call.received) * size}
-    more = {payloads.REDUCTION: 0, payloads.ROOT: 0}
+    more = {payloads.REDUCTION: 0, payloads.ROOT: ROOT}
     if call.peers:
         source, target = call.peers
         peer = target if rank == source else source

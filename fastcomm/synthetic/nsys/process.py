@@ -15,7 +15,7 @@ from fastcomm.synthetic.nsys.host import DOMAIN, MARK, START_END, THREAD, Clock,
 from fastcomm.synthetic.nsys.operations import communicator, operations
 from fastcomm.synthetic.nsys.tables import Tables
 from fastcomm.synthetic.nsys.variant import NsysVariant
-from fastcomm.synthetic.play import Step
+from fastcomm.synthetic.play import COMPUTE, Step
 from fastcomm.synthetic.tape import Work
 
 SETUP_NS = 3_141_592_653  # from the start of a capture to the first step
@@ -54,6 +54,7 @@ class Process:
         self.main = self.host.thread(0)
         self.groups = groups(job, rank)
         self.cut = 0 if variant.init else CUT
+        self.running: dict[int, Work] = {}  # what compute has not waited for, by stream
 
     def write(self) -> None:
         """All rows of the process."""
@@ -195,6 +196,8 @@ class Process:
         else:
             name, call = _COPIES[work.kind]
         self.host.operator_range(thread, name, launch, launch + 3_600)
+        if work.stream == COMPUTE:
+            self._join(work, thread, launch)
         if self.host.domain > 1 and work.name == "empty":
             self.host.library(thread, "cub::DeviceFor", launch + 500, launch + 3_400)
         return self.host.cuda(thread, call, launch + 1_000, 2_200)
@@ -207,7 +210,8 @@ class Process:
         lone = call.peers is not None and not self.variant.groups
         host.operator_range(thread, call.operation.host, launch, launch + 7_600)
         host.operator_range(thread, "record_param_comms", launch + 700, launch + 7_200)
-        self._wait(work, thread, launch + 720)
+        self._wait((work.stream, COMPUTE), thread, (launch + 720, 200))
+        self.running[work.stream] = work
         host.operator_range(thread, call.annotation, launch + 1_300, launch + 6_800)
         if found[0].name in {"ncclSend", "ncclRecv"} and not lone:
             host.nccl(thread, "ncclCommCount", launch + 1_310, launch + 1_330)
@@ -220,11 +224,19 @@ class Process:
         launcher = host.thread(LAUNCHER) if self.variant.other_thread else thread
         return host.cuda(launcher, "cudaLaunchKernelExC_v11060", launch + 2_600, 3_200)
 
-    def _wait(self, work: Work, thread: int, start: int) -> None:
-        """The stream of communication waits for that of compute."""
-        record = self.host.cuda(thread, "cudaEventRecord_v3020", start, 200)
-        wait = self.host.cuda(thread, "cudaStreamWaitEvent_v3020", start + 250, 200)
-        self.device.waits(work.stream, record, wait)
+    def _join(self, work: Work, thread: int, launch: int) -> None:
+        """Compute waits for the communication that is over by then, once."""
+        over = [stream for stream, last in self.running.items() if last.stop <= work.start]
+        for number, stream in enumerate(sorted(over)):
+            del self.running[stream]
+            self._wait((COMPUTE, stream), thread, (launch + 20 + 200 * number, 80))
+
+    def _wait(self, streams: tuple[int, int], thread: int, span: tuple[int, int]) -> None:
+        """The first stream waits for the second: two calls, from a moment on, of a length."""
+        start, ns = span
+        record = self.host.cuda(thread, "cudaEventRecord_v3020", start, ns)
+        wait = self.host.cuda(thread, "cudaStreamWaitEvent_v3020", start + ns + ns // 4, ns)
+        self.device.waits(*streams, record, wait)
 
 
 def _launcher(name: str) -> str:

@@ -1,0 +1,165 @@
+"""Roots and peers as global ranks, from what each format says of them."""
+
+import kineto_text as k
+import pyarrow.parquet as pq
+import pytest
+from nsys_report import SMALL
+
+from fastcomm.engine.ingest import ingest, plan
+from fastcomm.readers import store_layout
+from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.synthetic import NsysVariant, play, write, write_nsys
+from fastcomm.trace.schema import OPS, PARTNERS
+
+WHOLE = OpenOptions(whole=True)
+GROUP = {"Process_Group_Name": "3", "Process_Group_Ranks": "[4, 6, 9]", "Group_size": 3}
+
+
+def call(word, ts, dur, **said):
+    """What the host says of a collective."""
+    args = {"Collective_name": word, **GROUP, **said}
+    return k.event("record_param_comms", "cpu_op", ts, dur, pid=100, tid=1, **args)
+
+
+def message(ts, correlation, **said):
+    name = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+    return k.kernel(name, ts, 5, 20, device=0, correlation=correlation, **said)
+
+
+def partners(folder, events):
+    path = k.write(folder / "rank4.json", events, rank=4, world=10)
+    trace = open_run(path, options=WHOLE).read(4)
+    return [tuple(row[name] for name in PARTNERS) for row in trace.comm.to_pylist()]
+
+
+def test_a_message_names_the_other_side_as_a_global_rank(tmp_path):
+    rows = [
+        k.launch(1, 1),
+        k.launch(2, 2),
+        message(10, 1, Collective_name="send", Dst_Rank=9, **GROUP),
+        message(20, 2, Collective_name="recv", Src_Rank=6, **GROUP),
+    ]
+    assert partners(tmp_path, rows) == [(None, [9], []), (None, [], [6])]
+
+
+def test_without_a_global_rank_the_place_in_the_group_is_looked_up(tmp_path):
+    rows = [
+        call("send", 0, 5, Rank=2),
+        k.launch(1, 1),
+        call("recv", 6, 5, Rank=3),
+        k.launch(7, 2),
+        message(10, 1, Collective_name="send", **GROUP),
+        message(20, 2, Collective_name="recv", **GROUP),
+    ]
+    assert partners(tmp_path, rows) == [(None, [9], []), (None, None, None)]
+
+
+def test_the_root_is_a_place_in_the_group_on_the_hosts_call(tmp_path):
+    def broadcast(ts, correlation):
+        words = {**GROUP, "Collective_name": "broadcast", "device": 0}
+        return k.all_reduce(ts, 5, correlation=correlation, **words)
+
+    rows = [
+        call("broadcast", 0, 5, Rank=1),
+        k.launch(1, 1),
+        call("broadcast", 6, 5),
+        k.launch(7, 2),
+        broadcast(10, 1),
+        broadcast(20, 2),
+    ]
+    assert partners(tmp_path, rows) == [(6, None, None), (None, None, None)]
+
+
+def test_messages_launched_together_are_those_called_since_the_launch_before(tmp_path):
+    rows = [
+        call("send", 0, 5, Dst_Rank=6),
+        k.launch(1, 1),
+        call("send", 10, 2, Dst_Rank=9),
+        call("recv", 13, 2, Src_Rank=6),
+        call("send", 15, 2, Dst_Rank=1, Process_Group_Name="8"),
+        call("recv", 22, 9, Src_Rank=1),
+        k.launch(20, 2),
+        message(30, 1, Collective_name="send", Dst_Rank=6, **GROUP),
+        # PyTorch links it to the last of them.
+        message(40, 2, Collective_name="recv", Src_Rank=6, **GROUP),
+        message(50, 3),
+    ]
+    assert partners(tmp_path, rows)[:2] == [(None, [6], []), (None, [9], [6])]
+    assert partners(tmp_path, rows)[2] == (None, None, None)
+
+
+def test_messages_that_say_nothing_have_no_peers(tmp_path):
+    rows = [k.launch(1, 1), message(10, 1, **GROUP)]
+    assert partners(tmp_path, rows) == [(None, None, None)]
+
+
+def by_definition(rank):
+    """Root, sends and receives of each call of the job, in order of time."""
+    calls = [
+        (work.start, work.stop, work.call)
+        for step in play.steps(SMALL, rank)
+        for work in step.works
+        if work.call
+    ]
+    for start, stop, each in sorted(calls, key=lambda found: found[0]):
+        op = each.operation.op
+        sends = receives = None
+        if each.peers:
+            source, target = each.peers
+            sends, receives = ([target], []) if source == rank else ([], [source])
+        root = each.group.ranks[0] if op == "Broadcast" else None
+        yield start, stop, op, root, sends, receives
+
+
+def said(trace):
+    names = ("start", "stop", "op", *PARTNERS)
+    rows = [tuple(row[name] for name in names) for row in trace.comm.to_pylist()]
+    return [(start, stop, OPS[op], *rest) for start, stop, op, *rest in rows]
+
+
+MADE = {
+    "kineto": lambda folder: write(SMALL, folder),
+    "sqlite": lambda folder: write_nsys(SMALL, folder, per_report=4),
+    "ungrouped": lambda folder: write_nsys(
+        SMALL, folder, per_report=4, variant=NsysVariant(groups=False)
+    ),
+    "texts": lambda folder: write_nsys(
+        SMALL, folder, per_report=4, variant=NsysVariant(payload="json")
+    ),
+}
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", MADE)
+def test_every_format_knows_the_partners_of_the_made_up_job(tmp_path, name):
+    MADE[name](tmp_path)
+    run = open_run(tmp_path, options=WHOLE)
+    for rank in (0, run.ranks[-1]):
+        assert said(run.read(rank)) == list(by_definition(rank))
+
+
+@pytest.fixture
+def store(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    write(SMALL, source, ranks=[0])
+    ingest(plan([source], tmp_path / "store", options=WHOLE))
+    return source, tmp_path / "store"
+
+
+@pytest.mark.compiled
+def test_a_store_keeps_them_and_one_from_before_opens_without(store):
+    source, stored = store
+    wanted = open_run(source, options=WHOLE).read(0).comm
+    assert open_run(stored, options=WHOLE).read(0).comm.equals(wanted)
+    path = stored / store_layout.file_name(0)
+    with pq.ParquetFile(path) as file:
+        groups = [file.read_row_group(n) for n in range(file.num_row_groups)]
+        about = file.metadata.metadata
+    with pq.ParquetWriter(path, groups[0].drop_columns(PARTNERS).schema) as writer:
+        for group in groups:
+            writer.write_table(group.drop_columns(PARTNERS))
+        writer.add_key_value_metadata(about)
+    before = open_run(stored, options=WHOLE).read(0).comm
+    assert before.drop_columns(PARTNERS).equals(wanted.drop_columns(PARTNERS))
+    assert all(before[name].null_count == before.num_rows for name in PARTNERS)
