@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from fastcomm.errors import FastcommError
+from fastcomm.remote import refuse_output
 from fastcomm.store.aside import aside
 
 Writer = Callable[[Path], object]
@@ -12,6 +13,7 @@ Writer = Callable[[Path], object]
 
 def write(folder: str | Path, writers: Mapping[str, Writer]) -> list[Path]:
     """Write files by name into a folder, which is made; FastcommError where that fails."""
+    refuse_output("--output", folder)
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
