@@ -7,6 +7,8 @@ from pathlib import Path
 
 import fsspec
 import kineto_text as k
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -15,7 +17,7 @@ from fastcomm import remote
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers.nsys.sqlite import Database
-from fastcomm.synthetic import Job, NsysVariant, write, write_nsys
+from fastcomm.synthetic import Job, write, write_nsys
 
 pytestmark = pytest.mark.compiled
 
@@ -114,7 +116,7 @@ def staged():
 def test_an_export_of_nsys_is_measured_as_here(tmp_path, memory, form, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    write_nsys(Job.of(ranks=2), tmp_path / "run", variant=NsysVariant(form=form))
+    write_nsys(Job.of(ranks=2), tmp_path / "run", kind=form)
     url = upload(memory, tmp_path / "run", "/nsys")
     assert measured(url) == measured(tmp_path / "run")
     assert staged() == []
@@ -122,7 +124,7 @@ def test_an_export_of_nsys_is_measured_as_here(tmp_path, memory, form, monkeypat
 
 def test_a_copy_for_sqlite_goes_with_its_reader(tmp_path, memory, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    write_nsys(Job.of(ranks=2), tmp_path / "run", variant=NsysVariant())
+    write_nsys(Job.of(ranks=2), tmp_path / "run")
     url = upload(memory, tmp_path / "run", "/nsys")
     (report, *_) = remote.place(url).iterdir()
     database = Database(report)
@@ -132,14 +134,20 @@ def test_a_copy_for_sqlite_goes_with_its_reader(tmp_path, memory, monkeypatch):
     assert staged() == []
 
 
-def test_tables_and_logs_are_read_by_the_same_doors(tmp_path, memory):
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_tables_of_operations_are_measured_as_here(tmp_path, memory, suffix):
     config = tmp_path / "table.toml"
     config.write_text(
-        '[table]\nrank = "rank"\nname = "op"\nstart = "t0"\nstop = "t1"\nunit = "us"\n'
+        '[table]\nrank = "rank"\nkind = "op"\nstart = "t0"\nstop = "t1"\nunit = "us"\n'
+        '[table.kinds]\ngemm = "compute"\nreduce = "AllReduce"\n'
     )
     (tmp_path / "run").mkdir()
-    rows = "rank,op,t0,t1\n0,gemm,0,5\n0,AllReduce,5,9\n1,gemm,0,6\n1,AllReduce,6,9\n"
+    rows = "rank,op,t0,t1\n0,gemm,0,5\n0,reduce,5,9\n1,gemm,0,6\n1,reduce,6,9\n"
     (tmp_path / "run" / "ops.csv").write_text(rows)
+    if suffix == ".parquet":
+        table = pa_csv.read_csv(tmp_path / "run" / "ops.csv")
+        pq.write_table(table, tmp_path / "run" / "ops.parquet")
+        (tmp_path / "run" / "ops.csv").unlink()
     url = upload(memory, tmp_path / "run", "/table")
     memory.pipe("/table.toml", config.read_bytes())
     here = measured(tmp_path / "run", "--config", config)
