@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from fastcomm import remote
 from fastcomm.errors import ConfigError, TraceFileError
 
 RATIO, TEXT, DOCUMENT = (
@@ -86,6 +87,8 @@ def opened(path: Path) -> BinaryIO:
 
     Opening a pipe would wait for a writer, and it could be read only once.
     """
+    if not remote.is_local(path):
+        return remote.opened(path)
     # O_NONBLOCK means nothing to a regular file; Windows knows neither it nor pipes of names.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
@@ -101,7 +104,8 @@ def opened(path: Path) -> BinaryIO:
 
 def check(path: Path) -> None:
     """OSError where a library that opens a file by its name should not."""
-    opened(path).close()
+    if remote.is_local(path):
+        opened(path).close()
 
 
 def text(path: Path, most: int = _LARGEST) -> str:

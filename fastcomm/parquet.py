@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fastcomm import inputs
+from fastcomm import inputs, remote
 from fastcomm.errors import TraceFileError
 
 _CELL = 8  # bytes of most values in memory
@@ -15,13 +15,14 @@ _CELL = 8  # bytes of most values in memory
 def names(path: Path) -> list[str]:
     """The names of the columns; OSError or ArrowException where the file is none."""
     inputs.check(path)
-    return list(pq.read_schema(path).names)
+    with remote.named(path) as source:
+        return list(pq.read_schema(source).names)
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Some columns, or all; raises as `names`, and TraceFileError where they cannot fit."""
     inputs.check(path)
-    with pq.ParquetFile(path) as file:
+    with remote.named(path) as source, pq.ParquetFile(source) as file:
         found = file.schema_arrow.names
         if missing := [name for name in columns or () if name not in found]:
             raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {found}")

@@ -36,14 +36,14 @@ def test_a_worker_that_is_killed_costs_its_rank_alone(tmp_path):
     assert [each.rank for each in lost] == [3]
     assert "rank3.json: the worker that read rank 3 was killed" in lost[0].error
     assert sorted(source.rank for source in seen) == list(range(12))
-    with pytest.raises(FastcommError, match="rank1.json: the worker"):
+    with pytest.raises(FastcommError, match=r"rank1\.json: the worker"):
         Local(workers=2).gather(c.run_of(c.fine, c.deadly), c.COUNT)
 
 
 def test_an_error_ends_the_workers_at_once():
     run = c.run_of(partial(slow_bad), *[partial(c.slow, seconds=60)] * 3)
     begun = monotonic()
-    with pytest.raises(FastcommError, match="rank0.json: damaged"):
+    with pytest.raises(FastcommError, match=r"rank0\.json: damaged"):
         Local(workers=2).gather(run, c.COUNT)
     assert monotonic() - begun < 30
 

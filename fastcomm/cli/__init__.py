@@ -27,6 +27,7 @@ COMMANDS = (
     "ingest",
     "convert",
     "demo",
+    "doctor",
 )
 
 INCOMPLETE = 3

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import run_options
+from fastcomm.cli.options import OutputFolder, run_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--output",
-    type=click.Path(file_okay=False),
+    type=OutputFolder(),
     metavar="DIR",
     help="Write the path edge by edge as CSV and Parquet, and critical_path.json.",
 )

@@ -53,14 +53,19 @@ def run(ctx: click.Context, /, paths: tuple[str, ...], output: str, **words: Any
 def _stored(
     paths: tuple[str, ...], output: str, words: dict[str, Any], engine: "Engine"
 ) -> "Ingested":
+    from functools import partial
+
     from fastcomm.cli.options import numbers, open_options, seen_by
     from fastcomm.engine import warm
     from fastcomm.engine.ingest import ingest, plan
+    from fastcomm.remote import is_url, refuse_output
     from fastcomm.report.progress import progress
 
     ranks = numbers("--ranks", words["ranks"]) if words["ranks"] else None
     folder, *traces = seen_by((output, *paths), words)
-    planned = plan(traces, folder, options=open_options(words), ranks=ranks)
+    refuse_output("--output", output)
+    planning = partial(plan, traces, folder, options=open_options(words), ranks=ranks)
+    planned = engine.call(planning) if any(map(is_url, traces)) else planning()
     if engine.is_here:
         warm.compile_kernels()
     with progress(planned.run) as advance:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import engine_of, run_options
+from fastcomm.cli.options import OutputFolder, engine_of, run_options
 
 if TYPE_CHECKING:
     from fastcomm.engine.engine import Engine
@@ -39,7 +39,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--output",
-    type=click.Path(file_okay=False),
+    type=OutputFolder(),
     metavar="DIR",
     help="Write every table as CSV and Parquet, and metrics.json.",
 )

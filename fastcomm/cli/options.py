@@ -18,6 +18,32 @@ F = TypeVar("F", bound=Callable[..., Any])
 _SIZES = ("tp", "pp", "dp", "ep", "cp")
 
 
+class FileOrUrl(click.Path):
+    """A path that exists, or a URL, of which reading it says whether it does."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """The word itself where it is a URL."""
+        return value if "://" in str(value) else super().convert(value, param, ctx)
+
+
+class OutputFolder(click.Path):
+    """A directory to write to, which may not be there; no URL."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """The word; ConfigError where it is a URL, before anything is done."""
+        from fastcomm.remote import refuse_output
+
+        refuse_output("--output", value)
+        return super().convert(value, param, ctx)
+
+
 def run_options(command: F) -> F:
     """The options that say what a run is and how to read it; `opened` takes them."""
     for option in reversed([*_reading(), *_going_on()]):
@@ -49,7 +75,7 @@ def _reading() -> list[Callable[[F], F]]:
         click.option(
             "--config",
             "config_path",
-            type=click.Path(exists=True, dir_okay=False),
+            type=FileOrUrl(exists=True, dir_okay=False),
             help="TOML file: parallelism, tags, kernel patterns, iterations, link.",
         ),
         click.option(
@@ -134,26 +160,42 @@ def opened(
     paths: tuple[str, ...], words: dict[str, Any], engine: "Engine | None" = None
 ) -> "Run":
     """The run that the paths and the words of `run_options` describe."""
-    from fastcomm.readers.runs import open_run
-
-    options = open_options(words)
-    run = open_run(*seen_by(paths, words), options=options)
+    run = found(paths, words, open_options(words), engine)
     return run.only(numbers("--ranks", words["ranks"])) if words["ranks"] else run
+
+
+def found(
+    paths: tuple[str, ...],
+    words: dict[str, Any],
+    options: "OpenOptions",
+    engine: "Engine | None",
+) -> "Run":
+    """The run at the paths; one at URLs is looked for where it is read."""
+    from functools import partial
+
+    from fastcomm.readers.runs import open_run
+    from fastcomm.remote import is_url
+
+    look = partial(open_run, *seen_by(paths, words), options=options)
+    return engine.call(look) if engine is not None and any(map(is_url, paths)) else look()
 
 
 def seen_by(paths: tuple[str, ...], words: dict[str, Any]) -> tuple[str, ...]:
     """The paths as every worker understands them: those of a cluster begin elsewhere."""
     from pathlib import Path
 
-    return tuple(str(Path(path).absolute()) for path in paths) if words["dask"] else paths
+    from fastcomm.remote import is_url
+
+    if not words["dask"]:
+        return paths
+    return tuple(path if is_url(path) else str(Path(path).absolute()) for path in paths)
 
 
 def open_options(words: dict[str, Any]) -> "OpenOptions":
     """What the words of `run_options` say about how to read."""
-    from pathlib import Path
-
     from fastcomm.readers import config as config_
     from fastcomm.readers.formats import OpenOptions
+    from fastcomm.remote import place
     from fastcomm.trace.iterations import IterationRule
 
     said = config_.Config(
@@ -162,7 +204,7 @@ def open_options(words: dict[str, Any]) -> "OpenOptions":
         )
     )
     if words["config_path"]:
-        said = said.over(config_.read(Path(words["config_path"])))
+        said = said.over(config_.read(place(words["config_path"])))
     return OpenOptions(
         config=said,
         guess_tags=words["guess_tags"],

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import run_options
+from fastcomm.cli.options import OutputFolder, run_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--output",
-    type=click.Path(file_okay=False),
+    type=OutputFolder(),
     metavar="DIR",
     help="Write the new path as CSV and Parquet, what_if.json, and the sweep.",
 )

@@ -9,6 +9,7 @@ import numpy as np
 from fastcomm.critical_path.rows import Rows, codes
 from fastcomm.critical_path.window import Window, WindowError, instances
 from fastcomm.readers.blocks import blocks
+from fastcomm.remote import place
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import graph as graphs
@@ -96,7 +97,7 @@ def _is_fractional(start: Column, stop: Column, trace: Trace) -> bool:
     if (start % 1000).any():
         return True
     # Only then it makes a difference; that no kept start has a fraction does not settle it.
-    return bool((stop % 1000).any()) and _written_as_float(Path(trace.meta.path))
+    return bool((stop % 1000).any()) and _written_as_float(place(trace.meta.path))
 
 
 _FLOAT = re.compile(rb'"ts"\s*:\s*-?\d+[.eE]')

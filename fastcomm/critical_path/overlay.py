@@ -22,6 +22,7 @@ from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
 from fastcomm.readers.blocks import blocks
 from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.remote import is_local, place
 from fastcomm.trace.run import Run
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
@@ -77,10 +78,10 @@ def overlay_critical_path_analysis(
 
 def write(trace: Trace, found: CriticalPath, target: Path, drawing: Drawing) -> None:
     """Write the trace with the path in it, compressed where the name ends in .gz."""
-    source = Path(trace.meta.path)
+    source = place(trace.meta.path)
     if trace.meta.format != "kineto" or trace.args is None:
         raise FastcommError(f"{source}: an overlay needs a JSON trace, read with every event")
-    if target.exists() and source.exists() and target.samefile(source):
+    if target.exists() and is_local(source) and source.exists() and target.samefile(source):
         raise FastcommError(f"{target}: an overlay never overwrites its trace")
     aside = target.with_name(f".{target.name}.{os.getpid()}")
     try:

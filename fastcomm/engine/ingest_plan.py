@@ -9,6 +9,7 @@ from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.runs import OpenOptions, missing, open_run, with_card
 from fastcomm.readers.store_layout import MANIFEST
 from fastcomm.readers.store_manifest import read_manifest
+from fastcomm.remote import is_local, place, refuse_output
 from fastcomm.trace.run import Run, ranges
 
 
@@ -33,6 +34,7 @@ def plan(
 
     Raises `ConfigError` where the directory is of something else, or holds the run itself.
     """
+    refuse_output("--output", folder)
     folder = Path(folder)
     _refuse_inside(paths, folder)
     config, _ = with_card((options or OpenOptions()).config, paths)
@@ -54,7 +56,7 @@ def plan(
 def _refuse_inside(paths: Sequence[str | Path], folder: Path) -> None:
     """A store among the traces would make them a run of two formats."""
     whole = folder.resolve()
-    for path in map(Path, paths):
+    for path in filter(is_local, map(place, paths)):
         if path.resolve() == whole:
             raise ConfigError(f"--output {folder}: is what is read; wanted another directory")
         if path.is_dir() and path.resolve() in whole.parents:
@@ -66,7 +68,7 @@ def _refuse_inside(paths: Sequence[str | Path], folder: Path) -> None:
 def _refuse_outside(run: Run, folder: Path) -> None:
     whole = folder.resolve()
     for source in run.sources:
-        if whole in source.path.resolve().parents:
+        if is_local(source.path) and whole in source.path.resolve().parents:
             raise ConfigError(
                 f"--output {folder}: {source.path} lies in it, which is read; wanted a "
                 "directory of its own"

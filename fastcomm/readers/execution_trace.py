@@ -15,6 +15,7 @@ import orjson
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.blocks import CutShortError, document
+from fastcomm.remote import place
 from fastcomm.trace.trace import Trace
 
 _NAMES = ("torch_et_{rank}.json", "pytorch_et_{rank}.json")
@@ -38,7 +39,7 @@ class Operator:
 
 def find(trace: Trace) -> Path | None:
     """The execution trace that lies beside a trace."""
-    folder = Path(trace.meta.path).parent
+    folder = place(trace.meta.path).parent
     for name in _NAMES:
         for suffix in ("", ".gz"):
             path = folder / f"{name.format(rank=trace.meta.rank)}{suffix}"

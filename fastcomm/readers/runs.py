@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from glob import glob
 from importlib import import_module
@@ -13,6 +14,7 @@ from fastcomm.readers.config import Config
 from fastcomm.readers.formats import Format, OpenOptions
 from fastcomm.readers.nsys.unexported import unexported
 from fastcomm.readers.steady import steady
+from fastcomm.remote import is_local, is_url, matches, place
 from fastcomm.trace.run import Run, absent
 
 __all__ = ["FORMATS", "OpenOptions", "open_run"]
@@ -85,10 +87,10 @@ def _of_one_format(
     by_format: dict[str, list[Path]] = {}
     strange: list[str] = []
     remedies: list[str] = []
-    for path, is_named in _candidates(paths, config):
+    for (path, is_named), name in _with_formats(paths, config):
         if remedy := unexported(path):
             remedies.append(remedy)
-        elif (name := _format_of(path, config)) is not None:
+        elif name is not None:
             by_format.setdefault(name, []).append(path)
         elif is_named:
             # Reading it says what is wrong with it.
@@ -114,6 +116,24 @@ _FALLBACK = "kineto"
 # traces, which lie beside Kineto traces.
 _SUFFIXES = (".json", ".json.gz")
 _NO_TRACES = ("torch_et_", "pytorch_et_")
+
+
+_AT_ONCE = 16
+
+
+def _with_formats(
+    paths: Sequence[str | Path], config: Config
+) -> Iterator[tuple[tuple[Path, bool], str | None]]:
+    """The candidates with the format of each."""
+    candidates = list(_candidates(paths, config))
+    looked = [config] * len(candidates)
+    files = [path for path, _ in candidates]
+    if all(map(is_local, files)):
+        yield from zip(candidates, map(_format_of, files, looked), strict=True)
+        return
+    # Every look at a file that lies elsewhere is a wait.
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        yield from zip(candidates, pool.map(_format_of, files, looked), strict=True)
 
 
 def _format_of(path: Path, config: Config) -> str | None:
@@ -149,13 +169,13 @@ def _candidates(paths: Sequence[str | Path], config: Config) -> Iterator[tuple[P
     named: dict[Path, None] = {}
     searched: dict[Path, None] = {}
     for word in paths:
-        path = Path(word)
+        path = place(word)
         if path.is_dir():
             searched |= dict.fromkeys(_below(path, config))
         elif path.exists():
             named[path] = None
-        elif matches := sorted(glob(str(word), recursive=True)):  # noqa: PTH207 - absolute too
-            for match in map(Path, matches):
+        elif found := _matches(str(word)):
+            for match in found:
                 if match.is_dir():
                     searched |= dict.fromkeys(_below(match, config))
                 else:
@@ -164,6 +184,13 @@ def _candidates(paths: Sequence[str | Path], config: Config) -> Iterator[tuple[P
             raise FastcommError(f"{word}: no such file or directory, and no file matches it")
     for path in named | searched:
         yield path, path in named
+
+
+def _matches(word: str) -> list[Path]:
+    """What a glob matches."""
+    if is_url(word):
+        return matches(word)
+    return [Path(match) for match in sorted(glob(word, recursive=True))]  # noqa: PTH207
 
 
 def _below(
@@ -175,6 +202,9 @@ def _below(
     """
     if _format_of(directory, config) is not None:
         yield directory
+        return
+    if not is_local(directory):
+        yield from _below_elsewhere(directory, config)
         return
     try:
         here = directory.stat()
@@ -190,6 +220,17 @@ def _below(
             yield directory / name
         elif _identity(directory / name) not in above:
             yield from _below(directory / name, config, above)
+
+
+def _below_elsewhere(directory: Path, config: Config) -> Iterator[Path]:
+    """The same where there are no links."""
+    for path in sorted(directory.iterdir(), key=lambda path: path.name):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            yield from _below(path, config)
+        else:
+            yield path
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
@@ -213,7 +254,7 @@ def missing(ranks: Sequence[int], world: int | None) -> list[str]:
 
 def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tuple[str, ...]]:
     """The configuration over the workload card that lies in one of the directories."""
-    for path in map(Path, paths):
+    for path in map(place, paths):
         if not path.is_dir() or not any(path.glob("*.yaml")):
             continue
         from fastcomm.readers import cards  # most runs have none, and need no YAML

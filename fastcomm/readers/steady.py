@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from fastcomm.errors import SchemaError, TraceFileError
+from fastcomm.remote import is_local
 from fastcomm.trace.run import Source
 from fastcomm.trace.trace import Trace
 
@@ -45,6 +46,8 @@ def _state(path: Path) -> _State:
     try:
         if not path.is_dir():
             return (_of(path.name, path.stat()),)
+        if not is_local(path):
+            return tuple(sorted(_of(each.name, each.stat()) for each in path.iterdir()))
         with os.scandir(path) as entries:
             return tuple(sorted(_of(entry.name, entry.stat()) for entry in entries))
     except OSError:

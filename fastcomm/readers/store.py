@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from fastcomm import inputs
+from fastcomm import inputs, remote
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers import store_layout as layout
 from fastcomm.readers import store_said
@@ -159,9 +159,12 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
     try:
         inputs.check(path)
         words = [field.name for field in layout.COLUMNS if pa.types.is_dictionary(field.type)]
-        with pq.ParquetFile(
-            path, read_dictionary=words, page_checksum_verification=True
-        ) as file:
+        with (
+            remote.named(path) as source,
+            pq.ParquetFile(
+                source, read_dictionary=words, page_checksum_verification=True
+            ) as file,
+        ):
             parquet.check(file.metadata, path.stat().st_size, path)
             yield file
     except FileNotFoundError as error:

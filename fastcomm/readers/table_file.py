@@ -14,7 +14,7 @@ import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fastcomm import inputs, parquet
+from fastcomm import inputs, parquet, remote
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.blocks import CutShortError, blocks
 from fastcomm.readers.table_mapping import UNITS, TableMapping
@@ -55,15 +55,26 @@ def batches(
     with _reading(path):
         if path.name.endswith(PARQUET):
             inputs.check(path)
-            parquet.check(pq.read_metadata(path), path.stat().st_size, path, columns)
-            rows = pa_dataset.dataset(path, format="parquet")
-            for batch in rows.to_batches(columns=list(columns), filter=where):
-                yield pa.Table.from_batches([batch])
+            yield from _rows(path, list(columns), where)
             return
         with _csv(path, columns, texts) as reader:
             for batch in reader:
                 table = pa.Table.from_batches([batch])
                 yield table if where is None else table.filter(where)
+
+
+def _rows(path: Path, columns: list[str], where: pc.Expression) -> Iterator[pa.Table]:
+    """The same of a Parquet file."""
+    with remote.named(path) as source:
+        parquet.check(pq.read_metadata(source), path.stat().st_size, path, columns)
+    place: Any = path
+    rows = (
+        pa_dataset.dataset(path, format="parquet")
+        if remote.is_local(path)
+        else pa_dataset.dataset(place.path, format="parquet", filesystem=place.fs)
+    )
+    for batch in rows.to_batches(columns=columns, filter=where):
+        yield pa.Table.from_batches([batch])
 
 
 def _csv(

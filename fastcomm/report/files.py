@@ -6,12 +6,14 @@ from pathlib import Path
 
 from fastcomm.aside import aside
 from fastcomm.errors import FastcommError
+from fastcomm.remote import refuse_output
 
 Writer = Callable[[Path], object]
 
 
 def write(folder: str | Path, writers: Mapping[str, Writer]) -> list[Path]:
     """Write files by name into a folder, which is made; FastcommError where that fails."""
+    refuse_output("--output", folder)
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

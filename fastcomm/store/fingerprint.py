@@ -7,6 +7,7 @@ from pathlib import Path
 from fastcomm import inputs
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.store_layout import Fingerprint
+from fastcomm.remote import is_local
 
 _ENDS = 1 << 16  # bytes
 
@@ -31,7 +32,11 @@ def fingerprint(path: Path) -> Fingerprint:
 
 
 def _of_directory(path: Path) -> Fingerprint:
-    files = sorted(Path(folder) / name for folder, _, names in os.walk(path) for name in names)
+    if is_local(path):
+        below = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
+    else:
+        below = [file for file in path.rglob("*") if file.is_file()]
+    files = sorted(below)
     seen = [(str(file.relative_to(path)), file.stat()) for file in files]
     text = repr([(name, status.st_size, status.st_mtime_ns) for name, status in seen])
     return Fingerprint(

@@ -62,7 +62,7 @@ def _names_of(file: Path) -> tuple[str, ...]:
         if file.suffix == ".parquet":
             return tuple(parquet.names(file))
         inputs.check(file)
-        with pa.OSFile(str(file)) as stream, pa.ipc.open_stream(stream) as reader:
+        with inputs.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
             return tuple(reader.schema.names)
 
 
@@ -86,7 +86,7 @@ def _stream(file: Path, columns: Sequence[str]) -> pa.Table:
     size, made = file.stat().st_size, 0
     limits = inputs.Limits.of_environment()
     inputs.check(file)
-    with pa.OSFile(str(file)) as stream, pa.ipc.open_stream(stream) as reader:
+    with inputs.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
         schema, batches = reader.schema, []
         for batch in reader:
             batches.append(batch.select(columns))

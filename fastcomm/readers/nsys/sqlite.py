@@ -1,6 +1,9 @@
 """An SQLite export: opened read-only and never written, read into Arrow by its own driver."""
 
+import shutil
 import sqlite3
+import tempfile
+import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -11,9 +14,11 @@ import pyarrow as pa
 from fastcomm.errors import TraceFileError
 from fastcomm.inputs import Limits, opened
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TABLES, TEXT
+from fastcomm.remote import is_local
 
 _HEADER = 100
 _BATCH_ROWS = 1 << 16
+_COPIED = 1 << 24  # bytes at a time
 
 # What stands for null: the driver takes a column's type from the first rows, so that a null
 # there would make it a column of another type. Written so, for a literal below -2**63 + 1 is a
@@ -30,8 +35,23 @@ class Database:
     def __init__(self, path: Path) -> None:
         self.path = path
         _check_file(path)
+        file = path if is_local(path) else self._staged()
         # immutable: no lock is taken and no journal looked for, on any file system.
-        self._uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+        self._uri = f"file:{quote(str(file.resolve()))}?mode=ro&immutable=1"
+
+    def _staged(self) -> Path:
+        """A copy on this machine, which SQLite needs; it goes with this object."""
+        folder = tempfile.mkdtemp(prefix="fastcomm-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        copy = Path(folder) / "export.sqlite"
+        try:
+            with opened(self.path) as source, copy.open("wb") as target:
+                shutil.copyfileobj(source, target, _COPIED)
+        except OSError as error:
+            raise TraceFileError(
+                f"{self.path}: cannot be copied to this machine: {error.strerror or error}"
+            ) from error
+        return copy
 
     def columns(self) -> dict[str, tuple[str, ...]]:
         """The columns of every table."""
@@ -145,6 +165,8 @@ def _check_unlocked(path: Path) -> None:
                 f"{path}: {journal.name} lies beside it: the export is still being written, or "
                 "was interrupted; wait for it, or export the report again"
             )
+    if not is_local(path):
+        return
     try:
         uri = f"file:{quote(str(path.resolve()))}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=0)) as connection:

@@ -1,0 +1,49 @@
+"""``fastcomm doctor``."""
+
+import click
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm doctor
+  fastcomm doctor --dask tcp://scheduler:8786 --json
+"""
+
+
+@click.command("doctor", epilog=_EXAMPLES)
+@click.option(
+    "--dask",
+    metavar="ADDRESS",
+    help="Look at a Dask cluster, too: tcp://host:8786, file:scheduler.json or local:4.",
+)
+@click.option(
+    "--dask-wait",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the scheduler.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def run(ctx: click.Context, /, dask: str | None, dask_wait: float, as_json: bool) -> None:
+    """Say what fastcomm runs on and whether it works, for a report of a bug.
+
+    Printed are versions, cores, memory, the cache of compiled code, whether a step of known
+    numbers is measured right, and whether a cluster can be reached. There are no paths, names
+    of users or hosts, addresses or environment in it: it can be pasted as it is. Exit codes: 0
+    all is well, 1 something has to be mended.
+    """
+    import json
+
+    from fastcomm.engine.doctor import examine
+
+    findings = list(examine(dask, wait_s=dask_wait))
+    if as_json:
+        said = {each.name: {"found": each.found, "state": each.state} for each in findings}
+        click.echo(json.dumps(said, indent=2))
+    else:
+        marks = {"ok": " ", "note": "?", "bad": "!"}
+        for each in findings:
+            click.echo(f"{marks[each.state]} {each.name:<18} {each.found}")
+    if any(each.state == "bad" for each in findings):
+        ctx.exit(1)

@@ -1,0 +1,174 @@
+"""What fastcomm runs on, and whether it works: for a report that strangers may read.
+
+Nothing in it names a person, a machine or a place: no paths, no host names, no addresses, no
+environment, and of an error only its kind.
+"""
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fastcomm.engine import warm
+from fastcomm.engine.versions import installed, versions
+from fastcomm.errors import ClusterError, ConfigError, FastcommError
+from fastcomm.units import format_bytes
+from fastcomm_kernels import _jit
+
+State = Literal["ok", "note", "bad"]
+
+_NEEDED = ("click", "isal", "orjson", "adbc-driver-sqlite", "rich")
+# What is not needed, and what for it is.
+OPTIONAL = {
+    "distributed": "--dask",
+    "fsspec": "s3://, gs:// and other URLs",
+    "universal-pathlib": "s3://, gs:// and other URLs",
+    "networkx": "CriticalPath.to_networkx",
+}
+_CGROUP = Path("/sys/fs/cgroup")
+# Of the step that `warm` measures, by hand: what each number is, in ns.
+_KNOWN = {
+    "time_ns": 9000,
+    "comm_union_ns": 2000,
+    "comm_overlapped_ns": 1000,
+    "exact_idle_ns": 6000,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at: `note` is worth knowing, `bad` has to be mended."""
+
+    name: str
+    found: str
+    state: State = "ok"
+
+
+def examine(dask: str | None = None, *, wait_s: float = 60) -> Iterator[Finding]:
+    """Look at everything, in order of what depends on what."""
+    for name, found in versions().items():
+        yield Finding(name=name, found=found, state="bad" if found == "none" else "ok")
+    yield from _packages()
+    yield Finding(
+        name="system",
+        found=f"{platform.system()} {platform.machine()}, {platform.python_implementation()}",
+    )
+    yield _cores()
+    yield _memory()
+    yield _cache()
+    yield _compiled()
+    yield _self_test()
+    if dask is not None:
+        yield _dask(dask, wait_s)
+
+
+def _packages() -> Iterator[Finding]:
+    for name in _NEEDED:
+        found = installed(name)
+        yield Finding(name=name, found=found or "none", state="ok" if found else "note")
+    for name, use in OPTIONAL.items():
+        found = installed(name)
+        yield Finding(name=name, found=found or f"not installed: no {use}")
+
+
+def _cores() -> Finding:
+    words = f"{os.cpu_count()}"
+    if hasattr(os, "sched_getaffinity"):
+        words += f", {len(os.sched_getaffinity(0))} may be used"
+    quota = _first_words(_CGROUP / "cpu.max")
+    if len(quota) == 2 and all(word.isdecimal() for word in quota):  # noqa: PLR2004
+        words += f", for {int(quota[0]) / int(quota[1]):.3g} of them time is granted"
+    return Finding(name="cores", found=words)
+
+
+def _memory() -> Finding:
+    page = os.sysconf("SC_PAGE_SIZE")
+    words = format_bytes(page * os.sysconf("SC_PHYS_PAGES"))
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        words += f", {format_bytes(page * os.sysconf('SC_AVPHYS_PAGES'))} free"
+    limit = _first_words(_CGROUP / "memory.max")
+    if limit and limit[0].isdecimal():
+        words += f", limited to {format_bytes(int(limit[0]))}"
+    return Finding(name="memory", found=words)
+
+
+def _first_words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _cache() -> Finding:
+    folder = _jit.cache_folder()
+    place = "in XDG_CACHE_HOME" if os.environ.get("XDG_CACHE_HOME") else "in the default place"
+    if folder is None:
+        return Finding(
+            name="cache",
+            found=f"{place}: cannot be made or written to, so that every run compiles anew; "
+            "set XDG_CACHE_HOME to a folder that can",
+            state="bad",
+        )
+    sizes = [path.stat().st_size for path in folder.iterdir() if path.is_file()]
+    return Finding(
+        name="cache", found=f"{place}: writable, {len(sizes)} files, {format_bytes(sum(sizes))}"
+    )
+
+
+def _compiled() -> Finding:
+    if not _jit.has_jit():
+        return Finding(
+            name="kernels",
+            found="NUMBA_DISABLE_JIT is set: everything takes a thousand times as long",
+            state="bad",
+        )
+    parts = {"metrics": "compiled", "critical-path": "critical-path"}
+    words = [
+        f"{name} {'compiled' if _jit.is_compiled(part) else 'not compiled yet'}"
+        for name, part in parts.items()
+    ]
+    return Finding(name="kernels", found=", ".join(words))
+
+
+def _self_test() -> Finding:
+    """Measure a step whose numbers are known."""
+    try:
+        row = warm.run_kernels().iterations.to_pylist()[0]
+    except Exception as error:  # whatever it is, the report says its kind
+        return _failed("self-test", error)
+    wrong = [name for name, known in _KNOWN.items() if row[name] != known]
+    if wrong:
+        words = ", ".join(f"{name} is {row[name]}, wanted {_KNOWN[name]}" for name in wrong)
+        return Finding(name="self-test", found=words, state="bad")
+    return Finding(name="self-test", found="a step of known numbers is measured right")
+
+
+def _dask(address: str, wait_s: float) -> Finding:
+    from fastcomm.engine import dask
+
+    try:
+        with dask.connected(address, wait_s=wait_s) as engine:
+            threads = engine.client.nthreads()
+            differ = len(engine.warnings)
+            tested = engine.call(_self_test) if threads else None
+    except ConfigError:
+        return Finding(name="dask", found="no such address, or no extra dask", state="bad")
+    except ClusterError as error:
+        return _failed("dask", error.__cause__ or error)
+    return _cluster(threads, differ, tested)
+
+
+def _cluster(threads: Mapping[str, int], differ: int, tested: Finding | None) -> Finding:
+    words = f"reachable, {len(threads)} workers with {sum(threads.values())} threads"
+    if tested is None:
+        return Finding(name="dask", found=words, state="bad")
+    words += f"; {differ} versions differ from those here" if differ else "; versions as here"
+    words += f"; on a worker {tested.found}"
+    return Finding(name="dask", found=words, state="note" if differ else tested.state)
+
+
+def _failed(name: str, error: BaseException) -> Finding:
+    kind = "runs another fastcomm" if isinstance(error, FastcommError) else type(error).__name__
+    return Finding(name=name, found=f"failed: {kind}", state="bad")

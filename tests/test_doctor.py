@@ -1,0 +1,117 @@
+"""`fastcomm doctor`: what it finds, and what it must not tell."""
+
+import getpass
+import json
+import os
+import socket
+from pathlib import Path
+
+import dask_cluster as c
+import pytest
+from click.testing import CliRunner
+
+from fastcomm import __version__
+from fastcomm.cli import main
+from fastcomm.engine import dask, doctor, versions
+from fastcomm.errors import ClusterError
+from fastcomm_kernels import _jit
+
+pytestmark = pytest.mark.compiled
+
+
+def invoke(*words, code=0):
+    result = CliRunner().invoke(main, ["doctor", *words])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def found(*words, code=0):
+    return json.loads(invoke(*words, "--json", code=code))
+
+
+def test_it_tells_versions_machine_cache_and_that_measuring_works():
+    said = found()
+    assert said["fastcomm"]["found"] == f"{__version__} ({versions.code()})"
+    assert {"python", "numba", "numpy", "pyarrow", "distributed", "cores", "memory"} <= {*said}
+    assert said["cache"]["found"].endswith("B")
+    assert said["self-test"] == {
+        "found": "a step of known numbers is measured right",
+        "state": "ok",
+    }
+    assert "dask" not in said
+    lines = invoke().splitlines()
+    assert [line[2:].split()[0] for line in lines] == list(said)
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_it_tells_nothing_of_who_and_where(words, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "who"))
+    monkeypatch.setenv("FASTCOMM_TEST_TOKEN", "a-secret-of-the-environment")
+    text = invoke(*words, "--dask", "tcp://127.0.0.1:1", "--dask-wait", "0.1", code=1)
+    hidden = [getpass.getuser(), socket.gethostname(), "who", "127.0.0.1", "secret"]
+    hidden += [str(Path.cwd()), str(_jit.cache_folder()), os.sep + "home", os.sep + "tmp"]
+    hidden += [value for value in os.environ.values() if os.sep in value]
+    assert [word for word in hidden if word in text] == []
+
+
+def test_what_is_broken_is_marked_and_ends_with_1(monkeypatch):
+    monkeypatch.setattr(_jit, "cache_folder", lambda: None)
+    monkeypatch.setattr(_jit, "has_jit", lambda: False)
+    monkeypatch.setitem(doctor._KNOWN, "time_ns", 1)
+    text = invoke(code=1)
+    bad = {line.split()[1]: line for line in text.splitlines() if line.startswith("!")}
+    assert {*bad} == {"cache", "kernels", "self-test"}
+    assert "set XDG_CACHE_HOME" in bad["cache"]
+    assert "time_ns is 9000, wanted 1" in bad["self-test"]
+
+
+def test_a_crash_of_the_self_test_is_told_by_its_kind_alone(monkeypatch):
+    def broken():
+        raise RuntimeError("of /home/somebody")
+
+    monkeypatch.setattr("fastcomm.engine.warm.run_kernels", broken)
+    said = found(code=1)["self-test"]
+    assert said == {"found": "failed: RuntimeError", "state": "bad"}
+
+
+def test_an_optional_package_that_is_missing_is_no_fault(monkeypatch):
+    theirs = doctor.installed
+    monkeypatch.setattr(
+        doctor, "installed", lambda name: None if name == "networkx" else theirs(name)
+    )
+    said = found()["networkx"]
+    assert said == {"found": "not installed: no CriticalPath.to_networkx", "state": "ok"}
+
+
+def test_it_looks_at_a_cluster(tmp_path):
+    cluster = c.Cluster(tmp_path)
+    try:
+        cluster.worker("only")
+        with dask.connected(cluster.address) as engine:
+            engine.client.wait_for_workers(1, timeout=30)
+        said = found("--dask", cluster.address)["dask"]
+        assert said["found"].startswith("reachable, 1 workers with 1 threads; versions as here")
+        assert said["found"].endswith("on a worker a step of known numbers is measured right")
+        cluster.kill("only")
+        said = found("--dask", cluster.address, code=1)["dask"]
+        assert said == {"found": "reachable, 0 workers with 0 threads", "state": "bad"}
+    finally:
+        cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("local:none", "no such address, or no extra dask"), ("tcp://127.0.0.1:1", "failed: ")],
+)
+def test_a_cluster_that_cannot_be_reached_is_told_without_its_address(address, words):
+    said = found("--dask", address, "--dask-wait", "0.1", code=1)["dask"]
+    assert said["state"] == "bad"
+    assert said["found"].startswith(words)
+
+
+def test_another_fastcomm_on_the_cluster_is_told(monkeypatch):
+    def other(*_, **__):
+        raise ClusterError("tcp://somebody:1: fastcomm 9")
+
+    monkeypatch.setattr(dask, "connected", other)
+    assert found("--dask", "x:1", code=1)["dask"]["found"] == "failed: runs another fastcomm"
