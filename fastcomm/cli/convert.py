@@ -21,9 +21,9 @@ import click
 )
 def run(path: Path, form: str, rule: str, output: Path) -> None:
     """Write a dPRO trial as one uniform trace: all ranks, clocks aligned, steps numbered."""
+    from fastcomm.aside import aside
     from fastcomm.errors import ConfigError
     from fastcomm.replay import inputs, uniform
-    from fastcomm.store.aside import aside
 
     if output.exists() and output.samefile(path):
         raise ConfigError(f"{output}: an output does not overwrite its input")

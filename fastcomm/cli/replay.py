@@ -115,9 +115,11 @@ def _write(
     """Write what was asked for."""
     import json
 
+    from fastcomm.aside import aside
     from fastcomm.report import replay as report
 
     if output is not None:
         report.write(said, replayed, output)
     if trace_path is not None:
-        trace_path.write_text(json.dumps(report.trace(replayed)), "utf-8")
+        with aside(trace_path) as unfinished:
+            unfinished.write_text(json.dumps(report.trace(replayed)), "utf-8")

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from fastcomm import __version__
+from fastcomm.aside import aside, left_behind
 from fastcomm.engine.ingest_plan import Plan, plan
 from fastcomm.engine.local import Outcome, map_ranks
 from fastcomm.errors import FastcommError, TraceFileError
@@ -26,7 +27,6 @@ from fastcomm.readers.store_manifest import (
     to_json,
 )
 from fastcomm.store import rank_file
-from fastcomm.store.aside import aside, left_behind
 from fastcomm.store.fingerprint import fingerprint
 from fastcomm.store.part import Part, write_tables
 from fastcomm.trace.clocks import clock_offsets

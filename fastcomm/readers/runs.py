@@ -173,10 +173,10 @@ def _below(
 
     A link to one of the directories `above` leads nowhere.
     """
-    if _format_of(directory, config) is not None:
-        yield directory
-        return
     try:
+        if _format_of(directory, config) is not None:
+            yield directory
+            return
         here = directory.stat()
         with os.scandir(directory) as entries:
             found = sorted((entry.name, _is_directory(entry)) for entry in entries)

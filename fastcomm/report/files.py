@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from fastcomm.aside import aside
 from fastcomm.errors import FastcommError
-from fastcomm.store.aside import aside
 
 Writer = Callable[[Path], object]
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from fastcomm.aside import aside
 from fastcomm.readers import store
 from fastcomm.readers.store_layout import COMPRESSION, Fingerprint, file_name
 from fastcomm.readers.store_manifest import ClockNote, Entry
-from fastcomm.store.aside import aside
 from fastcomm.trace import clocks
 from fastcomm.trace.schema import TAG, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace

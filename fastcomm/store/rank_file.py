@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from fastcomm.aside import aside
 from fastcomm.errors import SchemaError
 from fastcomm.readers import store_layout as layout
-from fastcomm.store.aside import aside
 from fastcomm.trace.schema import KIND, KINDS, OPS, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
 
