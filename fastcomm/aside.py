@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from fastcomm.errors import FastcommError
 
 # What a killed process leaves behind: hidden, and never taken for a part of a store.
 _MARK = "unfinished"
@@ -11,13 +13,19 @@ _MARK = "unfinished"
 
 @contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """A path to write to: renamed to `path` at the end, removed where that is not reached."""
+    """A path to write to: renamed to `path` at the end, removed where that is not reached.
+
+    Raises `FastcommError` where the system refuses, as a full disk does.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{_MARK}")
     try:
         yield unfinished
         unfinished.replace(path)
+    except OSError as error:
+        raise FastcommError(f"{path}: {error.strerror or error}") from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
 
 
 def left_behind(folder: Path) -> list[Path]:

@@ -6,7 +6,6 @@ byte by byte as it was.
 
 import gzip
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from fastcomm.aside import aside
 from fastcomm.critical_path.classes import TYPES
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.rows import ints
@@ -83,17 +83,11 @@ def write(trace: Trace, found: CriticalPath, target: Path, drawing: Drawing) -> 
         raise FastcommError(f"{source}: an overlay needs a JSON trace, read with every event")
     if target.exists() and is_local(source) and source.exists() and target.samefile(source):
         raise FastcommError(f"{target}: an overlay never overwrites its trace")
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    with aside(target) as unfinished:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _opened(aside, compressed=target.name.endswith(".gz")) as file:
+        with _opened(unfinished, compressed=target.name.endswith(".gz")) as file:
             for piece in _pieces(_text(source), trace, found, drawing):
                 file.write(piece)
-        aside.replace(target)
-    except OSError as error:
-        raise FastcommError(f"{target}: {error.strerror or error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _opened(path: Path, *, compressed: bool) -> BinaryIO:

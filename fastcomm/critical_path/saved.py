@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastcomm import inputs, parquet
+from fastcomm.aside import aside
 from fastcomm.critical_path.events import EVENT, SavedEvents
 from fastcomm.critical_path.result import About, CriticalPath
 from fastcomm.critical_path.window import Window
@@ -56,18 +56,12 @@ _SCHEMAS = {
 def save(found: CriticalPath, out_dir: str | Path) -> str:
     """Write ``<out_dir>.zip`` and give its path."""
     target = Path(f"{out_dir}.zip")
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    with aside(target) as unfinished:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:
+        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as archive:
             for name, content in _members(found).items():
                 # A fixed date: the same graph gives the same bytes.
                 archive.writestr(zipfile.ZipInfo(name), content)
-        aside.replace(target)
-    except OSError as error:
-        raise FastcommError(f"{target}: {error.strerror or error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
     return str(target)
 
 

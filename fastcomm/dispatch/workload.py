@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fastcomm import inputs, parquet
+from fastcomm.aside import aside
 from fastcomm.dispatch import arrays, legacy, sampler
 from fastcomm.dispatch.legacy import Ids
 from fastcomm.dispatch.recipe import Recipe
@@ -93,16 +94,14 @@ def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Pat
         {"src": kind, "expert": pa.list_(kind, recipe.topk)},
         metadata={_KEY: json.dumps(recipe.to_dict()).encode()},
     )
-    aside = path.with_name(f".{path.name}.unfinished")
-    try:
-        with pq.ParquetWriter(aside, schema, compression="zstd") as writer:
-            for _ in range(recipe.num_layers):
-                src, expert = next(layers)
-                lists = pa.FixedSizeListArray.from_arrays(pa.array(expert.ravel()), recipe.topk)
-                writer.write_table(pa.table([pa.array(src), lists], schema=schema))
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    with (
+        aside(path) as unfinished,
+        pq.ParquetWriter(unfinished, schema, compression="zstd") as writer,
+    ):
+        for _ in range(recipe.num_layers):
+            src, expert = next(layers)
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(expert.ravel()), recipe.topk)
+            writer.write_table(pa.table([pa.array(src), lists], schema=schema))
     return path
 
 
@@ -131,7 +130,7 @@ def open_workload(path: Path, said: Mapping[str, Any] | None = None) -> Workload
 
 
 def _files(path: Path) -> tuple[Path, ...]:
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         return (path,)
     found = {
         int(match[1]): each

@@ -200,13 +200,13 @@ def _below(
 
     A link to one of the directories `above` leads nowhere.
     """
-    if _format_of(directory, config) is not None:
-        yield directory
-        return
-    if not is_local(directory):
-        yield from _below_elsewhere(directory, config)
-        return
     try:
+        if _format_of(directory, config) is not None:
+            yield directory
+            return
+        if not is_local(directory):
+            yield from _below_elsewhere(directory, config)
+            return
         here = directory.stat()
         with os.scandir(directory) as entries:
             found = sorted((entry.name, _is_directory(entry)) for entry in entries)

@@ -8,6 +8,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from fastcomm.aside import aside
 from fastcomm.synthetic import envelope, play, rows
 from fastcomm.synthetic.filler import Filler
 from fastcomm.synthetic.job import Job
@@ -88,16 +89,11 @@ def _write_rank(
 @contextmanager
 def _aside(path: Path, *, compress: bool) -> Iterator[BinaryIO]:
     """A file under another name, which gets its own when it is whole, or vanishes."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        with unfinished.open("wb") as raw:
-            if compress:
-                # No name and no time in the header: the same job gives the same bytes.
-                zipped = gzip.GzipFile("", "wb", LEVEL, raw, mtime=0)  # type: ignore[no-untyped-call]
-                with zipped as file:
-                    yield cast("BinaryIO", file)
-            else:
-                yield raw
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with aside(path) as unfinished, unfinished.open("wb") as raw:
+        if compress:
+            # No name and no time in the header: the same job gives the same bytes.
+            zipped = gzip.GzipFile("", "wb", LEVEL, raw, mtime=0)  # type: ignore[no-untyped-call]
+            with zipped as file:
+                yield cast("BinaryIO", file)
+        else:
+            yield raw

@@ -60,9 +60,11 @@ class Database:
             "SELECT t.name, c.name FROM sqlite_master t JOIN pragma_table_info(t.name) c "
             "WHERE t.type = 'table' AND t.rootpage > 0 ORDER BY t.name, c.cid"
         )
-        # Views and virtual tables are programs, and have no pages of their own.
+        # Views, virtual tables and computed columns are programs; the first two have no pages.
         programs = (
-            "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND NOT rootpage"
+            "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND NOT rootpage "
+            "UNION SELECT t.name FROM sqlite_master t JOIN pragma_table_xinfo(t.name) c "
+            "WHERE t.type = 'table' AND c.hidden"
         )
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
@@ -73,8 +75,8 @@ class Database:
             raise TraceFileError(f"{self.path}: no readable SQLite file ({error})") from error
         if strange:
             raise TraceFileError(
-                f"{self.path}: {min(strange)} is a view or a virtual table; wanted "
-                "tables as nsys exports them: nothing of the file is run"
+                f"{self.path}: {min(strange)} is a view, a virtual table or computed; "
+                "wanted tables as nsys exports them: nothing of the file is run"
             )
         return {table: tuple(names) for table, names in found.items()}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fastcomm.errors import FastcommError
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.report import report
 from fastcomm.synthetic.nsys.tables import Column, Row, Tables, columns, create
@@ -50,6 +51,8 @@ def _write(tables: Tables, path: Path, kind: Kind) -> None:
             _write_directory(tables, unfinished, kind)
         _remove(path)
         unfinished.rename(path)
+    except (OSError, sqlite3.Error) as error:
+        raise FastcommError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     finally:
         _remove(unfinished)
 

@@ -1,0 +1,162 @@
+"""Disks that are full: a line that says so, nothing half written, and what was there stays."""
+
+import json
+import resource
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import kineto_text as k
+import numpy as np
+import pytest
+from fault_tools import STEP, refused, run
+from replay_data import FOLDER as REPLAY
+
+pytestmark = pytest.mark.compiled
+
+TRIAL = REPLAY / "trial" / "trace"
+EVENTS = [
+    *STEP,
+    *(k.kernel(f"a kernel named {n} of many {n * n}", 60 + n / 1000, 1) for n in range(900)),
+]
+UNIFORM = [
+    {
+        "name": f"FW.op{n}",
+        "pid": "h.rank0",
+        "ts": n,
+        "dur": 1,
+        "ph": "X",
+        "cat": "operator",
+        "args": {"step": 0},
+    }
+    for n in range(900)
+]
+
+
+@contextmanager
+def full(left):
+    """A disk on which no file gets longer than so many bytes: writing on is an error."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (left, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    k.write(folder / "rank0.json", EVENTS)
+    (folder / "trace.json").write_text(json.dumps({"traceEvents": UNIFORM}))
+    routing = np.random.default_rng(1).integers(0, 8, (500, 1))
+    np.savez(folder / "w.npz", src_gpu=routing[:, 0], target_experts=routing)
+    return folder
+
+
+SHAPE = "--num-nodes 1 --gpus-per-node 8 --experts-per-gpu 1"
+SEARCH = "isp --model 7 --world-size 8 --seq-len 4096 --global-batch 4Mi"
+# Every command that writes, what it writes to, and how many bytes are too few for it.
+WRITERS = [
+    ("ingest {inputs}/rank0.json -o {out}/store", 900),
+    ("metrics {inputs}/rank0.json --output {out}/report", 900),
+    ("critical-path {inputs}/rank0.json --output {out}/report", 900),
+    ("critical-path {inputs}/rank0.json --overlay {out}/overlay.json", 9000),
+    ("critical-path {inputs}/rank0.json --overlay {out}/overlay.json.gz", 900),
+    ("critical-path {inputs}/rank0.json --save {out}/saved", 900),
+    ("what-if {inputs}/rank0.json --scale compute=0.5 --output {out}/report", 900),
+    ("stats {inputs}/trace.json --output {out}/report", 900),
+    ("stats {inputs}/trace.json --steps none --output {out}/report", 900),
+    ("convert {inputs}/trace.json -o {out}/uniform.json", 900),
+    ("convert {inputs}/trace.json -o {out}/uniform.json.gz", 900),
+    ("dispatch generate --num-nodes 1 --seq-len 512 --iter-num 2 -o {out}/workload", 900),
+    (f"dispatch compare {{inputs}}/w.npz {SHAPE} --output {{out}}/report", 900),
+    (f"{SEARCH} --output {{out}}/report", 900),
+    ("demo {out}/demo --ranks 1", 900),
+    ("demo {out}/demo --ranks 1 --format nsys", 9000),
+]
+NEEDS_TRIAL = [
+    ("replay {trial} --output {out}/report", 900),
+    ("replay {trial} --trace {out}/replayed.json", 900),
+]
+
+
+def content(folder):
+    """The files of a folder, hidden ones and all, with what is in them."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def is_half(name):
+    """Whether a name is that of a file that was being written."""
+    return "unfinished" in name or Path(name).name.startswith(".")
+
+
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        *WRITERS,
+        *(
+            pytest.param(*each, marks=pytest.mark.skipif(not TRIAL.is_dir(), reason="no trial"))
+            for each in NEEDS_TRIAL
+        ),
+    ],
+)
+def test_a_full_disk_is_one_line_and_leaves_no_half_file(inputs, tmp_path, command, left):
+    out = tmp_path / "out"
+    out.mkdir()
+    words = command.format(inputs=inputs, out=out, trial=TRIAL).split()
+    with full(left):
+        said = refused(*words)
+    assert "File too large" in said or "disk I/O" in said or "is full" in said
+    assert str(out) in said
+    there = content(out)
+    assert not [name for name in there if is_half(name)]
+    assert all(len(each) <= left for each in there.values())
+    if "store" not in command:
+        code, printed = run(*words)
+        assert code == 0, printed
+
+
+@pytest.mark.parametrize(
+    ("command", "left"), [each for each in WRITERS if "dispatch generate" not in each[0]]
+)
+def test_a_full_disk_leaves_what_was_there(inputs, tmp_path, command, left):
+    out = tmp_path / "out"
+    words = command.format(inputs=inputs, out=out).split()
+    out.mkdir()
+    assert run(*words)[0] == 0
+    if "ingest" in command:
+        (out / "store" / "rank-00000.parquet").unlink()  # else nothing is written
+    before = content(out)
+    with full(left):
+        refused(*words)
+    after = content(out)
+    changed = {name for name in before if after.get(name) != before[name]}
+    assert changed <= {"store/fastcomm.json"}
+    assert not [name for name in after if is_half(name)]
+
+
+def test_an_ingest_that_was_stopped_by_a_full_disk_goes_on(inputs, tmp_path):
+    words = ("ingest", inputs / "rank0.json", "-o", tmp_path / "store")
+    with full(900):
+        refused(*words)
+    assert "a store that is not whole" in refused("metrics", tmp_path / "store")
+    assert run(*words)[0] == 0
+    assert run("metrics", tmp_path / "store")[0] == 0
+
+
+def test_a_result_that_nobody_can_take_is_an_error(inputs):
+    with Path("/dev/full").open("wb") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-m", "fastcomm.cli", "metrics", inputs / "rank0.json", "--json"],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode().strip() == "Error: output: No space left on device"

@@ -1,0 +1,158 @@
+"""Names that would do something: on a terminal, in a spreadsheet, in a page, in a message."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import kineto_text as k
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pytest
+from fault_tools import refused, run
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from fastcomm.inert import inert, inert_lines
+from fastcomm.report import csv as report_csv
+from fastcomm.report.console import plain_console
+
+NAMES = [
+    "\x1b]0;owned\x07\x1b[2J\x1b[31mred",
+    "\x9b31mred\x9c",
+    "\u202egnp.exe\u2066",
+    "line\nError: all is lost\r\n",
+    "[bold red]markup[/] [link=http://x]y[/link] [/] :smile:",
+    "<script>alert(1)</script>&quot;",
+    "=cmd|'/c calc'!A0",
+    "\\ud800 half",
+]
+ACTIVE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
+
+
+def hostile(folder, name):
+    """A trace in which all that has a name has this one."""
+    events = [
+        k.mark("ProfilerStep#3", 0, 100),
+        k.launch(2, 9),
+        k.kernel(name, 5, 30, correlation=9),
+        k.all_reduce(20, 40, Process_Group_Description=name, Process_Group_Name=name),
+        k.event(name, "cpu_op", 1, 4, pid=name, tid=name),
+    ]
+    text = json.dumps(k.document(events, groups=[{"pg_name": name, "pg_desc": name}]))
+    (folder / "rank0.json").write_text(text.replace("\\\\ud800", "\\ud800"))
+    return folder / "rank0.json"
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", NAMES)
+def test_reports_show_names_as_letters(tmp_path, name):
+    path = hostile(tmp_path, name)
+    for words in (("metrics",), ("info",), ("critical-path",), ("what-if", "--remove", "gaps")):
+        code, said = run(*words, path)
+        assert code == 0, said
+        assert not ACTIVE.search(said)
+        assert not any(line.startswith("Error: all") for line in said.splitlines())
+    said = run("info", path)[1]
+    shown = name.replace("\\ud800", "\ufffd")
+    assert inert(shown)[:20] in said
+
+
+@pytest.mark.compiled
+def test_tables_for_spreadsheets_hold_no_formula(tmp_path):
+    path = hostile(tmp_path, "=cmd|'/c calc'!A0")
+    for words in (("metrics",), ("critical-path",), ("what-if", "--remove", "gaps")):
+        out = tmp_path / words[0]
+        assert run(*words, path, "--output", out)[0] == 0
+        for file in out.glob("*.csv"):
+            rows = list(csv.reader(file.read_text().splitlines()))
+            cells = [cell for row in rows for cell in row]
+            assert not [each for each in cells if each.startswith(("=", "@"))]
+            assert not any(each.startswith("=cmd") for each in cells)
+    assert "'=cmd" in (tmp_path / "critical-path" / "critical_path.csv").read_text()
+
+
+@pytest.mark.compiled
+def test_statistics_show_names_as_letters(tmp_path):
+    rows = [
+        {
+            "name": f"FW.{name}",
+            "pid": name,
+            "ts": n,
+            "dur": 1,
+            "ph": "X",
+            "tid": name,
+            "cat": "operator",
+        }
+        for n, name in enumerate(NAMES[:-1])
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": rows}))
+    code, said = run("stats", tmp_path / "trace.json", "--steps", "none")
+    assert code == 0, said
+    assert not ACTIVE.search(said)
+    assert "Error: all" not in [line[:10] for line in said.splitlines()]
+
+
+@pytest.mark.compiled
+def test_messages_show_names_and_paths_as_letters(tmp_path):
+    folder = tmp_path / "a\x1b[31m\nError: b"
+    folder.mkdir()
+    (folder / "rank0.json").write_text("\x1b[31m")
+    said = refused("metrics", folder / "rank0.json")
+    assert not ACTIVE.search(said)
+    assert [line[:6] for line in said.splitlines()].count("Error:") == 1
+
+
+def test_a_message_of_several_lines_is_indented():
+    assert inert_lines("one\n  two\n\x1b") == "one\n    two\n    \\x1b"
+
+
+@given(st.text(), st.booleans())
+def test_any_text_is_inert_on_a_console(text, terminal):
+    made = Console(file=io.StringIO(), force_terminal=terminal, width=500, color_system=None)
+    console = plain_console(made if not terminal else None)
+    console.file = io.StringIO()
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    said = console.file.getvalue()
+    assert not ACTIVE.search(said)
+    assert said == inert(text) + "\n"
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=6), min_size=1))
+def test_csv_gives_every_text_back_but_for_formulas(texts):
+    path = Path("/dev/shm") / "fastcomm-test.csv"
+    table = pa.table({"name": pa.array(texts), "n": pa.array(range(len(texts)))})
+    report_csv.write(table, path)
+    rows = pa_csv.read_csv(
+        path,
+        parse_options=pa_csv.ParseOptions(newlines_in_values=True),
+        convert_options=pa_csv.ConvertOptions(column_types={"name": pa.string()}),
+    )
+    path.unlink()
+    for found, text in zip(rows["name"].to_pylist(), texts, strict=True):
+        assert not found.startswith(("=", "@", "\t", "\r"))
+        assert found in (text, f"'{text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("=1+1", "'=1+1"), ("+a", "'+a"), ("-a", "'-a"), ("@a", "'@a"), ("\ta", "'\ta"),
+     ("-1", "-1"), ("+1.5e3", "+1.5e3"), ("a=b", "a=b"), ("", ""), (None, None)],
+)  # fmt: skip
+def test_what_would_be_a_formula_gets_a_quote(tmp_path, text, wanted):
+    table = pa.table({"name": pa.array([text, "x"], pa.string())})
+    report_csv.write(table, tmp_path / "a.csv")
+    rows = list(csv.reader(io.StringIO((tmp_path / "a.csv").read_text(), newline="")))
+    assert rows[1] == ([wanted] if wanted is not None else rows[1])
+    assert rows[2] == ["x"]
+    coded = pa.table({"name": pa.array([text, "x"], pa.string()).dictionary_encode()})
+    report_csv.write(coded, tmp_path / "b.csv")
+    assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "a.csv").read_bytes()
+
+
+def test_quoting_xml_keeps_what_xml_cannot_hold_out():
+    text = f"<a>{inert('x' + chr(27) + chr(0xD800))}</a>"
+    assert ElementTree.fromstring(text).text == r"x\x1b\ud800"
