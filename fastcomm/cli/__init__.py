@@ -4,11 +4,15 @@ Exit codes: 0 done, 1 a user's error in one line, 2 wrong usage, 3 done but rank
 4 a condition of `compare --fail-if` holds.
 """
 
+import logging
+from collections.abc import Callable
 from errno import EPIPE
 from importlib import import_module
 
 import click
 
+from fastcomm.cli import settings
+from fastcomm.cli.said import talk
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert_lines
 
@@ -28,7 +32,10 @@ COMMANDS = (
     "convert",
     "demo",
     "doctor",
+    "completion",
 )
+
+_LOG = logging.getLogger("fastcomm")
 
 INCOMPLETE = 3
 REGRESSED = 4
@@ -44,12 +51,22 @@ class _Group(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"fastcomm.cli.{cmd_name.replace('-', '_')}").run
+        _let_talk(command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is not None and command is not None:
+            ctx.default_map = {name: settings.defaults(command, name)}
+        return name, command, rest
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except FastcommError as error:
+            _LOG.debug("where this is from:", exc_info=error)
             raise click.ClickException(inert_lines(str(error))) from error
         except MemoryError as error:
             raise click.ClickException(
@@ -61,12 +78,47 @@ class _Group(click.Group):
             raise click.ClickException(inert_lines(_words(error))) from error
 
 
+def _let_talk(command: click.Command) -> None:
+    """Give a command, and those inside of it, the options about what it says."""
+    if not any(each.name == "quiet" for each in command.params):
+        command.params += _talking()
+    for inner in getattr(command, "commands", {}).values():
+        _let_talk(inner)
+
+
+def _talking() -> list[click.Parameter]:
+    """Options of every command, about what it says beside its result."""
+
+    def level(number: int) -> Callable[[click.Context, click.Parameter, bool], None]:
+        return lambda _ctx, _option, is_said: talk(number) if is_said else None
+
+    return [
+        click.Option(
+            ["-q", "--quiet"],
+            is_flag=True,
+            expose_value=False,
+            callback=level(logging.ERROR),
+            help="No progress, notes and warnings on stderr; errors remain.",
+        ),
+        click.Option(
+            ["-v", "--verbose"],
+            is_flag=True,
+            expose_value=False,
+            callback=level(logging.DEBUG),
+            help="Say on stderr what takes how long, and where errors are from.",
+        ),
+    ]
+
+
 def _words(error: OSError) -> str:
     """What the system says of a file, or of where the result is printed to."""
     return f"{error.filename or 'output'}: {error.strerror or error}"
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+_CONTEXT = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "FASTCOMM"}
+
+
+@click.group(cls=_Group, context_settings=_CONTEXT)
 @click.version_option(package_name="fastcomm")
 def main() -> None:
     """Find where a distributed training step's time goes.
@@ -74,3 +126,4 @@ def main() -> None:
     Start with `fastcomm demo`, or point `fastcomm metrics` at a directory of traces, of the
     PyTorch profiler or of Nsight Systems.
     """
+    talk(logging.INFO)

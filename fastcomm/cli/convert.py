@@ -11,7 +11,7 @@ from fastcomm.cli.options import (
     refuse_dask,
     run_options,
 )
-from fastcomm.cli.said import say
+from fastcomm.cli.said import say, warn
 
 _EXAMPLES = """\b
 Examples:
@@ -71,7 +71,7 @@ def _uniform(path: Path, rule: str, output: Path, words: dict[str, Any]) -> None
     from fastcomm.replay import inputs, uniform
 
     said = inputs.read(path, rule=rule, options=open_options(words))
-    say(*(f"warning: {warning}" for warning in said.warnings))
+    warn(said.warnings)
     with aside(output) as unfinished:
         data = uniform.to_bytes(said.trace)
         unfinished.write_bytes(uniform.compressed(data) if output.suffix == ".gz" else data)
@@ -92,8 +92,10 @@ def _chakra(ctx: click.Context, path: Path, output: Path, words: dict[str, Any])
             written = chakra.convert(
                 found, output, engine, keep_going=words["keep_going"], progress=advance
             )
-    for reason, count in sorted(written.replayed.items()):
-        say(f"warning: {count} communication events are replayed as measured: {reason}")
+    warn(
+        f"{count} communication events are replayed as measured: {reason}"
+        for reason, count in sorted(written.replayed.items())
+    )
     say(*(f"left out: {each.error}" for each in written.failed))
     click.echo(f"{output}: {written.nodes} nodes of {written.ranks} ranks (chakra)")
     if written.failed:

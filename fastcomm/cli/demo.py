@@ -4,6 +4,8 @@ from typing import Any
 
 import click
 
+from fastcomm.cli.said import say
+
 
 @click.command("demo")
 @click.argument("directory", default="fastcomm-demo", type=click.Path(file_okay=False))
@@ -68,7 +70,7 @@ def run(
         paths = write(job, Path(directory))
     said = "".join(f" --{name} {size}" for name, size in sizes.items())
     command = f"fastcomm metrics {directory}{said} --link-bandwidth {link_bandwidth}"
-    click.echo(f"wrote {len(paths)} traces to {directory}; now: {command}\n", err=True)
+    say(f"wrote {len(paths)} traces to {directory}; now: {command}\n")
     ctx.invoke(
         metrics.run, paths=tuple(map(str, paths)), link_bandwidth=link_bandwidth, **sizes
     )

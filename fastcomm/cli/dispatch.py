@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli.dispatch_options import DRAWING, REPORT, SHAPE, TERMS, shape, with_options
+from fastcomm.cli.said import say
 from fastcomm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -284,8 +285,7 @@ def _give(found: Any, as_json: bool, output: Path | None, show: Callable[[Any], 
     if output is not None:
         from fastcomm.report import dispatch_tables
 
-        for path in dispatch_tables.write(found, output):
-            click.echo(f"wrote {path}", err=True)
+        say(*(f"wrote {path}" for path in dispatch_tables.write(found, output)))
     if as_json:
         import json
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fastcomm.cli.said import warn
 from fastcomm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -145,8 +146,7 @@ def engine_of(words: dict[str, Any]) -> "Iterator[Engine]":
     from fastcomm.engine import dask
 
     with dask.connected(words["dask"], wait_s=words["dask_wait"]) as engine:
-        for warning in engine.warnings:
-            click.echo(f"warning: {warning}", err=True)
+        warn(engine.warnings)
         yield engine
 
 

@@ -4,6 +4,7 @@ Workers are processes: what is not a kernel holds Python's lock, so that two thr
 faster than one (docs/scale-out.md has the measurement).
 """
 
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -32,6 +33,8 @@ from fastcomm.engine.engine import (
 from fastcomm.errors import FastcommError
 from fastcomm.trace.run import Run, Source
 from fastcomm.trace.trace import Trace
+
+_LOG = logging.getLogger("fastcomm")
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -73,7 +76,10 @@ class Local:
                 if progress is not None:
                     progress(outcome.source)
         failed = by_rank(left_out, len(run.sources))
-        return task.finish(fold.joined(), failed)
+        _LOG.debug("%d ranks read by %d processes", len(run.sources), self.workers)
+        answer = task.finish(fold.joined(), failed)
+        _LOG.debug("merged and answered")
+        return answer
 
     def call(self, function: Callable[[], T]) -> T:
         """Call it."""

@@ -1,6 +1,6 @@
 """Load, and the first time ever compile, all that reading and measuring a trace needs."""
 
-import sys
+import logging
 import tempfile
 from pathlib import Path
 
@@ -8,6 +8,8 @@ from fastcomm.metrics.partial import Partial
 from fastcomm.readers import kineto
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm_kernels import _jit
+
+_LOG = logging.getLogger("fastcomm")
 
 # One step with one all-reduce: every kernel of the way runs on it once.
 _TRACE = """{"schemaVersion": 1, "traceEvents": [
@@ -24,7 +26,7 @@ def compile_kernels() -> None:
     """Compile what is not compiled yet, and say so on stderr: it takes seconds."""
     if _jit.is_compiled():
         return
-    sys.stderr.write("fastcomm: compiling its kernels for this machine (the first run only)\n")
+    _LOG.info("fastcomm: compiling its kernels for this machine (the first run only)")
     run_kernels()
     _jit.mark_compiled()
 
@@ -38,7 +40,7 @@ def compile_critical_path() -> None:
     from fastcomm.critical_path.what_if import Replay
     from fastcomm.critical_path.window import Wanted
 
-    sys.stderr.write("fastcomm: compiling its kernels for this machine (the first run only)\n")
+    _LOG.info("fastcomm: compiling its kernels for this machine (the first run only)")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rank0.json"
         path.write_text(_TRACE)

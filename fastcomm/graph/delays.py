@@ -1,4 +1,4 @@
-"""What every edge of a graph of constraints weighs in a replay, and how much slack nodes have."""
+"""What the edges of a graph of constraints weigh in a replay, and what slack its nodes have."""
 
 import numpy as np
 

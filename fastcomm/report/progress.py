@@ -1,5 +1,6 @@
 """How far a long reading is: on stderr, and only if that is a terminal."""
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +8,13 @@ from contextlib import contextmanager
 from fastcomm.engine.engine import Progress as Advance
 from fastcomm.trace.run import Run, Source
 
+_LOG = logging.getLogger("fastcomm")
+
 
 @contextmanager
 def progress(run: Run) -> Iterator[Advance | None]:
     """A bar of the bytes read; it gives the function that counts one rank done."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO):
         yield None
         return
 

@@ -1,0 +1,23 @@
+"""``fastcomm completion``."""
+
+import click
+
+_EXAMPLES = """\b
+Examples:
+  echo 'eval "$(fastcomm completion bash)"' >> ~/.bashrc
+  echo 'eval "$(fastcomm completion zsh)"' >> ~/.zshrc
+  fastcomm completion fish > ~/.config/fish/completions/fastcomm.fish
+"""
+
+
+@click.command("completion", epilog=_EXAMPLES)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def run(shell: str) -> None:
+    """Print the script with which a shell completes commands and options."""
+    from click.shell_completion import get_completion_class
+
+    from fastcomm.cli import main
+
+    found = get_completion_class(shell)
+    if found is not None:
+        click.echo(found(main, {}, "fastcomm", "_FASTCOMM_COMPLETE").source())

@@ -1,0 +1,67 @@
+"""Options that a user does not want to type each time: a file, by command.
+
+What the command line says wins over the environment, that over the file, that over the
+defaults.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fastcomm.errors import ConfigError
+
+FILE = "FASTCOMM_SETTINGS"  # the environment variable that names another file
+
+
+def path() -> Path:
+    """Where the file lies, if there is one."""
+    if said := os.environ.get(FILE):
+        return Path(said)
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "fastcomm" / "settings.toml"
+
+
+def defaults(command: click.Command, name: str) -> dict[str, Any]:
+    """What the file says of one command, by the names of its parameters.
+
+    Raises `ConfigError` where it has a key that is no option of the command.
+    """
+    file = path()
+    if not file.exists():
+        if FILE in os.environ:
+            raise ConfigError(f"{file}: no such file; {FILE} names it")
+        return {}
+    from fastcomm import inputs
+
+    said = inputs.toml(file).get(name, {})
+    if not isinstance(said, dict):
+        raise ConfigError(f"{file}: {name}: found {said!r}, wanted a table: [{name}]")
+    return _by_parameter(command, said, f"{file}: [{name}]")
+
+
+def _by_parameter(command: click.Command, said: dict[str, Any], where: str) -> dict[str, Any]:
+    """Options by the names that their commands know them by; those of groups further down."""
+    if isinstance(command, click.Group):
+        inner = {}
+        for name, options in said.items():
+            below = command.commands.get(name)
+            if below is None or not isinstance(options, dict):
+                raise ConfigError(
+                    f"{where}: {name}: wanted one of {', '.join(command.commands)}"
+                )
+            inner[name] = _by_parameter(below, options, f"{where[:-1]}.{name}]")
+        return inner
+    known = {
+        word.removeprefix("--"): each.name
+        for each in command.params
+        if isinstance(each, click.Option)
+        for word in each.opts
+    }
+    if unknown := [key for key in said if key not in known]:
+        from difflib import get_close_matches
+
+        near = ", ".join(get_close_matches(unknown[0], known)) or "its --help lists them"
+        raise ConfigError(f"{where}: {unknown[0]}: no option of the command; {near}")
+    return {str(known[key]): value for key, value in said.items()}
