@@ -123,7 +123,7 @@ def by_hta(
         data_load=tuple(data_load),
         notes=(*notes, *_hints(trace)),
     )
-    streams = TraceEvents(trace).describe(graph.event)["stream"].fill_null(-1)
+    streams = TraceEvents(trace).describe(graph.event, ["stream"])["stream"].fill_null(-1)
     found = CriticalPath(graph, TraceEvents(trace), about, streams.to_numpy() != -1)
     found.critical_path()
     return found

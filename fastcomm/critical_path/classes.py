@@ -77,16 +77,16 @@ def classes(
     """The class of each edge, from its kind, its owner and the event that it leads to."""
     of_owner = _hta_owner if rules == "hta" else _owner
     said = _hta_edge if rules == "hta" else _edge
-    facts = [owners[name].combine_chunks() for name in _FACTS]
+    facts = [owners[name].combine_chunks() for name in FACTS]
     to_device = targets["is_device"].combine_chunks()
     # Equal edges are asked about once.
-    key = kinds.astype(np.int64)
+    number = kinds.astype(np.int64)
     for column in (to_device, *facts):
         encoded = column.dictionary_encode()
         code = encoded.indices.fill_null(len(encoded.dictionary)).to_numpy()
-        key = key * (len(encoded.dictionary) + 1) + code
-        key = np.unique(key, return_inverse=True)[1]
-    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+        number = _numbered(number * (len(encoded.dictionary) + 1) + code)
+    first = np.empty(int(number.max(initial=-1)) + 1, np.int64)
+    first[number[::-1]] = np.arange(len(number))[::-1]
     found = [
         said(
             EDGE_KINDS[kinds[k]],
@@ -100,7 +100,14 @@ def classes(
     return pa.array(found, pa.string()).take(pa.array(number))
 
 
-_FACTS = ("name", "kind", "stream", "is_device", "op")
+def _numbered(key: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Equal keys as equal numbers, without a gap, in order of their first appearance."""
+    found: NDArray[np.int64] = pa.array(key).dictionary_encode().indices.to_numpy()
+    return found.astype(np.int64)
+
+
+# What is asked of the owner of an edge.
+FACTS = ("name", "kind", "stream", "is_device", "op")
 Fact = Sequence[object]
 OfOwner = Callable[[Fact, Sequence[str]], str]
 

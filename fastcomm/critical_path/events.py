@@ -1,5 +1,6 @@
 """What an event is called, where it ran and what it did: for those that somebody asks for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,8 +34,8 @@ EVENT = pa.schema(
 class Events(Protocol):
     """Where descriptions come from."""
 
-    def describe(self, rows: Numbers) -> pa.Table:
-        """The events of these rows as a table of `EVENT`; row -1 is all null."""
+    def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
+        """Columns of `EVENT` of the events of these rows; row -1 is all null."""
         ...
 
     def ids(self, rows: Numbers) -> Column:
@@ -48,28 +49,27 @@ class TraceEvents:
 
     trace: Trace
 
-    def describe(self, rows: Numbers) -> pa.Table:
-        """The events of these rows; row -1 is all null."""
-        events, lanes = self.trace.events, self.trace.lanes
+    def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
+        """Columns of `EVENT` of the events of these rows; row -1 is all null."""
         at = pa.array(rows, mask=rows < 0)
-        lane = events["lane"].take(at)
-        stream = self._stream(rows)
-        op, tag = self._communication(rows)
-        kinds = pa.array(KINDS)
-        columns = {
-            "id": pa.array(self.ids(rows), mask=rows < 0),
-            "name": events["name"].take(at).cast(pa.string()),
-            "kind": kinds.take(events["kind"].take(at).cast(pa.int32())),
-            "process": lanes["process"].take(lane),
-            "thread": lanes["thread"].take(lane),
-            "stream": stream,
-            "start": events["start"].take(at),
-            "stop": events["stop"].take(at),
-            "is_device": lanes["is_device"].take(lane),
-            "op": op,
-            "tag": tag,
-        }
-        return pa.table(columns).cast(EVENT)
+        wanted = pa.schema([EVENT.field(name) for name in columns])
+        return pa.table({name: self._column(name, rows, at) for name in columns}).cast(wanted)
+
+    def _column(self, name: str, rows: Numbers, at: pa.Array) -> pa.Array | pa.ChunkedArray:
+        events, lanes = self.trace.events, self.trace.lanes
+        match name:
+            case "id":
+                return pa.array(self.ids(rows), mask=rows < 0)
+            case "kind":
+                return pa.array(KINDS).take(events["kind"].take(at).cast(pa.int32()))
+            case "process" | "thread" | "is_device":
+                return lanes[name].take(events["lane"].take(at))
+            case "stream":
+                return self._stream(rows)
+            case "op" | "tag":
+                return self._communication(name, rows)
+            case _:
+                return events[name].take(at)
 
     def ids(self, rows: Numbers) -> Column:
         """The places of these rows in the file; of an unknown place the row itself."""
@@ -85,16 +85,14 @@ class TraceEvents:
             return pa.array(stream, mask=stream == NULL)
         return args["on_stream"].take(pa.array(rows, mask=rows < 0))
 
-    def _communication(self, rows: Numbers) -> tuple[pa.Array, pa.Array]:
-        """The operation and the tag of each row; null where it does not communicate."""
+    def _communication(self, name: str, rows: Numbers) -> pa.Array | pa.ChunkedArray:
+        """The operation or the tag of each row; null where it does not communicate."""
         comm = self.trace.comm
-        place = np.full(self.trace.events.num_rows + 1, -1, np.int64)
+        place = np.full(self.trace.events.num_rows + 1, -1, np.int32)
         place[comm["event"].to_numpy()] = np.arange(comm.num_rows)
-        at = pa.array(place[rows], mask=place[rows] < 0)
-        return (
-            pa.array(OPS).take(comm["op"].take(at).cast(pa.int32())),
-            pa.array(TAGS).take(comm["tag"].take(at).cast(pa.int32())),
-        )
+        at = place[rows]
+        words = pa.array(OPS if name == "op" else TAGS)
+        return words.take(comm[name].take(pa.array(at, mask=at < 0)).cast(pa.int32()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +101,9 @@ class SavedEvents:
 
     table: pa.Table
 
-    def describe(self, rows: Numbers) -> pa.Table:
-        """The events of these rows; row -1 is all null."""
-        return self.table.take(pa.array(rows, mask=rows < 0))
+    def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
+        """Columns of `EVENT` of the events of these rows; row -1 is all null."""
+        return self.table.select(columns).take(pa.array(rows, mask=rows < 0))
 
     def ids(self, rows: Numbers) -> Column:
         """The ids of these rows."""

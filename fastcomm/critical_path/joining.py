@@ -27,15 +27,19 @@ class RunEvents:
     first: Column  # row of each rank's first event, and one behind the last
     events: tuple[Events, ...]
 
-    def describe(self, rows: Numbers) -> pa.Table:
-        """The events of these rows; row -1 is all null."""
+    def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
+        """Columns of `EVENT` of the events of these rows; row -1 is all null."""
         parts, places = [], []
         for k, events in enumerate(self.events):
             chosen = np.flatnonzero((rows >= self.first[k]) & (rows < self.first[k + 1]))
-            parts.append(events.describe((rows[chosen] - self.first[k]).astype(np.int32)))
+            parts.append(
+                events.describe((rows[chosen] - self.first[k]).astype(np.int32), columns)
+            )
             places.append(chosen)
         nothing = np.flatnonzero(rows < 0)
-        empty = pa.table({field.name: pa.nulls(len(nothing), field.type) for field in EVENT})
+        empty = pa.table(
+            {name: pa.nulls(len(nothing), EVENT.field(name).type) for name in columns}
+        )
         order = np.argsort(np.concatenate([*places, nothing]), kind="stable")
         return pa.concat_tables([*parts, empty]).combine_chunks().take(order)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm.critical_path.classes import OWN, TYPES, Rules, classes, short_names
+from fastcomm.critical_path.classes import FACTS, OWN, TYPES, Rules, classes, short_names
 from fastcomm.critical_path.events import Events
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
@@ -66,7 +66,7 @@ class CriticalPath:
         By the rules of HTA a negative weight counts as 0 in the search. With `strict`, one of
         -1 us stays as it is, and what is below makes the graph invalid.
         """
-        self.__dict__.pop("_breakdown", None)
+        self._forget()
         if self.about.rules == "hta":
             weight = self.graph.weight
             searched = np.where(weight <= _SEARCHED_FROM_NS, 0, weight)
@@ -98,14 +98,21 @@ class CriticalPath:
         changed = self.graph.weight.copy()
         changed[at] = weight
         self.graph = self.graph.weighing(changed)
-        self.__dict__.pop("_breakdown", None)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what was found of the path before."""
+        for name in ("_breakdown", "_bound_by"):
+            self.__dict__.pop(name, None)
 
     def _is_valid(self) -> bool:
         """No waiting is inside of one stream."""
         graph = self.graph
         sync = np.flatnonzero(graph.kind == EDGE_KIND["sync"])
         streams = [
-            self.events.describe(graph.event[side[sync]])["stream"].fill_null(-1).to_numpy()
+            self.events.describe(graph.event[side[sync]], ["stream"])["stream"]
+            .fill_null(-1)
+            .to_numpy()
             for side in (graph.source, graph.target)
         ]
         return not ((streams[0] == streams[1]) & (streams[0] != -1)).any()
@@ -179,12 +186,11 @@ class CriticalPath:
         kinds = graph.kind[edges]
         owners = self.events.describe(graph.owner[edges])
         targets = self.events.describe(graph.event[graph.target[edges]])
-        bound = classes(self.about.rules, kinds, owners, targets, self.about.data_load)
         slack = self.slack
         return pa.table(
             {
                 "type": pa.array([TYPES[kind] for kind in EDGE_KINDS]).take(pa.array(kinds)),
-                "bound_by": bound,
+                "bound_by": self._bound_by,
                 "start_ns": graph.time[graph.source[edges]],
                 "stop_ns": graph.time[graph.target[edges]],
                 "duration_ns": graph.weight[edges],
@@ -200,13 +206,27 @@ class CriticalPath:
             }
         )
 
+    @cached_property
+    def _bound_by(self) -> pa.Array:
+        """The class of each edge of the path."""
+        graph, edges = self.graph, self.found.edges
+        owners = self.events.describe(graph.owner[edges], FACTS)
+        targets = self.events.describe(graph.event[graph.target[edges]], ["is_device"])
+        about = self.about
+        return classes(about.rules, graph.kind[edges], owners, targets, about.data_load)
+
     def get_critical_path_breakdown(self) -> pa.Table | None:
         """`breakdown`, or None before there is a path."""
         return None if self.path is None else self.breakdown
 
     def summary_ns(self) -> dict[str, int]:
         """How long each class is on the path, sorted by name."""
-        return _sums(self.breakdown, "bound_by")
+        weight = self.graph.weight[self.found.edges]
+        encoded = self._bound_by.dictionary_encode()
+        total = np.zeros(len(encoded.dictionary), np.int64)
+        np.add.at(total, encoded.indices.to_numpy(), weight)
+        pairs = zip(encoded.dictionary.to_pylist(), total.tolist(), strict=True)
+        return dict(sorted(pairs))
 
     def summary(self) -> dict[str, float]:
         """The same as percent of their sum."""
