@@ -3,6 +3,7 @@
 import json
 
 import kineto_text as k
+import networkx
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -17,7 +18,7 @@ from fastcomm.critical_path.window import Wanted
 from fastcomm.engine.replay import session_of, step_of
 from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.replay import inputs, run_graph, uniform, uniform_run, what_if
+from fastcomm.replay import export, inputs, run_graph, uniform, uniform_run, what_if
 from fastcomm.replay.statistics import statistics
 from fastcomm.replay.what_if import Change
 from fastcomm.synthetic import Job, layers, write, write_nsys
@@ -167,6 +168,18 @@ def test_links_ranks_devices_and_categories_are_what_can_change(tmp_path):
     removed = what_if.bottlenecks(found.replayed, found.path, by_name=True)
     assert len({each.node for each in removed}) == len(removed)
     assert all("~>" not in each.node for each in removed)
+
+
+def test_the_graph_is_the_same_for_networkx_and_as_graphml(tmp_path):
+    found = session_of(step_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE))
+    graph = export.to_networkx(found.replayed)
+    assert networkx.is_directed_acyclic_graph(graph)
+    assert graph.number_of_nodes() == len(found.replayed.duration)
+    node = graph.nodes["host0.rank1->FW.aten::mm~>0"]
+    assert (node["avg"], node["device"]) == (0.1, "host0.rank1->stream 7 of 0")
+    again = networkx.parse_graphml(export.graphml(found.replayed))
+    assert dict(again.nodes(data=True)) == dict(graph.nodes(data=True))
+    assert list(again.edges(data=True)) == list(graph.edges(data=True))
 
 
 def test_ranks_that_share_nothing_are_an_error_that_says_what_helps(tmp_path):

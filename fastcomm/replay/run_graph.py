@@ -165,7 +165,7 @@ def _joined(step: Step, weight: Ints, number: Ints, edges: Ints, place: _Places)
     target = np.concatenate((target, np.arange(len(edges))))
     at_start = np.concatenate((at_start, place.at_start[graph.source[edges]]))
     lag = np.concatenate((lag, np.zeros(len(edges), np.int64)))
-    real = source != target
+    real = _longest(source, target, at_start, lag)
     nodes = np.concatenate((graph.source[edges], place.alone))
     events = np.concatenate((graph.owner[edges], graph.event[place.alone]))
     return Operations(
@@ -179,6 +179,16 @@ def _joined(step: Step, weight: Ints, number: Ints, edges: Ints, place: _Places)
         lag=lag[real].astype(np.float64),
         at_start=at_start[real].astype(np.int64),
     )
+
+
+def _longest(source: Ints, target: Ints, at_start: Flags, lag: Ints) -> Ints:
+    """The edges between different operations; of several of the same kind the longest."""
+    order = np.lexsort((-lag, at_start, target, source))
+    order = order[source[order] != target[order]]
+    same = np.zeros(len(order), bool)
+    same[1:] = (np.diff(source[order]) == 0) & (np.diff(target[order]) == 0)
+    same[1:] &= at_start[order][1:] == at_start[order][:-1]
+    return np.sort(order[~same])
 
 
 def _names(step: Step, found: Operations) -> tuple[Name, ...]:

@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import quoteattr
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.markup import escape
 
-from fastcomm.inert import inert
+from fastcomm.replay.export import graphml
 from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.session import Session
 from fastcomm.replay.what_if import Removed
@@ -168,23 +167,6 @@ def nodes(replayed: Replayed) -> pa.Table:
             "end_ns": replayed.end,
         }
     )
-
-
-def graphml(replayed: Replayed) -> str:
-    """The graph for networkx, yEd and Gephi; durations in ms."""
-    made = replayed.replayer
-    lines = ['<graphml xmlns="http://graphml.graphdrawing.org/xmlns">']
-    lines += ['<key id="avg" for="node" attr.name="avg" attr.type="double"/>']
-    lines += ['<graph edgedefault="directed">']
-    for name, avg in zip(made.graph.nodes, made.measured.avg.tolist(), strict=True):
-        lines.append(
-            f'<node id={quoteattr(inert(name))}><data key="avg">{avg / _MS}</data></node>'
-        )
-    lines += [
-        f"<edge source={quoteattr(inert(a))} target={quoteattr(inert(b))}/>"
-        for a, b in made.graph.edges
-    ]
-    return "\n".join([*lines, "</graph>", "</graphml>", ""])
 
 
 def write(said: dict[str, Any], replayed: Replayed, folder: Path) -> None:

@@ -1,0 +1,115 @@
+"""Changes to a table of operations, and its replayed steps as a trace."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from replay_data import FOLDER, document, needed
+
+from fastcomm.cli import main
+from fastcomm.replay import operations, straggler_changes
+from fastcomm.replay.straggler_changes import Change
+from fastcomm.replay.stragglers import Model
+from fastcomm.report import straggler_trace
+
+TABLE = FOLDER / "straggler" / "trace-ST.parquet"
+
+pytestmark = needed
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model.of(operations.read(TABLE))
+
+
+def run(*words):
+    done = CliRunner().invoke(main, ["stragglers", str(TABLE), *map(str, words)])
+    return done.stdout if done.exit_code == 0 else done.stderr
+
+
+def test_the_what_ifs_of_the_study_are_a_file_of_changes(tmp_path):
+    path = tmp_path / "changes.json"
+    for names, ratio in document("straggler/what-if-ST.json")["ratio"].items():
+        known = [name for name in names.split(", ") if name != "separate-grads-all-reduce"]
+        path.write_text(json.dumps({name: {"ratio": 0} for name in known}))
+        said = json.loads(run("--what-if", path, "--json"))
+        assert said["what_if"]["speedup"] == pytest.approx(ratio, rel=1e-6)
+        assert len(said["what_if"]["step_time_s"]) == 32
+    assert "what if: 2.09 s a step, -3.78%" in run("--what-if", path)
+
+
+def test_an_ideal_stage_is_the_study_s_m_s(tmp_path):
+    path = tmp_path / "changes.json"
+    path.write_text('{"stage:3": {"ideal": true}}')
+    said = json.loads(run("--what-if", path, "--json"))
+    removed = document("straggler/ms-ST.json")["trem"]
+    assert said["what_if"]["step_time_mean_s"] == pytest.approx(removed, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("key", "count"),
+    [
+        ("all", 106 * 2 * 32),
+        ("gc", 4 * 2 * 32),
+        ("op:forward-compute_0_2", 2 * 32),
+        ("rank:7", 106 // 4 * 32),
+        ("dp_rank:1", 106 * 32),
+        ("stage:0", 27 * 2 * 32),
+        ("gc+dp_rank:1+stage:2", 32),
+        ("step:STEP", 106 * 2),
+    ],
+)
+def test_a_key_means_the_operations_that_it_names(model, key, count):
+    key = key.replace("STEP", str(model.table.steps[3]))
+    found = straggler_changes.times(model, {key: Change(delay_ns=1e9)})
+    changed = int((found != model.measured).sum())
+    if key.startswith(("rank", "stage")):
+        sizes = [sum(op.stage == stage for op in model.table.ops) for stage in range(4)]
+        count = sizes[3] * 32 if key.startswith("rank") else sizes[0] * 64
+    assert changed == count
+
+
+def test_changes_follow_each_other(model):
+    changes = {"all": Change(ideal=True), "gc": Change(ratio=0.0), "stage:1": Change(ratio=2)}
+    found = straggler_changes.times(model, changes)
+    gc, second = model.optypes() == "gc", np.array([op.stage == 1 for op in model.table.ops])
+    assert (found[gc] == 0).all()
+    ideal = model.ideal_times()
+    assert (found[second & ~gc] == 2 * ideal[second & ~gc]).all()
+    assert (found[~second & ~gc] == ideal[~second & ~gc]).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "wanted {"),
+        ('{"gc": 3}', "wanted delay and ratio"),
+        ('{"gc": {"ideal": 1}}', "wanted true or false"),
+        ('{"nothing": {}}', "found 'nothing', wanted all, a type"),
+        ('{"rank:77": {}}', "means no operation"),
+        ('{"op:": {}}', "op:NAME"),
+    ],
+)
+def test_a_change_that_means_nothing_is_an_error(tmp_path, text, said):
+    path = tmp_path / "changes.json"
+    path.write_text(text)
+    assert said in run("--what-if", path)
+
+
+def test_the_trace_has_every_operation_where_the_replay_puts_it(model, tmp_path):
+    path = tmp_path / "trace.json"
+    run("--trace", path)
+    rows = [r for r in json.loads(path.read_text())["traceEvents"] if r["ph"] == "X"]
+    assert json.loads(json.dumps(straggler_trace.trace(model, model.measured))) == json.loads(
+        path.read_text()
+    )
+    replayed = model.replay(model.measured).whole
+    for k, step in enumerate(model.table.steps[:3]):
+        own = [row for row in rows if row["args"]["step"] == step]
+        end = max(row["ts"] + row["dur"] for row in own)
+        begin = sum(replayed[:k].tolist()) * 1.1 / 1e3
+        assert end - begin == pytest.approx(replayed[k] / 1e3, rel=1e-9)
+    assert {row["tid"] // 5 for row in rows if row["pid"] == 1} == set(
+        model.table.rank_of[1].tolist()
+    )
