@@ -198,6 +198,13 @@ def test_links_alone_keep_the_curves_and_say_so(tmp_path):
     assert any("record_shapes" in words for words in found.skipped)
 
 
+def test_products_beyond_the_peak_of_the_gpu_are_left_out(tmp_path):
+    rows = [*products_of(1.0), *operator("aten::mm", 9e6, [[4096, 4096], [4096, 4096]], 1e-6)]
+    found = calibrated(str(text.write(tmp_path / "rank0.json", rows)), A800)
+    assert "1 calls left out: products beyond the peak of A800-80GB" in found.skipped
+    assert max(line.efficiency for line in found.compute) < 1.2
+
+
 def test_products_alone_are_fitted_and_attention_keeps_its_curve(tmp_path):
     path = text.write(
         tmp_path / "rank0.json",

@@ -277,7 +277,8 @@ def _sweep(
     if words["as_json"]:
         from dataclasses import asdict
 
-        _print_json({"cells": [asdict(cell) for cell in found.cells]})
+        cells = [asdict(cell) for cell in found.cells]
+        _print_json({"cells": cells, "notes": list(found.notes)})
     else:
         report.heat_map(found)
 

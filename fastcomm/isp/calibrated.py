@@ -11,6 +11,8 @@ from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.isp.timed import Timed
 
 _BENCHMARKS = (".txt", ".log", ".out", ".csv", ".parquet")
+# Of the peak: clocks are boosted, and times are rounded.
+_MOST = 1.1
 _LINKS_ONLY = "links only: GEMM and attention keep the cluster's curves"
 
 
@@ -70,9 +72,14 @@ def of_work(
     found: Timed, cluster: Cluster
 ) -> tuple[Cluster, tuple[ComputeResidual, ...], tuple[str, ...]]:
     """Curves through timed work; what was left out, in words."""
-    cluster, products = fit_products(cluster, found.products)
+    possible = [
+        work for work in found.products if work.flops < _MOST * cluster.peak * work.seconds
+    ]
+    cluster, products = fit_products(cluster, possible)
     cluster, attention = fit_attention(cluster, found.attention)
     skipped = [f"{count} calls left out: {why}" for why, count in found.left_out.items()]
+    if beyond := len(found.products) - len(possible):
+        skipped.append(f"{beyond} calls left out: products beyond the peak of {cluster.name}")
     if not products and not attention:
         why = "no product or attention of half precision says its shapes (record_shapes=True)"
         skipped.append(f"{why}; {_LINKS_ONLY}")

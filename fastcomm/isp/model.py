@@ -1,6 +1,7 @@
 """The transformer that is trained, as numbers: attention, MLP or experts, vocabulary."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 
 VOCAB = 103168
@@ -123,24 +124,7 @@ class Model:
     @property
     def kinds(self) -> tuple[Layer, ...]:
         """The usual layer; then the one without experts, where the first layers have none."""
-        plain = Layer(matrices=self.matrices, parameters=self.layer_parameters, wide=self.wide)
-        if self.experts is None:
-            return (plain,)
-        usual = self._with_experts(self.experts)
-        return (usual, plain) if self.experts.dense_layers else (usual,)
-
-    def _with_experts(self, experts: Experts) -> Layer:
-        h = float(self.hidden)
-        shared = ((h * experts.shared, 3),) if experts.shared else ()
-        matrices = (*self.attention, (h * experts.number, 1), *shared)
-        # A copy of a token: gathered, three widths, and its output before the weighted sum.
-        copies = experts.top_k * (4 + 8 * experts.ffn / h)
-        return Layer(
-            matrices=matrices,
-            parameters=2 * h + sum(elements * count for elements, count in matrices),
-            wide=8 * experts.shared / h + copies,
-            experts=experts,
-        )
+        return _kinds(self)
 
     def counts(self, place: int, pp: int) -> tuple[int, ...]:
         """Layers of each kind on a stage; the last stages hold one more."""
@@ -202,6 +186,29 @@ class Model:
         mlp = 8.0 * self.hidden**2 if self.wide in {64 / 3, 16.0} else 0.0
         mlp = mlp or self.matrices[-1][0] * self.matrices[-1][1]
         return sum(elements * count for elements, count in self.attention) + mlp
+
+
+@lru_cache(maxsize=64)
+def _kinds(model: Model) -> tuple[Layer, ...]:
+    plain = Layer(matrices=model.matrices, parameters=model.layer_parameters, wide=model.wide)
+    if model.experts is None:
+        return (plain,)
+    usual = _with_experts(model, model.experts)
+    return (usual, plain) if model.experts.dense_layers else (usual,)
+
+
+def _with_experts(model: Model, experts: Experts) -> Layer:
+    h = float(model.hidden)
+    shared = ((h * experts.shared, 3),) if experts.shared else ()
+    matrices = (*model.attention, (h * experts.number, 1), *shared)
+    # A copy of a token: gathered, three widths, and its output before the weighted sum.
+    copies = experts.top_k * (4 + 8 * experts.ffn / h)
+    return Layer(
+        matrices=matrices,
+        parameters=2 * h + sum(elements * count for elements, count in matrices),
+        wide=8 * experts.shared / h + copies,
+        experts=experts,
+    )
 
 
 def swiglu_width(hidden: int) -> int:

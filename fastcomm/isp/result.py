@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastcomm.cluster.quantities import format_gib
 from fastcomm.isp.columns import Records
+from fastcomm.isp.nearest import nearest
 from fastcomm.isp.question import ALGOS, Question
 
 if TYPE_CHECKING:
@@ -86,19 +86,7 @@ class Found:
 
     def nearest(self) -> str:
         """Where nothing fits: what kept it out, and the nearest that would work."""
-        question = self.question
-        if self.least_memory is not None:
-            need = format_gib(self.least_memory)
-            return f"nothing fits: the least memory that any strategy needs is {need}"
-        if self.unsuited:
-            unit = min(self.unsuited) * question.seq_len
-            near = max(unit, round(question.batch.most / unit) * unit)
-            return (
-                f"no strategy: global batch {question.batch.most} is no multiple of "
-                f"data-parallel degree x sequence length for any of them; {near} would be"
-            )
-        fell = [f"{count} by {reason}" for reason, count in self.rejected.items() if count]
-        return f"no strategy: rejected {', '.join(fell) or 'none, there is no candidate'}"
+        return nearest(self.question, self.rejected, self.least_memory, self.unsuited)
 
     def to_arrow(self) -> "pa.Table":
         """All feasible strategies."""

@@ -60,8 +60,13 @@ def search(
         least_memory=float(least) if np.isfinite(least) else None,
         columns=Records.of(parts),
         unsuited=tuple(sorted(counts.unsuited)),
-        notes=(f"{cluster.name}: {cluster.note}",) if cluster.note else (),
+        notes=notes(cluster),
     )
+
+
+def notes(cluster: Cluster) -> tuple[str, ...]:
+    """What of a cluster was not measured, in words."""
+    return (f"{cluster.name}: {cluster.note}",) if cluster.note else ()
 
 
 # Where FlashAttention was measured: beyond, its formula stands alone.

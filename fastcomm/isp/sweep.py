@@ -8,7 +8,7 @@ from fastcomm.cluster.cluster import Cluster
 from fastcomm.errors import ConfigError
 from fastcomm.isp.question import Question
 from fastcomm.isp.result import Record
-from fastcomm.isp.search import search
+from fastcomm.isp.search import notes, search
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +34,8 @@ class Sweep:
     """All searches, by sequence length and then by world size."""
 
     cells: tuple[Cell, ...]
+    # What was not measured of the cluster.
+    notes: tuple[str, ...] = ()
 
     def to_arrow(self) -> "pa.Table":
         """One row a search; the best strategy's fields, null where there is none."""
@@ -68,7 +70,7 @@ def sweep(question: Question, cluster: Cluster, seq_lens: Sequence[int]) -> Swee
                 base = base or cell.best["tgs"]
                 cell = replace(cell, scaling=cell.best["tgs"] / base)
             cells.append(cell)
-    return Sweep(cells=tuple(cells))
+    return Sweep(cells=tuple(cells), notes=notes(cluster))
 
 
 def _cell(question: Question, cluster: Cluster) -> Cell:

@@ -51,13 +51,18 @@ def show(found: Found, top: int) -> None:
         console.print(
             _ranking("time against memory", [front[place] for place in chosen], found.question)
         )
-    for note in found.notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+    _notes(found.notes)
     if any(record.get("extrapolated") for record in found.best(top)):
         console.print(
             "[yellow]note:[/] attention beyond what was measured: its formula stands alone",
             highlight=False,
         )
+
+
+def _notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        words = f"[yellow]note:[/] {escape(note)}"
+        plain_console().print(words, highlight=False, soft_wrap=True)
 
 
 def _head(found: Found) -> list[str]:
@@ -126,6 +131,7 @@ def explain(found: Found, place: int) -> None:
     console.print(_terms("memory", memory_terms(record), _gib))
     if not found.question.model.experts:
         console.print(_on_two(record["algo_type"]), highlight=False, soft_wrap=True)
+    _notes(found.notes)
 
 
 def _on_two(algo: str) -> str:
@@ -229,6 +235,7 @@ def heat_map(found: Sweep) -> None:
     )
     for why in whys:
         console.print(f"[yellow]n/a[/] {escape(why)}", highlight=False, soft_wrap=True)
+    _notes(found.notes)
 
 
 def _shaded(cell: Cell) -> str:
