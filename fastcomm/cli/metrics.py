@@ -36,6 +36,13 @@ Examples:
 )
 @click.option("--iterations", metavar="LIST", help="Only iterations of these numbers: 4-6.")
 @run_options
+@click.option(
+    "--clocks",
+    type=click.Choice(["aligned", "raw"]),
+    default="aligned",
+    show_default=True,
+    help="Compare the times of ranks with their clocks aligned by collectives, or as they are.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--output",
@@ -56,8 +63,10 @@ def run(
 
     PATH is a directory of traces, or files, or globs: of the PyTorch profiler (.json[.gz]),
     exports of Nsight Systems (.sqlite, parquetdir, arrowdir), or what fastcomm ingest wrote.
-    Printed are: the time breakdown of an iteration, how much of the communication hides behind
-    compute, the windows between phases, bandwidth and volume of DP, TP, PP, EP and CP.
+    Printed are: what is wrong (slow GPUs and links, late hosts, stages and experts with too
+    much to do) and what it costs, the time breakdown of an iteration, how much of the
+    communication hides behind compute, the windows between phases, bandwidth and volume of DP,
+    TP, PP, EP and CP, and who waits for whom.
 
     Where the traces do not name their process groups, say how ranks are laid out (--tp, --pp,
     --ep, --cp, --order). Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some
@@ -94,6 +103,7 @@ def _measured(paths: tuple[str, ...], words: dict[str, Any], engine: "Engine") -
             iterations=numbers("--iterations", wanted) if wanted else None,
             workers=engine,
             keep_going=words["keep_going"],
+            clocks=words["clocks"],
             progress=advance,
         )
 

@@ -7,6 +7,7 @@ from functools import partial
 from fastcomm.engine.engine import Engine, Lost, Progress, Task
 from fastcomm.engine.local import engine_of
 from fastcomm.errors import FastcommError
+from fastcomm.metrics.across import ClockKind
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import Failure, Metrics, answer
 from fastcomm.metrics.view import ByteKind
@@ -14,7 +15,7 @@ from fastcomm.trace.run import Run
 from fastcomm.units import parse_bandwidth
 
 
-def compute_metrics(
+def compute_metrics(  # noqa: PLR0913 - one word a choice
     run: Run,
     *,
     link_bandwidth: str | float | None = None,
@@ -22,6 +23,7 @@ def compute_metrics(
     iterations: Iterable[int] | None = None,
     workers: int | Engine = 1,
     keep_going: bool = False,
+    clocks: ClockKind = "aligned",
     progress: Progress | None = None,
 ) -> Metrics:
     """Measure METRIC 0-5 of a run.
@@ -29,8 +31,9 @@ def compute_metrics(
     `link_bandwidth` is that of one GPU's link: bytes per second, or words ("400Gbit/s"); by
     default what the run's configuration says. `iterations` are the numbers of those that count.
     `workers` are so many processes of this machine, or another engine (`dask.connected`); with
-    several, a script needs `if __name__ == "__main__":`. Raises the first rank's error, or,
-    with `keep_going`, lists it in `failed`; then only if no rank is left.
+    several, a script needs `if __name__ == "__main__":`. `clocks`: ranks are compared with
+    their clocks aligned, or as they are. Raises the first rank's error, or, with `keep_going`,
+    lists it in `failed`; then only if no rank is left.
     """
     link = (
         parse_bandwidth(link_bandwidth) if isinstance(link_bandwidth, str) else link_bandwidth
@@ -41,6 +44,7 @@ def compute_metrics(
         link=link if link is not None else run.link_bandwidth,
         only=only,
         warnings=run.warnings,
+        clocks=clocks,
     )
     task = Task(
         measure=partial(Partial.of, byte_kind=bytes, only=only),
@@ -58,6 +62,7 @@ class _Question:
     link: float | None
     only: frozenset[int] | None
     warnings: tuple[str, ...]
+    clocks: ClockKind
 
     def answer(self, whole: Partial, left_out: Sequence[Lost]) -> Metrics:
         """The metrics, from the partial of all ranks."""
@@ -74,4 +79,5 @@ class _Question:
             link=self.link,
             warnings=self.warnings,
             failed=sorted(failed, key=lambda failure: failure.path),
+            clocks=self.clocks,
         )

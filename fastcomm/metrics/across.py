@@ -38,7 +38,7 @@ ClockKind = Literal["aligned", "raw"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """How far a rank's clock is ahead of its reference's; null where no collective joins them."""
+    """How far a rank's clock is ahead of its reference's; null where nothing joins them."""
 
     rank: int
     reference: int | None

@@ -4,8 +4,8 @@ A cost is what a step takes longer because of it, in ns: what the subject needs 
 peers, where others wait for it.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Kind = Literal["slow_gpu", "slow_link", "jittery_host", "imbalanced_stage", "hot_expert"]
@@ -29,6 +29,24 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """The numbers behind a finding; which of them are known depends on its kind."""
+
+    compute_ns: float | None = None  # of the subject, a step
+    peers_compute_ns: float | None = None
+    idle_ns: float | None = None  # in which nothing runs on the device
+    peers_idle_ns: float | None = None
+    wait_ns: float | None = None  # for others, in collectives
+    peers_wait_ns: float | None = None
+    expert_bytes: float | None = None  # of the all-to-alls of expert parallelism
+    peers_expert_bytes: float | None = None
+    longer_exchange_ns: float | None = None  # than the all-to-alls of other groups
+    bus_bw: float | None = None  # bytes per second, of the slowest class of collectives
+    peers_bus_bw: float | None = None
+    slow_groups: int | None = None  # that have the subject's ranks in common
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One thing that is wrong."""
 
@@ -36,7 +54,7 @@ class Finding:
     subject: Subject
     cost_ns: float  # of a step
     cost_share: float  # of the mean step
-    evidence: Mapping[str, float | None] = field(default_factory=dict)
+    evidence: Evidence
     words: str
 
     def to_dict(self) -> dict[str, Any]:

@@ -116,12 +116,15 @@ def links(
                 count=len(own),
                 **_rates(float(rates[index]), peers),
                 excess_ns=None if np.isnan(peers) else float(excess.sum()) / step.count,
-                is_slow=index in apart
-                and peers / rates[index] < SLOW
-                and float(excess.sum()) > LEAST_EXCESS * step.count * (step.ns or 0),
+                is_slow=index in apart and _is_slow(rates[index], peers, excess, step),
             )
             found.append(Found(link=link, meetings=own, excess=excess))
     return tuple(sorted(found, key=_order))
+
+
+def _is_slow(rate: float, peers: float, excess: Floats, step: Step) -> bool:
+    longer = float(excess.sum()) / step.count
+    return bool(peers / rate < SLOW) and longer > LEAST_EXCESS * (step.ns or 0.0)
 
 
 def _order(found: Found) -> tuple[int, str, int, tuple[int, ...]]:
@@ -134,7 +137,7 @@ def _names(key: Ints) -> dict[str, Any]:
     return {"tag": TAGS[tag], "op": OPS[op], "size_from": 1 << power}
 
 
-def _rates(own: float, peers: float) -> dict[str, float | None]:
+def _rates(own: float, peers: float) -> dict[str, Any]:
     """Of ns a byte; null where one is not known."""
     return {
         "bus_bw": None if np.isnan(own) else NS / own,

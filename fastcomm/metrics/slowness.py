@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastcomm.metrics.classes import classes, members
-from fastcomm.metrics.findings import Finding, Subject
+from fastcomm.metrics.findings import Evidence, Finding, Subject
 from fastcomm.metrics.links import Found, Step, alone_excess
 from fastcomm.metrics.meetings import Events, Meetings
 from fastcomm.metrics.outliers import LEAST_SHARE
@@ -68,11 +68,11 @@ def _finding(suspect: _Suspect, step_ns: float) -> Finding:
         subject=Subject(ranks=ranks, group=worst.group, tag="+".join(tags)),
         cost_ns=suspect.cost_ns,
         cost_share=suspect.cost_ns / step_ns,
-        evidence={
-            "bus_bw": worst.bus_bw,
-            "peers_bus_bw": worst.peers_bus_bw,
-            "slow_groups": float(len({each.link.ranks for each in suspect.groups})),
-        },
+        evidence=Evidence(
+            bus_bw=worst.bus_bw,
+            peers_bus_bw=worst.peers_bus_bw,
+            slow_groups=len({each.link.ranks for each in suspect.groups}),
+        ),
         words=f"Collectives of {' and '.join(tags)} with ranks {', '.join(map(str, ranks))} "
         f"reach {format_bandwidth(rate)} where their peers reach {format_bandwidth(peers)}: a "
         f"slow link of one of them, {format_ns(suspect.cost_ns)} a step.",

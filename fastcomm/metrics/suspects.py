@@ -6,11 +6,12 @@ by one clock, so nothing here needs clocks that agree.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.metrics.findings import Finding, Kind, Subject
+from fastcomm.metrics.findings import Evidence, Finding, Kind, Subject
 from fastcomm.metrics.heat import Grid
 from fastcomm.metrics.outliers import LEAST_SHARE, above_peers, peers_of
 from fastcomm.units import format_ns
@@ -67,7 +68,7 @@ def imbalanced_stages(known: Known) -> list[Finding]:
                 subject=Subject(ranks=ranks, stage=known.stage.get(ranks[0]), tag="PP"),
                 cost_ns=cost,
                 cost_share=cost / step,
-                evidence={"compute_ns": float(stages[index]), "peers_compute_ns": middle},
+                evidence=Evidence(compute_ns=float(stages[index]), peers_compute_ns=middle),
                 words=f"Stage {known.stage.get(ranks[0])} of the pipeline computes "
                 f"{format_ns(cost)} a step longer than the other stages, which wait for it.",
             )
@@ -115,14 +116,14 @@ def _compute_finding(
         subject=Subject(ranks=(rank,), stage=known.stage.get(rank), tag="EP" if hot else None),
         cost_ns=cost,
         cost_share=cost / known.step_ns,
-        evidence={
-            "compute_ns": mean,
-            "peers_compute_ns": middle,
+        evidence=Evidence(
+            compute_ns=mean,
+            peers_compute_ns=middle,
             **_waits(known, rank, others),
-            "expert_bytes": gets,
-            "peers_expert_bytes": others_get,
-            "longer_exchange_ns": exchange,
-        },
+            expert_bytes=gets,
+            peers_expert_bytes=others_get,
+            longer_exchange_ns=exchange,
+        ),
         words=f"Rank {rank} {why} {format_ns(more_compute)} a step longer.",
     )
 
@@ -138,7 +139,7 @@ def _idle_finding(
         subject=Subject(ranks=(rank,), stage=known.stage.get(rank)),
         cost_ns=cost,
         cost_share=cost / known.step_ns,
-        evidence={"idle_ns": mean, "peers_idle_ns": middle, **_waits(known, rank, others)},
+        evidence=Evidence(idle_ns=mean, peers_idle_ns=middle, **_waits(known, rank, others)),
         words=f"The device of rank {rank} has nothing to do for {format_ns(cost)} a step "
         "longer than its peers: its host launches late.",
     )
@@ -150,7 +151,7 @@ def _is_awaited(known: Known, rank: int, others: Sequence[int], cost: float) -> 
     return None if own is None or peers is None else peers - own >= cost / 2
 
 
-def _waits(known: Known, rank: int, others: Sequence[int]) -> dict[str, float | None]:
+def _waits(known: Known, rank: int, others: Sequence[int]) -> dict[str, Any]:
     return {
         "wait_ns": _of(known.waits, rank),
         "peers_wait_ns": _middle(known.waits, others),
