@@ -23,7 +23,7 @@ EVENTS = [
 UNIFORM = [
     {
         "name": f"FW.op{n}",
-        "pid": "h.rank0",
+        "pid": "host0.rank0",
         "ts": n,
         "dur": 1,
         "ph": "X",

@@ -80,7 +80,7 @@ def test_statistics_show_names_as_letters(tmp_path):
     rows = [
         {
             "name": f"FW.{name}",
-            "pid": name,
+            "pid": "host" + name,
             "ts": n,
             "dur": 1,
             "ph": "X",
