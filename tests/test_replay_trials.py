@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.errors import TraceFileError
-from fastcomm.replay import mxnet, pieces, tensorflow, trial
+from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.replay import mxnet, pieces, tensorflow, trial, uniform
 from fastcomm.replay.parameters import Parameter, ParameterDict, listed
 from fastcomm.replay.session import session
+from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import step_time
 from fastcomm.replay.uniform import Event
 
@@ -249,3 +250,69 @@ def test_a_barrier_puts_all_updates_behind_all_communication(tmp_path):
     assert ("Comm.0", "UPDATE_CAL") in graph.edges
     assert ("UPDATE_CAL", "UPDATE_.Momentum/update/Apply") in graph.edges
     assert ("Comm.0", "UPDATE_.Momentum/update/Apply") not in graph.edges
+
+
+def test_a_rank_with_fewer_steps_counts_with_those_that_it_has(tmp_path):
+    made.mxnet(tmp_path / "long", steps=3)
+    made.mxnet(tmp_path / "short", steps=2)
+    short = (tmp_path / "short" / "host1" / "0").rename(tmp_path / "short" / "moved")
+    target = tmp_path / "long" / "host1" / "0"
+    for path in short.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    found = session(trial.read(tmp_path / "long"))
+    ranks = found.measured.ranks
+    assert [len(ranks[f"host{i}.rank0"].time) for i in range(2)] == [3, 2]
+    assert len(found.measured.steps) == 2
+    assert abs(found.error) < 0.5
+
+
+def test_a_graph_in_a_circle_is_an_error_that_names_an_operation(tmp_path):
+    made.tensorflow1(tmp_path)
+    path = tmp_path / "host0" / "0" / "dag.gml"
+    path.write_text(path.read_text().rstrip(" ]") + " edge [ source 2 target 1 ] ]")
+    with pytest.raises(FastcommError, match=r"in a circle; host0\.rank0->\S+ is in it"):
+        session(trial.read(tmp_path))
+
+
+def test_tensors_without_communication_hold_nothing_up(tmp_path):
+    made.mxnet(tmp_path)
+    for host in range(2):
+        for name in ("comm.json", "comm_detail.json"):
+            path = tmp_path / f"host{host}" / "0" / name
+            path.write_text(
+                path.read_text().replace("mxnet.1", "mxnet.x").replace(".1.", ".2.")
+            )
+    found = session(trial.read(tmp_path))
+    assert found.replayed.replayer.graph.groups == ((0,), (2,))
+    assert "host0.rank0->UPDATE_1" in found.replayed.replayer.graph.nodes
+
+
+def test_unknown_sub_operations_are_left_out_of_a_trial_and_have_a_category_of_their_own(
+    tmp_path,
+):
+    made.mxnet(tmp_path)
+    path = tmp_path / "host1" / "0" / "comm_detail.json"
+    path.write_text(path.read_text().replace("Comm.0.SEND", "Comm.0.BCAST"))
+    wanted = {
+        key for key in trial.read(tmp_path).trace.keys if key.startswith("host1.rank0->Comm.0.")
+    }
+    assert not any("BCAST" in key or "SEND" in key for key in wanted)
+    whole = tmp_path / "whole.json"
+    row = {"name": "Comm.0.BCAST", "ts": 1, "dur": 2, "pid": "host0.rank0", "tid": "t"}
+    whole.write_text(json.dumps([row]))
+    assert statistics(uniform.read(whole)).category == ("Comm.other",)
+
+
+@pytest.mark.parametrize(
+    "victim", ["io.json", "comm.json", "comm_detail.json", "nccl_rank_graph.json"]
+)
+def test_what_one_rank_lacks_is_left_out_or_an_error_that_names_it(tmp_path, victim):
+    made.mxnet(tmp_path)
+    (tmp_path / "host1" / "0" / victim).unlink()
+    read = trial.read(tmp_path)
+    if victim == "nccl_rank_graph.json":
+        with pytest.raises(FastcommError, match="rank 1 of NCCL, which has no files"):
+            session(read)
+        return
+    assert session(read).replayed.mean_ns > 0
+    assert bool(read.warnings) == (victim == "comm.json")
