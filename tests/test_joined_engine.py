@@ -14,6 +14,7 @@ from fastcomm.engine.joined import join
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write, write_nsys
 
+
 def invoke(*words, code=0):
     result = CliRunner().invoke(main, [str(word) for word in words])
     assert result.exit_code == code, result.output + result.stderr

@@ -1,6 +1,7 @@
 """A file that is written under another name, and gets its own when it is whole."""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,9 @@ _MARK = "unfinished"
 @contextmanager
 def aside(path: Path) -> Iterator[Path]:
     """A path to write to: renamed to `path` at the end, removed where that is not reached."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{_MARK}")
+    # Of another machine that writes the same, the number of the process may be the same.
+    name = f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{_MARK}"
+    unfinished = path.with_name(name)
     try:
         yield unfinished
         unfinished.replace(path)
