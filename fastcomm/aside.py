@@ -1,6 +1,7 @@
 """A file that is written under another name, and gets its own when it is whole."""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,9 @@ def aside(path: Path) -> Iterator[Path]:
 
     Raises `FastcommError` where the system refuses, as a full disk does.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{_MARK}")
+    # Of another machine that writes the same, the number of the process may be the same.
+    name = f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{_MARK}"
+    unfinished = path.with_name(name)
     try:
         yield unfinished
         unfinished.replace(path)

@@ -104,12 +104,18 @@ def many(tmp_path_factory):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize(
-    ("command", "whom"), [("metrics", "group"), ("ingest", "group"), ("ingest", "alone")]
+    ("command", "whom", "how"),
+    [
+        ("metrics", "group", ("--workers", "2")),
+        ("ingest", "group", ("--workers", "2")),
+        ("ingest", "alone", ("--workers", "2")),
+        ("ingest", "group", ("--dask", "local:2")),
+    ],
 )
-def test_ctrl_c_leaves_no_half_file_and_no_orphan(many, tmp_path, command, whom):
+def test_ctrl_c_leaves_no_half_file_and_no_orphan(many, tmp_path, command, whom, how):
     """Of the terminal, which sends it to all processes, and of a script, to the first alone."""
     output = tmp_path / "out"
-    words = [command, many, "--workers", "2", "--output", output]
+    words = [command, many, *how, "--output", output]
     started = subprocess.Popen(
         [sys.executable, "-m", "fastcomm.cli", *map(str, words)],
         stderr=subprocess.PIPE,

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.options import OutputFolder, run_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
     from fastcomm.critical_path.data import DataDependencies
     from fastcomm.critical_path.result import CriticalPath
-    from fastcomm.trace.run import Run
     from fastcomm.trace.trace import Trace
 
 _EXAMPLES = """\b
@@ -69,22 +69,32 @@ Examples:
     metavar="DIR",
     help="Write the path edge by edge as CSV and Parquet, and critical_path.json.",
 )
-def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any) -> None:
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    paths: tuple[str, ...],
+    as_json: bool,
+    output: str | None,
+    **words: Any,
+) -> None:
     """Find the chain of work that sets the time of a step.
 
     PATH is a trace, or a directory of traces. Printed is how much of the path is host, compute,
     communication, launch delay and gaps, and the operators with most time on it.
     """
-    from fastcomm.cli.windows import opened_whole, wanted_window
+    if words["all_ranks"]:
+        if _join(paths, words, as_json, output):
+            ctx.exit(INCOMPLETE)
+        return
+    from fastcomm.cli.windows import only_all_ranks, opened_whole, wanted_window
     from fastcomm.critical_path.analysis import analyse
     from fastcomm.engine import warm
     from fastcomm.errors import FastcommError
 
+    only_all_ranks(words)
     warm.compile_critical_path()
     found_run = opened_whole(paths, words)
-    if words["all_ranks"]:
-        _join(found_run, words, as_json, output)
-        return
     rank = found_run.ranks[0] if words["rank"] is None else words["rank"]
     trace = found_run.read(rank)
     found = analyse(
@@ -129,25 +139,33 @@ def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDepe
 _ONE_RANK = ("rank", "compat", "overlay", "save", "deps")
 
 
-def _join(run: "Run", words: dict[str, Any], as_json: bool, output: str | None) -> None:
-    from fastcomm.cli.windows import wanted_window
-    from fastcomm.critical_path.ranks import join_ranks
+def _join(
+    paths: tuple[str, ...], words: dict[str, Any], as_json: bool, output: str | None
+) -> bool:
+    """Show the path through all ranks; whether ranks were left out."""
+    from dataclasses import asdict
+
+    from fastcomm.cli.windows import joined_run
     from fastcomm.errors import ConfigError
     from fastcomm.report import critical_path as report
 
     if refused := [name for name in _ONE_RANK if words[name] is not None]:
         raise ConfigError(f"--all-ranks and --{refused[0]} contradict each other; wanted one")
-    found = join_ranks(run, wanted_window(words), words["data_load_events"])
+    found, left_out = joined_run(paths, words)
     if output is not None:
         report.write_joined(found, output)
     if not as_json:
         report.show_joined(found)
-        return
+        return bool(left_out)
     import json
 
     from fastcomm.critical_path.document import joined_document
 
-    click.echo(json.dumps(joined_document(found), indent=2, allow_nan=False))
+    said = joined_document(found)
+    if left_out:
+        said["failed"] = [asdict(each) for each in left_out]
+    click.echo(json.dumps(said, indent=2, allow_nan=False))
+    return bool(left_out)
 
 
 def _show(

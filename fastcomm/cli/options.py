@@ -150,12 +150,6 @@ def engine_of(words: dict[str, Any]) -> "Iterator[Engine]":
         yield engine
 
 
-def refuse_dask(words: dict[str, Any], why: str) -> None:
-    """ConfigError where `--dask` is said and nothing would be done on a cluster."""
-    if words["dask"] is not None:
-        raise ConfigError(f"--dask: {why}; leave it out")
-
-
 def opened(
     paths: tuple[str, ...], words: dict[str, Any], engine: "Engine | None" = None
 ) -> "Run":

@@ -5,11 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.options import OutputFolder, run_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fastcomm.critical_path.edits import Edit
+    from fastcomm.engine.engine import Lost
 
 _EXAMPLES = """\b
 Examples:
@@ -56,27 +60,36 @@ Examples:
     metavar="DIR",
     help="Write the new path as CSV and Parquet, what_if.json, and the sweep.",
 )
-def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any) -> None:
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    paths: tuple[str, ...],
+    as_json: bool,
+    output: str | None,
+    **words: Any,
+) -> None:
     """Ask how long a step would take if some of its work were faster.
 
     The events of the window are replayed with the edits: each begins as soon as what it waited
     for allows. The error of a replay without edits is printed with every answer.
     """
-    from fastcomm.cli.windows import opened_whole, wanted_window
+    from fastcomm.cli.windows import joined_run, only_all_ranks, opened_whole, wanted_window
     from fastcomm.critical_path.analysis import analyse
     from fastcomm.critical_path.what_if import Replay, sweep
     from fastcomm.engine import warm
     from fastcomm.report import what_if as report
 
     edits, sweeps = _edits(words)
-    warm.compile_critical_path()
-    found_run = opened_whole(paths, words)
     window, loads = wanted_window(words), words["data_load_events"]
+    left_out: Sequence[Lost] = ()
     if words["all_ranks"]:
-        from fastcomm.critical_path.ranks import join_ranks
-
-        found = join_ranks(found_run, window, loads).path
+        joined, left_out = joined_run(paths, words)
+        found = joined.path
     else:
+        only_all_ranks(words)
+        warm.compile_critical_path()
+        found_run = opened_whole(paths, words)
         rank = found_run.ranks[0] if words["rank"] is None else words["rank"]
         found = analyse(found_run.read(rank), window, data_load=loads)
     replay = Replay(found)
@@ -90,6 +103,8 @@ def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any)
         click.echo(json.dumps(report.document(answer, swept), indent=2, allow_nan=False))
     else:
         report.show(answer, swept)
+    if left_out:
+        ctx.exit(INCOMPLETE)
 
 
 def _edits(words: dict[str, Any]) -> tuple[list["Edit"], list[tuple["Edit", list[float]]]]:

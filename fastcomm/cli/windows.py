@@ -1,16 +1,18 @@
 """Options that say which part of a run is looked at, and the words behind them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.options import open_options
+from fastcomm.cli.options import engine_of, open_options
 from fastcomm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.window import Wanted
+    from fastcomm.engine.engine import Engine, Lost
     from fastcomm.trace.run import Run
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -76,10 +78,43 @@ def _instance(text: str | None) -> int | tuple[int, int] | None:
     return (int(first), int(last)) if colon else int(first)
 
 
-def opened_whole(paths: tuple[str, ...], words: dict[str, Any]) -> "Run":
+def opened_whole(
+    paths: tuple[str, ...], words: dict[str, Any], engine: "Engine | None" = None
+) -> "Run":
     """The run that the paths and the words of `run_options` describe, with every event."""
-    from fastcomm.cli.options import numbers
-    from fastcomm.readers.runs import open_run
+    from fastcomm.cli.options import found, numbers
 
-    run = open_run(*paths, options=replace(open_options(words), whole=True))
+    run = found(paths, words, replace(open_options(words), whole=True), engine)
     return run.only(numbers("--ranks", words["ranks"])) if words["ranks"] else run
+
+
+def joined_run(
+    paths: tuple[str, ...], words: dict[str, Any]
+) -> tuple["Joined", "Sequence[Lost]"]:
+    """The path of the window through all ranks, and those that were left out, which it says."""
+    from fastcomm.cli.said import say
+    from fastcomm.engine import warm
+    from fastcomm.engine.joined import join
+    from fastcomm.report.progress import progress
+
+    with engine_of(words) as engine:
+        if engine.is_here:
+            warm.compile_critical_path()
+        run = opened_whole(paths, words, engine)
+        with progress(run) as advance:
+            found, left_out = join(
+                run,
+                wanted_window(words),
+                words["data_load_events"],
+                workers=engine,
+                keep_going=words["keep_going"],
+                progress=advance,
+            )
+    say(*(f"left out: rank {each.rank}: {each.error}" for each in left_out))
+    return found, left_out
+
+
+def only_all_ranks(words: dict[str, Any]) -> None:
+    """ConfigError where one rank is asked for, and many machines to look at it."""
+    if words["dask"] is not None:
+        raise ConfigError("--dask: one rank is one worker's work; wanted --all-ranks with it")

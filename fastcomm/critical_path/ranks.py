@@ -150,10 +150,13 @@ def join_ranks(run: Run, wanted: Wanted | None = None, data_load: Sequence[str] 
 
 
 def joined(
-    traces: Mapping[int, Trace], wanted: Wanted | None = None, data_load: Sequence[str] = ()
+    traces: Mapping[int, Trace],
+    wanted: Wanted | None = None,
+    data_load: Sequence[str] = (),
+    found: Mapping[int, CriticalPath] | None = None,
 ) -> Joined:
-    """The same for traces that are in memory."""
-    found = {
+    """The same for traces in memory; `found` are their paths, where these are known."""
+    found = found or {
         rank: analyse(trace, wanted, data_load=data_load) for rank, trace in traces.items()
     }
     inside = {

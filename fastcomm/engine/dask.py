@@ -19,6 +19,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastcomm.engine.engine import Fold, Lost, Progress, Task, by_rank, died, lost, measured
+from fastcomm.engine.interrupts import held_back
 from fastcomm.engine.versions import check_same, code, versions
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
 from fastcomm.trace.run import Run, Source
@@ -107,15 +108,17 @@ def _here(number: str) -> Iterator[Any]:
     with (
         dask.config.set(settings),
         tempfile.TemporaryDirectory(prefix="fastcomm-") as folder,
-        LocalCluster(
-            n_workers=int(number),
-            threads_per_worker=1,
-            dashboard_address=None,
-            local_directory=folder,
-            silence_logs=logging.CRITICAL,
-        ) as cluster,
     ):
-        yield cluster
+        with held_back():
+            cluster = LocalCluster(
+                n_workers=int(number),
+                threads_per_worker=1,
+                dashboard_address=None,
+                local_directory=folder,
+                silence_logs=logging.CRITICAL,
+            )
+        with cluster:
+            yield cluster
 
 
 @contextmanager

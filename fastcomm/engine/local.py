@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
-import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -30,6 +29,7 @@ from fastcomm.engine.engine import (
     lost,
     measured,
 )
+from fastcomm.engine.interrupts import held_back
 from fastcomm.errors import FastcommError
 from fastcomm.trace.run import Run, Source
 from fastcomm.trace.trace import Trace
@@ -101,19 +101,12 @@ class Outcome(Generic[P]):
 
 
 def start_early() -> None:
-    """Start the server that workers are forked from, so that it imports while we do.
-
-    Ctrl-C reaches every process of a terminal: the server and all workers inherit that it is
-    held back, since they end with this process anyway.
-    """
+    """Start the server that workers are forked from, so that it imports while we do."""
     from multiprocessing import forkserver
 
     multiprocessing.set_forkserver_preload(_PRELOAD)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with held_back():
         forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def map_ranks(

@@ -1,0 +1,67 @@
+"""Threads against processes, for docs/scale-out.md: the same ranks, read and measured.
+
+    python bench/compare_engines.py [WORKERS]
+
+Prints how many times as fast as one after another both are, from JSON and from a store.
+"""
+
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import perf_counter
+
+from fastcomm.engine.ingest import ingest, plan
+from fastcomm.engine.local import map_ranks, start_early
+from fastcomm.metrics.partial import Partial
+from fastcomm.readers.runs import open_run
+from fastcomm.synthetic import Job, write
+
+ROUNDS = 3
+# Bytes of a rank's JSON, and ranks: small traces spend more of their time in Python.
+RUNS = {"64 ranks of 0.5 MB": (500_000, 64), "16 ranks of 10 MB": (10_000_000, 16)}
+
+
+def one_after_another(run, _workers):
+    for source in run.sources:
+        Partial.of(source.read())
+
+
+def threads(run, workers):
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda source: Partial.of(source.read()), run.sources))
+
+
+def processes(run, workers):
+    for _ in map_ranks(run, Partial.of, workers):
+        pass
+
+
+def main(workers):
+    start_early()
+    print(f"{'':<30}{'threads':>10}{'processes':>12}   ({workers} of them)")
+    for name, (size, ranks) in RUNS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write(Job.of(ranks=ranks), Path(folder) / "run", filler_bytes=size)
+            ingest(plan([Path(folder) / "run"], Path(folder) / "store"))
+            for kind in ("run", "store"):
+                run = open_run(Path(folder) / kind)
+                best = {
+                    way: min(seconds(way, run, workers) for _ in range(ROUNDS))
+                    for way in (one_after_another, threads, processes)
+                }
+                alone = best[one_after_another]
+                words = f"{name}, {'gzipped JSON' if kind == 'run' else 'store'}"
+                print(
+                    f"{words:<30}{alone / best[threads]:>9.2f}x{alone / best[processes]:>11.2f}x"
+                )
+
+
+def seconds(way, run, workers):
+    begun = perf_counter()
+    way(run, workers)
+    return perf_counter() - begun
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2)

@@ -1,0 +1,91 @@
+"""The path through all ranks, each rank's window made where its trace is read."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from fastcomm.cli import main
+from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.document import joined_document
+from fastcomm.critical_path.ranks import join_ranks
+from fastcomm.critical_path.trimmed import trimmed
+from fastcomm.engine.joined import join
+from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.synthetic import Job, write, write_nsys
+
+
+def invoke(*words, code=0):
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == code, result.output + result.stderr
+    return result
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module", params=["kineto", "nsys"])
+def run(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    job = Job.of(ranks=4)
+    (write if request.param == "kineto" else write_nsys)(job, folder)
+    return open_run(folder, options=OpenOptions(whole=True))
+
+
+def test_a_rank_without_what_nobody_asks_for_says_the_same(run):
+    trace = run.read(1)
+    found = analyse(trace)
+    small, path = trimmed(trace, found)
+    assert small.events.num_rows < trace.events.num_rows
+    assert small.comm.drop_columns(["event"]).equals(trace.comm.drop_columns(["event"]))
+    assert path.event_ids == found.event_ids
+    assert path.breakdown.equals(found.breakdown)
+    assert path.summary_ns() == found.summary_ns()
+    events, rows = small.events, small.comm["event"]
+    assert events["start"].take(rows).equals(small.comm["start"])
+
+
+def test_the_path_is_that_of_whole_traces(run):
+    whole, (found, left_out) = join_ranks(run), join(run)
+    assert left_out == ()
+    assert joined_document(found) == joined_document(whole)
+    assert found.breakdown.equals(whole.breakdown)
+    assert found.collectives.equals(whole.collectives)
+    assert found.path.event_ids == whole.path.event_ids
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("words", [["--workers", "2"], ["--dask", "local:1"]])
+def test_the_result_is_that_of_one_process(tmp_path, words):
+    write(Job.of(ranks=4), tmp_path / "run")
+    command = ["critical-path", tmp_path / "run", "--all-ranks", "--json", "--output"]
+    here = invoke(*command, tmp_path / "here").stdout
+    assert invoke(*command, tmp_path / "there", *words).stdout == here
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+@pytest.mark.compiled
+def test_a_bad_rank_is_an_error_or_left_out(tmp_path):
+    (_, bad, *_) = sorted(write(Job.of(ranks=4), tmp_path))
+    bad.write_bytes(bad.read_bytes()[:-100])
+    words = ("critical-path", tmp_path, "--all-ranks", "--json")
+    assert (
+        "cut short" in invoke(*words, code=1).stderr
+        or bad.name in invoke(*words, code=1).stderr
+    )
+    result = invoke(*words, "--keep-going", code=3)
+    (failed,) = json.loads(result.stdout)["failed"]
+    assert failed["rank"] == 1
+    assert bad.name in failed["error"]
+    assert f"left out: rank 1: {failed['error']}" in result.stderr
+    answer = invoke("what-if", tmp_path, "--all-ranks", "--clock", "2", "--keep-going", code=3)
+    assert "left out: rank 1" in answer.stderr
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("command", ["critical-path", "what-if"])
+def test_one_rank_is_not_for_a_cluster(tmp_path, command):
+    write(Job.of(ranks=1), tmp_path)
+    error = invoke(command, tmp_path, "--dask", "local:1", code=1).stderr
+    assert "one rank is one worker's work; wanted --all-ranks" in error
