@@ -52,9 +52,8 @@ def main(workers):
                 }
                 alone = best[one_after_another]
                 words = f"{name}, {'gzipped JSON' if kind == 'run' else 'store'}"
-                print(
-                    f"{words:<30}{alone / best[threads]:>9.2f}x{alone / best[processes]:>11.2f}x"
-                )
+                gains = alone / best[threads], alone / best[processes]
+                print(f"{words:<30}{gains[0]:>9.2f}x{gains[1]:>11.2f}x")
 
 
 def seconds(way, run, workers):

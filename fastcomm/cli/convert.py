@@ -8,7 +8,6 @@ import click
 from fastcomm.cli.options import (
     engine_of,
     open_options,
-    refuse_dask,
     run_options,
 )
 from fastcomm.cli.said import say, warn
@@ -84,13 +83,17 @@ def _chakra(ctx: click.Context, path: Path, output: Path, words: dict[str, Any])
     from fastcomm.engine import chakra, warm
     from fastcomm.report.progress import progress
 
-    refuse_dask(words, "files are written here")
     with engine_of(words) as engine:
         found = opened_whole((str(path),), words)
-        warm.compile_critical_path()
+        if engine.is_here:
+            warm.compile_critical_path()
         with progress(found) as advance:
             written = chakra.convert(
-                found, output, engine, keep_going=words["keep_going"], progress=advance
+                found,
+                output.absolute(),
+                engine,
+                keep_going=words["keep_going"],
+                progress=advance,
             )
     warn(
         f"{count} communication events are replayed as measured: {reason}"
