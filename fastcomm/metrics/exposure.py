@@ -1,6 +1,6 @@
-"""How long each communication event is alone: no compute goes on, no other communication.
+"""How long each communication event is alone at its end: no compute, no other communication.
 
-That is the time that a step would be shorter by, were the event shorter.
+By so much a step can be shorter if the event is: what comes next waits for it.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ _COMPUTES = 1 << 32  # more than any number of events at once
 
 
 def alone(events: Intervals, compute: Intervals) -> Ints:
-    """Of each event the part in which it is the only one, and no compute kernel runs.
+    """Of each event the time before its end in which it is the only one that runs.
 
     Both sets are starts and stops, as they come.
     """
@@ -24,8 +24,9 @@ def alone(events: Intervals, compute: Intervals) -> Ints:
     )
     order = np.argsort(moments, kind="stable")
     moments, active = moments[order], np.cumsum(change[order])
-    single = np.append(np.where(active[:-1] == 1, np.diff(moments), 0), 0)
-    before = np.append(0, np.cumsum(single))  # of each moment: how long one alone was active
-    start, stop = (before[np.searchsorted(moments, each)] for each in events)
-    found: Ints = stop - start
+    # Where something else runs up to the next moment: so far it is not alone.
+    busy = (active[:-1] != 1) & (moments[1:] > moments[:-1])
+    first = moments[:1]
+    until = np.maximum.accumulate(np.append(first, np.where(busy, moments[1:], first)))
+    found: Ints = events[1] - np.maximum(events[0], until[np.searchsorted(moments, events[1])])
     return found

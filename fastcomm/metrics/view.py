@@ -45,7 +45,7 @@ class Communication:
     group_size: Ints
     bytes: Ints  # of the kind that was asked for
     bus_bytes: Ints
-    alone: Ints  # ns of it in which no compute runs, and no other communication
+    alone: Ints  # ns before its end in which no compute runs, and no other communication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,79 @@
+"""Faults of made-up jobs are found and named with what they cost; where none is, none is found."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from job_traces import measured_job
+
+from fastcomm.synthetic import Job, planted
+from fastcomm.synthetic.job import FAULTS
+
+pytestmark = pytest.mark.compiled
+
+# Of the true cost. The end of the last bucket may be hidden by other stages; the first stage and
+# the last have more to do than those between.
+TOLERANCE = {"slow_link": 0.15, "imbalanced_stage": 0.25}
+LAYOUTS = {
+    "tp2-pp2-dp2-ep2": {"ranks": 8},
+    "tp1-pp1-dp8-ep4": {"ranks": 8, "tp": 1, "pp": 1, "dp": 8, "ep": 4},
+    "tp2-pp1-dp4-ep1": {"ranks": 8, "tp": 2, "pp": 1, "dp": 4, "ep": 1},
+    "tp4-pp2-dp1-ep1": {"ranks": 8, "tp": 4, "pp": 2, "dp": 1, "ep": 1},
+    "tp1-pp4-dp4-ep2": {"ranks": 16, "tp": 1, "pp": 4, "dp": 4, "ep": 2},
+}
+IMPOSSIBLE = {
+    ("tp1-pp1-dp8-ep4", "imbalanced_stage"),
+    ("tp2-pp1-dp4-ep1", "imbalanced_stage"),
+    ("tp2-pp1-dp4-ep1", "hot_expert"),
+    ("tp4-pp2-dp1-ep1", "hot_expert"),
+    ("tp4-pp2-dp1-ep1", "slow_link"),
+}
+CASES = [(a, f) for a in LAYOUTS for f in FAULTS if (a, f) not in IMPOSSIBLE]
+
+
+@pytest.mark.parametrize(("layout", "fault"), CASES)
+def test_a_planted_fault_is_found_with_its_cost_and_nothing_else(layout, fault):
+    job = Job.of(**LAYOUTS[layout], fault=fault, steps=1)
+    found = measured_job(job).findings
+    wanted = planted(job)
+    assert [each.kind for each in found] == [fault]
+    assert found[0].cost_ns == pytest.approx(wanted["cost_ns"], rel=TOLERANCE.get(fault, 0.1))
+    if fault == "slow_link":
+        assert set(wanted["ranks"]) <= set(found[0].subject.ranks)
+    else:
+        assert list(found[0].subject.ranks) == wanted["ranks"]
+        assert found[0].subject.stage in (wanted["stage"], None)
+
+
+clean = st.builds(
+    lambda tp, pp, ep, edp, changes: Job.of(
+        tp * pp * ep * edp, tp=tp, pp=pp, dp=ep * edp, ep=ep, straggler=None, **changes
+    ),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2]),
+    st.integers(1, 2),
+    st.fixed_dictionaries(
+        {"steps": st.just(1), "micro_batches": st.sampled_from([2, 4])},
+        optional={
+            "layers": st.integers(2, 3),
+            "hidden": st.integers(512, 3000),
+            "layer_ns": st.integers(900_000, 3_000_000),
+            "seed": st.integers(0, 2**40),
+        },
+    ),
+)
+
+
+@given(clean)
+@settings(max_examples=8)
+def test_nothing_is_found_in_a_clean_run(job):
+    assert measured_job(job).findings == ()
+
+
+@pytest.mark.parametrize("fault", ["slow_gpu", "slow_link"])
+def test_a_slower_fault_costs_more_and_a_small_one_is_none(fault):
+    costs = []
+    for slowdown in (0, 40, 80):
+        found = measured_job(Job.of(fault=fault, slowdown=slowdown, steps=1)).findings
+        costs.append(sum(each.cost_ns for each in found))
+    assert costs[0] == 0 < costs[1] < costs[2]
