@@ -206,7 +206,7 @@ def topology(rank, world, network):
     return {"Tree": {"-1": f"[0] {below}->{rank}->{up}|{up}->{rank}->{below}"}}
 
 
-def tensorflow1(folder, *, steps=2, network="ring"):
+def tensorflow1(folder, *, steps=2, network="ring", host_name="host"):
     """Write a trial of TensorFlow 1 on two hosts; returns the operations, pieces joined."""
     names = ["x", "dense/MatMul", "gradients/dense/MatMul_grad"]
     comm, update = "Dist_Allreduce/HorovodAllreduce.0", "Momentum/update/Apply"
@@ -216,7 +216,7 @@ def tensorflow1(folder, *, steps=2, network="ring"):
     labels = ["FW.x", "FW.dense/MatMul", "BW.gradients/dense/MatMul_grad", f"UPDATE_.{update}"]
     made = []
     for host in range(2):
-        place = folder / f"host{host}" / "0"
+        place = folder / f"{host_name}{host}" / "0"
         place.mkdir(parents=True)
         rows, ready, made = [], [], []
         for number, device in ((1, "device:GPU:0"), (2, "device:GPU:0/stream:all")):
@@ -236,7 +236,7 @@ def tensorflow1(folder, *, steps=2, network="ring"):
         process = "Dist_Allreduce/HorovodAllreduce"
         said = Comm(tensors=1, network=network, process=process)
         write_comm(place, host, 2, ready, said)
-    first = folder / "host0" / "0"
+    first = folder / f"{host_name}0" / "0"
     (first / "dag.gml").write_text(f"graph [ directed 1 {nodes} {edges} ]")
     write(first / "gradient_name2ID.json", {"gradients/dense/MatMul_grad:0": 0})
     output = {"name": "gradients/dense/MatMul_grad:0", "shape": [3, 5], "dtype": "float32"}
@@ -250,3 +250,30 @@ def _timeline(raw, ts, dur, pid):
         "ts": ts,
         "dur": dur,
     }
+
+
+def byteps(folder, *, steps=2, parts=(0, 1), late=1):
+    """Write a trial of two workers that push tensor 0 to server 1; worker `late` last."""
+    tensorflow1(folder, steps=steps, network="none", host_name="traces_")
+    for place in folder.glob("*/0/comm.json"):
+        place.unlink()
+    links = [(f"worker_{w}", "server_1") for w in range(2)]
+    number = {link: i for i, pair in enumerate(links) for link in (pair, pair[::-1])}
+    number = {link: i for i, link in enumerate(number)}
+    comm = [_process(f"{a} -> {b}", pid) for (a, b), pid in number.items()]
+    server = [_process(f"server_1_t{part}", part) for part in parts]
+    for step in range(-1, steps):  # the first push sets the tensor up
+        for part in parts:
+            name = f"gradients/dense/MatMul_grad:0~PART{part}"
+            for w, (worker, there) in enumerate(links):
+                at = 1060 + 500 * step + 3 * part + (2 if w == late else 0)
+                to, back = number[worker, there], number[there, worker]
+                pulls = () if step < 0 else ((12, to, "PULL", 1), (14, back, "PULL", 4))
+                for more, pid, op, dur in ((0, to, "PUSH", 5), (6, back, "PUSH", 1), *pulls):
+                    comm += [_b(f"{name}.{op}", at + more, pid), _e(at + more + dur, pid)]
+            if step >= 0:
+                for i, op in enumerate(("COPY_FIRST", "SUM", "COPY_MERGED")):
+                    at = 1070 + 500 * step + 2 * i
+                    server += [_b(f"{name}.{op}", at, part), _e(at + 1 + i, part)]
+    write(folder / "comm_timeline.json", comm)
+    write(folder / "server_timeline.json", server)

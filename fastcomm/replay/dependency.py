@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from fastcomm.replay import hops
 from fastcomm.replay.local_graph import LocalGraph
-from fastcomm.replay.names import COARSE, STAGES, Name, category, coarse, long_name
+from fastcomm.replay.names import COARSE, STAGES, Name, category, coarse, is_rank, long_name
 from fastcomm.replay.nccl import Topology
+from fastcomm.replay.push_pull import Servers
 from fastcomm.replay.trial import Trial
 from fastcomm.replay.uniform import UniformTrace
 from fastcomm_kernels.json_numbers import NULL
@@ -59,9 +60,14 @@ def dependencies(trial: Trial, step: int, *, compat: bool = False) -> Dependenci
             groups,
             lambda pid, group: through_network(pid, group, graph, counts, topology),
         )
+    servers = Servers.of(trial.trace)
+    pids = [pid for pid in trial.trace.pids if is_rank(pid)]
+    if servers.tensors:
+        groups = tuple((tensor,) for tensor in servers.tensors)
+        return joined(pids, graph, groups, _through_servers(servers, graph))
     one = _as_one(trial, compat=compat)
     silent = [(each,) for each in _tensors(graph) if (each,) not in groups]
-    found = joined(trial.trace.pids, graph, (*groups, *silent), one)
+    found = joined(pids, graph, (*groups, *silent), one)
     return replace(found, groups=groups)
 
 
@@ -160,6 +166,18 @@ def _afters(group: Group, graph: LocalGraph) -> Iterator[str]:
     """What waits for each tensor."""
     for tensor in group:
         yield from graph.successors.get(f"Comm.{tensor}", ())
+
+
+def _through_servers(servers: Servers, graph: LocalGraph) -> Communicate:
+    """Communication by pushes to servers and pulls from them."""
+
+    def communicate(pid: str, group: Group) -> Iterator[tuple[str, str]]:
+        for tensor in group:
+            befores = [f"{pid}->{each}" for each in _backwards((tensor,), graph)]
+            afters = [f"{pid}->{each}" for each in _afters((tensor,), graph)]
+            yield from servers.edges(pid, tensor, befores, afters)
+
+    return communicate
 
 
 def _as_one(trial: Trial, *, compat: bool) -> Communicate:

@@ -112,7 +112,7 @@ def timeline(
     """
     state = _Reading(tensors=tensors or {}, activities=COARSE if coarse else ACTIVITIES)
     found: list[Event] = []
-    for row in _rows(path):
+    for row in rows(path):
         if row.get("ph") == "M":
             if row.get("name") == "process_name" and (row.get("args") or {}).get("name"):
                 state.process[row["pid"]] = row["args"]["name"]
@@ -127,16 +127,16 @@ def timeline(
     return _joined(found), state.last_sync
 
 
-def _rows(path: Path) -> list[Any]:
-    """The list; its writer may have died before the last bracket."""
+def rows(path: Path) -> list[Any]:
+    """The events of a list whose writer may have died before the last bracket."""
     text = whole_text(path).strip()
     for whole in (text, text.rstrip(b",") + b"]"):
         try:
-            rows = orjson.loads(whole)
+            said = orjson.loads(whole)
         except orjson.JSONDecodeError as error:
             reason = error
         else:
-            return list(rows.get("traceEvents", []) if isinstance(rows, dict) else rows)
+            return list(said.get("traceEvents", []) if isinstance(said, dict) else said)
     raise TraceFileError(f"{path}: {reason}")
 
 

@@ -86,6 +86,11 @@ def _parts(standard: str) -> tuple[str, str, str | None]:
     return parts[0], ".".join(parts[1:-1]), parts[-1]
 
 
+def is_rank(pid: str) -> bool:
+    """Whether a pid is of a rank: not of a link between two hosts, nor of a server's thread."""
+    return bool(pid) and "::" not in pid and not pid.startswith("server_")
+
+
 def long_name(pid: str | None, standard: str, suffix: str | None = None) -> str:
     """The parts joined."""
     head = "" if pid is None else f"{pid}->"

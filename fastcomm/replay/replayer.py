@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fastcomm.errors import FastcommError
 from fastcomm.replay.dependency import Dependencies, is_operator, kinds
 from fastcomm.replay.gaps import Measured
-from fastcomm.replay.names import OUT, STAGES, Name
+from fastcomm.replay.names import OUT, REQUESTS, SERVER, STAGES, Name, is_rank
 from fastcomm_kernels import replay as kernels
 
 Floats = NDArray[np.float64]
@@ -152,18 +152,22 @@ class Replayed:
     @property
     def mean_ns(self) -> float:
         """Mean over ranks of the step's end."""
-        own = [i for i, pid in enumerate(self.replayer.pids) if pid]
+        own = [i for i, pid in enumerate(self.replayer.pids) if is_rank(pid)]
         return float(self.step_end[own].mean())
 
     def by_pid(self) -> dict[str, float]:
         """Ends of the step in ns, without those of nodes of no rank."""
         pairs = zip(self.replayer.pids, self.step_end.tolist(), strict=True)
-        return {pid: end for pid, end in pairs if pid}
+        return {pid: end for pid, end in pairs if is_rank(pid)}
 
 
 def _device(name: Name, options: Options) -> str:
     """Where a node runs."""
     pid = name.pid or "END"
+    if name.sub_op in SERVER:
+        return f"{pid}->ServerOp"
+    if name.sub_op in REQUESTS:
+        return f"{pid}->Comm"
     if name.op_cat == "Comm":
         if name.sub_op in {"SEND", "RECV"}:
             return f"{pid}->Comm" + ("" if options.compat else f"~>{name.sub_op}")

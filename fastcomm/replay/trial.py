@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm.errors import TraceFileError
-from fastcomm.replay import alignment, folders, horovod, mxnet, nccl, tensorflow, uniform
+from fastcomm.replay import (
+    alignment,
+    byteps,
+    folders,
+    horovod,
+    mxnet,
+    nccl,
+    tensorflow,
+    uniform,
+)
 from fastcomm.replay.folders import RankFolder
 from fastcomm.replay.local_graph import LocalGraph
 from fastcomm.replay.nccl import Topology
@@ -83,6 +92,9 @@ def read(
     job = _job(ranks, coarse=topology is None, merge=merge, clip_updates=clip_updates)
     found = {rank.pid: _read_rank(rank, job) for rank in ranks}
     events = [event for rank in found.values() for event in rank.events]
+    if (path / byteps.COMM).exists():
+        with _whole(path / byteps.COMM):
+            events += byteps.events(path, job.parameters.ids)
     hosts = {rank.pid: rank.host for rank in ranks}
     syncs = {pid: rank.last_sync for pid, rank in found.items()}
     shifts = alignment.by_sync(align, hosts, syncs)
