@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.html_option import html_option
 from fastcomm.cli.options import engine_of, run_options
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ Examples:
     metavar="DIR",
     help="Write every table as CSV and Parquet, and metrics.json.",
 )
+@html_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -50,6 +52,7 @@ def run(
     paths: tuple[str, ...],
     as_json: bool,
     output: str | None,
+    html: str | None,
     **words: Any,
 ) -> None:
     """Measure what communication costs a training run, by parallelism.
@@ -66,17 +69,22 @@ def run(
     from fastcomm.cli import INCOMPLETE
 
     with engine_of(words) as engine:
-        found = _measured(paths, words, engine)
+        found = compute(paths, words, engine)
     if output is not None:
         from fastcomm.report import tables
 
         tables.write(found, output)
+    if html is not None:
+        from fastcomm.report.html import measured, render
+
+        render.write(measured.page(found, paths), html)
     show(found, as_json)
     if found.failed:
         ctx.exit(INCOMPLETE)
 
 
-def _measured(paths: tuple[str, ...], words: dict[str, Any], engine: "Engine") -> "Metrics":
+def compute(paths: tuple[str, ...], words: dict[str, Any], engine: "Engine") -> "Metrics":
+    """Measure the run that the paths and the words of the options describe."""
     from fastcomm.cli.options import numbers, opened
     from fastcomm.engine import warm
     from fastcomm.engine.measure import compute_metrics
