@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import plotly.graph_objects as go
 import pytest
 from click.testing import CliRunner
@@ -101,7 +102,8 @@ def test_the_next_command_of_every_finding_exists(page):
         program, name, *arguments = shlex.split(each.command)
         assert program == "fastcomm"
         arguments = [word.replace("traces/", str(DOCS)) for word in arguments]
-        main.get_command(None, name).make_context(name, arguments)
+        parent = click.Context(main, **main.context_settings)
+        main.get_command(parent, name).make_context(name, arguments, parent)
 
 
 @pytest.mark.compiled

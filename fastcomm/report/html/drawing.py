@@ -147,3 +147,73 @@ def room(most: float) -> list[float]:
 def height_of(rows: int, least: int = 120, each: int = 26) -> int:
     """How high a chart of so many rows is."""
     return max(least, 60 + rows * each)
+
+
+def bars(
+    names: Sequence[str],
+    values: Sequence[float],
+    said: Sequence[str],
+    title: str,
+    looks: Sequence[str] | str = "compute",
+    **layout: Any,
+) -> Spec:
+    """Bars from the left, with words behind each; `looks` are names of colours."""
+    every = [looks] * len(names) if isinstance(looks, str) else looks
+    fills = [fill(look) for look in every]
+    marker = {
+        "color": [each["color"] for each in fills],
+        "line": {"color": [each["line"]["color"] for each in fills], "width": 1},
+        "pattern": {
+            **fills[0]["pattern"],
+            "shape": [each["pattern"]["shape"] for each in fills],
+        },
+    }
+    rows = [shown(shortened(name)) for name in names]
+    bar: Spec = {
+        "type": "bar",
+        "orientation": "h",
+        "y": rows,
+        "x": [rounded(value) for value in values],
+        "text": list(said),
+        "textposition": "outside",
+        "cliponaxis": False,
+        "marker": marker,
+        "hovertemplate": "%{y}: %{text}<extra></extra>",
+    }
+    return spec(
+        [bar],
+        height_of(len(rows), 130, 34),
+        bargap=0.3,
+        xaxis=axis(title, range=room(max(values, default=1.0))),
+        yaxis=rows_axis(rows),
+        **layout,
+    )
+
+
+def heat(
+    grid: Sequence[Sequence[float | None]], names: Sequence[str], hover: str, unit: str
+) -> Spec:
+    """A heat map's trace: dark is little, bright is much; few cells have their numbers."""
+    cells = sum(len(row) for row in grid)
+    is_small = cells <= ROOM_FOR_NUMBERS
+    return {
+        "type": "heatmap",
+        "z": [[rounded(value, 4) for value in row] for row in grid],
+        "y": list(names),
+        "colorscale": "Cividis",
+        "hovertemplate": f"{hover}<extra></extra>",
+        "hoverongaps": False,
+        "xgap": int(is_small),
+        "ygap": int(is_small),
+        "texttemplate": "%{z}" if is_small else "",
+        "textfont": {"size": 12},
+        "colorbar": {
+            "title": {"text": unit, "side": "top", "font": {"size": 12, "color": MUTED}},
+            "thickness": 10,
+            "outlinewidth": 0,
+            "tickfont": {"size": 11, "color": MUTED},
+        },
+    }
+
+
+ROOM_FOR_NUMBERS = 200  # cells of a heat map

@@ -286,6 +286,7 @@ _ISP = {
     "isp.pp": _of("Pipeline", "pipeline stages"),
     "isp.sp": _of("Sequence", "shards of a sequence, or of tensors"),
     "isp.wp": _of("Weights", "shards of the weights"),
+    "isp.gp": _of("Gradients", "shards of the gradients"),
     "isp.zp": _of("Optimizer", "shards of the optimizer states"),
     "isp.micro": _of("Micro-batches", "micro-batches of a step"),
     "isp.changed": _of("Would be", "tokens a GPU and second of the best, were it so"),

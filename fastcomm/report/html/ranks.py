@@ -5,7 +5,7 @@ import numpy as np
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.html import words
 from fastcomm.report.html.by_rank import MEASURES, ByRank, Floats, label, measured
-from fastcomm.report.html.drawing import MUTED, axis, height_of, rounded, spec
+from fastcomm.report.html.drawing import ROOM_FOR_NUMBERS, axis, heat, height_of, spec
 from fastcomm.report.html.page import (
     Block,
     Cell,
@@ -22,7 +22,6 @@ from fastcomm.report.html.page import (
 
 _MS = 1e6
 _MOST_BINS = 96
-_WITH_NUMBERS = 200  # cells of a heat map that has room for them
 _ENDS = 24
 _ALL = 64  # ranks that a table lists one by one
 _PERCENTS = 100
@@ -128,33 +127,14 @@ def _bins(numbers: np.ndarray, share: int) -> list[str]:
 
 
 def _cells(grid: Floats, rows: list[str], names: list[str], what: str) -> Spec:
-    values = [
-        [None if np.isnan(ns) else rounded(ns / _MS, 4) for ns in row] for row in grid.tolist()
-    ]
-    has_numbers = grid.size <= _WITH_NUMBERS
-    heat: Spec = {
-        "type": "heatmap",
-        "z": values,
-        "x": names,
-        "y": rows,
-        "colorscale": "Cividis",
-        "hovertemplate": f"rank %{{y}}, iteration %{{x}}<br>{what} %{{z}} ms<extra></extra>",
-        "hoverongaps": False,
-        "xgap": 1 if has_numbers else 0,
-        "ygap": 1 if has_numbers else 0,
-        "texttemplate": "%{z:.2f}" if has_numbers else "",
-        "textfont": {"size": 12},
-        "colorbar": {
-            "title": {"text": "ms", "side": "top", "font": {"size": 12, "color": MUTED}},
-            "thickness": 10,
-            "outlinewidth": 0,
-            "tickfont": {"size": 11, "color": MUTED},
-        },
-    }
+    values = [[None if np.isnan(ns) else ns / _MS for ns in row] for row in grid.tolist()]
+    hover = f"rank %{{y}}, iteration %{{x}}<br>{what} %{{z}} ms"
+    drawn = heat(values, rows, hover, "ms") | {"x": names}
+    has_numbers = grid.size <= ROOM_FOR_NUMBERS
     kind = {"type": "category", "showgrid": False, "nticks": 16}
     height = height_of(len(rows), 240, 30) if has_numbers else 460
     return spec(
-        [heat],
+        [drawn],
         height,
         xaxis=axis("iteration", **kind),
         yaxis=axis("rank", autorange="reversed", **kind),

@@ -12,11 +12,9 @@ from fastcomm.report.html.drawing import (
     MUTED,
     SYMBOLS,
     axis,
-    fill,
-    height_of,
+    bars,
     room,
     rounded,
-    rows_axis,
     series_color,
     spec,
 )
@@ -80,32 +78,16 @@ def _lead(found: Metrics, known: dict[str, float]) -> Words:
 
 def _by_tag(found: Metrics, known: dict[str, float]) -> Figure:
     tags, link = list(known), found.link_bandwidth
-    bars: list[Spec] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": tag,
-            "y": [tag],
-            "x": [rounded(known[tag] / _GB)],
-            "text": [_said(found, tag)],
-            "textposition": "outside",
-            "cliponaxis": False,
-            "marker": fill(tag),
-            "hovertemplate": f"{tag}: {words.rate(known[tag])}<extra></extra>",
-        }
-        for tag in tags
-    ]
-    drawn = spec(
-        bars,
-        height_of(len(tags), 170, 34),
-        bargap=0.3,
-        barmode="stack",
-        xaxis=axis(
-            "mean bus bandwidth, GB/s", range=room(max([*known.values(), link or 0]) / _GB)
-        ),
-        yaxis=rows_axis(tags),
+    most = max([*known.values(), link or 0.0]) / _GB
+    drawn = bars(
+        tags,
+        [known[tag] / _GB for tag in tags],
+        [_said(found, tag) for tag in tags],
+        "mean bus bandwidth, GB/s",
+        looks=tags,
         **_link_line(link, "x"),
     )
+    drawn["layout"]["xaxis"]["range"] = room(most)
     spoken = ", ".join(f"{tag} {words.rate(each)}" for tag, each in known.items())
     line = f" The link has {words.rate(link)}." if link else ""
     return Figure(

@@ -2,7 +2,7 @@
 
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.html import words
-from fastcomm.report.html.drawing import axis, fill, height_of, room, rows_axis, spec
+from fastcomm.report.html.drawing import bars
 from fastcomm.report.html.page import (
     Figure,
     Missing,
@@ -62,30 +62,9 @@ def section(found: Metrics) -> Section:
 
 
 def _spec(known: dict[str, float]) -> Spec:
-    tags = list(known)
-    bars: list[Spec] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": tag,
-            "y": [tag],
-            "x": [round(known[tag] / _MB, 4)],
-            "text": [words.size(known[tag])],
-            "textposition": "outside",
-            "cliponaxis": False,
-            "marker": fill(tag),
-            "hovertemplate": f"{tag}: {words.size(known[tag])}<extra></extra>",
-        }
-        for tag in tags
-    ]
-    return spec(
-        bars,
-        height_of(len(tags), 150, 34),
-        bargap=0.3,
-        barmode="stack",
-        xaxis=axis("MB a step and GPU", range=room(max(known.values()) / _MB)),
-        yaxis=rows_axis(tags),
-    )
+    values = [known[tag] / _MB for tag in known]
+    said = [words.size(each) for each in known.values()]
+    return bars(list(known), values, said, "MB a step and GPU", looks=list(known))
 
 
 def _table(found: Metrics) -> Table:
