@@ -4,11 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.html_option import html_option
 from fastcomm.cli.options import run_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
     from fastcomm.critical_path.data import DataDependencies
+    from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.result import CriticalPath
     from fastcomm.trace.run import Run
     from fastcomm.trace.trace import Trace
@@ -69,6 +71,7 @@ Examples:
     metavar="DIR",
     help="Write the path edge by edge as CSV and Parquet, and critical_path.json.",
 )
+@html_option
 def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any) -> None:
     """Find the chain of work that sets the time of a step.
 
@@ -83,7 +86,7 @@ def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any)
     warm.compile_critical_path()
     found_run = opened_whole(paths, words)
     if words["all_ranks"]:
-        _join(found_run, words, as_json, output)
+        _page(_join(found_run, words, as_json, output), paths, words["html"])
         return
     rank = found_run.ranks[0] if words["rank"] is None else words["rank"]
     trace = found_run.read(rank)
@@ -107,7 +110,20 @@ def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any)
     if words["save"]:
         found.save(words["save"])
     data = _data(trace, found, words["execution_trace"]) if words["deps"] else None
+    _page(found, paths, words["html"])
     _show(found, as_json, output, data)
+
+
+def _page(found: "CriticalPath | Joined", paths: tuple[str, ...], html: str | None) -> None:
+    """Write the page, if one was asked for."""
+    if html is None:
+        return
+    from fastcomm.critical_path.ranks import Joined
+    from fastcomm.report.html import critical, render
+
+    joined = found if isinstance(found, Joined) else None
+    path = found.path if isinstance(found, Joined) else found
+    render.write(critical.page(path, joined, paths), html)
 
 
 def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDependencies":
@@ -129,7 +145,7 @@ def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDepe
 _ONE_RANK = ("rank", "compat", "overlay", "save", "deps")
 
 
-def _join(run: "Run", words: dict[str, Any], as_json: bool, output: str | None) -> None:
+def _join(run: "Run", words: dict[str, Any], as_json: bool, output: str | None) -> "Joined":
     from fastcomm.cli.windows import wanted_window
     from fastcomm.critical_path.ranks import join_ranks
     from fastcomm.errors import ConfigError
@@ -142,12 +158,13 @@ def _join(run: "Run", words: dict[str, Any], as_json: bool, output: str | None) 
         report.write_joined(found, output)
     if not as_json:
         report.show_joined(found)
-        return
+        return found
     import json
 
     from fastcomm.critical_path.document import joined_document
 
     click.echo(json.dumps(joined_document(found), indent=2, allow_nan=False))
+    return found
 
 
 def _show(

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.html_option import html_option
 from fastcomm.cli.said import warn
 
 if TYPE_CHECKING:
     from fastcomm.replay.replayer import Replayed
+    from fastcomm.replay.session import Session
 
 _EXAMPLES = """\b
 Examples:
@@ -59,6 +61,7 @@ Examples:
     metavar="FILE",
     help="Write the replayed step for Perfetto; with --what-if the changed one.",
 )
+@html_option
 def run(
     path: Path,
     changes: Path | None,
@@ -101,12 +104,20 @@ def run(
         alone = partial(found.replayed.replayer, numbers("--tensors", words["tensors"]))
     said = report.to_dict(found, changed, removed, alone)
     _write(said, changed or found.replayed, output, trace_path)
+    if words["html"] is not None:
+        _page(found, path, (changed, removed), words["html"])
     if as_json:
         click.echo(json.dumps(said, indent=2, allow_nan=False))
     else:
         report.show(found, changed, removed)
         if alone is not None:
             report.show_alone(alone)
+
+
+def _page(found: "Session", path: Path, asked: Any, html: str) -> None:
+    from fastcomm.report.html import render, replayed
+
+    render.write(replayed.page(found, str(path), *asked), html)
 
 
 def _write(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import run_options
+from fastcomm.cli.options import engine_of, run_options
 
 if TYPE_CHECKING:
     from fastcomm.metrics.result import Metrics
@@ -57,16 +57,12 @@ def run(
     metrics` takes. The critical path goes through all ranks where they are few, else through
     the one that computes the most.
     """
-    from fastcomm.engine import local
-
-    if words["workers"] > 1:
-        local.start_early()
-
     from fastcomm.cli import INCOMPLETE
     from fastcomm.cli.metrics import compute
     from fastcomm.report.html import render
 
-    found = compute(paths, words)
+    with engine_of(words) as engine:
+        found = compute(paths, words, engine)
     data = [] if no_data else _data(found, output)
     page = _page(found, paths, words, data)
     render.write(page, output)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.html_option import html_option
 from fastcomm.cli.options import run_options
 from fastcomm.cli.windows import window_options
 
@@ -56,6 +57,7 @@ Examples:
     metavar="DIR",
     help="Write the new path as CSV and Parquet, what_if.json, and the sweep.",
 )
+@html_option
 def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any) -> None:
     """Ask how long a step would take if some of its work were faster.
 
@@ -84,6 +86,10 @@ def run(paths: tuple[str, ...], as_json: bool, output: str | None, **words: Any)
     swept = [sweep(replay, edit, values, edits) for edit, values in sweeps]
     if output is not None:
         report.write(answer, swept, output)
+    if words["html"] is not None:
+        from fastcomm.report.html import critical, render
+
+        render.write(critical.what_if(answer, swept, paths), words["html"])
     if as_json:
         import json
 

@@ -39,6 +39,13 @@ _NO_COMBINE = "the original simulator has no way back"
 _NO_TIME = "the bound is nothing"
 
 
+def page(found: Simulation | Placing | Sweep) -> Page:
+    """The page of what one of the commands found."""
+    if isinstance(found, Simulation):
+        return simulation(found)
+    return placing(found) if isinstance(found, Placing) else sweep(found)
+
+
 def simulation(found: Simulation) -> Page:
     """Schedules of one workload."""
     ranked = sorted(found.strategies.values(), key=lambda each: each.total_s)

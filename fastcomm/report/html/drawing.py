@@ -7,6 +7,7 @@ them. A pattern goes with each colour, so that no chart needs colour to be read.
 from collections.abc import Sequence
 from typing import Any
 
+from fastcomm.inert import inert
 from fastcomm.report.html.page import Spec
 from fastcomm.trace.schema import TAGS
 
@@ -61,8 +62,8 @@ def fill(name: str) -> dict[str, Any]:
 
 def shown(text: object) -> str:
     """Text that plotly shows as it is: no tag, no entity, no line of its own."""
-    escaped = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return " ".join(escaped.split())
+    plain = inert(" ".join(str(text).split()))
+    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def shortened(text: str, most: int = 42) -> str:
@@ -159,31 +160,27 @@ def bars(
 ) -> Spec:
     """Bars from the left, with words behind each; `looks` are names of colours."""
     every = [looks] * len(names) if isinstance(looks, str) else looks
-    fills = [fill(look) for look in every]
-    marker = {
-        "color": [each["color"] for each in fills],
-        "line": {"color": [each["line"]["color"] for each in fills], "width": 1},
-        "pattern": {
-            **fills[0]["pattern"],
-            "shape": [each["pattern"]["shape"] for each in fills],
-        },
-    }
     rows = [shown(shortened(name)) for name in names]
-    bar: Spec = {
-        "type": "bar",
-        "orientation": "h",
-        "y": rows,
-        "x": [rounded(value) for value in values],
-        "text": list(said),
-        "textposition": "outside",
-        "cliponaxis": False,
-        "marker": marker,
-        "hovertemplate": "%{y}: %{text}<extra></extra>",
-    }
+    # A trace a look: plotly has one pattern for all bars of a trace.
+    made: list[Spec] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": [row for row, each in zip(rows, every, strict=True) if each == look],
+            "x": [rounded(x) for x, each in zip(values, every, strict=True) if each == look],
+            "text": [text for text, each in zip(said, every, strict=True) if each == look],
+            "textposition": "outside",
+            "cliponaxis": False,
+            "marker": fill(look),
+            "hovertemplate": "%{y}: %{text}<extra></extra>",
+        }
+        for look in dict.fromkeys(every)
+    ]
     return spec(
-        [bar],
+        made,
         height_of(len(rows), 130, 34),
         bargap=0.3,
+        barmode="stack",
         xaxis=axis(title, range=room(max(values, default=1.0))),
         yaxis=rows_axis(rows),
         **layout,

@@ -25,7 +25,7 @@ def findings(found: Metrics, ranks: ByRank, paths: Sequence[str]) -> tuple[Findi
     candidates = [
         *_exposed(found, where),
         *_idle(found, where),
-        *_slow_rank(ranks, where),
+        *_suspects(found, ranks, where),
         *_untagged(found, where),
         *_unsized(found, where),
     ]
@@ -135,6 +135,42 @@ def _slow_rank(ranks: ByRank, where: str) -> list[Finding]:
             cost_ns=more,
         )
     ]
+
+
+_THEN = {
+    "slow_gpu": "how long the others wait for it",
+    "slow_link": "whether the link is on the path that sets the step",
+    "jittery_host": "what the host does while the device waits",
+    "imbalanced_stage": "which stage the path goes through",
+    "hot_expert": "which chain of work the hot expert holds up",
+}
+
+
+def _suspects(found: Metrics, ranks: ByRank, where: str) -> list[Finding]:
+    """What ranks beside their peers tell; without that, who computes the most."""
+    table = found.tables.get("findings")
+    if table is None:
+        return _slow_rank(ranks, where)
+    return [
+        Finding(
+            title=(row["words"],),
+            evidence=(
+                words.fact("findings.cost_ns", row["cost_ns"], words.ns, label="of a step"),
+                words.fact(
+                    "findings.cost_share", row["cost_share"], words.percent, label="of the step"
+                ),
+            ),
+            command=_look(row["kind"], row["ranks"], where),
+            then=_THEN.get(row["kind"], "what the step waits for"),
+            cost_ns=row["cost_ns"],
+        )
+        for row in table.to_pylist()
+    ]
+
+
+def _look(kind: str, ranks: Sequence[int], where: str) -> str:
+    whose = f"--rank {ranks[0]}" if kind == "jittery_host" and ranks else "--all-ranks"
+    return f"fastcomm critical-path {where} {whose}"
 
 
 def _untagged(found: Metrics, where: str) -> list[Finding]:

@@ -202,6 +202,40 @@ _GROUPS = {
     ),
 }
 
+_ACROSS = {
+    "waits.wait_ns": _of(
+        "Waits", "from the rank's own arrival in a collective to the last arrival, a step"
+    ),
+    "waits.transfer_ns": _of(
+        "Transfers", "from the last arrival to the end of the collective, a step"
+    ),
+    "waits.held_up_ns": _of(
+        "Holds others up",
+        "what the others would have come earlier by, had it not been last, a step",
+    ),
+    "waits.later_ns": _of(
+        "Later",
+        "how much later than the median of the others it comes, a step; drift cancels out",
+    ),
+    "waits.last_share": _of("Comes last", "in how many of its collectives it was the last"),
+    "skew.count": _of("Collectives", "those that several ranks were matched in"),
+    "skew.skew_ns": _of("Skew", "from the first arrival in a collective to the last"),
+    "skew.transfer_ns": _of("Transfer", "from the last arrival to the median of the ends"),
+    "skew.wait_ns": _of("Waiting", "of all ranks together, a step"),
+    "skew.wait_share": _of("Share", "waiting by the time in these collectives"),
+    "links.bus_bw": _of(
+        "Bus bandwidth of a link",
+        "sum of bus bytes / sum of transfers: without the wait for late ranks",
+    ),
+    "links.peers_bus_bw": _of("Peers", "median of the other groups of the same class"),
+    "links.ratio": _of("Of its peers", "bus bandwidth of the link by that of its peers"),
+    "links.excess_ns": _of(
+        "Lost", "what its transfers take longer than at the peers' rate, a step"
+    ),
+    "findings.cost_ns": _of("Cost", "what a step takes longer because of it, beside its peers"),
+    "findings.cost_share": _of("Of the step", "the cost by the mean step"),
+}
+
 _PATH = {
     "path.length_ns": _of(
         "Critical path",
@@ -312,5 +346,5 @@ _DISPATCH = {
 
 GLOSSARY: dict[str, Definition] = {
     **_RUN, **_BREAKDOWN, **_WINDOWS, **_BANDWIDTH, **_VOLUME, **_OVERLAP, **_GROUPS,
-    **_PATH, **_REPLAY, **_ISP, **_DISPATCH,
+    **_ACROSS, **_PATH, **_REPLAY, **_ISP, **_DISPATCH,
 }  # fmt: skip

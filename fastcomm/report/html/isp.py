@@ -74,7 +74,8 @@ def page(found: Found, changes: Sequence[Change] = ()) -> Page:
     )
     return Page(
         title="Parallel strategies",
-        source=f"{question.model.name} on {found.cluster}, {question.seq_len} tokens a sequence",
+        source=f"{question.model.name} on {found.cluster}, "
+        f"{words.whole(question.seq_len)} tokens a sequence",
         headline=headline,
         facts=(
             words.fact("isp.tgs", tgs, words.whole, label="tokens/GPU/s", why=why),

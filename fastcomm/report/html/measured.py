@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.metrics.result import Metrics
-from fastcomm.report.html import breakdown, overlap, path, ranks, speed, volume, windows, words
+from fastcomm.report.html import (
+    across,
+    breakdown,
+    overlap,
+    path,
+    ranks,
+    speed,
+    volume,
+    windows,
+    words,
+)
 from fastcomm.report.html.by_rank import ByRank
 from fastcomm.report.html.findings import findings
 from fastcomm.report.html.page import Page, Section, Table, columns, number, text
@@ -43,6 +53,7 @@ def page(
         volume.section(found),
         windows.section(found, why),
         ranks.section(found, by_rank, why),
+        across.section(found),
     ]
     if critical is not None:
         sections.append(path.section(critical, joined))

@@ -17,13 +17,14 @@ import jinja2
 from markupsafe import Markup
 
 from fastcomm.errors import FastcommError
+from fastcomm.inert import inert
 from fastcomm.report import files
 from fastcomm.report.html.glossary import GLOSSARY
 from fastcomm.report.html.page import Figure, Missing, Page, Quantiles, Table, used_keys
 from fastcomm.report.html.words import Fact, plain
 
-# What would end a script element, or a line of JavaScript, inside of JSON.
-_INERT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'\u2028\u2029\x7f"}
+# What would end a script element inside of JSON.
+_INERT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'\x7f"}
 
 
 def html(page: Page) -> str:
@@ -50,7 +51,7 @@ def write(page: Page, path: str | Path) -> None:
 
 def json_text(value: Any) -> Markup:
     """JSON that can stand in a script element, whatever its texts are."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return Markup(text.translate(_INERT))
 
 
@@ -60,6 +61,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("fastcomm.report.html"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_inert,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -72,6 +74,12 @@ def _environment() -> jinja2.Environment:
         "quantiles": lambda block: isinstance(block, Quantiles),
     }
     return made
+
+
+def _inert(value: Any) -> Any:
+    """Texts of others without what hides letters or turns their order; markup is ours."""
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return inert(value) if is_text else value
 
 
 @cache
