@@ -36,9 +36,7 @@ def trace(job, rank, ahead=0):
                 "offset": pa.nulls(len(works), pa.int64()),
             }
         ),
-        lanes=pa.table(
-            {"process": ["0"], "thread": ["7"], "device": [0], "is_device": [True]}
-        ),
+        lanes=pa.table({"process": ["0"], "thread": ["7"], "device": [0], "is_device": [True]}),
         comm=pa.table(
             {
                 "op": pa.array([schema.OP[w.call.operation.op] for _, w in calls], pa.int8()),

@@ -20,6 +20,7 @@ from fastcomm.inert import inert_lines
 COMMANDS = (
     "info",
     "metrics",
+    "report",
     "compare",
     "critical-path",
     "what-if",

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import engine_of, run_options
+from fastcomm.cli.measuring import compute, measure_options
+from fastcomm.cli.options import OutputFolder, engine_of
 
 if TYPE_CHECKING:
     from fastcomm.engine.engine import Engine
@@ -30,16 +31,11 @@ Examples:
     help="Exit with 4 if this holds: 'iteration.mean_ns > +3%' is of the change, "
     "'breakdown.exact.idle > 20%' of the value after. Repeatable; --json lists the names.",
 )
-@click.option(
-    "--link-bandwidth",
-    metavar="RATE",
-    help='Bandwidth of one GPU\'s link, one direction: "400Gbit/s", "50GB/s".',
-)
-@run_options
+@measure_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--output",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OutputFolder(),
     metavar="DIR",
     help="Write compare.json, and parts and values as CSV and Parquet.",
 )
@@ -91,20 +87,4 @@ def _metrics(path: Path, words: dict[str, Any], engine: "Engine") -> dict[str, A
 
     if (kept := saved.read(path)) is not None:
         return kept
-    from fastcomm.cli.options import opened
-    from fastcomm.engine import warm
-    from fastcomm.engine.measure import compute_metrics
-    from fastcomm.report.progress import progress
-
-    run_ = opened((str(path),), words, engine)
-    if engine.is_here:
-        warm.compile_kernels()
-    with progress(run_) as advance:
-        found = compute_metrics(
-            run_,
-            link_bandwidth=words["link_bandwidth"],
-            workers=engine,
-            keep_going=words["keep_going"],
-            progress=advance,
-        )
-    return found.to_dict()
+    return compute((str(path),), words, engine).to_dict()

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli import INCOMPLETE
+from fastcomm.cli.html_option import html_option
 from fastcomm.cli.options import OutputFolder, run_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
     from fastcomm.critical_path.data import DataDependencies
+    from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.result import CriticalPath
     from fastcomm.trace.trace import Trace
 
@@ -69,6 +71,7 @@ Examples:
     metavar="DIR",
     help="Write the path edge by edge as CSV and Parquet, and critical_path.json.",
 )
+@html_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -117,7 +120,20 @@ def run(
     if words["save"]:
         found.save(words["save"])
     data = _data(trace, found, words["execution_trace"]) if words["deps"] else None
+    _page(found, paths, words["html"])
     _show(found, as_json, output, data)
+
+
+def _page(found: "CriticalPath | Joined", paths: tuple[str, ...], html: str | None) -> None:
+    """Write the page, if one was asked for."""
+    if html is None:
+        return
+    from fastcomm.critical_path.ranks import Joined
+    from fastcomm.report.html import critical, render
+
+    joined = found if isinstance(found, Joined) else None
+    path = found.path if isinstance(found, Joined) else found
+    render.write(critical.page(path, joined, paths), html)
 
 
 def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDependencies":
@@ -152,6 +168,7 @@ def _join(
     if refused := [name for name in _ONE_RANK if words[name] is not None]:
         raise ConfigError(f"--all-ranks and --{refused[0]} contradict each other; wanted one")
     found, left_out = joined_run(paths, words)
+    _page(found, paths, words["html"])
     if output is not None:
         report.write_joined(found, output)
     if not as_json:

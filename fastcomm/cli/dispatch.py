@@ -104,6 +104,7 @@ def simulate(
 
     opened = _opened(workload, words)
     found = simulation.simulate(opened, names.split(","), _terms(opened.recipe, words))
+    _page(found, words["html"])
     _give(found, as_json, output, report.show)
 
 
@@ -127,6 +128,7 @@ def compare(workload: Path | None, as_json: bool, output: Path | None, **words: 
     found = simulation.simulate(
         opened, tuple(STRATEGIES), _terms(opened.recipe, words), lenient=True
     )
+    _page(found, words["html"])
     _give(found, as_json, output, report.compare)
 
 
@@ -188,6 +190,7 @@ def place(
         groups=words["groups"],
         loads=loads,
     )
+    _page(found, words["html"])
     _give(found, as_json, output, report.place)
 
 
@@ -220,6 +223,7 @@ def sweep(
     found = sweeping.sweep(
         _recipe(words), grid, names.split(","), lambda recipe: _terms(recipe, words)
     )
+    _page(found, words["html"])
     _give(found, as_json, output, report.sweep)
 
 
@@ -279,6 +283,14 @@ def _terms(recipe: "Recipe", words: dict[str, Any]) -> "Terms":
         demand=words["demand"],
         decomposition=words["decomposition"],
     )
+
+
+def _page(found: Any, html: str | None) -> None:
+    """Write the page of a result, if one was asked for."""
+    if html is not None:
+        from fastcomm.report.html import dispatch, render
+
+        render.write(dispatch.page(found), html)
 
 
 def _give(found: Any, as_json: bool, output: Path | None, show: Callable[[Any], None]) -> None:

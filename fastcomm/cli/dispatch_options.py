@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 import click
 
+from fastcomm.cli.html_option import html_option
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _LAWS = ("zipf", "bounded", "uniform", "popularity", "gate", "bimodal")
@@ -30,6 +32,7 @@ REPORT = (
         type=click.Path(file_okay=False, path_type=Path),
         help="Write the result as JSON, and its tables as CSV and Parquet, into this folder.",
     ),
+    html_option,
 )
 TERMS = (
     click.option(

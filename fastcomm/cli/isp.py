@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.html_option import html_option
+
 if TYPE_CHECKING:
     from fastcomm.isp.ask import Setting
     from fastcomm.isp.question import Question
@@ -164,6 +166,7 @@ def _with_options(command: Any) -> Any:
 
 @click.command("isp", epilog=_EXAMPLES)
 @_with_options
+@html_option
 def run(**words: Any) -> None:
     """Find the parallel strategy that trains fastest and fits in memory.
 
@@ -186,6 +189,12 @@ def run(**words: Any) -> None:
         from fastcomm.report.isp_files import write
 
         write(found, words["output"], words["top"])
+    if words["html"] is not None:
+        from fastcomm.report.html import isp as html
+        from fastcomm.report.html import render
+
+        changes = _changes(found, using) if words["sensitivity"] else ()
+        render.write(html.page(found, changes), words["html"])
     if words["as_json"]:
         _print_json(_as_dict(found, using, words))
     elif found.feasible:
@@ -274,6 +283,11 @@ def _sweep(
         from fastcomm.report.isp_files import write_sweep
 
         write_sweep(found, words["output"])
+    if words["html"] is not None:
+        from fastcomm.report.html import isp as html
+        from fastcomm.report.html import render
+
+        render.write(html.sweep(found), words["html"])
     if words["as_json"]:
         from dataclasses import asdict
 

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import OutputFolder, engine_of, run_options
+from fastcomm.cli.html_option import html_option
+from fastcomm.cli.measuring import compute, measure_options
+from fastcomm.cli.options import OutputFolder, engine_of
 
 if TYPE_CHECKING:
-    from fastcomm.engine.engine import Engine
     from fastcomm.metrics.result import Metrics
 
 
@@ -21,28 +22,7 @@ Examples:
 
 @click.command("metrics", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option(
-    "--link-bandwidth",
-    metavar="RATE",
-    help='Bandwidth of one GPU\'s link, one direction: "400Gbit/s", "50GB/s".',
-)
-@click.option(
-    "--bytes",
-    "byte_kind",
-    type=click.Choice(["payload", "bus", "msg"]),
-    default="payload",
-    show_default=True,
-    help="Which bytes bandwidth and volume count.",
-)
-@click.option("--iterations", metavar="LIST", help="Only iterations of these numbers: 4-6.")
-@run_options
-@click.option(
-    "--clocks",
-    type=click.Choice(["aligned", "raw"]),
-    default="aligned",
-    show_default=True,
-    help="Compare the times of ranks with their clocks aligned by collectives, or as they are.",
-)
+@measure_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--output",
@@ -50,6 +30,7 @@ Examples:
     metavar="DIR",
     help="Write every table as CSV and Parquet, and metrics.json.",
 )
+@html_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -57,6 +38,7 @@ def run(
     paths: tuple[str, ...],
     as_json: bool,
     output: str | None,
+    html: str | None,
     **words: Any,
 ) -> None:
     """Measure what communication costs a training run, by parallelism.
@@ -75,37 +57,18 @@ def run(
     from fastcomm.cli import INCOMPLETE
 
     with engine_of(words) as engine:
-        found = _measured(paths, words, engine)
+        found = compute(paths, words, engine)
     if output is not None:
         from fastcomm.report import tables
 
         tables.write(found, output)
+    if html is not None:
+        from fastcomm.report.html import measured, render
+
+        render.write(measured.page(found, paths), html)
     show(found, as_json)
     if found.failed:
         ctx.exit(INCOMPLETE)
-
-
-def _measured(paths: tuple[str, ...], words: dict[str, Any], engine: "Engine") -> "Metrics":
-    from fastcomm.cli.options import numbers, opened
-    from fastcomm.engine import warm
-    from fastcomm.engine.measure import compute_metrics
-    from fastcomm.report.progress import progress
-
-    found_run = opened(paths, words, engine)
-    wanted = words["iterations"]
-    if engine.is_here:
-        warm.compile_kernels()
-    with progress(found_run) as advance:
-        return compute_metrics(
-            found_run,
-            link_bandwidth=words["link_bandwidth"],
-            bytes=words["byte_kind"],
-            iterations=numbers("--iterations", wanted) if wanted else None,
-            workers=engine,
-            keep_going=words["keep_going"],
-            clocks=words["clocks"],
-            progress=advance,
-        )
 
 
 def show(found: "Metrics", as_json: bool) -> None:

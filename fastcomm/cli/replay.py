@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli import trial_options
+from fastcomm.cli.html_option import html_option
 from fastcomm.cli.options import reading_options
 from fastcomm.cli.said import warn
 from fastcomm.cli.windows import window_options
@@ -68,6 +69,7 @@ Examples:
     metavar="FILE",
     help="Write the replayed step for Perfetto; with --what-if the changed one.",
 )
+@html_option
 def run(
     path: Path,
     changes: Path | None,
@@ -106,6 +108,8 @@ def run(
         alone = partial(found.replayed.replayer, numbers("--tensors", words["tensors"]))
     said = report.to_dict(found, changed, removed, alone) | predictions.to_dict(others)
     _write(said, changed or found.replayed, output, trace_path)
+    if words["html"] is not None:
+        _page(found, path, (changed, removed), words["html"])
     if as_json:
         click.echo(json.dumps(said, indent=2, allow_nan=False))
     else:
@@ -162,6 +166,12 @@ def _of_run(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
 def _option(name: str) -> str:
     """The option of a parameter."""
     return name.removeprefix("with_").removesuffix("_path").replace("_", "-")
+
+
+def _page(found: "Session", path: Path, asked: Any, html: str) -> None:
+    from fastcomm.report.html import render, replayed
+
+    render.write(replayed.page(found, str(path), *asked), html)
 
 
 def _write(

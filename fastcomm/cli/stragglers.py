@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from fastcomm.cli.html_option import html_option
 from fastcomm.cli.said import warn
 
 _EXAMPLES = """\b
@@ -48,6 +49,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="DIR",
     help="Write stragglers.json, and the files of the published study: result, ms, mw.",
 )
+@html_option
 def run(
     table: Path,
     meta_path: Path | None,
@@ -86,6 +88,11 @@ def run(
         report.write_trace(straggler_trace.trace(model, times), trace_path)
     if output is not None:
         report.write(found, meta, output)
+    if words["html"] is not None:
+        from fastcomm.report.html import render
+        from fastcomm.report.html import stragglers as html
+
+        render.write(html.page(found, str(table)), words["html"])
     if as_json:
         click.echo(json.dumps(report.to_dict(found, changed), indent=2, allow_nan=False))
     else:

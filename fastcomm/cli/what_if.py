@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli import INCOMPLETE
+from fastcomm.cli.html_option import html_option
 from fastcomm.cli.options import OutputFolder, run_options
 from fastcomm.cli.windows import window_options
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastcomm.critical_path.edits import Edit
+    from fastcomm.critical_path.result import CriticalPath
     from fastcomm.engine.engine import Lost
 
 _EXAMPLES = """\b
@@ -60,6 +62,7 @@ Examples:
     metavar="DIR",
     help="Write the new path as CSV and Parquet, what_if.json, and the sweep.",
 )
+@html_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -74,29 +77,20 @@ def run(
     The events of the window are replayed with the edits: each begins as soon as what it waited
     for allows. The error of a replay without edits is printed with every answer.
     """
-    from fastcomm.cli.windows import joined_run, only_all_ranks, opened_whole, wanted_window
-    from fastcomm.critical_path.analysis import analyse
     from fastcomm.critical_path.what_if import Replay, sweep
-    from fastcomm.engine import warm
     from fastcomm.report import what_if as report
 
     edits, sweeps = _edits(words)
-    window, loads = wanted_window(words), words["data_load_events"]
-    left_out: Sequence[Lost] = ()
-    if words["all_ranks"]:
-        joined, left_out = joined_run(paths, words)
-        found = joined.path
-    else:
-        only_all_ranks(words)
-        warm.compile_critical_path()
-        found_run = opened_whole(paths, words)
-        rank = found_run.ranks[0] if words["rank"] is None else words["rank"]
-        found = analyse(found_run.read(rank), window, data_load=loads)
+    found, left_out = _found(paths, words)
     replay = Replay(found)
     answer = replay.run(edits)
     swept = [sweep(replay, edit, values, edits) for edit, values in sweeps]
     if output is not None:
         report.write(answer, swept, output)
+    if words["html"] is not None:
+        from fastcomm.report.html import critical, render
+
+        render.write(critical.what_if(answer, swept, paths), words["html"])
     if as_json:
         import json
 
@@ -105,6 +99,25 @@ def run(
         report.show(answer, swept)
     if left_out:
         ctx.exit(INCOMPLETE)
+
+
+def _found(
+    paths: tuple[str, ...], words: dict[str, Any]
+) -> "tuple[CriticalPath, Sequence[Lost]]":
+    """The path that is edited, of one rank or through all, and the ranks that are left out."""
+    from fastcomm.cli.windows import joined_run, only_all_ranks, opened_whole, wanted_window
+    from fastcomm.critical_path.analysis import analyse
+    from fastcomm.engine import warm
+
+    if words["all_ranks"]:
+        joined, left_out = joined_run(paths, words)
+        return joined.path, left_out
+    only_all_ranks(words)
+    window, loads = wanted_window(words), words["data_load_events"]
+    warm.compile_critical_path()
+    run = opened_whole(paths, words)
+    rank = run.ranks[0] if words["rank"] is None else words["rank"]
+    return analyse(run.read(rank), window, data_load=loads), ()
 
 
 def _edits(words: dict[str, Any]) -> tuple[list["Edit"], list[tuple["Edit", list[float]]]]:

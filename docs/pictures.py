@@ -1,0 +1,75 @@
+"""The pictures of docs/report.md: the page of the demo run, and that of 4096 ranks.
+
+Chromium draws them (package `chromium` of the distribution). Run this file to make them anew.
+"""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent / "tests"))
+
+import html_page  # noqa: E402 - made-up runs
+
+import fastcomm  # noqa: E402
+from fastcomm.critical_path.ranks import join_ranks  # noqa: E402
+from fastcomm.metrics.partial import Partial, merge  # noqa: E402
+from fastcomm.metrics.result import answer  # noqa: E402
+from fastcomm.readers.formats import OpenOptions  # noqa: E402
+from fastcomm.report.html import measured, render  # noqa: E402
+from fastcomm.synthetic import Job, write  # noqa: E402
+
+_LINK = 50e9
+_WIDTH = 1180
+
+
+def refresh() -> None:
+    """Write the pictures anew."""
+    (DOCS / "pictures").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+        folder = Path(name)
+        demo, big = _pages(folder)
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        _head(browser, demo, 1240)
+        _section(browser, big, "#ranks", "report-4096")
+        browser.close()
+
+
+def _pages(folder: Path) -> tuple[Path, Path]:
+    write(Job.of(ranks=8), folder / "demo")
+    run = fastcomm.open_run(folder / "demo", options=OpenOptions(whole=True))
+    parts = [Partial.of(run.read(rank)) for rank in run.ranks]
+    joined = join_ranks(run)
+    found = answer(merge(parts), byte_kind="payload", link=_LINK)
+    demo = measured.page(found, ["demo"], critical=joined.path, joined=joined)
+    write(Job.of(ranks=8, straggler=None), folder / "even")
+    run = fastcomm.open_run(folder / "even")
+    parts = [Partial.of(run.read(rank)) for rank in run.ranks]
+    many = answer(html_page.many_ranks(parts, 512), byte_kind="payload", link=_LINK)
+    render.write(demo, folder / "demo.html")
+    render.write(measured.page(many, ["traces/"]), folder / "big.html")
+    return folder / "demo.html", folder / "big.html"
+
+
+def _head(browser: Browser, path: Path, height: int) -> None:
+    page = browser.new_page(viewport={"width": _WIDTH, "height": height})
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-drawn]", state="attached")
+    page.screenshot(path=DOCS / "pictures" / "report-demo.png")
+
+
+def _section(browser: Browser, path: Path, where: str, name: str) -> None:
+    page = browser.new_page(viewport={"width": _WIDTH, "height": 1400})
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-drawn]", state="attached")
+    page.locator(where).screenshot(path=DOCS / "pictures" / f"{name}.png")
+
+
+if __name__ == "__main__":
+    refresh()

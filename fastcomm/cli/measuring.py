@@ -1,0 +1,75 @@
+"""What the commands share that measure a run: their options, and the measuring."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fastcomm.cli.options import run_options
+
+if TYPE_CHECKING:
+    from fastcomm.engine.engine import Engine
+    from fastcomm.metrics.result import Metrics
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def measure_options(command: F) -> F:
+    """The options that say what is measured, and `run_options`; `compute` takes them."""
+    command = run_options(command)
+    for option in reversed(_options()):
+        command = option(command)
+    return command
+
+
+def _options() -> list[Callable[[F], F]]:
+    return [
+        click.option(
+            "--link-bandwidth",
+            metavar="RATE",
+            help='Bandwidth of one GPU\'s link, one direction: "400Gbit/s", "50GB/s".',
+        ),
+        click.option(
+            "--bytes",
+            "byte_kind",
+            type=click.Choice(["payload", "bus", "msg"]),
+            default="payload",
+            show_default=True,
+            help="Which bytes bandwidth and volume count.",
+        ),
+        click.option(
+            "--iterations", metavar="LIST", help="Only iterations of these numbers: 4-6."
+        ),
+        click.option(
+            "--clocks",
+            type=click.Choice(["aligned", "raw"]),
+            default="aligned",
+            show_default=True,
+            help="Compare the times of ranks with their clocks aligned by collectives, or as "
+            "they are.",
+        ),
+    ]
+
+
+def compute(paths: tuple[str, ...], words: dict[str, Any], engine: "Engine") -> "Metrics":
+    """Measure the run that the paths and the words of the options describe."""
+    from fastcomm.cli.options import numbers, opened
+    from fastcomm.engine import warm
+    from fastcomm.engine.measure import compute_metrics
+    from fastcomm.report.progress import progress
+
+    found = opened(paths, words, engine)
+    wanted = words["iterations"]
+    if engine.is_here:
+        warm.compile_kernels()
+    with progress(found) as advance:
+        return compute_metrics(
+            found,
+            link_bandwidth=words["link_bandwidth"],
+            bytes=words["byte_kind"],
+            iterations=numbers("--iterations", wanted) if wanted else None,
+            workers=engine,
+            keep_going=words["keep_going"],
+            clocks=words["clocks"],
+            progress=advance,
+        )

@@ -1,0 +1,84 @@
+"""``fastcomm report``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fastcomm.cli.measuring import compute, measure_options
+from fastcomm.cli.options import engine_of
+from fastcomm.cli.said import say
+
+if TYPE_CHECKING:
+    from fastcomm.metrics.result import Metrics
+    from fastcomm.report.html.page import Page
+
+_EXAMPLES = """\b
+Examples:
+  fastcomm report traces/ --link-bandwidth 400Gbit/s
+  fastcomm report traces/ --tp 8 --pp 4 --workers 16 -o monday.html
+"""
+
+
+@click.command("report", epilog=_EXAMPLES)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="report.html",
+    show_default=True,
+    metavar="FILE",
+    help="The page; the tables lie beside it, in a folder of its name with -data.",
+)
+@click.option("--no-data", is_flag=True, help="Write the page alone, without the tables.")
+@click.option("--no-path", is_flag=True, help="Search no critical path.")
+@measure_options
+@click.pass_context
+def run(
+    ctx: click.Context, /, paths: tuple[str, ...], output: Path, no_data: bool, **words: Any
+) -> None:
+    """Write one page that says what communication costs a run, and what to do next.
+
+    The page is one HTML file that needs no network: what matters most with the next command to
+    run, then charts and tables of all metrics and of the critical path. PATH is what `fastcomm
+    metrics` takes. The critical path goes through all ranks where they are few, else through
+    the one that computes the most.
+    """
+    from fastcomm.cli import INCOMPLETE
+    from fastcomm.report.html import render
+
+    with engine_of(words) as engine:
+        found = compute(paths, words, engine)
+    data = [] if no_data else _data(found, output)
+    page = _page(found, paths, words, data)
+    render.write(page, output)
+    say(f"wrote {output}")
+    if found.failed:
+        ctx.exit(INCOMPLETE)
+
+
+def _data(found: "Metrics", output: Path) -> list[tuple[str, str]]:
+    from fastcomm.report.html import beside
+
+    return beside.write(found.to_arrow(), output)
+
+
+def _page(
+    found: "Metrics", paths: tuple[str, ...], words: dict[str, Any], data: list[tuple[str, str]]
+) -> "Page":
+    from fastcomm.errors import FastcommError
+    from fastcomm.report.html import measured
+
+    if words["no_path"]:
+        return measured.page(found, paths, data=data)
+    from fastcomm.cli.windows import opened_whole
+    from fastcomm.engine import warm
+    from fastcomm.engine.longest import search
+
+    warm.compile_critical_path()
+    try:
+        path, joined = search(opened_whole(paths, words), measured.busiest(found))
+    except FastcommError as error:
+        return measured.page(found, paths, data=data, no_path=f"No critical path: {error}")
+    return measured.page(found, paths, critical=path, joined=joined, data=data)

@@ -1,0 +1,258 @@
+"""Ranks beside each other: who waits for whom, who comes last, which links are slower.
+
+The tables `waits`, `skew`, `links` and `findings` are there where collectives were matched
+across ranks; without them the section says so.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import pyarrow as pa
+
+from fastcomm.metrics.result import Metrics
+from fastcomm.report.html import words
+from fastcomm.report.html.drawing import (
+    LEGEND,
+    MUTED,
+    axis,
+    fill,
+    height_of,
+    rounded,
+    rows_axis,
+    spec,
+)
+from fastcomm.report.html.page import (
+    Block,
+    Cell,
+    Figure,
+    Missing,
+    Section,
+    Spec,
+    Table,
+    View,
+    columns,
+    number,
+    text,
+)
+
+_MS = 1e6
+_ENDS = 12  # ranks at each end of the order
+_MOST_CLASSES = 12
+_MOST_LINKS = 200
+_TITLE = "Who waits for whom?"
+_WHY = "no collective was matched across ranks, which takes groups and sizes of several ranks"
+_SUMS = ("wait_ns", "transfer_ns", "last", "collectives", "held_up_ns", "later_ns")
+
+
+def section(found: Metrics) -> Section:
+    """Waits, arrivals and links of matched collectives."""
+    waits = _rows(found, "waits")
+    if not waits:
+        missing = Missing(title="Waits and arrivals", why=_WHY)
+        lead: words.Words = (f"Who waits for whom is n/a: {_WHY}.",)
+        return Section(name="across", title=_TITLE, lead=lead, blocks=(missing,))
+    ranks = _by_rank(waits)
+    blocks: list[Block] = [_waits_figure(ranks)]
+    if classes := _rows(found, "skew"):
+        blocks.append(_skew_figure(classes))
+    if links := _rows(found, "links"):
+        blocks.append(_links(links))
+    worst = max(ranks, key=lambda row: row["later_ns"])
+    return Section(
+        name="across",
+        title=_TITLE,
+        lead=_lead(worst),
+        blocks=tuple(blocks),
+        pitfall="Waiting and transfer are told apart on clocks that were brought in line. A "
+        "rank that often comes last need not be slow itself: it may wait for one in another "
+        "group.",
+    )
+
+
+def _rows(found: Metrics, name: str) -> list[dict[str, Any]]:
+    table: pa.Table | None = found.tables.get(name)
+    return [] if table is None else table.to_pylist()
+
+
+def _by_rank(waits: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row a rank, over all tags; who comes the latest first."""
+    sums: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0.0))
+    for row in waits:
+        for name in _SUMS:
+            sums[row["rank"]][name] += row[name]
+    rows = [{"rank": rank, **values} for rank, values in sums.items()]
+    return sorted(rows, key=lambda row: (-row["later_ns"], row["rank"]))
+
+
+def _lead(worst: dict[str, Any]) -> words.Words:
+    if worst["later_ns"] <= 0:
+        return ("No rank comes later than its peers on balance.",)
+    return (
+        f"Rank {worst['rank']} comes later than the ranks it works with, by ",
+        words.fact("waits.later_ns", worst["later_ns"], words.ns),
+        " a step in all, and holds them up for ",
+        words.fact("waits.held_up_ns", worst["held_up_ns"], words.ns),
+        ".",
+    )
+
+
+def _waits_figure(ranks: list[dict[str, Any]]) -> Figure:
+    shown, note = ranks, ""
+    if len(ranks) > 3 * _ENDS:
+        shown = [*ranks[:_ENDS], *ranks[-_ENDS:]]
+        note = f"The {_ENDS} of {len(ranks)} ranks that come the latest, and the first {_ENDS}."
+    names = [f"rank {row['rank']}" for row in shown]
+    bars = [
+        _bar("waits for others", "gap", names, [row["wait_ns"] for row in shown]),
+        _bar("holds others up", "TP", names, [row["held_up_ns"] for row in shown]),
+    ]
+    drawn = spec(
+        bars,
+        height_of(2 * len(names), 200, 17),
+        barmode="group",
+        bargap=0.25,
+        xaxis=axis("ms a step", rangemode="tozero"),
+        yaxis=rows_axis(names),
+    )
+    return Figure(
+        name="waits-chart",
+        title="What each rank waits, and what others wait for it",
+        alt=f"Pairs of bars of {len(names)} ranks; the table has the numbers.",
+        views=(View(label="All", spec=drawn, note=note),),
+        terms=("waits.wait_ns", "waits.held_up_ns"),
+        legend=(("gap", "waits for others"), ("TP", "holds others up")),
+        table=_waits_table(shown),
+    )
+
+
+def _bar(name: str, look: str, names: list[str], values: list[float]) -> Spec:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": names,
+        "x": [rounded(ns / _MS) for ns in values],
+        "marker": fill(look),
+        "hovertemplate": f"%{{y}} {name}: %{{x:.3f}} ms<extra></extra>",
+    }
+
+
+def _waits_table(ranks: list[dict[str, Any]]) -> Table:
+    rows = tuple(
+        (
+            Cell(text=f"rank {row['rank']}", sort=row["rank"]),
+            *(number(row[key], words.ns) for key in ("wait_ns", "held_up_ns", "later_ns")),
+            number(row["transfer_ns"], words.ns),
+            number(row["last"] / row["collectives"], words.percent),
+        )
+        for row in ranks
+    )
+    heads = columns(
+        "rank",
+        ("waits", "waits.wait_ns"),
+        ("holds up", "waits.held_up_ns"),
+        ("later", "waits.later_ns"),
+        ("transfers", "waits.transfer_ns"),
+        ("comes last", "waits.last_share"),
+    )
+    return Table(name="waits-table", caption="Ranks, a step", columns=heads, rows=rows)
+
+
+def _skew_figure(classes: list[dict[str, Any]]) -> Figure:
+    top = classes[:_MOST_CLASSES]
+    names = [_class(row) for row in top]
+    points: list[Spec] = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": said,
+            "y": names,
+            "x": [rounded(row[key] / _MS) for row in top],
+            "marker": {"symbol": symbol, "size": 10, "color": color},
+            "hovertemplate": f"%{{y}}, {said}: %{{x:.3f}} ms<extra></extra>",
+        }
+        for said, key, symbol, color in (
+            ("skew, median", "skew_p50_ns", "circle-open", "var(--c-TP)"),
+            ("skew, p95", "skew_p95_ns", "circle", "var(--c-TP)"),
+            ("transfer, median", "transfer_p50_ns", "diamond-open", "var(--c-DP)"),
+            ("transfer, p95", "transfer_p95_ns", "diamond", "var(--c-DP)"),
+        )
+    ]
+    drawn = spec(
+        points,
+        height_of(len(top), 220, 30),
+        showlegend=True,
+        legend={**LEGEND, "font": {"size": 12, "color": MUTED}},
+        xaxis=axis("ms", rangemode="tozero"),
+        yaxis=rows_axis(names) | {"showgrid": True},
+    )
+    rows = tuple(
+        (
+            text(_class(row)),
+            number(row["count"], words.whole),
+            *(number(row[key], words.ns) for key in ("skew_mean_ns", "skew_p95_ns")),
+            *(number(row[key], words.ns) for key in ("transfer_mean_ns", "wait_ns")),
+            number(row["wait_share"], words.percent),
+        )
+        for row in classes
+    )
+    heads = columns(
+        "collectives",
+        ("count", "skew.count"),
+        ("skew", "skew.skew_ns"),
+        ("p95", "skew.skew_ns"),
+        ("transfer", "skew.transfer_ns"),
+        ("waiting a step", "skew.wait_ns"),
+        ("share", "skew.wait_share"),
+    )
+    return Figure(
+        name="skew-chart",
+        title="How far apart ranks arrive, and how long the transfer takes then",
+        alt=f"Points of {len(top)} classes of collectives; the table has the numbers.",
+        views=(View(label="All", spec=drawn),),
+        terms=("skew.skew_ns", "skew.transfer_ns"),
+        note="Those that cost the most waiting come first.",
+        table=Table(name="skew-table", caption="Collectives", columns=heads, rows=rows),
+    )
+
+
+def _class(row: dict[str, Any]) -> str:
+    size = row["size_from"]
+    return f"{row['tag']} {row['op']}, {'any size' if size is None else words.size(size)}"
+
+
+def _links(links: list[dict[str, Any]]) -> Table:
+    """The groups that lose the most beside their peers come first."""
+    order = sorted(links, key=lambda row: -(row["excess_ns"] or 0.0))
+    alone = "there is no other group of this class"
+    rows = tuple(
+        (
+            text(_members(row)),
+            text(_class(row)),
+            number(row["bus_bw"], words.rate, "no transfer took time"),
+            number(row["peers_bus_bw"], words.rate, alone),
+            number(row["ratio"], words.percent, alone),
+            number(row["excess_ns"], words.ns, alone),
+        )
+        for row in order[:_MOST_LINKS]
+    )
+    heads = columns(
+        "of its peers",
+        ("bus bandwidth", "links.bus_bw"),
+        ("peers", "links.peers_bus_bw"),
+        ("ratio", "links.ratio"),
+        ("lost a step", "links.excess_ns"),
+    )
+    return Table(
+        name="links-table",
+        caption="Links, by what they lose beside their peers",
+        columns=(*columns("group"), *columns("collectives"), *heads[1:]),
+        rows=rows,
+    )
+
+
+def _members(row: dict[str, Any]) -> str:
+    ranks = row["ranks"]
+    who = "ranks unknown" if not ranks else "ranks " + ", ".join(map(str, ranks[:8]))
+    more = "" if not ranks or len(ranks) <= 8 else f" and {len(ranks) - 8} more"  # noqa: PLR2004
+    return f"{row['group'] or 'undefined'}: {who}{more}"

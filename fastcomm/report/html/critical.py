@@ -1,0 +1,215 @@
+"""The pages of `fastcomm critical-path` and `fastcomm what-if`."""
+
+import shlex
+from collections.abc import Sequence
+
+from fastcomm.critical_path.ranks import Joined
+from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path.what_if import Sweep, WhatIf
+from fastcomm.report.critical_path import WORDS
+from fastcomm.report.html import path as path_
+from fastcomm.report.html import words
+from fastcomm.report.html.drawing import ACCENT, MUTED, axis, rounded, shown, spec
+from fastcomm.report.html.page import (
+    Figure,
+    Finding,
+    Page,
+    Section,
+    Spec,
+    Table,
+    View,
+    columns,
+    number,
+    text,
+)
+
+_MS = 1e6
+_MOST = 3
+_GAPS = "gpu_kernel_kernel_overhead"
+
+
+def page(found: CriticalPath, joined: Joined | None, paths: Sequence[str]) -> Page:
+    """The critical path of a rank, or through all ranks."""
+    sums = found.summary_ns()
+    most = max(sums, key=lambda name: sums[name], default="")
+    total = sum(sums.values()) or 1
+    share = words.fact("path.share", sums.get(most, 0) / total, words.percent)
+    length, wall = found.length_ns, found.wall_ns
+    facts = [
+        words.fact("path.length_ns", length, words.ns, label="critical path"),
+        words.fact(
+            "path.coverage", length / wall if wall else 1.0, words.percent, label="covered"
+        ),
+        words.fact("path.edges", len(found.found.edges), words.whole, label="edges"),
+    ]
+    if joined is not None:
+        crossings = words.fact(
+            "path.crossings", joined.crossings, words.whole, label="crossings"
+        )
+        facts.append(crossings)
+    return Page(
+        title="Critical path",
+        source=" ".join(paths),
+        headline=(share, f" of the critical path is {WORDS.get(most, most)}."),
+        facts=tuple(facts),
+        findings=_findings(found, joined, " ".join(shlex.quote(path) for path in paths)),
+        sections=(path_.section(found, joined),),
+    )
+
+
+def _findings(found: CriticalPath, joined: Joined | None, where: str) -> tuple[Finding, ...]:
+    one = "--all-ranks" if joined is not None else f"--rank {found.about.rank}"
+    made = [
+        _finding(
+            f"{tag} communication on the path takes ",
+            ns,
+            found,
+            f"fastcomm what-if {where} {one} --scale comm:{shlex.quote(tag)}=0.5",
+            "how much shorter the step is if it takes half its time",
+        )
+        for tag, ns in found.by_tag_ns().items()
+    ]
+    gaps = found.summary_ns().get(_GAPS, 0)
+    if gaps:
+        command = f"fastcomm what-if {where} {one} --remove gaps"
+        made.append(
+            _finding(
+                "Gaps between kernels take ", gaps, found, command, "the step without them"
+            )
+        )
+    return tuple(sorted(made, key=lambda each: -each.cost_ns)[:_MOST])
+
+
+def _finding(title: str, ns: int, found: CriticalPath, command: str, then: str) -> Finding:
+    total = sum(found.summary_ns().values()) or 1
+    return Finding(
+        title=(title, words.fact("path.time_ns", ns, words.ns)),
+        evidence=(words.fact("path.share", ns / total, words.percent, label="of the path"),),
+        command=command,
+        then=then,
+        cost_ns=ns,
+    )
+
+
+def what_if(found: WhatIf, sweeps: Sequence[Sweep], paths: Sequence[str]) -> Page:
+    """A step before and after its edits, and sweeps of one."""
+    change = words.fact("whatif.speedup", found.speedup, words.times, label="as fast")
+    edits = ", ".join(str(edit) for edit in found.edits) or "no edit"
+    sections = [_before_after(found, edits)]
+    if sweeps:
+        sections.append(_sweeps(found, sweeps))
+    sections.append(path_.section(found.after, None))
+    return Page(
+        title="What if",
+        source=" ".join(paths),
+        headline=(
+            "With ",
+            edits,
+            ", the step takes ",
+            words.fact("whatif.span_ns", found.after_ns, words.ns),
+            " instead of ",
+            words.fact("path.length_ns", found.before_ns, words.ns),
+            ".",
+        ),
+        facts=(
+            change,
+            words.fact("whatif.error", found.replay_error_ns, words.ns, label="replay error"),
+        ),
+        sections=tuple(sections),
+        warnings=found.before.about.notes,
+    )
+
+
+def _before_after(found: WhatIf, edits: str) -> Section:
+    before, after = found.before.summary_ns(), found.after.summary_ns()
+    rows = tuple(
+        (
+            text(WORDS.get(name, name)),
+            number(before.get(name, 0), words.ns),
+            number(after.get(name, 0), words.ns),
+            number(after.get(name, 0) - before.get(name, 0), words.ns),
+        )
+        for name in sorted(before | after, key=lambda name: -before.get(name, 0))
+    )
+    table = Table(
+        name="before-after",
+        caption="Time on the critical path before and after",
+        columns=columns(
+            "on the path",
+            ("before", "path.time_ns"),
+            ("after", "path.time_ns"),
+            ("change", "path.time_ns"),
+        ),
+        rows=rows,
+    )
+    return Section(
+        name="answer",
+        title="What changes?",
+        lead=(f"The step was replayed with: {edits}.",),
+        blocks=(table,),
+        pitfall="Each event begins as soon as what it waited for allows; what it did not wait "
+        "for in the trace may bind it in reality. The path after the edits is another one.",
+    )
+
+
+def _sweeps(found: WhatIf, sweeps: Sequence[Sweep]) -> Section:
+    return Section(
+        name="sweeps",
+        title="How does the step depend on it?",
+        lead=("Each point is the step replayed with one value of the factor.",),
+        blocks=tuple(_sweep(place, each, found.before_ns) for place, each in enumerate(sweeps)),
+    )
+
+
+def _sweep(place: int, each: Sweep, before_ns: int) -> Figure:
+    name = f"{each.edit.action} {each.edit.what}"
+    rows = tuple(
+        (
+            text(f"{value:g}"),
+            number(span, words.ns),
+            number(span / before_ns if before_ns else None, words.percent),
+        )
+        for value, span in zip(each.values, each.span_ns, strict=True)
+    )
+    ends = [words.ns(each.span_ns[at]) for at in (0, -1)]
+    return Figure(
+        name=f"sweep-{place}",
+        title=f"The step by {name}",
+        alt=f"Line from {ends[0]} at {each.values[0]:g} to {ends[1]} at {each.values[-1]:g}.",
+        views=(View(label="All", spec=_line(each, name, before_ns)),),
+        terms=("whatif.span_ns",),
+        table=Table(
+            name=f"sweep-{place}-table",
+            caption=f"The step by {name}",
+            columns=columns("factor", ("step", "whatif.span_ns"), ("of today", "whatif.share")),
+            rows=rows,
+        ),
+    )
+
+
+def _line(each: Sweep, name: str, before_ns: int) -> Spec:
+    today: Spec = {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": before_ns / _MS,
+        "y1": before_ns / _MS,
+        "line": {"color": MUTED, "dash": "dash", "width": 1.5},
+    }
+    line: Spec = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": list(each.values),
+        "y": [rounded(span / _MS, 6) for span in each.span_ns],
+        "line": {"color": ACCENT, "width": 2.5},
+        "marker": {"size": 8},
+        "hovertemplate": "%{x}: %{y:.3f} ms<extra></extra>",
+    }
+    return spec(
+        [line],
+        320,
+        xaxis=axis(f"factor of {shown(name)}"),
+        yaxis=axis("step, ms"),
+        shapes=[today],
+    )

@@ -1,0 +1,335 @@
+"""The pages of `fastcomm dispatch`: schedules beside their bounds, and the load of GPUs."""
+
+import numpy as np
+
+from fastcomm.dispatch.placing import Placing
+from fastcomm.dispatch.simulation import Simulation, StrategyResult
+from fastcomm.dispatch.sweeping import Sweep
+from fastcomm.report.html import words
+from fastcomm.report.html.drawing import (
+    DASHES,
+    INK,
+    LEGEND,
+    MUTED,
+    SYMBOLS,
+    axis,
+    bars,
+    heat,
+    rounded,
+    series_color,
+    spec,
+)
+from fastcomm.report.html.page import (
+    Figure,
+    Page,
+    Section,
+    Spec,
+    Table,
+    View,
+    columns,
+    number,
+    text,
+)
+
+_NS = 1e9
+_MS = 1e3
+_MOST_BINS = 96
+_LINKS = ("NIC send", "NIC receive", "NVLink send", "NVLink receive")
+_NO_COMBINE = "the original simulator has no way back"
+_NO_TIME = "the bound is nothing"
+
+
+def page(found: Simulation | Placing | Sweep) -> Page:
+    """The page of what one of the commands found."""
+    if isinstance(found, Simulation):
+        return simulation(found)
+    return placing(found) if isinstance(found, Placing) else sweep(found)
+
+
+def simulation(found: Simulation) -> Page:
+    """Schedules of one workload."""
+    ranked = sorted(found.strategies.values(), key=lambda each: each.total_s)
+    return Page(
+        title="Expert dispatch",
+        source=_source(found),
+        headline=_headline(ranked),
+        facts=_facts(found, ranked),
+        sections=(_times(ranked), _loads(ranked)) if ranked else (),
+        warnings=tuple(found.unanswered.values()),
+    )
+
+
+def _source(found: Simulation) -> str:
+    recipe = found.recipe
+    return (
+        f"{recipe.num_nodes} nodes of {recipe.gpus_per_node} GPUs, {recipe.experts} experts, "
+        f"top {recipe.topk}, {recipe.tokens} tokens"
+    )
+
+
+def _headline(ranked: list[StrategyResult]) -> words.Words:
+    if not ranked:
+        return ("No schedule has an answer.",)
+    best = ranked[0]
+    return (
+        f"{best.name} is the fastest: ",
+        words.fact("dispatch.total_s", best.total_s * _NS, words.ns),
+        ", ",
+        words.fact("dispatch.times_optimal", best.times_optimal, words.times, why=_NO_TIME),
+        " the best possible.",
+    )
+
+
+def _facts(found: Simulation, ranked: list[StrategyResult]) -> tuple[words.Fact, ...]:
+    optimal = ranked[0].optimal_s * _NS if ranked else None
+    cluster = found.terms.cluster
+    link = words.fact("link_bandwidth", float(cluster.inter), words.rate, label="NIC of a GPU")
+    return (
+        words.fact("dispatch.optimal_s", optimal, words.ns, label="best possible"),
+        link,
+    )
+
+
+def _times(ranked: list[StrategyResult]) -> Section:
+    drawn = bars(
+        [each.name for each in ranked],
+        [each.total_s * _MS for each in ranked],
+        [words.ns(each.total_s * _NS) for each in ranked],
+        "dispatch, ms",
+    )
+    drawn["data"] += [
+        _marks(ranked, "best possible", [each.optimal_s for each in ranked], "diamond"),
+        _marks(ranked, "bound of its class", [each.bound_s for each in ranked], "line-ns-open"),
+    ]
+    drawn["data"][0]["showlegend"] = False
+    legend = {**LEGEND, "font": {"size": 12, "color": MUTED}}
+    drawn["layout"] |= {"showlegend": True, "legend": legend}
+    rows = tuple(
+        (
+            text(each.name),
+            number(each.total_s * _NS, words.ns),
+            number(
+                None if each.combine_s is None else each.combine_s * _NS, words.ns, _NO_COMBINE
+            ),
+            number(each.times_optimal, words.times, _NO_TIME),
+            number(each.times_bound, words.times, _NO_TIME),
+            number(each.inter_bytes, words.size),
+        )
+        for each in ranked
+    )
+    heads = columns(
+        "schedule",
+        ("dispatch", "dispatch.total_s"),
+        ("combine", "dispatch.combine_s"),
+        ("of the best", "dispatch.times_optimal"),
+        ("of its class", "dispatch.times_bound"),
+        ("between nodes", "dispatch.inter_bytes"),
+    )
+    return Section(
+        name="times",
+        title="How long does each schedule take?",
+        lead=(f"{words.many(len(ranked), 'schedule')}, the fastest first, beside the bounds.",),
+        blocks=(
+            Figure(
+                name="times-chart",
+                title="Dispatch of all layers",
+                alt="Bars of the schedules, with their bounds as marks; the table has all.",
+                views=(View(label="All", spec=drawn),),
+                terms=("dispatch.total_s", "dispatch.optimal_s", "dispatch.times_bound"),
+            ),
+            Table(name="times-table", caption="Schedules", columns=heads, rows=rows),
+        ),
+    )
+
+
+def _marks(ranked: list[StrategyResult], name: str, seconds: list[float], symbol: str) -> Spec:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [rounded(each * _MS) for each in seconds],
+        "y": [each.name for each in ranked],
+        "marker": {
+            "symbol": symbol,
+            "size": 12,
+            "color": INK,
+            "line": {"width": 2.5, "color": INK},
+        },
+        "hovertemplate": f"%{{y}}, {name}: %{{x:.3f}} ms<extra></extra>",
+    }
+
+
+def _loads(ranked: list[StrategyResult]) -> Section:
+    views = tuple(View(label=each.name, spec=_load(each), note=_rule(each)) for each in ranked)
+    rows = tuple(
+        (
+            text(each.name),
+            *(number(_most_by_mean(each, place), words.times, _NO_TIME) for place in range(4)),
+        )
+        for each in ranked
+    )
+    heads = columns("schedule", *((link, "dispatch.most_by_mean") for link in _LINKS))
+    return Section(
+        name="loads",
+        title="Who carries the load?",
+        lead=("A schedule is as fast as its most loaded link.",),
+        blocks=(
+            Figure(
+                name="loads-chart",
+                title="Tokens of each GPU and link",
+                alt="Heat map of GPUs and kinds of links; the table has the most by the mean.",
+                views=views,
+                terms=("dispatch.load",),
+                choice="Schedule",
+            ),
+            Table(
+                name="loads-table",
+                caption="The most loaded GPU by the mean",
+                columns=heads,
+                rows=rows,
+            ),
+        ),
+    )
+
+
+def _most_by_mean(each: StrategyResult, place: int) -> float | None:
+    load = each.loads[:, place]
+    return float(load.max() / load.mean()) if load.any() else None
+
+
+def _share(each: StrategyResult) -> int:
+    return max(1, -(-each.gpus // _MOST_BINS))
+
+
+def _rule(each: StrategyResult) -> str:
+    share = _share(each)
+    return f"A cell shows the largest of {share} GPUs." if share > 1 else ""
+
+
+def _load(each: StrategyResult) -> Spec:
+    share = _share(each)
+    grid = np.maximum.reduceat(each.loads, np.arange(0, each.gpus, share), axis=0).T
+    drawn = heat(grid.tolist(), _LINKS, "GPU %{x}, %{y}: %{z} tokens", "tokens")
+    drawn["x"] = [str(gpu) for gpu in range(0, each.gpus, share)]
+    category = {"type": "category", "showgrid": False}
+    return spec(
+        [drawn],
+        260,
+        xaxis=axis("GPU", nticks=24, **category),
+        yaxis=axis("", autorange="reversed", **category),
+    )
+
+
+def placing(found: Placing) -> Page:
+    """Schedules before and after the experts are placed anew."""
+    before, after = found.imbalance
+    first = simulation(found.after)
+    rows = tuple(
+        (
+            text(name),
+            number(each.total_s * _NS, words.ns),
+            number(found.after.strategies[name].total_s * _NS, words.ns),
+            number(_ratio(each.total_s, found.after.strategies[name].total_s), words.times),
+        )
+        for name, each in found.before.strategies.items()
+    )
+    heads = columns(
+        "schedule",
+        ("before", "dispatch.total_s"),
+        ("after", "dispatch.after_s"),
+        ("speed-up", "dispatch.speedup"),
+    )
+    section = Section(
+        name="placing",
+        title="What does the placement change?",
+        lead=(
+            "The most loaded GPU has ",
+            words.fact("dispatch.imbalance", after, words.times),
+            " the mean; it had ",
+            words.fact("dispatch.imbalance", before, words.times),
+            ".",
+        ),
+        blocks=(
+            Table(name="placing-table", caption="Before and after", columns=heads, rows=rows),
+        ),
+    )
+    return Page(
+        title="Placement of experts",
+        source=first.source,
+        headline=section.lead,
+        facts=first.facts,
+        sections=(section, *first.sections),
+    )
+
+
+def _ratio(before: float, after: float) -> float | None:
+    return before / after if after else None
+
+
+def sweep(found: Sweep) -> Page:
+    """Schedules over a grid of workloads."""
+    at = [
+        ", ".join(f"{axis} {getattr(point.recipe, axis)}" for axis in found.axes)
+        for point in found.points
+    ]
+    names = list(found.points[0].strategies)
+    lines = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": name,
+            "x": at,
+            "y": [rounded(point.strategies[name].total_s * _MS) for point in found.points],
+            "line": {
+                "color": series_color(place),
+                "dash": DASHES[place % len(DASHES)],
+                "width": 2,
+            },
+            "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 9},
+            "hovertemplate": f"{name}, %{{x}}: %{{y:.3f}} ms<extra></extra>",
+        }
+        for place, name in enumerate(names)
+    ]
+    drawn = spec(
+        lines,
+        380,
+        showlegend=True,
+        legend={**LEGEND, "font": {"size": 12, "color": MUTED}},
+        xaxis=axis("", type="category"),
+        yaxis=axis("dispatch, ms", rangemode="tozero"),
+    )
+    rows = tuple(
+        (
+            text(where),
+            text(name),
+            number(each.total_s * _NS, words.ns),
+            number(each.times_optimal, words.times, _NO_TIME),
+        )
+        for where, point in zip(at, found.points, strict=True)
+        for name, each in point.strategies.items()
+    )
+    heads = (
+        *columns("workload"),
+        *columns(
+            "schedule",
+            ("dispatch", "dispatch.total_s"),
+            ("of the best", "dispatch.times_optimal"),
+        ),
+    )
+    figure = Figure(
+        name="sweep-chart",
+        title="Dispatch at each point of the grid",
+        alt=f"Lines of {len(names)} schedules over {len(at)} workloads.",
+        views=(View(label="All", spec=drawn),),
+        terms=("dispatch.total_s",),
+        table=Table(name="sweep-table", caption="All points", columns=heads, rows=rows),
+    )
+    lead = (f"{words.many(len(at), 'workload')} of {' and '.join(found.axes)}.",)
+    section = Section(name="sweep", title="How does it scale?", lead=lead, blocks=(figure,))
+    return Page(
+        title="Expert dispatch",
+        source="a sweep",
+        headline=(f"Dispatch of {words.many(len(at), 'workload')}, by schedule.",),
+        facts=(),
+        sections=(section,),
+    )

@@ -1,0 +1,216 @@
+"""What all charts have in common: the look, the colours, and texts that are only text.
+
+Colours are the style sheet's properties; `page.js` puts in what light, dark or print make of
+them. A pattern goes with each colour, so that no chart needs colour to be read.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastcomm.inert import inert
+from fastcomm.report.html.page import Spec
+from fastcomm.trace.schema import TAGS
+
+INK, MUTED, LINE, SURFACE, ACCENT = (
+    f"var(--{name})" for name in ("ink", "muted", "line", "surface", "accent")
+)
+# Of a category of the breakdown, or a tag: colour and pattern.
+_PATTERNS = {
+    "compute": "",
+    "DP": "/",
+    "TP": "\\",
+    "PP": "x",
+    "EP": ".",
+    "CP": "-",
+    "OTHER": "|",
+    "mixed": "+",
+    "memcpy": "-",
+    "idle": "",
+}
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = (
+    *("circle", "square", "diamond", "triangle-up", "cross", "x"),
+    *("star", "hexagon", "triangle-down", "pentagon"),
+)
+_SERIES = (*TAGS, "mixed", "compute", "memcpy")
+
+
+def color(name: str) -> str:
+    """The colour of a category or a tag."""
+    return f"var(--c-{name})"
+
+
+def series_color(place: int) -> str:
+    """A colour for the n-th of some lines."""
+    return color(_SERIES[place % len(_SERIES)])
+
+
+def fill(name: str) -> dict[str, Any]:
+    """The marker of a category's bar: its colour, and its pattern over that."""
+    return {
+        "color": color(name),
+        "line": {"color": SURFACE if name != "idle" else LINE, "width": 1},
+        "pattern": {
+            "shape": _PATTERNS.get(name, ""),
+            "fillmode": "overlay",
+            "fgcolor": "var(--pattern)",
+            "size": 7,
+            "solidity": 0.22,
+        },
+    }
+
+
+def shown(text: object) -> str:
+    """Text that plotly shows as it is: no tag, no entity, no line of its own."""
+    plain = inert(" ".join(str(text).split()))
+    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def shortened(text: str, most: int = 42) -> str:
+    """The text, without its middle where it is long."""
+    if len(text) <= most:
+        return text
+    half = (most - 1) // 2
+    return f"{text[:half]}…{text[-half:]}"
+
+
+def axis(title: str = "", **more: Any) -> Spec:
+    """An axis with a quiet grid."""
+    return {
+        "title": {"text": title, "font": {"size": 12, "color": MUTED}, "standoff": 12},
+        "gridcolor": LINE,
+        "zerolinecolor": LINE,
+        "linecolor": LINE,
+        "tickfont": {"size": 12, "color": MUTED},
+        "automargin": True,
+        "fixedrange": True,
+        **more,
+    }
+
+
+def rows_axis(names: Sequence[str], **more: Any) -> Spec:
+    """An axis of rows, the first at the top."""
+    return axis(
+        "",
+        type="category",
+        categoryorder="array",
+        categoryarray=list(names),
+        autorange="reversed",
+        showgrid=False,
+        ticklabelstandoff=6,
+        **more,
+    )
+
+
+def spec(data: list[Spec], height: int, **layout: Any) -> Spec:
+    """A figure for plotly.js."""
+    return {
+        "data": data,
+        "layout": {
+            "height": height,
+            "margin": {"l": 8, "r": 16, "t": 8, "b": 40},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": "var(--sans)", "size": 13, "color": INK},
+            "hoverlabel": {
+                "bgcolor": "var(--tip)",
+                "bordercolor": "var(--tip)",
+                "font": {"family": "var(--sans)", "size": 13, "color": "var(--tip-ink)"},
+            },
+            "showlegend": False,
+            "dragmode": False,
+            **layout,
+        },
+    }
+
+
+LEGEND = {
+    "orientation": "h",
+    "x": 0,
+    "xanchor": "left",
+    "y": 1.02,
+    "yanchor": "bottom",
+    "font": {"size": 12},
+    "bgcolor": "rgba(0,0,0,0)",
+}
+
+
+def rounded(value: float | None, digits: int = 5) -> float | None:
+    """A number for a chart, with as many digits as one sees."""
+    return None if value is None else float(f"{float(value):.{digits}g}")
+
+
+def room(most: float) -> list[float]:
+    """The range of an axis whose bars have words behind them."""
+    return [0, most * 1.2]
+
+
+def height_of(rows: int, least: int = 120, each: int = 26) -> int:
+    """How high a chart of so many rows is."""
+    return max(least, 60 + rows * each)
+
+
+def bars(
+    names: Sequence[str],
+    values: Sequence[float],
+    said: Sequence[str],
+    title: str,
+    looks: Sequence[str] | str = "compute",
+    **layout: Any,
+) -> Spec:
+    """Bars from the left, with words behind each; `looks` are names of colours."""
+    every = [looks] * len(names) if isinstance(looks, str) else looks
+    rows = [shown(shortened(name)) for name in names]
+    # A trace a look: plotly has one pattern for all bars of a trace.
+    made: list[Spec] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": [row for row, each in zip(rows, every, strict=True) if each == look],
+            "x": [rounded(x) for x, each in zip(values, every, strict=True) if each == look],
+            "text": [text for text, each in zip(said, every, strict=True) if each == look],
+            "textposition": "outside",
+            "cliponaxis": False,
+            "marker": fill(look),
+            "hovertemplate": "%{y}: %{text}<extra></extra>",
+        }
+        for look in dict.fromkeys(every)
+    ]
+    return spec(
+        made,
+        height_of(len(rows), 130, 34),
+        bargap=0.3,
+        barmode="stack",
+        xaxis=axis(title, range=room(max(values, default=1.0))),
+        yaxis=rows_axis(rows),
+        **layout,
+    )
+
+
+def heat(
+    grid: Sequence[Sequence[float | None]], names: Sequence[str], hover: str, unit: str
+) -> Spec:
+    """A heat map's trace: dark is little, bright is much; few cells have their numbers."""
+    cells = sum(len(row) for row in grid)
+    is_small = cells <= ROOM_FOR_NUMBERS
+    return {
+        "type": "heatmap",
+        "z": [[rounded(value, 4) for value in row] for row in grid],
+        "y": list(names),
+        "colorscale": "Cividis",
+        "hovertemplate": f"{hover}<extra></extra>",
+        "hoverongaps": False,
+        "xgap": int(is_small),
+        "ygap": int(is_small),
+        "texttemplate": "%{z}" if is_small else "",
+        "textfont": {"size": 12},
+        "colorbar": {
+            "title": {"text": unit, "side": "top", "font": {"size": 12, "color": MUTED}},
+            "thickness": 10,
+            "outlinewidth": 0,
+            "tickfont": {"size": 11, "color": MUTED},
+        },
+    }
+
+
+ROOM_FOR_NUMBERS = 200  # cells of a heat map

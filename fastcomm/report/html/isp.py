@@ -1,0 +1,323 @@
+"""The page of `fastcomm isp`: the ranking, the front of time and memory, the rejected."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fastcomm.cluster.quantities import format_gib
+from fastcomm.isp.question import ALGOS
+from fastcomm.isp.result import Found, Record
+from fastcomm.isp.sensitivity import Change
+from fastcomm.isp.sweep import Sweep
+from fastcomm.report.html import words
+from fastcomm.report.html.drawing import (
+    INK,
+    LEGEND,
+    MUTED,
+    SYMBOLS,
+    axis,
+    bars,
+    heat,
+    height_of,
+    rounded,
+    series_color,
+    spec,
+)
+from fastcomm.report.html.page import (
+    Block,
+    Cell,
+    Figure,
+    Page,
+    Section,
+    Spec,
+    Table,
+    View,
+    columns,
+    number,
+    text,
+)
+
+_GIB = 2**30
+_NS = 1e9
+_POINTS = 1200
+_RANKED = 100
+_NUMBERS = (
+    ("GPUs", "isp.gpus", "world_size"),
+    ("pipeline", "isp.pp", "pp"),
+    ("sequence", "isp.sp", "sp"),
+    ("weights", "isp.wp", "p_para"),
+    ("gradients", "isp.gp", "p_grads"),
+    ("optimizer", "isp.zp", "p_os"),
+    ("micro-batches", "isp.micro", "micro_num"),
+)
+
+
+def page(found: Found, changes: Sequence[Change] = ()) -> Page:
+    """The answer to a question; there may be no strategy that fits."""
+    best = found.record(0) if found.feasible else None
+    question = found.question
+    why = "nothing fits"
+    sections = [_rejected(found)]
+    if best is not None:
+        sections = [_front(found), _ranking(found), *sections]
+    if changes:
+        sections.append(_changes(changes))
+    tgs = None if best is None else best["tgs"]
+    headline: words.Words = (
+        (found.nearest(),)
+        if best is None
+        else (
+            f"{best['algo_type'].upper()} trains {question.model.name} the fastest: ",
+            words.fact("isp.tgs", tgs, words.whole),
+            " tokens a GPU and second.",
+        )
+    )
+    return Page(
+        title="Parallel strategies",
+        source=f"{question.model.name} on {found.cluster}, "
+        f"{words.whole(question.seq_len)} tokens a sequence",
+        headline=headline,
+        facts=(
+            words.fact("isp.tgs", tgs, words.whole, label="tokens/GPU/s", why=why),
+            words.fact("isp.latency", _latency(best), words.ns, label="a step", why=why),
+            words.fact("isp.memory", _memory(best), format_gib, label="memory", why=why),
+            words.fact("isp.candidates", found.candidates, words.whole, label="candidates"),
+            words.fact("isp.feasible", found.feasible, words.whole, label="feasible"),
+        ),
+        sections=tuple(sections),
+        warnings=found.notes,
+    )
+
+
+def _latency(record: Record | None) -> float | None:
+    return None if record is None else record["total_latency"] * _NS
+
+
+def _memory(record: Record | None) -> float | None:
+    return None if record is None else record["total_mm_cost"]
+
+
+def _front(found: Found) -> Section:
+    front = found.pareto()
+    least = front[-1]
+    return Section(
+        name="front",
+        title="What does memory buy?",
+        lead=(
+            "The fastest strategy needs ",
+            words.fact("isp.memory", front[0]["total_mm_cost"], format_gib),
+            "; with ",
+            words.fact("isp.memory", least["total_mm_cost"], format_gib),
+            " the most is ",
+            words.fact("isp.tgs", least["tgs"], words.whole),
+            " tokens a GPU and second.",
+        ),
+        blocks=(
+            Figure(
+                name="front-chart",
+                title="Speed and memory of the feasible strategies",
+                alt=f"Scatter of strategies; the front of {len(front)} that no other beats in "
+                "both is a line.",
+                views=(View(label="All", spec=_scatter(found, front)),),
+                terms=("isp.tgs", "isp.memory"),
+                note=_sampled(found.feasible),
+                table=_strategies("front-table", "The front", front),
+            ),
+        ),
+        pitfall="Closed formulas on a model of the cluster: nothing was run.",
+    )
+
+
+def _sampled(count: int) -> str:
+    if count <= _POINTS:
+        return ""
+    return f"{words.whole(_POINTS)} of {words.whole(count)}, evenly over the ranking."
+
+
+def _scatter(found: Found, front: Sequence[Record]) -> Spec:
+    picked = np.linspace(0, found.feasible - 1, min(found.feasible, _POINTS)).astype(np.int64)
+    algo, tgs, memory = (
+        np.asarray(found.columns[name])[picked] for name in ("algo", "tgs", "total_mm_cost")
+    )
+    clouds: list[Spec] = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": name.upper(),
+            "x": [rounded(each / _GIB) for each in memory[algo == place].tolist()],
+            "y": [rounded(each) for each in tgs[algo == place].tolist()],
+            "marker": {
+                "symbol": f"{SYMBOLS[place]}-open",
+                "size": 7,
+                "color": series_color(place),
+                "opacity": 0.75,
+            },
+            "hovertemplate": f"{name.upper()}: %{{y:.0f}} tokens/GPU/s, %{{x:.1f}} GiB"
+            "<extra></extra>",
+        }
+        for place, name in enumerate(ALGOS)
+        if (algo == place).any()
+    ]
+    line: Spec = {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "front",
+        "x": [rounded(each["total_mm_cost"] / _GIB) for each in front],
+        "y": [rounded(each["tgs"]) for each in front],
+        "line": {"color": INK, "width": 1.5, "shape": "vh"},
+        "marker": {"size": 4, "color": INK},
+        "hoverinfo": "skip",
+    }
+    return spec(
+        [*clouds, line],
+        400,
+        showlegend=True,
+        legend={**LEGEND, "font": {"size": 12, "color": MUTED}},
+        xaxis=axis("memory, GiB"),
+        yaxis=axis("tokens a GPU and second", rangemode="tozero"),
+    )
+
+
+def _ranking(found: Found) -> Section:
+    best = found.best_by_algo()
+    drawn = bars(
+        [name.upper() for name in best],
+        [record["tgs"] for record in best.values()],
+        [words.whole(record["tgs"]) for record in best.values()],
+        "tokens a GPU and second",
+    )
+    shown = min(found.feasible, _RANKED)
+    return Section(
+        name="ranking",
+        title="Which strategies are the fastest?",
+        lead=(f"The first {shown} of {words.whole(found.feasible)} that fit.",),
+        blocks=(
+            Figure(
+                name="algos-chart",
+                title="The best of each algorithm",
+                alt="Bars of the best strategy of each algorithm.",
+                views=(View(label="All", spec=drawn),),
+                terms=("isp.tgs",),
+            ),
+            _strategies("ranking-table", "The fastest", found.best(_RANKED)),
+        ),
+    )
+
+
+def _strategies(name: str, caption: str, records: Sequence[Record]) -> Table:
+    """The strategies by place; a size that no record has is left out."""
+    numbers = [each for each in _NUMBERS if any(each[2] in record for record in records)]
+    rows = []
+    for place, record in enumerate(records):
+        cells: list[Cell] = [
+            Cell(text=f"{place + 1}. {record['algo_type'].upper()}", sort=place),
+            number(record["tgs"], words.whole),
+            number(_latency(record), words.ns),
+            number(_memory(record), format_gib),
+        ]
+        cells += [number(record.get(key), words.whole) for _, _, key in numbers]
+        rows.append(tuple(cells))
+    heads = [("TGS", "isp.tgs"), ("step", "isp.latency"), ("memory", "isp.memory")]
+    heads += [(label, key) for label, key, _ in numbers]
+    return Table(
+        name=name, caption=caption, columns=columns("strategy", *heads), rows=tuple(rows)
+    )
+
+
+def _rejected(found: Found) -> Section:
+    fell = {reason: count for reason, count in found.rejected.items() if count}
+    rows = tuple((text(reason), number(count, words.whole)) for reason, count in fell.items())
+    blocks: tuple[Block, ...] = ()
+    if rows:
+        heads = columns("reason", ("strategies", "isp.rejected"))
+        blocks = (Table(name="rejected", caption="By reason", columns=heads, rows=rows),)
+    return Section(
+        name="rejected-section",
+        title="Why did others fall out?",
+        lead=(
+            words.fact("isp.rejected", sum(fell.values()), words.whole),
+            " of ",
+            words.fact("isp.candidates", found.candidates, words.whole),
+            " candidates were rejected.",
+        ),
+        blocks=blocks,
+    )
+
+
+def _changes(changes: Sequence[Change]) -> Section:
+    rows = tuple(
+        (
+            text(each.what),
+            number(each.best["tgs"] if each.best else None, words.whole, "nothing fits"),
+            number(each.gain, words.signed_percent, "nothing fits"),
+        )
+        for each in changes
+    )
+    heads = columns("if", ("TGS", "isp.changed"), ("gain", "isp.changed"))
+    table = Table(name="changes", caption="The best, were it so", columns=heads, rows=rows)
+    lead = ("The search was asked again for clusters that differ in one thing.",)
+    return Section(name="sensitivity", title="What would help?", lead=lead, blocks=(table,))
+
+
+def sweep(found: Sweep) -> Page:
+    """The best of every world size and sequence length."""
+    worlds = sorted({cell.world_size for cell in found.cells})
+    lengths = sorted({cell.seq_len for cell in found.cells})
+    rate = {(c.seq_len, c.world_size): c.best["tgs"] if c.best else None for c in found.cells}
+    names = [words.whole(length) for length in lengths]
+    grid = [[rate.get((length, world)) for world in worlds] for length in lengths]
+    drawn = heat(grid, names, "%{x} GPUs, %{y} tokens: %{z}", "TGS")
+    drawn["x"] = [words.whole(world) for world in worlds]
+    category = {"type": "category", "showgrid": False}
+    figure = Figure(
+        name="sweep-chart",
+        title="Tokens a GPU and second of the best strategy",
+        alt=f"Heat map of {len(lengths)} sequence lengths and {len(worlds)} world sizes.",
+        views=(
+            View(
+                label="All",
+                spec=spec(
+                    [drawn],
+                    height_of(len(lengths), 220, 40),
+                    xaxis=axis("GPUs", **category),
+                    yaxis=axis("tokens a sequence", **category),
+                ),
+            ),
+        ),
+        terms=("isp.tgs",),
+    )
+    rows = tuple(
+        (
+            Cell(text=f"{words.whole(c.seq_len)} tokens", sort=c.seq_len),
+            number(c.world_size, words.whole),
+            number(c.best["tgs"] if c.best else None, words.whole, c.why),
+            number(c.scaling, words.percent, c.why),
+            number(c.feasible, words.whole),
+        )
+        for c in found.cells
+    )
+    heads = columns(
+        "sequence",
+        ("GPUs", "isp.gpus"),
+        ("TGS", "isp.tgs"),
+        ("scaling", "isp.scaling"),
+        ("feasible", "isp.feasible"),
+    )
+    answered = sum(cell.best is not None for cell in found.cells)
+    return Page(
+        title="Parallel strategies",
+        source="a sweep",
+        headline=(f"{answered} of {len(found.cells)} questions have a strategy that fits.",),
+        facts=(),
+        sections=(
+            Section(
+                name="sweep",
+                title="How does it scale?",
+                lead=("A cell is the best strategy of one search.",),
+                blocks=(
+                    figure,
+                    Table(name="cells", caption="All searches", columns=heads, rows=rows),
+                ),
+            ),
+        ),
+    )

@@ -1,0 +1,156 @@
+"""The page of a run: what `fastcomm report` and `fastcomm metrics --html` write."""
+
+from collections.abc import Sequence
+
+from fastcomm.critical_path.ranks import Joined
+from fastcomm.critical_path.result import CriticalPath
+from fastcomm.metrics.result import Metrics
+from fastcomm.report.html import (
+    across,
+    breakdown,
+    overlap,
+    path,
+    ranks,
+    speed,
+    volume,
+    windows,
+    words,
+)
+from fastcomm.report.html.by_rank import ByRank
+from fastcomm.report.html.findings import findings
+from fastcomm.report.html.page import Page, Section, Table, columns, number, text
+from fastcomm.report.html.words import Fact, Words, plain
+from fastcomm.trace.run import ranges
+from fastcomm.trace.schema import TAGS
+from fastcomm.trace.trace import LACKS
+
+_NAMES = {
+    "DP": "data parallel",
+    "TP": "tensor parallel",
+    "PP": "pipeline parallel",
+    "EP": "expert parallel",
+    "CP": "context parallel",
+    "OTHER": "of unknown purpose",
+}
+
+
+def page(
+    found: Metrics,
+    paths: Sequence[str],
+    *,
+    critical: CriticalPath | None = None,
+    joined: Joined | None = None,
+    no_path: str = "",
+    data: Sequence[tuple[str, str]] = (),
+) -> Page:
+    """The page of a run; with a critical path where there is one, else with the reason."""
+    by_rank = ByRank.of(found)
+    why = lacking(found)
+    sections = [
+        breakdown.section(found, by_rank, why),
+        overlap.section(found, why),
+        speed.section(found),
+        volume.section(found),
+        windows.section(found, why),
+        ranks.section(found, by_rank, why),
+        across.section(found),
+    ]
+    if critical is not None:
+        sections.append(path.section(critical, joined))
+    sections.append(_evidence(found))
+    return Page(
+        title="Communication report",
+        source=" ".join(paths),
+        headline=headline(found, why),
+        facts=(*_about(found, why), *breakdown.facts(found, why)),
+        findings=findings(found, by_rank, paths),
+        sections=tuple(sections),
+        warnings=(*found.warnings, *_left_out(found), *([no_path] if no_path else [])),
+        data=tuple(data),
+    )
+
+
+def headline(found: Metrics, why: str) -> Words:
+    """The one sentence: how much of the step is exposed communication, of which parallelism."""
+    share = breakdown.exposed(found)
+    if share is None:
+        return (f"How much of a step is exposed communication is n/a: {why}.",)
+    if not share:
+        return ("No communication is exposed: compute hides all of it.",)
+    exact = found.breakdown.exact
+    worst = max(TAGS, key=lambda tag: exact[f"exposed_{tag}"] or 0.0)
+    part = (exact[f"exposed_{worst}"] or 0.0) / share
+    total = words.fact("exact.exposed", share, words.percent)
+    most = "all" if part == 1 else "most" if part > 1 / 2 else "the largest part"
+    return (total, f" of a step is exposed communication, {most} of it {_NAMES[worst]}.")
+
+
+def busiest(found: Metrics) -> int:
+    """The rank that computes the most, and so keeps others waiting; the first if none tells."""
+    by_rank = ByRank.of(found)
+    return int(by_rank.ranks[by_rank.by_compute[-1]]) if by_rank.known else found.ranks[0]
+
+
+def lacking(found: Metrics) -> str:
+    """Why times are not known, in words."""
+    said = [
+        LACKS[word].partition(":")[0] for word in ("times", "compute") if word in found.lacks
+    ]
+    return f"the input has {' and '.join(said)}" if said else "there is no iteration"
+
+
+def _about(found: Metrics, why: str) -> tuple[Fact, ...]:
+    count = len(found.ranks)
+    return (
+        words.fact("ranks", count, words.whole, label="rank" if count == 1 else "ranks"),
+        words.fact("iterations", found.iterations, words.whole, label="iterations", why=why),
+    )
+
+
+def _left_out(found: Metrics) -> list[str]:
+    if not found.failed:
+        return []
+    numbers = ranges(sorted(each.rank for each in found.failed if each.rank is not None))
+    first = found.failed[0]
+    return [
+        f"{words.many(len(found.failed), 'rank')} could not be read and is in no number here "
+        f"({numbers or 'of unknown number'}). The first: {plain((first.error,))}"
+    ]
+
+
+def _evidence(found: Metrics) -> Section:
+    rows = []
+    for row in found.tables["group_tags"].to_pylist():
+        fits = f" ({row['candidates']})" if row["candidates"] else ""
+        rows.append(
+            (
+                text(row["description"] or "undefined"),
+                number(row["size"], words.whole, "the trace does not say who is in the group"),
+                text(row["tag"]),
+                text(f"{row['tag_source']}{fits}"),
+                number(row["on_ranks"], words.whole),
+                number(row["events"], words.whole),
+            )
+        )
+    heads = columns("process group", ("ranks each", "groups.size"))
+    table = Table(
+        name="groups-table",
+        caption="Process groups, and where their tags come from",
+        columns=(
+            *heads,
+            *columns("tag"),
+            *columns("by"),
+            *columns("", ("on ranks", "groups.on_ranks"), ("events", "groups.events"))[1:],
+        ),
+        rows=tuple(rows),
+    )
+    how = ", ".join(found.found_by) or "no rule"
+    return Section(
+        name="evidence",
+        title="What do these numbers rest on?",
+        lead=(
+            f"Iterations were found by {how}; bytes are {found.bytes} bytes. The tags of "
+            "communication come from these process groups.",
+        ),
+        blocks=(table,) if rows else (),
+    )

@@ -1,0 +1,176 @@
+"""What a page consists of: sections of figures and tables, every number with its definition.
+
+A figure is what plotly.js takes: plain data, whose colours are names of the style sheet's
+properties ("var(--c-TP)"), so that light, dark and print are one document.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastcomm.report.html.words import NA, Fact, Words
+
+Spec = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table; `key` is that of its numbers' definition."""
+
+    label: str
+    key: str = ""
+    is_number: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What a cell shows, and what it is sorted by; None comes last."""
+
+    text: str
+    sort: float | str | None = None
+    why: str = ""  # it is unknown
+    share: float | None = None  # drawn as a bar behind the text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows that sort and filter."""
+
+    name: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    @property
+    def can_filter(self) -> bool:
+        """Whether there are more rows than one sees at a glance."""
+        return len(self.rows) > 12  # noqa: PLR2004
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One of several pictures in a figure's place."""
+
+    label: str
+    spec: Spec
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A chart, what it says in words, and its numbers as a table."""
+
+    name: str
+    title: str
+    alt: str
+    views: tuple[View, ...]
+    terms: tuple[str, ...] = ()  # keys of the definitions of what is drawn
+    note: str = ""
+    table: Table | None = None
+    legend: tuple[tuple[str, str], ...] = ()  # name and label, where the chart has none
+    choice: str = "View"  # what one chooses a view by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A chart that cannot be drawn, and why."""
+
+    title: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantiles:
+    """The rank at each percent of the order: what `page.js` shows when one moves the slider."""
+
+    name: str
+    title: str
+    note: str
+    rows: tuple[tuple[str, str], ...]  # label and key of each number
+    steps: tuple[tuple[str, tuple[str, ...]], ...]  # who, and its numbers; 101 of them
+
+
+Block = Figure | Table | Missing | Quantiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A question and what answers it."""
+
+    name: str
+    title: str
+    lead: Words
+    blocks: tuple[Block, ...] = ()
+    pitfall: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What matters, the evidence, and what to do next."""
+
+    title: Words
+    evidence: tuple[Fact, ...]
+    command: str
+    then: str  # what the command tells
+    cost_ns: float  # of a step, what is at stake
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """All of it."""
+
+    title: str
+    source: str
+    headline: Words
+    facts: tuple[Fact, ...]
+    sections: tuple[Section, ...]
+    findings: tuple[Finding, ...] = ()
+    warnings: tuple[str, ...] = ()
+    data: tuple[tuple[str, str], ...] = ()  # file beside the page, and what it has
+
+
+def text(value: object, label: str | None = None) -> Cell:
+    """A cell of words."""
+    shown = str(value) if label is None else label
+    return Cell(text=shown, sort=shown.lower())
+
+
+def number(value: float | None, words: Any, why: str = "", share: float | None = None) -> Cell:
+    """A cell of a number; n/a where that is unknown."""
+    if value is None:
+        return Cell(text=NA, why=why or "nothing in the input tells it")
+    return Cell(text=words(value), sort=float(value), share=share)
+
+
+def columns(first: str, *others: tuple[str, str]) -> tuple[Column, ...]:
+    """A column of words, then numbers: label and key of each."""
+    heads = (Column(label=label, key=key) for label, key in others)
+    return (Column(label=first, is_number=False), *heads)
+
+
+def used_keys(page: Page) -> set[str]:
+    """The keys of all definitions that the page refers to."""
+    keys = {fact.key for fact in page.facts}
+    keys |= _of_words(page.headline)
+    for finding in page.findings:
+        keys |= _of_words(finding.title) | {fact.key for fact in finding.evidence}
+    for section in page.sections:
+        keys |= _of_words(section.lead)
+        for block in section.blocks:
+            keys |= _of_block(block)
+    return keys
+
+
+def _of_words(words: Sequence[str | Fact]) -> set[str]:
+    return {part.key for part in words if isinstance(part, Fact)}
+
+
+def _of_block(block: Block) -> set[str]:
+    if isinstance(block, Figure):
+        of_table = _of_block(block.table) if block.table is not None else set()
+        return set(block.terms) | of_table
+    if isinstance(block, Table):
+        return {column.key for column in block.columns if column.key}
+    if isinstance(block, Quantiles):
+        return {key for _, key in block.rows}
+    return set()

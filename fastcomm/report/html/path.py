@@ -1,0 +1,267 @@
+"""The critical path: a strip of the step, its classes, its operations, who held it up."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.critical_path.ranks import Joined
+from fastcomm.critical_path.result import CriticalPath
+from fastcomm.report.critical_path import WORDS
+from fastcomm.report.html import words
+from fastcomm.report.html.by_rank import Floats
+from fastcomm.report.html.drawing import INK, axis, color, height_of, rounded, rows_axis, spec
+from fastcomm.report.html.page import (
+    Block,
+    Cell,
+    Figure,
+    Section,
+    Spec,
+    Table,
+    View,
+    columns,
+    number,
+    text,
+)
+
+_MS = 1e6
+_PIXELS = 1500  # pieces of a lane closer than that share of the step are drawn as one
+_MOST_RANKS = 24
+_MOST_NAMES = 40
+_TAGGED = "gpu_communication_bound"
+_LOOKS = {
+    "gpu_compute_bound": "compute",
+    _TAGGED: "OTHER",
+    "gpu_memory_bound": "memcpy",
+    "gpu_kernel_kernel_overhead": "gap",
+    "gpu_kernel_launch_overhead": "host",
+    "cpu_bound": "host",
+    "data_loading": "host",
+    "host_gap": "gap",
+    "sync_wait": "gap",
+    "": "gap",
+    "unexplained": "gap",
+}
+_LEAST_SHARE = 0.0005  # of the path; a class below that has no lane
+
+
+def section(path: CriticalPath, joined: Joined | None) -> Section:
+    """What sets the time of the step that was looked at."""
+    blocks: list[Block] = [_strip(path, joined), _classes(path), _names(path)]
+    if joined is not None:
+        blocks += [_ranks(joined)]
+    return Section(
+        name="path",
+        title="What sets the time of a step?",
+        lead=_lead(path, joined),
+        blocks=tuple(blocks),
+        pitfall="Work that is not on the path can become faster without any effect on the "
+        "step; what is on it cannot save more than its time there. "
+        + " ".join(_sentences(path)),
+    )
+
+
+def _sentences(path: CriticalPath) -> list[str]:
+    return [f"{note[0].upper()}{note[1:]}." for note in path.about.notes]
+
+
+def _lead(path: CriticalPath, joined: Joined | None) -> words.Words:
+    sums = path.summary_ns()
+    most = max(sums, key=lambda name: sums[name], default="")
+    total = sum(sums.values()) or 1
+    where = "through all ranks" if joined is not None else f"of rank {path.about.rank}"
+    said: words.Words = (
+        f"The critical path {where} takes ",
+        words.fact("path.length_ns", path.length_ns, words.ns),
+        f"; most of it is {WORDS.get(most, most)}: ",
+        words.fact("path.share", sums.get(most, 0) / total, words.percent),
+        ".",
+    )
+    if joined is None:
+        return said
+    crossings = words.fact("path.crossings", joined.crossings, words.whole)
+    return (*said, " It goes from rank to rank ", crossings, " times.")
+
+
+def _strip(path: CriticalPath, joined: Joined | None) -> Figure:
+    table = path.breakdown
+    classes = [name for name, share in _shares(path) if share >= _LEAST_SHARE]
+    own = np.array(table["bound_by"].to_pylist(), object)
+    lanes = [(WORDS.get(name, name), own == name) for name in classes]
+    views = [View(label="Kind of work", spec=_lanes(table, lanes))]
+    if joined is not None:
+        ranks = joined.breakdown["rank"].to_numpy()
+        on_path = joined.by_rank().sort_by([("on_path_ns", "descending")])["rank"].to_pylist()
+        chosen = sorted(on_path[:_MOST_RANKS])
+        note = "" if len(on_path) <= _MOST_RANKS else f"The {_MOST_RANKS} ranks longest on it."
+        by_rank = [(f"rank {rank}", ranks == rank) for rank in chosen]
+        views.append(View(label="Rank", spec=_lanes(table, by_rank), note=note))
+    spoken = ", ".join(
+        f"{WORDS.get(name, name)} {words.percent(share)}" for name, share in _shares(path)[:4]
+    )
+    return Figure(
+        name="path-strip",
+        title="The path from the first event of the step to the last",
+        alt=f"Strip of the step by kind of work: {spoken}.",
+        views=tuple(views),
+        terms=("path.time_ns", "path.length_ns"),
+        legend=tuple((look, _said(look)) for look in sorted(set(_look_of(table).tolist()))),
+        choice="Lanes by",
+        note="Communication has the colour of its parallelism. Pieces closer than "
+        f"1/{_PIXELS} of the step are drawn as one.",
+    )
+
+
+def _shares(path: CriticalPath) -> list[tuple[str, float]]:
+    sums = path.summary_ns()
+    total = sum(sums.values()) or 1
+    falling = sorted(sums.items(), key=lambda pair: (-pair[1], pair[0]))
+    return [(name, ns / total) for name, ns in falling if ns > 0]
+
+
+def _lanes(table: pa.Table, lanes: Sequence[tuple[str, np.ndarray]]) -> Spec:
+    """A row a lane; each look is one trace, so that the legend has each once."""
+    start, stop = (
+        table[name].to_numpy().astype(np.float64) for name in ("start_ns", "stop_ns")
+    )
+    begin = float(start.min()) if len(start) else 0.0
+    least = (float(stop.max()) - begin) / _PIXELS if len(stop) else 0.0
+    looks = _look_of(table)
+    bars: list[Spec] = []
+    for look in sorted(set(looks.tolist())):
+        pieces = [
+            (lane, *piece)
+            for lane, own in lanes
+            for piece in _merged(start, stop, own & (looks == look), least)
+        ]
+        if pieces:
+            bars.append(_bar(look, pieces, begin))
+    names = [lane for lane, _ in lanes]
+    return spec(
+        bars,
+        height_of(len(lanes), 190, 30),
+        barmode="overlay",
+        bargap=0.25,
+        xaxis=axis("ms from the start of the step", rangemode="tozero"),
+        yaxis=rows_axis(names),
+    )
+
+
+def _look_of(table: pa.Table) -> np.ndarray:
+    tags = table["tag"].to_pylist()
+    kinds = table["bound_by"].to_pylist()
+    return np.array(
+        [
+            (tag or "OTHER") if kind == _TAGGED else _LOOKS.get(kind, "gap")
+            for kind, tag in zip(kinds, tags, strict=True)
+        ],
+        object,
+    )
+
+
+def _merged(
+    start: Floats, stop: Floats, own: np.ndarray, least: float
+) -> list[tuple[float, float]]:
+    """Pieces of one lane, those that one could not tell apart as one."""
+    pieces: list[list[float]] = []
+    for a, b in sorted(zip(start[own].tolist(), stop[own].tolist(), strict=True)):
+        if b <= a:
+            continue
+        if pieces and a - pieces[-1][1] < least:
+            pieces[-1][1] = max(pieces[-1][1], b)
+        else:
+            pieces.append([a, b])
+    return [(a, b) for a, b in pieces]
+
+
+def _bar(look: str, pieces: list[tuple[str, float, float]], begin: float) -> Spec:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": look,
+        "y": [lane for lane, _, _ in pieces],
+        "base": [rounded((a - begin) / _MS, 6) for _, a, _ in pieces],
+        "x": [rounded((b - a) / _MS, 4) for _, a, b in pieces],
+        "text": [f"{words.ns(b - a)}, from {words.ns(a - begin)}" for _, a, b in pieces],
+        "textposition": "none",
+        "marker": {"color": color(look), "line": {"width": 0, "color": INK}},
+        "hovertemplate": f"{_said(look)} %{{text}}<extra>%{{y}}</extra>",
+    }
+
+
+def _said(look: str) -> str:
+    return {"gap": "gap", "host": "host", "memcpy": "copy", "compute": "compute"}.get(
+        look, f"{look} communication"
+    )
+
+
+def _classes(path: CriticalPath) -> Table:
+    tags = [
+        (f"device: communication, {tag}", ns)
+        for tag, ns in sorted(path.by_tag_ns().items(), key=lambda pair: -pair[1])
+    ]
+    sums = path.summary_ns()
+    total = sum(sums.values()) or 1
+    rows: list[tuple[Cell, ...]] = []
+    for name, _ in _shares(path):
+        rows.append(_class_row(WORDS.get(name, name), sums[name], total))
+        if name == _TAGGED:
+            rows += [_class_row(said, ns, total) for said, ns in tags]
+    return Table(
+        name="path-classes",
+        caption="Time on the path by what it is",
+        columns=columns("on the path", ("share", "path.share"), ("time", "path.time_ns")),
+        rows=tuple(rows),
+    )
+
+
+def _class_row(name: str, ns: int, total: int) -> tuple[Cell, ...]:
+    share = ns / total
+    return text(name), number(share, words.percent, share=share), number(ns, words.ns)
+
+
+def _names(path: CriticalPath) -> Table:
+    rows = tuple(
+        (
+            text(row["name"]),
+            text(row["kind"]),
+            number(row["edges"], words.whole),
+            number(row["self_ns"], words.ns),
+        )
+        for row in path.top("name", _MOST_NAMES).to_pylist()
+    )
+    heads = columns("own time on the path", ("kind", ""), ("edges", "path.edges"))
+    return Table(
+        name="path-names",
+        caption=f"The {len(rows)} names with most time of their own on the path",
+        columns=(*heads, *columns("", ("time", "path.self_ns"))[1:]),
+        rows=rows,
+    )
+
+
+def _ranks(joined: Joined) -> Table:
+    found = joined.by_rank().sort_by([("held_up_ns", "descending"), ("rank", "ascending")])
+    rows = tuple(
+        (
+            Cell(text=f"rank {row['rank']}", sort=row["rank"]),
+            number(row["on_path_ns"], words.ns),
+            number(row["wait_ns"], words.ns),
+            number(row["transfer_ns"], words.ns),
+            number(row["arrived_last"], words.whole),
+            number(row["held_up_ns"], words.ns),
+        )
+        for row in found.slice(0, 64).to_pylist()
+    )
+    return Table(
+        name="path-ranks",
+        caption="Who waits, and who holds others up",
+        columns=columns(
+            "rank",
+            ("on the path", "path.on_path_ns"),
+            ("waits", "path.wait_ns"),
+            ("transfers", "path.transfer_ns"),
+            ("came last", "path.arrived_last"),
+            ("held others up", "path.held_up_ns"),
+        ),
+        rows=rows,
+    )

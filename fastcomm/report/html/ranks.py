@@ -1,0 +1,208 @@
+"""Which ranks differ: a heat map of rank and iteration, the ends of the order, percents."""
+
+import numpy as np
+
+from fastcomm.metrics.result import Metrics
+from fastcomm.report.html import words
+from fastcomm.report.html.by_rank import MEASURES, ByRank, Floats, label, measured
+from fastcomm.report.html.drawing import ROOM_FOR_NUMBERS, axis, heat, height_of, spec
+from fastcomm.report.html.page import (
+    Block,
+    Cell,
+    Figure,
+    Missing,
+    Quantiles,
+    Section,
+    Spec,
+    Table,
+    View,
+    columns,
+    number,
+)
+
+_MS = 1e6
+_MOST_BINS = 96
+_ENDS = 24
+_ALL = 64  # ranks that a table lists one by one
+_PERCENTS = 100
+_KEYS = {
+    "time": "iteration.rank_ns",
+    "compute": "exact.compute",
+    "exposed": "exact.exposed",
+    "idle": "exact.idle",
+}
+# Of several ranks in a cell the one is shown that stands out: who computes most waits least.
+_OUTLIER = {"time": "largest", "compute": "largest", "exposed": "smallest", "idle": "smallest"}
+
+
+def section(found: Metrics, ranks: ByRank, why: str) -> Section:
+    """Heat map, table and quantiles of the ranks whose times are known."""
+    title = "Which ranks differ?"
+    if not len(ranks.ranks) or np.isnan(ranks.ns["time"]).all():
+        lead: words.Words = ("How ranks differ is n/a: ", why, ".")
+        missing = Missing(title="Ranks and iterations", why=why)
+        return Section(name="ranks", title=title, lead=lead, blocks=(missing,))
+    blocks: list[Block] = [_heat_map(found, ranks), _table(ranks, why)]
+    if ranks.known and len(ranks.ranks) > _ALL:
+        blocks.insert(1, _quantiles(ranks))
+    return Section(
+        name="ranks",
+        title=title,
+        lead=_lead(ranks),
+        blocks=tuple(blocks),
+        pitfall="Ranks that wait for each other take equally long, so iteration times hide who "
+        "is slow. The rank that holds the others up is the one that computes more, or waits "
+        "less, than its peers; ranks of another pipeline stage or other experts have "
+        "other work.",
+    )
+
+
+def _lead(ranks: ByRank) -> words.Words:
+    if not ranks.known:
+        slowest = int(np.nanargmax(ranks.ns["time"]))
+        return (
+            f"The slowest rank is {ranks.ranks[slowest]}: ",
+            words.fact("iteration.rank_ns", ranks.ns["time"][slowest], words.ns),
+            " an iteration.",
+        )
+    most, compute = ranks.by_compute[-1], ranks.ns["compute"]
+    middle = float(np.median(compute))
+    if len(compute) == 1 or not middle:
+        return ("Only one rank was read: there is nothing to compare it with.",)
+    return (
+        f"Rank {ranks.ranks[most]} computes the most: ",
+        words.fact("exact.compute", compute[most], words.ns),
+        " a step, ",
+        words.fact("iteration.above", compute[most] / middle - 1, words.signed_percent),
+        " beside the median of all ranks.",
+    )
+
+
+def _heat_map(found: Metrics, ranks: ByRank) -> Figure:
+    table = found.tables["iterations"].filter(
+        found.tables["iterations"]["iteration"].is_valid()
+    )
+    numbers, column = np.unique(table["iteration"].to_numpy(), return_inverse=True)
+    row = np.searchsorted(ranks.ranks, table["rank"].to_numpy())
+    views = []
+    for name, values in measured(table).items():
+        if name not in MEASURES or np.isnan(values).all():
+            continue
+        grid = np.full((len(ranks.ranks), len(numbers)), np.nan)
+        grid[row, column] = values
+        views.append(_view(name, grid, ranks.ranks, numbers))
+    views.sort(key=lambda view: view.label != MEASURES["compute"])
+    return Figure(
+        name="heat-map",
+        title="Every rank and iteration",
+        alt=f"Heat map of {len(ranks.ranks)} ranks and {len(numbers)} iterations; the table "
+        "below has the means of the ranks.",
+        views=tuple(views),
+        terms=tuple(_KEYS[name] for name in MEASURES if name in _KEYS),
+        choice="Colour by",
+    )
+
+
+def _view(name: str, grid: Floats, ranks: np.ndarray, numbers: np.ndarray) -> View:
+    extreme = np.fmax if _OUTLIER[name] == "largest" else np.fmin
+    down, across = (max(1, -(-each // _MOST_BINS)) for each in grid.shape)
+    small = extreme.reduceat(grid, np.arange(0, grid.shape[0], down), axis=0)
+    small = extreme.reduceat(small, np.arange(0, grid.shape[1], across), axis=1)
+    rule = ""
+    if down > 1 or across > 1:
+        rule = (
+            f"A cell is {words.many(down, 'rank')} and {words.many(across, 'iteration')}, and "
+            f"shows the {_OUTLIER[name]} of them."
+        )
+    return View(
+        label=MEASURES[name],
+        spec=_cells(small, _bins(ranks, down), _bins(numbers, across), MEASURES[name]),
+        note=rule,
+    )
+
+
+def _bins(numbers: np.ndarray, share: int) -> list[str]:
+    parts = [numbers[at : at + share].tolist() for at in range(0, len(numbers), share)]
+    return [str(p[0]) if len(p) == 1 else f"{p[0]}\u2013{p[-1]}" for p in parts]
+
+
+def _cells(grid: Floats, rows: list[str], names: list[str], what: str) -> Spec:
+    values = [[None if np.isnan(ns) else ns / _MS for ns in row] for row in grid.tolist()]
+    hover = f"rank %{{y}}, iteration %{{x}}<br>{what} %{{z}} ms"
+    drawn = heat(values, rows, hover, "ms") | {"x": names}
+    has_numbers = grid.size <= ROOM_FOR_NUMBERS
+    kind = {"type": "category", "showgrid": False, "nticks": 16}
+    height = height_of(len(rows), 240, 30) if has_numbers else 460
+    return spec(
+        [drawn],
+        height,
+        xaxis=axis("iteration", **kind),
+        yaxis=axis("rank", autorange="reversed", **kind),
+    )
+
+
+def _quantiles(ranks: ByRank) -> Quantiles:
+    """The rank at each percent from the least compute to the most."""
+    order = ranks.by_compute
+    names = [name for name in ranks.ns if name not in MEASURES and ranks.ns[name].any()]
+    shown = ["time", "compute", "exposed", "idle", *(n for n in names if "exposed" in n)]
+    steps = []
+    for percent in range(_PERCENTS + 1):
+        at = order[round(percent / _PERCENTS * (len(order) - 1))]
+        numbers = tuple(words.ns(ranks.ns[name][at]) for name in shown)
+        steps.append((f"rank {ranks.ranks[at]}", numbers))
+    return Quantiles(
+        name="quantiles",
+        title="The rank at each percent of the order",
+        note="Ranks in the order of their compute, from the least at 0 % to the most at 100 %; "
+        "means over a rank's iterations.",
+        rows=tuple((MEASURES.get(name, label(name)), _key(name)) for name in shown),
+        steps=tuple(steps),
+    )
+
+
+def _key(name: str) -> str:
+    return _KEYS.get(name, f"exact.{name}")
+
+
+def _table(ranks: ByRank, why: str) -> Table:
+    count = len(ranks.ranks)
+    order, caption = np.arange(count), "Ranks, means over their iterations"
+    if count > _ALL:
+        chosen = ranks.by_compute[::-1] if ranks.known else np.argsort(-ranks.ns["time"])
+        order = np.concatenate([chosen[:_ENDS], chosen[-_ENDS:]])
+        by = (
+            "compute the most and the least"
+            if ranks.known
+            else "are the slowest and the fastest"
+        )
+        caption = f"The {_ENDS} ranks each that {by}, of {words.whole(count)}"
+    middle = float(np.median(ranks.ns["compute"])) if ranks.known else 0.0
+
+    def cell(name: str, at: int) -> Cell:
+        ns = float(ranks.ns[name][at])
+        return number(None if np.isnan(ns) else ns, words.ns, why)
+
+    rows = []
+    for at in order.tolist():
+        above = ranks.ns["compute"][at] / middle - 1 if middle else None
+        rows.append(
+            (
+                Cell(text=f"rank {ranks.ranks[at]}", sort=int(ranks.ranks[at])),
+                *(cell(name, at) for name in ("time", "compute", "exposed", "idle")),
+                number(above, words.signed_percent, why),
+            )
+        )
+    return Table(
+        name="ranks-table",
+        caption=caption,
+        columns=columns(
+            "rank",
+            ("iteration", "iteration.rank_ns"),
+            ("compute", "exact.compute"),
+            ("exposed", "exact.exposed"),
+            ("idle", "exact.idle"),
+            ("compute beside the median", "iteration.above"),
+        ),
+        rows=tuple(rows),
+    )

@@ -1,0 +1,178 @@
+"""The page of `fastcomm replay`: a step of a trial beside what was measured."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from fastcomm.replay.replayer import Replayed
+from fastcomm.replay.session import Session
+from fastcomm.replay.what_if import Removed
+from fastcomm.report.html import words
+from fastcomm.report.html.drawing import axis, bars, heat, height_of, shown, spec
+from fastcomm.report.html.page import (
+    Block,
+    Cell,
+    Figure,
+    Page,
+    Section,
+    Table,
+    View,
+    columns,
+    number,
+    text,
+)
+
+_MS = 1e6
+_MOST_RANKS = 96
+_MOST_ROWS = 200
+_MOST_BARS = 16
+
+
+def page(
+    found: Session,
+    source: str,
+    changed: Replayed | None = None,
+    removed: Sequence[Removed] | None = None,
+) -> Page:
+    """The replayed step, its ranks and its critical path, and what was asked of it."""
+    replayed = found.replayed
+    facts = [
+        words.fact("replay.step_ns", replayed.mean_ns, words.ns, label="replayed"),
+        words.fact("replay.measured_ns", found.measured.time_ns, words.ns, label="measured"),
+        words.fact("replay.error", found.error, words.signed_percent, label="error"),
+    ]
+    if changed is not None:
+        facts.append(
+            words.fact("replay.what_if_ns", changed.mean_ns, words.ns, label="what if")
+        )
+    sections = [_ranks(found, changed), _path(found)]
+    if removed:
+        sections.insert(1, _bottlenecks(removed))
+    return Page(
+        title="Replay",
+        source=source,
+        headline=(
+            "A step replays in ",
+            words.fact("replay.step_ns", replayed.mean_ns, words.ns),
+            ", ",
+            words.fact("replay.error", found.error, words.signed_percent),
+            " beside the measured.",
+        ),
+        facts=tuple(facts),
+        sections=tuple(sections),
+    )
+
+
+def _ranks(found: Session, changed: Replayed | None) -> Section:
+    why = "the rank was not measured"
+    after = {} if changed is None else changed.by_pid()
+    heads = [("replayed", "replay.step_ns"), ("error", "replay.error")]
+    heads += [("what if", "replay.what_if_ns")] if changed is not None else []
+    rows = []
+    for pid, end in found.replayed.by_pid().items():
+        row: list[Cell] = [
+            text(pid or "all"),
+            number(end, words.ns),
+            number(found.error_of(pid), words.signed_percent, why),
+        ]
+        row += [number(after[pid], words.ns)] if changed is not None else []
+        rows.append(tuple(row))
+    table = Table(
+        name="ranks-table", caption="Ranks", columns=columns("rank", *heads), rows=tuple(rows)
+    )
+    return Section(
+        name="ranks",
+        title="What does each rank do?",
+        lead=(f"{words.many(len(rows), 'rank')} were replayed on their devices.",),
+        blocks=(_heat_map(found.replayed), table),
+        pitfall="The replay starts an operation as soon as its dependencies and its device "
+        "allow; the gaps that were measured between operations are kept.",
+    )
+
+
+def _heat_map(replayed: Replayed) -> Figure:
+    """Time of a rank by kind of operation, in all replayed steps."""
+    made = replayed.replayer
+    sums: dict[tuple[int, str], float] = defaultdict(float)
+    rows = zip(made.pid.tolist(), made.categories, replayed.duration.tolist(), strict=True)
+    for pid, kind, ns in rows:
+        sums[pid, kind] += ns
+    kinds = sorted({kind for _, kind in sums}, key=lambda kind: -_of_kind(sums, kind))
+    pids = sorted({pid for pid, _ in sums})[:_MOST_RANKS]
+    grid = [[sums.get((pid, kind), 0.0) / _MS for kind in kinds] for pid in pids]
+    names = [shown(made.pids[pid] or "all") for pid in pids]
+    drawn = heat(grid, names, "%{y}, %{x}: %{z} ms", "ms")
+    drawn["x"] = [shown(kind) for kind in kinds]
+    category = {"type": "category", "showgrid": False}
+    return Figure(
+        name="replay-heat",
+        title="Time of each rank by kind of operation",
+        alt=f"Heat map of {len(names)} ranks and {len(kinds)} kinds of operations.",
+        views=(
+            View(
+                label="All",
+                spec=spec(
+                    [drawn],
+                    height_of(len(names), 220, 30),
+                    xaxis=axis("", **category),
+                    yaxis=axis("", autorange="reversed", **category),
+                ),
+                note=f"The first {_MOST_RANKS} ranks." if len(pids) == _MOST_RANKS else "",
+            ),
+        ),
+        terms=("replay.step_ns",),
+    )
+
+
+def _of_kind(sums: dict[tuple[int, str], float], kind: str) -> float:
+    return sum(ns for (_, each), ns in sums.items() if each == kind)
+
+
+def _path(found: Session) -> Section:
+    nodes = found.replayed.replayer.graph.nodes
+    pairs = sorted(zip(found.path.cost, found.path.nodes, strict=True), reverse=True)
+    rows = tuple(
+        (text(nodes[node]), number(cost, words.ns)) for cost, node in pairs[:_MOST_ROWS]
+    )
+    heads = columns("operation", ("on the path", "replay.cost_ns"))
+    table = Table(name="path-table", caption="The critical path", columns=heads, rows=rows)
+    return Section(
+        name="path",
+        title="What sets the time of the step?",
+        lead=(
+            "The critical path of ",
+            words.fact("path.length_ns", found.path.length_ns, words.ns),
+            f" has {words.many(len(pairs), 'operation')}.",
+        ),
+        blocks=(table,),
+    )
+
+
+def _bottlenecks(removed: Sequence[Removed]) -> Section:
+    top = removed[:_MOST_BARS]
+    drawn = bars(
+        [each.node for each in top],
+        [each.saved_ns / _MS for each in top],
+        [words.ns(each.saved_ns) for each in top],
+        "ms that a step is shorter by",
+        looks="TP",
+    )
+    rows = tuple((text(each.node), number(each.saved_ns, words.ns)) for each in removed)
+    heads = columns("if it took no time", ("shorter by", "replay.saved_ns"))
+    blocks: tuple[Block, ...] = (
+        Figure(
+            name="bottlenecks-chart",
+            title="What a step gains without each operation",
+            alt=f"Bars of the {len(top)} operations whose absence saves the most.",
+            views=(View(label="All", spec=drawn),),
+            terms=("replay.saved_ns",),
+            table=Table(
+                name="bottlenecks", caption="All of the path", columns=heads, rows=rows
+            ),
+        ),
+    )
+    return Section(
+        name="bottlenecks-section",
+        title="Which operation would help the most?",
+        lead=("The step was replayed without each operation of its critical path in turn.",),
+        blocks=blocks,
+    )

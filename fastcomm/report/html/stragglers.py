@@ -1,0 +1,209 @@
+"""The page of `fastcomm stragglers`: who holds a job up, by worker, stage and operation."""
+
+import numpy as np
+
+from fastcomm.replay.stragglers import Stragglers
+from fastcomm.report.html import words
+from fastcomm.report.html.drawing import (
+    ACCENT,
+    LEGEND,
+    MUTED,
+    axis,
+    bars,
+    heat,
+    height_of,
+    rounded,
+    spec,
+)
+from fastcomm.report.html.page import (
+    Block,
+    Figure,
+    Missing,
+    Page,
+    Section,
+    Table,
+    View,
+    columns,
+    number,
+    text,
+)
+from fastcomm.report.html.words import Fact
+
+_MS = 1e6
+_MOST_ROWS = 96
+_MOST_BARS = 24
+_KINDS = (("dp_rank", "Data rank"), ("stage", "Stage"), ("optype", "Operation"))
+_LITTLE = "the slowdown is under --threshold: too little to ask who brings it"
+
+
+def page(found: Stragglers, source: str) -> Page:
+    """All of the analysis of one table."""
+    return Page(
+        title="Stragglers",
+        source=source,
+        headline=(
+            "A step takes ",
+            words.fact("stragglers.slowdown", found.slowdown, words.times),
+            " the time of one without stragglers.",
+        ),
+        facts=_facts(found),
+        sections=(_workers(found), _parts(found), _steps(found)),
+        warnings=found.table.warnings,
+    )
+
+
+def _facts(found: Stragglers) -> tuple[Fact, ...]:
+    worst = None if found.worst is None else found.worst.rem
+    means = (float(each.mean()) for each in (found.nodelay.whole, found.ideal.whole))
+    step, ideal = means
+    launch = found.launch_slowdown - 1
+    return (
+        words.fact("stragglers.step_ns", step, words.ns, label="a step"),
+        words.fact("stragglers.ideal_ns", ideal, words.ns, label="an ideal step"),
+        words.fact("stragglers.launch", launch, words.percent, label="launch delays"),
+        words.fact(
+            "stragglers.last_stage",
+            found.last_stage.rem,
+            words.percent,
+            label="from the last stage",
+            why="there is no slowdown",
+        ),
+        words.fact(
+            "stragglers.worst", worst, words.percent, label="from the worst ranks", why=_LITTLE
+        ),
+    )
+
+
+def _workers(found: Stragglers) -> Section:
+    title = "Which workers are slow?"
+    workers = found.workers
+    if workers is None:
+        missing = Missing(title="Workers", why=_LITTLE)
+        lead: words.Words = ("Which workers are slow is n/a: ", _LITTLE, ".")
+        return Section(name="workers", title=title, lead=lead, blocks=(missing,))
+    down = max(1, -(-len(workers) // _MOST_ROWS))
+    grid = np.maximum.reduceat(workers, np.arange(0, len(workers), down), axis=0)
+    firsts = range(0, len(workers), down)
+    names = [f"data rank {a}" if down == 1 else f"from {a}" for a in firsts]
+    drawn = heat(grid.tolist(), names, "%{y}, %{x}: %{z}", "×")
+    drawn["x"] = [f"stage {stage}" for stage in range(grid.shape[1])]
+    category = {"type": "category", "showgrid": False}
+    figure = Figure(
+        name="workers-chart",
+        title="Slowdown of each worker",
+        alt=f"Heat map of {len(workers)} data ranks and {grid.shape[1]} stages.",
+        views=(
+            View(
+                label="All",
+                spec=spec(
+                    [drawn],
+                    min(560, height_of(len(names), 200)),
+                    xaxis=axis("", **category),
+                    yaxis=axis("", autorange="reversed", nticks=24, **category),
+                ),
+                note=f"A cell shows the largest of {down} data ranks." if down > 1 else "",
+            ),
+        ),
+        terms=("stragglers.worker",),
+    )
+    ranks = ", ".join(map(str, found.worst_ranks))
+    return Section(
+        name="workers",
+        title=title,
+        lead=(f"The worst are the ranks {ranks}.",),
+        blocks=(figure,),
+        pitfall="The smaller of two slowdowns, that of the data rank and that of the stage: a "
+        "worker is bright only where both are slow.",
+    )
+
+
+def _parts(found: Stragglers) -> Section:
+    title = "What brings the slowdown?"
+    if found.blocking is None:
+        missing = Missing(title="By data rank, stage and operation", why=_LITTLE)
+        return Section(name="parts", title=title, lead=(_LITTLE, "."), blocks=(missing,))
+    tables: list[Block] = []
+    views = []
+    for kind, name in _KINDS:
+        mean = dict(found.blocking[kind].mean)
+        top = list(mean.items())[:_MOST_BARS]
+        drawn = bars(
+            [key if kind == "optype" else f"{name.lower()} {key}" for key, _ in top],
+            [value - 1 for _, value in top],
+            [words.times(value) for _, value in top],
+            "slowdown that it alone brings, above 1",
+            looks="TP",
+        )
+        views.append(View(label=name, spec=drawn))
+        rows = tuple((text(key), number(value, words.times)) for key, value in mean.items())
+        heads = columns(name.lower(), ("slowdown it alone brings", "stragglers.alone"))
+        tables.append(
+            Table(name=f"{kind}-table", caption=f"By {name.lower()}", columns=heads, rows=rows)
+        )
+    first, value = next(iter(found.blocking["optype"].mean.items()))
+    figure = Figure(
+        name="parts-chart",
+        title="Slowdown that each alone brings",
+        alt="Bars of the slowdown by data rank, stage or operation; the tables have all.",
+        views=tuple(views),
+        terms=("stragglers.alone",),
+        choice="By",
+    )
+    return Section(
+        name="parts",
+        title=title,
+        lead=(
+            f"Of all operations {first} brings the most: ",
+            words.fact("stragglers.alone", value, words.times),
+            " alone.",
+        ),
+        blocks=(figure, *tables),
+    )
+
+
+def _steps(found: Stragglers) -> Section:
+    lines = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": name,
+            "x": list(found.chosen),
+            "y": [rounded(float(value) / _MS, 6) for value in values],
+            "line": {"width": 2.25, "color": color, "dash": dash},
+            "hovertemplate": f"step %{{x}}, {name}: %{{y:.2f}} ms<extra></extra>",
+        }
+        for name, values, color, dash in (
+            ("recorded", found.base, MUTED, "dot"),
+            ("as measured", found.nodelay.whole, "var(--c-TP)", "solid"),
+            ("ideal", found.ideal.whole, ACCENT, "dash"),
+        )
+    ]
+    legend = {**LEGEND, "font": {"size": 12, "color": MUTED}}
+    drawn = spec(
+        lines, 320, showlegend=True, legend=legend, xaxis=axis("step"), yaxis=axis("ms")
+    )
+    pairs = zip(
+        found.chosen, found.nodelay.whole.tolist(), found.ideal.whole.tolist(), strict=True
+    )
+    rows = tuple(
+        (text(step, str(step)), number(ns, words.ns), number(ideal, words.ns))
+        for step, ns, ideal in pairs
+    )
+    heads = columns(
+        "step", ("as measured", "stragglers.step_ns"), ("ideal", "stragglers.ideal_ns")
+    )
+    return Section(
+        name="steps",
+        title="Is it every step?",
+        lead=(f"{words.many(len(found.chosen), 'step')} were replayed.",),
+        blocks=(
+            Figure(
+                name="steps-chart",
+                title="Time of each step",
+                alt="Lines of the recorded, the replayed and the ideal time of each step.",
+                views=(View(label="All", spec=drawn),),
+                terms=("stragglers.step_ns", "stragglers.ideal_ns"),
+                table=Table(name="steps-table", caption="Steps", columns=heads, rows=rows),
+            ),
+        ),
+    )

@@ -1,0 +1,134 @@
+"""A page as tests see it: elements with attributes and texts; runs to show."""
+
+import json
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.metrics.partial import Partial, merge
+
+VOID = {"meta", "link", "input", "br"}
+
+
+@dataclass
+class Element:
+    tag: str
+    attrs: dict
+    parent: "Element | None" = None
+    children: list = field(default_factory=list)
+
+    def all(self, tag=None, **attrs):
+        for child in self.children:
+            if isinstance(child, str):
+                continue
+            wanted = {key.rstrip("_").replace("_", "-"): value for key, value in attrs.items()}
+            if tag in (None, child.tag) and all(
+                value in (child.attrs.get(key) or "").split()
+                if key == "class"
+                else key in child.attrs and value in (..., child.attrs[key])
+                for key, value in wanted.items()
+            ):
+                yield child
+            yield from child.all(tag, **attrs)
+
+    @property
+    def text(self):
+        return "".join(
+            child if isinstance(child, str) else child.text for child in self.children
+        )
+
+    def inside(self, tag):
+        return self.tag == tag or (self.parent is not None and self.parent.inside(tag))
+
+
+class _Builder(HTMLParser):
+    def __init__(self):
+        super().__init__(convert_charrefs=True)
+        self.root = self.here = Element("", {})
+
+    def handle_starttag(self, tag, attrs):
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), (tag, names)
+        made = Element(tag, dict(attrs), self.here)
+        self.here.children.append(made)
+        if tag not in VOID:
+            self.here = made
+
+    def handle_endtag(self, tag):
+        assert self.here.tag == tag, f"</{tag}> closes <{self.here.tag}>"
+        self.here = self.here.parent
+
+    def handle_data(self, data):
+        self.here.children.append(data)
+
+
+def parsed(text):
+    """The document as a tree; an element that is closed by another fails."""
+    builder = _Builder()
+    builder.feed(text)
+    builder.close()
+    assert builder.here is builder.root
+    return builder.root
+
+
+def without_scripts(text):
+    """The document without plotly.js, which takes long to parse."""
+    end = text.index("<script>")
+    return text[:end] + "</body></html>"
+
+
+def specs(tree):
+    """Every chart's views, as plotly.js takes them."""
+    found = {}
+    for script in tree.all("script", type="application/json"):
+        found[script.attrs["id"].removeprefix("spec-")] = json.loads(script.text)
+    return found
+
+
+SLOW = (1234, 2047)
+_EVERY = 24  # of the events one: what the page shows of them are sums
+
+
+def many_ranks(parts, times):
+    """A partial of `times` as many ranks: the same again and again, but two are slow."""
+    one = merge(parts)
+    count = len(one.notes)
+    rng = np.random.default_rng(0)
+    return Partial(
+        notes=tuple(
+            replace(note, rank=note.rank + count * k)
+            for k in range(times)
+            for note in one.notes
+        ),
+        iterations=_slowed(_again(one.iterations, times, count), rng),
+        events=_again(_thinned(one.events), times, count),
+        windows=_again(_thinned(one.windows), times, count),
+        groups=_again(one.groups, times, count),
+    )
+
+
+def _thinned(table):
+    return table.take(pa.array(np.arange(0, table.num_rows, _EVERY)))
+
+
+def _again(table, times, count):
+    """The rows so many times, each with the next ranks."""
+    rank = table["rank"].to_numpy()
+    ranks = (rank + count * np.arange(times)[:, None]).ravel()
+    place = table.column_names.index("rank")
+    whole = pa.concat_tables([table] * times).combine_chunks()
+    return whole.set_column(place, "rank", pa.array(ranks))
+
+
+def _slowed(table, rng):
+    """Compute that differs a little, and of two ranks a lot; idle time makes up for it."""
+    compute, idle = (table[f"exact_{name}_ns"].to_numpy() for name in ("compute", "idle"))
+    is_slow = np.isin(table["rank"].to_numpy(), SLOW)
+    more = compute * (0.003 * rng.standard_normal(len(compute)) + 0.05 * is_slow)
+    more = np.minimum(more.astype(np.int64), idle)
+    for name, values in (("compute", compute + more), ("idle", idle - more)):
+        place = table.column_names.index(f"exact_{name}_ns")
+        table = table.set_column(place, f"exact_{name}_ns", pa.array(values))
+    return table

@@ -1,0 +1,199 @@
+"""The page in a real browser: Chromium without a window, from the distribution's packages."""
+
+import shutil
+import time
+from dataclasses import replace
+
+import pytest
+from html_page import many_ranks
+
+import fastcomm
+from fastcomm.inert import inert
+from fastcomm.metrics.partial import Partial, merge
+from fastcomm.metrics.result import answer
+from fastcomm.report.html import measured
+from fastcomm.report.html.render import html
+from fastcomm.synthetic import Job, write
+
+pytestmark = pytest.mark.compiled
+HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u2028'\"`"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on the PATH: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        # A container's root has no namespace for Chromium's own sandbox.
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+    write(Job.of(ranks=8, steps=2, layers=2, micro_batches=2), folder)
+    run = fastcomm.open_run(folder)
+    return [Partial.of(run.read(rank)) for rank in run.ranks]
+
+
+@pytest.fixture(scope="module")
+def small(parts, tmp_path_factory):
+    """The page of eight ranks, one of whose groups has a hostile name."""
+    groups = parts[0].groups
+    place = groups.column_names.index("description")
+    odd = groups.set_column(place, "description", [[HOSTILE] * groups.num_rows])
+    notes = tuple(replace(note, warnings=(HOSTILE,)) for note in parts[0].notes)
+    changed = [replace(parts[0], groups=odd, notes=notes), *parts[1:]]
+    found = answer(merge(changed), byte_kind="payload", link=50e9)
+    path = tmp_path_factory.mktemp("page") / "small.html"
+    path.write_text(html(measured.page(found, [HOSTILE])), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def big(parts, tmp_path_factory):
+    found = answer(many_ranks(parts, 512), byte_kind="payload", link=50e9)
+    path = tmp_path_factory.mktemp("page") / "big.html"
+    path.write_text(html(measured.page(found, ["4096 ranks"])), "utf-8")
+    return path
+
+
+class Opened:
+    """A page that is open, what its console said, and what it asked for."""
+
+    def __init__(self, browser, path):
+        self.page = browser.new_page(reduced_motion="reduce")
+        self.said, self.asked = [], []
+        self.page.on("console", lambda line: self.said.append(line.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        start = time.perf_counter()
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-ready]", state="attached")
+        self.seconds = time.perf_counter() - start
+        self.page.wait_for_selector("html[data-drawn]", state="attached")
+
+    def style(self, where, name):
+        return self.page.locator(where).first.evaluate(f"each => getComputedStyle(each).{name}")
+
+
+@pytest.fixture(scope="module")
+def opened(browser, small):
+    return Opened(browser, small)
+
+
+@pytest.fixture(scope="module")
+def crowd(browser, big):
+    return Opened(browser, big)
+
+
+def test_it_opens_without_a_word_and_asks_for_nothing(opened, small):
+    assert opened.said == []
+    assert [url for url in opened.asked if not url.startswith("data:")] == [small.as_uri()]
+    assert opened.seconds < 15  # of a loaded machine: alone it is a second
+
+
+def test_every_chart_is_drawn(opened):
+    page = opened.page
+    charts = page.locator(".chart")
+    assert charts.count() >= 7
+    assert page.locator(".chart .main-svg").count() >= charts.count()
+    assert page.locator("#breakdown .bars .point path").count() >= 5
+    assert page.locator("#heat-map .heatmaplayer image").count() >= 1
+    assert page.evaluate("document.documentElement.dataset.drawn") == str(charts.count())
+
+
+def test_hostile_names_do_nothing(opened):
+    assert opened.page.evaluate("window.hit") is None
+    assert opened.page.locator("img").count() == 0
+    assert inert(HOSTILE) in opened.page.locator("#groups-table tbody th").all_text_contents()
+
+
+def test_a_click_on_a_head_sorts(opened):
+    table = opened.page.locator("#ranks-table")
+    head = table.locator("thead button", has_text="compute").first
+    head.click()
+    values = [
+        float(cell.get_attribute("data-sort"))
+        for cell in table.locator("tbody tr td:nth-child(3)").all()
+    ]
+    assert values == sorted(values, reverse=True)
+    assert table.locator("tbody tr th").first.text_content() == "rank 5"
+    assert head.locator("..").get_attribute("aria-sort") == "descending"
+    head.press("Enter")
+    assert head.locator("..").get_attribute("aria-sort") == "ascending"
+    assert table.locator("tbody tr th").last.text_content() == "rank 5"
+
+
+def test_focus_and_hover_show_what_a_number_means(opened):
+    page, tip = opened.page, opened.page.locator("#tip")
+    page.locator("h1 .num").focus()
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Tab")
+    assert "Exposed communication" in tip.text_content()
+    page.keyboard.press("Escape")
+    assert tip.is_hidden()
+    cell = page.locator("#volume-table tbody td").first
+    cell.scroll_into_view_if_needed()
+    page.evaluate("new Promise(next => requestAnimationFrame(() => setTimeout(next, 50)))")
+    cell.hover()
+    page.wait_for_selector("#tip:not([hidden])", timeout=10_000)
+    assert "how many events" in tip.text_content()
+
+
+def test_another_view_is_another_picture(opened):
+    page = opened.page
+    page.locator("#breakdown .views label", has_text="Ranks").click()
+    page.wait_for_selector("#breakdown .ytick >> text=rank 5")
+    assert page.locator("#breakdown .ytick").count() == 8
+
+
+def test_dark_is_dark_and_so_are_the_charts(opened):
+    opened.page.emulate_media(color_scheme="dark")
+    assert opened.style("body", "backgroundColor") == "rgb(17, 22, 28)"
+    opened.page.wait_for_selector(".chart .xtick text[style*='rgb(163, 175, 187)']")
+
+
+def test_it_prints_light_and_open_even_if_it_is_dark(opened):
+    page = opened.page
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert opened.style("body", "backgroundColor") == "rgb(255, 255, 255)"
+    page.wait_for_selector(".chart .xtick text[style*='rgb(85, 97, 110)']")
+    assert page.locator("details:not([open])").count() == 0
+    assert page.locator("nav").is_hidden()
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    page.emulate_media(media="screen", color_scheme="light")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+
+
+def test_a_narrow_screen_needs_no_scrolling_sideways(opened):
+    opened.page.set_viewport_size({"width": 360, "height": 800})
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert opened.said == []
+
+
+def test_thousands_of_ranks_open_as_fast(crowd, big):
+    assert crowd.said == []
+    assert big.stat().st_size < 8_000_000
+    assert crowd.seconds < 15
+
+
+def test_the_slider_goes_through_the_ranks(crowd):
+    slider = crowd.page.locator("#quantiles input")
+    output = crowd.page.locator("#quantiles output")
+    slider.fill("100")
+    assert output.text_content() in ("100 % rank 1234", "100 % rank 2047")
+    slider.press("ArrowLeft")
+    assert output.text_content().startswith("99 %")
+
+
+def test_words_filter_the_rows(crowd):
+    table = crowd.page.locator("#ranks-table")
+    table.locator("input").fill("rank 1234")
+    assert table.locator("tbody tr:visible th").all_text_contents() == ["rank 1234"]
+    assert table.locator("output").text_content() == "1 of 48 rows"
