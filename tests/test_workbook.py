@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from fastcomm.errors import FastcommError
-from fastcomm.report import workbook
+from fastcomm.report import files, workbook
 
 TABLE = pa.table(
     {
@@ -53,9 +53,14 @@ def test_what_does_not_fit_is_an_error_and_leaves_nothing(tmp_path):
     with pytest.raises(FastcommError, match=r"long has 1048576 rows, a sheet holds 1048575"):
         workbook.write({"long": long}, tmp_path / "a.xlsx")
     assert not list(tmp_path.iterdir())
-    (tmp_path / "file").touch()
-    with pytest.raises(FastcommError, match="File exists"):
-        workbook.write({"one": TABLE}, tmp_path / "file/a.xlsx")
+
+
+def test_a_folder_gets_a_workbook_of_all_tables_beside_them(tmp_path):
+    paths = files.write_tables(tmp_path / "out", {"a.json": "{}"}, {"one": TABLE}, "book")
+    names = ["a.json", "one.parquet", "one.csv", "book.xlsx"]
+    assert [path.name for path in paths] == names
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
+    assert rows(tmp_path / "out/book.xlsx", "one")[0] == TABLE.column_names
 
 
 def test_without_the_extra_the_error_says_how_to_get_it(tmp_path, monkeypatch):

@@ -191,9 +191,7 @@ def _show(
     from fastcomm.report import critical_path as report
 
     if output is not None:
-        report.write(found, output)
-        if data is not None:
-            report.write_tables(output, {}, {"operators": data.operators})
+        report.write(found, output, None if data is None else data.operators)
     if not as_json:
         report.show(found)
         if data is not None:

@@ -2,13 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 from rich.markup import escape
 from rich.table import Table
 
@@ -60,16 +57,18 @@ def json_text(found: Comparison, holding: Sequence[str]) -> str:
     return json.dumps(to_dict(found, holding), indent=2, allow_nan=False)
 
 
-def write(found: Comparison, holding: Sequence[str], folder: Path) -> None:
-    """Write compare.json, and parts and values as CSV and Parquet."""
+def write(
+    found: Comparison, holding: Sequence[str], folder: str | Path, *, xlsx: bool = False
+) -> list[Path]:
+    """Write compare.json, and parts and values as CSV and Parquet; give their paths."""
     whole = to_dict(found, holding)
-    writers: dict[str, files.Writer] = {"compare.json": files.text(json_text(found, holding))}
     parts = [{**part, "reasons": " ".join(part["reasons"])} for part in whole["parts"]]
-    for name, rows, schema in (("parts", parts, _PARTS), ("values", whole["values"], _VALUES)):
-        table = pa.Table.from_pylist(rows, schema=schema)
-        writers[f"{name}.parquet"] = partial(pq.write_table, table)
-        writers[f"{name}.csv"] = partial(pa_csv.write_csv, table)
-    files.write(folder, writers)
+    tables = {
+        "parts": pa.Table.from_pylist(parts, schema=_PARTS),
+        "values": pa.Table.from_pylist(whole["values"], schema=_VALUES),
+    }
+    texts = {"compare.json": json_text(found, holding)}
+    return files.write_tables(folder, texts, tables, "compare" if xlsx else None)
 
 
 _FLOATS = pa.float64()

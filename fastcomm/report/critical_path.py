@@ -2,11 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,7 +14,7 @@ from fastcomm.critical_path.document import document, joined_document
 from fastcomm.critical_path.joining import RunEvents
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.report import csv, files
+from fastcomm.report import files
 from fastcomm.report.console import plain_console
 from fastcomm.units import format_ns
 
@@ -168,14 +166,23 @@ def table(first: str, *others: str) -> Table:
     return shown
 
 
-def write(found: CriticalPath, folder: str | Path) -> list[Path]:
-    """Write critical_path.json and the breakdown as CSV and Parquet; their paths."""
+def write(
+    found: CriticalPath,
+    folder: str | Path,
+    operators: pa.Table | None = None,
+    *,
+    xlsx: bool = False,
+) -> list[Path]:
+    """Write critical_path.json and the breakdown as CSV and Parquet; their paths.
+
+    `operators` are the waits of operators for data, a table more.
+    """
     text = json.dumps(document(found), indent=2, allow_nan=False)
-    tables = {"critical_path": found.breakdown}
-    return write_tables(folder, {"critical_path.json": text}, tables)
+    more = {} if operators is None else {"operators": operators}
+    return _write(folder, text, {"critical_path": found.breakdown, **more}, xlsx=xlsx)
 
 
-def write_joined(found: Joined, folder: str | Path) -> list[Path]:
+def write_joined(found: Joined, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write critical_path.json, the breakdown with ranks, the ranks and the collectives."""
     text = json.dumps(joined_document(found), indent=2, allow_nan=False)
     tables = {
@@ -184,15 +191,11 @@ def write_joined(found: Joined, folder: str | Path) -> list[Path]:
         "hold_ups": found.hold_ups(),
         "collectives": found.collectives,
     }
-    return write_tables(folder, {"critical_path.json": text}, tables)
+    return _write(folder, text, tables, xlsx=xlsx)
 
 
-def write_tables(
-    folder: str | Path, texts: Mapping[str, str], tables: Mapping[str, pa.Table]
+def _write(
+    folder: str | Path, text: str, tables: Mapping[str, pa.Table], *, xlsx: bool
 ) -> list[Path]:
-    """Write texts, and every table as CSV and Parquet; each is renamed when it is whole."""
-    writers = {name: files.text(content) for name, content in texts.items()}
-    for name, content in tables.items():
-        writers[f"{name}.parquet"] = partial(pq.write_table, content)
-        writers[f"{name}.csv"] = partial(csv.write, content)
-    return files.write(folder, writers)
+    book = "critical_path" if xlsx else None
+    return files.write_tables(folder, {"critical_path.json": text}, tables, book)

@@ -4,9 +4,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from fastcomm.aside import aside
 from fastcomm.errors import FastcommError
 from fastcomm.remote import refuse_output
+from fastcomm.report import csv, workbook
 
 Writer = Callable[[Path], object]
 
@@ -23,6 +27,22 @@ def write(folder: str | Path, writers: Mapping[str, Writer]) -> list[Path]:
     except OSError as error:
         raise FastcommError(f"{folder}: {error.strerror or error}") from error
     return [folder / name for name in writers]
+
+
+def write_tables(
+    folder: str | Path,
+    texts: Mapping[str, str],
+    tables: Mapping[str, pa.Table],
+    book: str | None = None,
+) -> list[Path]:
+    """Write texts, and every table as CSV and Parquet; `book` names a workbook of them all."""
+    writers = {name: text(content) for name, content in texts.items()}
+    for name, table in tables.items():
+        writers[f"{name}.parquet"] = partial(pq.write_table, table)
+        writers[f"{name}.csv"] = partial(csv.write, table)
+    if book is not None:
+        writers[f"{book}.xlsx"] = partial(workbook.write, tables)
+    return write(folder, writers)
 
 
 def text(content: str) -> Writer:

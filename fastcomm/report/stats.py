@@ -1,18 +1,16 @@
 """Statistics of a uniform trace: on a terminal, as JSON, and in files."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from rich.markup import escape
 from rich.table import Table
 
 from fastcomm.replay.comparison import Comparison
 from fastcomm.replay.statistics import MS, Statistics
 from fastcomm.replay.step_time import StepTime
-from fastcomm.report import csv, files
+from fastcomm.report import files
 from fastcomm.report.console import plain_console
 from fastcomm.units import format_ns
 
@@ -37,15 +35,11 @@ def to_dict(found: Statistics, time: StepTime) -> dict[str, Any]:
     }
 
 
-def write(found: Statistics, time: StepTime, folder: Path) -> None:
-    """Write stats.json, ops.parquet and ops.csv."""
-    table = found.table()
-    writers: dict[str, files.Writer] = {
-        "stats.json": files.text(json.dumps(to_dict(found, time), indent=2)),
-        "ops.parquet": partial(pq.write_table, table),
-        "ops.csv": partial(csv.write, table),
-    }
-    files.write(folder, writers)
+def write(found: Statistics, time: StepTime, folder: Path, *, xlsx: bool = False) -> list[Path]:
+    """Write stats.json, ops.parquet and ops.csv; give their paths."""
+    text = json.dumps(to_dict(found, time), indent=2)
+    tables = {"ops": found.table()}
+    return files.write_tables(folder, {"stats.json": text}, tables, "stats" if xlsx else None)
 
 
 def show(found: Statistics, time: StepTime, rows: list[int]) -> None:

@@ -11,8 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fastcomm.critical_path.what_if import Sweep, WhatIf
+from fastcomm.report import files
 from fastcomm.report.console import plain_console
-from fastcomm.report.critical_path import WORDS, table, write_tables
+from fastcomm.report.critical_path import WORDS, table
 from fastcomm.units import format_ns
 
 
@@ -83,10 +84,13 @@ def _sweep(each: Sweep, before_ns: int) -> Table:
     return shown
 
 
-def write(found: WhatIf, sweeps: Sequence[Sweep], folder: str | Path) -> list[Path]:
+def write(
+    found: WhatIf, sweeps: Sequence[Sweep], folder: str | Path, *, xlsx: bool = False
+) -> list[Path]:
     """Write what_if.json, the new path, and the sweeps; their paths."""
     tables = {"path_after": found.after.breakdown}
     if sweeps:
         tables["sweep"] = pa.concat_tables([each.to_arrow() for each in sweeps])
     text = json.dumps(document(found, sweeps), indent=2, allow_nan=False)
-    return write_tables(folder, {"what_if.json": text}, tables)
+    book = "what_if" if xlsx else None
+    return files.write_tables(folder, {"what_if.json": text}, tables, book)

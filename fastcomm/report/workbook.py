@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from fastcomm.aside import aside
 from fastcomm.errors import FastcommError
 
 if TYPE_CHECKING:
@@ -40,13 +39,9 @@ def write(tables: Mapping[str, pa.Table], path: Path) -> None:
                 f"{path}: {name} has {table.num_rows} rows, a sheet holds {_MOST_ROWS}; "
                 "--output writes it as Parquet and CSV"
             )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside(path) as unfinished, Workbook(str(unfinished), _OPTIONS) as book:
-            for name, table in tables.items():
-                _sheet(book, name[:_MOST_NAME], table)
-    except OSError as error:
-        raise FastcommError(f"{path}: {error.strerror or error}") from error
+    with Workbook(str(path), _OPTIONS) as book:
+        for name, table in tables.items():
+            _sheet(book, name[:_MOST_NAME], table)
 
 
 # Rows go to disk as they come.
