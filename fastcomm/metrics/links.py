@@ -72,8 +72,8 @@ class _Classes:
     def of(cls, events: Events, meetings: Meetings) -> Self:
         """The collectives of known sizes."""
         one = meetings.row[meetings.first]
-        bus = _largest(meetings, events.bus_bytes[meetings.row])
-        power = size_class(_largest(meetings, events.bytes[meetings.row]))
+        bus = meetings.largest(events.bus_bytes)
+        power = size_class(meetings.largest(events.bytes))
         rated = np.flatnonzero((bus > 0) & (power >= 0))
         tag, op, size, label = (
             np.asarray(column[one][rated], np.int64)
@@ -144,13 +144,6 @@ def _rates(own: float, peers: float) -> dict[str, Any]:
         "peers_bus_bw": None if np.isnan(peers) else NS / peers,
         "ratio": None if np.isnan(peers) or np.isnan(own) else peers / own,
     }
-
-
-def _largest(meetings: Meetings, values: Ints) -> Ints:
-    if not len(meetings.size):
-        return np.zeros(0, np.int64)
-    largest: Ints = np.maximum.reduceat(values, meetings.first)
-    return largest
 
 
 def _median_of_others(values: Floats, index: int) -> float:

@@ -135,6 +135,13 @@ class Meetings:
         later: Ints = self.start - self.start[np.repeat(self.first, self.size) + middle]
         return later
 
+    def largest(self, values: Ints) -> Ints:
+        """Of each collective the largest value of its members; `values` by row of the events."""
+        if not len(self.size):
+            return np.zeros(0, np.int64)
+        found: Ints = np.maximum.reduceat(values[self.row], self.first)
+        return found
+
     def _place(self) -> Ints:
         return np.arange(len(self.row)) - np.repeat(self.first, self.size)
 
