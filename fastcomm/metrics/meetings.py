@@ -44,10 +44,12 @@ class Events:
     @classmethod
     def of(cls, table: pa.Table) -> "Events":
         """Take the columns."""
-        table = table.filter(table["start_ns"].is_valid())
+        if table["start_ns"].null_count:
+            table = table.filter(table["start_ns"].is_valid())
 
         def column(name: str) -> Ints:
-            whole: Ints = table[name].fill_null(UNKNOWN).to_numpy()
+            found = table[name]
+            whole: Ints = (found.fill_null(UNKNOWN) if found.null_count else found).to_numpy()
             return whole
 
         start = column("start_ns")
@@ -136,7 +138,7 @@ class Meetings:
         return later
 
     def largest(self, values: Ints) -> Ints:
-        """Of each collective the largest value of its members; `values` by row of the events."""
+        """Of each collective the largest value of its members; `values` are by event."""
         if not len(self.size):
             return np.zeros(0, np.int64)
         found: Ints = np.maximum.reduceat(values[self.row], self.first)
