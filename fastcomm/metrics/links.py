@@ -30,7 +30,7 @@ class Link:
     """One group in the collectives of one class, beside the other groups of that class."""
 
     group: str | None  # description
-    ranks: tuple[int, ...] | None
+    ranks: tuple[int, ...]
     tag: str
     op: str
     size_from: int  # a power of two, in bytes
@@ -129,7 +129,7 @@ def _is_slow(rate: float, peers: float, excess: Floats, step: Step) -> bool:
 
 def _order(found: Found) -> tuple[int, str, int, tuple[int, ...]]:
     link = found.link
-    return TAGS.index(link.tag), link.op, link.size_from, link.ranks or ()
+    return TAGS.index(link.tag), link.op, link.size_from, link.ranks
 
 
 def _names(key: Ints) -> dict[str, Any]:

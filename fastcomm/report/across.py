@@ -1,6 +1,6 @@
 """Ranks beside each other on a terminal: what is wrong, and who waits for whom."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.markup import escape
 from rich.table import Table
@@ -24,7 +24,7 @@ def findings(found: Across) -> list[str]:
     ]
     if hidden := len(found.findings) - len(lines):
         lines.append(f"{hidden} more in --json.")
-    return lines or ["[green]Nothing is wrong:[/] no rank, stage or link stands apart."]
+    return lines or ["[green]No rank, stage or link stands apart from its peers.[/]"]
 
 
 def skew(found: Across) -> Table:
@@ -92,8 +92,8 @@ def notes(found: Across) -> list[str]:
     times = f"aligned, to {format_ns(widest)}" if found.clocks == "aligned" else "raw"
     share = percent(found.matching.share)
     return [
-        f"skew: from the first to the last arrival; transfer: from there to the end. {share} of "
-        f"the collectives are matched across ranks; clocks {times}.",
+        "skew: from the first to the last arrival; transfer: from there to the end. "
+        f"{share} of the collectives are matched across ranks; clocks {times}.",
     ]
 
 
@@ -101,6 +101,6 @@ def _held_up(waits: Iterable[Wait]) -> float:
     return sum(each.held_up_ns for each in waits)
 
 
-def _ranks(ranks: tuple[int, ...]) -> str:
+def _ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:_MOST_ROWS]))
     return shown + (" ..." if len(ranks) > _MOST_ROWS else "")
