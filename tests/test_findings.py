@@ -1,4 +1,4 @@
-"""Faults of made-up jobs are found and named with what they cost; where none is, none is found."""
+"""Faults of made-up jobs are found and named with their cost; where none is, none is found."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +10,8 @@ from fastcomm.synthetic.job import FAULTS
 
 pytestmark = pytest.mark.compiled
 
-# Of the true cost. The end of the last bucket may be hidden by other stages; the first stage and
-# the last have more to do than those between.
+# Of the true cost. Other stages may hide the end of the last bucket; the first stage and the
+# last have more to do than those between.
 TOLERANCE = {"slow_link": 0.15, "imbalanced_stage": 0.25}
 LAYOUTS = {
     "tp2-pp2-dp2-ep2": {"ranks": 8},

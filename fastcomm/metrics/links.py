@@ -30,7 +30,7 @@ class Link:
     """One group in the collectives of one class, beside the other groups of that class."""
 
     group: str | None  # description
-    ranks: tuple[int, ...] | None
+    ranks: tuple[int, ...]
     tag: str
     op: str
     size_from: int  # a power of two, in bytes
@@ -72,8 +72,8 @@ class _Classes:
     def of(cls, events: Events, meetings: Meetings) -> Self:
         """The collectives of known sizes."""
         one = meetings.row[meetings.first]
-        bus = _largest(meetings, events.bus_bytes[meetings.row])
-        power = size_class(_largest(meetings, events.bytes[meetings.row]))
+        bus = meetings.largest(events.bus_bytes)
+        power = size_class(meetings.largest(events.bytes))
         rated = np.flatnonzero((bus > 0) & (power >= 0))
         tag, op, size, label = (
             np.asarray(column[one][rated], np.int64)
@@ -129,7 +129,7 @@ def _is_slow(rate: float, peers: float, excess: Floats, step: Step) -> bool:
 
 def _order(found: Found) -> tuple[int, str, int, tuple[int, ...]]:
     link = found.link
-    return TAGS.index(link.tag), link.op, link.size_from, link.ranks or ()
+    return TAGS.index(link.tag), link.op, link.size_from, link.ranks
 
 
 def _names(key: Ints) -> dict[str, Any]:
@@ -144,13 +144,6 @@ def _rates(own: float, peers: float) -> dict[str, Any]:
         "peers_bus_bw": None if np.isnan(peers) else NS / peers,
         "ratio": None if np.isnan(peers) or np.isnan(own) else peers / own,
     }
-
-
-def _largest(meetings: Meetings, values: Ints) -> Ints:
-    if not len(meetings.size):
-        return np.zeros(0, np.int64)
-    largest: Ints = np.maximum.reduceat(values, meetings.first)
-    return largest
 
 
 def _median_of_others(values: Floats, index: int) -> float:

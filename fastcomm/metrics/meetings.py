@@ -44,10 +44,12 @@ class Events:
     @classmethod
     def of(cls, table: pa.Table) -> "Events":
         """Take the columns."""
-        table = table.filter(table["start_ns"].is_valid())
+        if table["start_ns"].null_count:
+            table = table.filter(table["start_ns"].is_valid())
 
         def column(name: str) -> Ints:
-            whole: Ints = table[name].fill_null(UNKNOWN).to_numpy()
+            found = table[name]
+            whole: Ints = (found.fill_null(UNKNOWN) if found.null_count else found).to_numpy()
             return whole
 
         start = column("start_ns")
@@ -134,6 +136,13 @@ class Meetings:
         middle += middle >= place  # a row is none of the others
         later: Ints = self.start - self.start[np.repeat(self.first, self.size) + middle]
         return later
+
+    def largest(self, values: Ints) -> Ints:
+        """Of each collective the largest value of its members; `values` are by event."""
+        if not len(self.size):
+            return np.zeros(0, np.int64)
+        found: Ints = np.maximum.reduceat(values[self.row], self.first)
+        return found
 
     def _place(self) -> Ints:
         return np.arange(len(self.row)) - np.repeat(self.first, self.size)

@@ -70,7 +70,7 @@ class Matching:
 def skew(events: Events, meetings: Meetings, steps: int) -> tuple[Skew, ...]:
     """A row a class of collectives, those that cost the most waiting first."""
     one = meetings.row[meetings.first]  # stands for the collective
-    power = size_class(events.bytes[one])
+    power = size_class(meetings.largest(events.bytes))
     keys, place = classes(events.tag[one], events.op[one], power)
     spread = meetings.arrived - meetings.start[meetings.first]
     transfer, waited = meetings.transfer, _by_meeting(meetings, meetings.wait)

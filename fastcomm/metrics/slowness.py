@@ -48,7 +48,7 @@ def _cost(events: Events, meetings: Meetings, found: Found) -> float:
 
 
 def _add(suspects: list[_Suspect], found: Found, cost: float) -> None:
-    ranks = frozenset(found.link.ranks or ())
+    ranks = frozenset(found.link.ranks)
     for each in suspects:
         if each.ranks & ranks:
             each.ranks &= ranks

@@ -1,21 +1,18 @@
 """The metrics on one screen: what matters in sentences, then the tables."""
 
-from collections.abc import Callable
-from typing import TypeVar
-
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from fastcomm.metrics.result import Metrics
+from fastcomm.report import across
 from fastcomm.report.console import plain_console
+from fastcomm.report.rows import NA, na, percent, table
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import TAGS
 from fastcomm.trace.trace import LACKS
 from fastcomm.units import format_bandwidth, format_bytes, format_ns
-
-T = TypeVar("T")
 
 _BAR = 24
 _MOST_ROWS = 8
@@ -33,20 +30,27 @@ _COLORS = {
     "memcpy": "bright_blue",
     "idle": "bright_black",
 }
-_NA = "n/a"
 
 
 def show(found: Metrics, console: Console | None = None) -> None:
     """Print the report to stdout; plain text where that is no terminal."""
     console = plain_console(console)
     console.print(_title(found), highlight=False)
-    for sentence in headlines(found):
+    for sentence in (*across.findings(found.across), *headlines(found)):
         console.print(f"  {sentence}", highlight=False)
     if found.breakdown.exact["idle"] is not None:
         console.print(_stack(found))
-    for table in (_breakdown(found), _tags(found), _windows(found), _groups(found)):
-        if table.row_count:
-            console.print(table)
+    for rows in (
+        _breakdown(found),
+        _tags(found),
+        across.waits(found.across),
+        across.skew(found.across),
+        across.slow_links(found.across),
+        _windows(found),
+        _groups(found),
+    ):
+        if rows.row_count:
+            console.print(rows)
     for note in (*_notes(found), *_problems(found)):
         for line in note.splitlines():
             # A command to copy stays on one line.
@@ -62,12 +66,12 @@ def headlines(found: Metrics) -> list[str]:
     if exposed[worst]:
         use = found.bandwidth[worst].avg_bus_util if worst in found.bandwidth else None
         busy = (
-            f"its bus bandwidth is {_percent(use)} of the link's"
+            f"its bus bandwidth is {percent(use)} of the link's"
             if use is not None
             else "utilisation n/a"
         )
         sentences.append(
-            f"[bold]{worst}[/] costs the most exposed time: {_percent(exposed[worst])} of the "
+            f"[bold]{worst}[/] costs the most exposed time: {percent(exposed[worst])} of the "
             f"iteration, {busy}."
         )
     elif exact["idle"] is None:
@@ -106,11 +110,11 @@ def _title(found: Metrics) -> str:
         if times.mean_ns is not None and times.p99_ns is not None
         else "no iteration"
         if found.iterations is not None
-        else _NA
+        else NA
     )
     ranks = f"{len(found.ranks)} rank{'s' if len(found.ranks) > 1 else ''}"
     return (
-        f"[bold]{ranks}, {_na(found.iterations, str)} iterations[/] "
+        f"[bold]{ranks}, {na(found.iterations, str)} iterations[/] "
         f"({escape(', '.join(found.found_by))}): {measured}"
     )
 
@@ -128,25 +132,25 @@ def _stack(found: Metrics) -> Text:
 
 def _breakdown(found: Metrics) -> Table:
     """Exact shares, and beside each what the specification's formula says."""
-    table = _table("time of an iteration", "exact", "", "a step", "formula")
+    rows = table("time of an iteration", "exact", "", "a step", "formula")
     exact, spec = found.breakdown.exact, found.breakdown.spec
     for name, share in exact.items():
         tag = name.removeprefix("exposed_")
         formula = spec.get(name, spec.get(f"comm_{tag}"))
         if not share and not formula and name != "idle":
             continue
-        table.add_row(
+        rows.add_row(
             name.replace("_", " "),
-            _percent(share),
+            percent(share),
             Text("█" * round((share or 0) * _BAR), style=_COLORS[name]),
-            _na(share and (found.iteration.mean_ns or 0) * share, format_ns),
-            _percent(formula) if name not in ("memcpy", "exposed_mixed") else "",
+            na(share and (found.iteration.mean_ns or 0) * share, format_ns),
+            percent(formula) if name not in ("memcpy", "exposed_mixed") else "",
         )
-    return table
+    return rows
 
 
 def _tags(found: Metrics) -> Table:
-    table = _table(
+    rows = table(
         "by parallelism",
         "events",
         f"{found.bytes} a step+GPU",
@@ -161,48 +165,48 @@ def _tags(found: Metrics) -> Table:
         if tag not in found.volume:
             continue
         speed, amount = found.bandwidth[tag], found.volume[tag]
-        table.add_row(
+        rows.add_row(
             tag,
             str(amount.comm_events),
-            _na(amount.bytes_per_step_per_gpu, format_bytes),
-            _na(speed.avg_bw, format_bandwidth),
-            _na(speed.avg_bus_bw, format_bandwidth),
-            _percent(speed.global_avg_util),
-            _percent(speed.avg_bus_util),
-            _percent(speed.p95_util),
-            _percent(found.overlap.by_tag.get(tag)),
+            na(amount.bytes_per_step_per_gpu, format_bytes),
+            na(speed.avg_bw, format_bandwidth),
+            na(speed.avg_bus_bw, format_bandwidth),
+            percent(speed.global_avg_util),
+            percent(speed.avg_bus_util),
+            percent(speed.p95_util),
+            percent(found.overlap.by_tag.get(tag)),
         )
     if found.volume:
-        all_tags = _percent(found.overlap.average_overlap_ratio)
-        table.add_row("all", *[""] * 7, all_tags)
-    return table
+        all_tags = percent(found.overlap.average_overlap_ratio)
+        rows.add_row("all", *[""] * 7, all_tags)
+    return rows
 
 
 def _windows(found: Metrics) -> Table:
-    table = _table("windows between phases", "count", "mean", "p50", "p95")
+    rows = table("windows between phases", "count", "mean", "p50", "p95")
     for window in sorted(found.windows or (), key=lambda window: -window.mean_ns)[:_MOST_ROWS]:
-        table.add_row(
+        rows.add_row(
             f"{window.source} to {window.target}",
             str(window.count),
             *(format_ns(ns) for ns in (window.mean_ns, window.p50_ns, window.p95_ns)),
         )
-    return table
+    return rows
 
 
 def _groups(found: Metrics) -> Table:
-    table = _table("process groups", "ranks each", "tag", "by", "on ranks", "events")
+    rows = table("process groups", "ranks each", "tag", "by", "on ranks", "events")
     for row in found.tables["group_tags"].to_pylist()[:_MOST_ROWS]:
         source = row["tag_source"]
         fits = f" ({row['candidates']})" if row["candidates"] else ""
-        table.add_row(
+        rows.add_row(
             escape(row["description"] or "undefined"),
-            _na(row["size"], str),
+            na(row["size"], str),
             row["tag"],
             f"{source}{fits}",
             str(row["on_ranks"]),
             str(row["events"]),
         )
-    return table
+    return rows
 
 
 def _notes(found: Metrics) -> list[str]:
@@ -232,34 +236,16 @@ def _notes(found: Metrics) -> list[str]:
     if silent:
         words = ", ".join(f"{count} of {tag}" for tag, count in silent.items())
         notes.append(f"events of unknown size are in no bandwidth and no volume: {words}.")
-    return [f"[dim]{note}[/]" for note in notes]
+    return [f"[dim]{note}[/]" for note in (*notes, *across.notes(found.across))]
 
 
 def _problems(found: Metrics) -> list[str]:
     warnings = [f"[yellow]warning:[/] {escape(warning)}" for warning in found.warnings]
     failed = [
-        f"[red]left out:[/] rank {_na(each.rank, str)}: {escape(each.error)}"
+        f"[red]left out:[/] rank {na(each.rank, str)}: {escape(each.error)}"
         for each in found.failed
     ]
     if failed:
         ranks = ranges(sorted(each.rank for each in found.failed if each.rank is not None))
         failed.append(f"[red]{len(failed)} ranks are in no number above:[/] {ranks}")
     return warnings + failed
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=None)
-    table.add_column(first, style="bold", header_style="underline", no_wrap=True)
-    for name in others:
-        table.add_column(
-            name, justify="right" if name else "left", header_style="dim", no_wrap=True
-        )
-    return table
-
-
-def _percent(value: float | None) -> str:
-    return _NA if value is None else f"{value:.1%}"
-
-
-def _na(value: T | None, words: Callable[[T], str]) -> str:
-    return _NA if value is None else words(value)

@@ -1,0 +1,106 @@
+"""Ranks beside each other on a terminal: what is wrong, and who waits for whom."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from fastcomm.metrics.across import Across
+from fastcomm.metrics.skew import Wait
+from fastcomm.report.rows import na, percent, table
+from fastcomm.trace.schema import TAGS
+from fastcomm.units import format_bandwidth, format_bytes, format_ns
+
+_MOST_ROWS = 8
+
+
+def findings(found: Across) -> list[str]:
+    """A line a finding, the costliest first; one that says so where there is none."""
+    if len(found.heat.ranks) < 2:  # noqa: PLR2004 - nobody to be compared with
+        return []
+    lines = [
+        f"[bold red]{escape(each.words)}[/] It costs [bold]{each.cost_share:.1%}[/] of a step."
+        for each in found.findings[:_MOST_ROWS]
+    ]
+    if hidden := len(found.findings) - len(lines):
+        lines.append(f"{hidden} more in --json.")
+    return lines or ["[green]No rank, stage or link stands apart from its peers.[/]"]
+
+
+def skew(found: Across) -> Table:
+    """Classes of collectives: waiting and moving apart."""
+    rows = table("collectives", "size from", "count", "skew", "p95", "transfer", "p95", "wait")
+    for each in found.skew[:_MOST_ROWS]:
+        rows.add_row(
+            f"{each.tag} {each.op}",
+            na(each.size_from, format_bytes),
+            str(each.count),
+            *(
+                format_ns(ns)
+                for ns in (
+                    each.skew_mean_ns,
+                    each.skew_p95_ns,
+                    each.transfer_mean_ns,
+                    each.transfer_p95_ns,
+                )
+            ),
+            percent(each.wait_share),
+        )
+    return rows
+
+
+def waits(found: Across) -> Table:
+    """Who waits the least in collectives, and holds the others up the most."""
+    tags = [tag for tag in TAGS if any(each.tag == tag for each in found.waits)]
+    rows = table("waits a step", *tags, "last", "holds others up")
+    by_rank: dict[int, list[Wait]] = {}
+    for each in found.waits:
+        by_rank.setdefault(each.rank, []).append(each)
+    chosen = sorted(by_rank, key=lambda rank: (-_held_up(by_rank[rank]), rank))
+    for rank in chosen[:_MOST_ROWS]:
+        own = {each.tag: each for each in by_rank[rank]}
+        count = sum(each.collectives for each in own.values())
+        rows.add_row(
+            f"rank {rank}",
+            *(na(own[tag].wait_ns if tag in own else None, format_ns) for tag in tags),
+            percent(sum(each.last for each in own.values()) / count),
+            format_ns(_held_up(own.values())),
+        )
+    return rows
+
+
+def slow_links(found: Across) -> Table:
+    """Groups whose collectives are slower than those of their peers."""
+    rows = table("slow links", "ranks", "bus bw", "peers", "a step")
+    slow = [each for each in found.links if each.is_slow]
+    for each in sorted(slow, key=lambda link: -(link.excess_ns or 0))[:_MOST_ROWS]:
+        rows.add_row(
+            f"{each.tag} {each.op}",
+            _ranks(each.ranks),
+            na(each.bus_bw, format_bandwidth),
+            na(each.peers_bus_bw, format_bandwidth),
+            na(each.excess_ns, lambda ns: f"+{format_ns(ns)}"),
+        )
+    return rows
+
+
+def notes(found: Across) -> list[str]:
+    """What a reader might take for something else."""
+    if not found.matching.matched:
+        return []
+    widest = max((each.spread_ns or 0 for each in found.offsets), default=0)
+    times = f"aligned, to {format_ns(widest)}" if found.clocks == "aligned" else "raw"
+    share = percent(found.matching.share)
+    return [
+        "skew: from the first to the last arrival; transfer: from there to the end. "
+        f"{share} of the collectives are matched across ranks; clocks {times}.",
+    ]
+
+
+def _held_up(waits: Iterable[Wait]) -> float:
+    return sum(each.held_up_ns for each in waits)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MOST_ROWS]))
+    return shown + (" ..." if len(ranks) > _MOST_ROWS else "")

@@ -1,0 +1,208 @@
+"""What only many ranks show, by the definitions: skew, waits, clocks, links, heat, outliers."""
+
+from math import isnan
+
+import numpy as np
+import oracle_metrics
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from job_traces import measured_job
+from same import same
+
+from fastcomm.metrics import heat
+from fastcomm.metrics.across import across
+from fastcomm.metrics.exposure import alone
+from fastcomm.metrics.outliers import SCORE, above_peers
+from fastcomm.synthetic import Job
+from fastcomm.trace.schema import OP, OPS, TAG, TAGS
+
+STEPS = 2
+GROUPS = {1: (0, 1), 2: (0, 1, 2), 3: (3, 4)}
+
+
+def iterations(ranks):
+    """Two iterations of each rank; what is not asked for is 0."""
+    names = sorted({name for parts in heat.MEASURES.values() for name in parts})
+    table = {
+        "rank": np.repeat(np.array(ranks, np.int64), STEPS),
+        "iteration": np.tile(np.arange(STEPS), len(ranks)),
+    }
+    return pa.table(table | {name: np.zeros(len(ranks) * STEPS, np.int64) for name in names})
+
+
+def groups():
+    return pa.table(
+        {
+            "rank": [ranks[0] for ranks in GROUPS.values()],
+            "group": list(GROUPS),
+            "description": [f"group {label}" for label in GROUPS],
+            "tag": ["DP", "TP", "EP"],
+            "size": [len(ranks) for ranks in GROUPS.values()],
+            "ranks": list(GROUPS.values()),
+        }
+    )
+
+
+def table(events):
+    """Events as dictionaries, as the table that ranks hand in."""
+    whole = [
+        "rank",
+        "group",
+        "seq",
+        "group_size",
+        "start_ns",
+        "duration_ns",
+        "alone_ns",
+        "bytes",
+        "bus_bytes",
+    ]
+    columns = {name: pa.array([e[name] for e in events], pa.int64()) for name in whole}
+    columns["tag"] = pa.array([TAG[e["tag"]] for e in events], pa.int8())
+    columns["op"] = pa.array([OP[e["op"]] for e in events], pa.int8())
+    return pa.table(columns)
+
+
+@st.composite
+def collectives(draw):
+    """Events of some ranks with clocks that agree, each with the collective it belongs to."""
+    found = []
+    for number in range(draw(st.integers(0, 12))):
+        label = draw(st.sampled_from(list(GROUPS)))
+        op = draw(st.sampled_from(["AllReduce", "AllGather", "AllToAll"]))
+        tag = draw(st.sampled_from(["DP", "TP", "EP"]))
+        size = draw(st.none() | st.integers(0, 2000))
+        end = draw(st.integers(1000, 10**6)) + number * 10**6
+        for rank in GROUPS[label]:
+            start = end - draw(st.integers(0, 900))
+            seen = {"rank": rank, "group": label, "seq": number, "tag": tag, "op": op}
+            seen |= {"start": start, "stop": end, "collective": number, "bytes": size}
+            seen |= {"start_ns": start, "duration_ns": end - start, "alone_ns": 0}
+            found.append(seen | {"group_size": len(GROUPS[label]), "bus_bytes": size})
+    return draw(st.permutations(found))
+
+
+def by_rank(events):
+    return sorted(events, key=lambda event: (event["rank"], event["start"]))
+
+
+@given(collectives())
+@settings(max_examples=40)
+def test_skew_and_waits_are_what_the_definitions_say(events):
+    ranks = list(range(5))
+    found, _ = across(ranks, iterations(ranks), table(by_rank(events)), groups(), "raw")
+    said = {(each.op, each.tag, each.size_from): each for each in found.skew}
+    wanted = oracle_metrics.skew(events, STEPS)
+    assert set(said) == set(wanted)
+    for key, values in wanted.items():
+        same({name: getattr(said[key], name) for name in values}, values)
+    said = {(each.rank, each.tag): each for each in found.waits}
+    wanted = oracle_metrics.waits(events, STEPS)
+    assert set(said) == set(wanted)
+    for key, values in wanted.items():
+        same({name: getattr(said[key], name) for name in values}, values)
+    assert found.matching.matched == found.matching.events == len(events)
+    # Ends coincide, so that clocks are found to agree.
+    assert {each.offset_ns for each in found.offsets} <= {0, None}
+    joined = {rank for each in oracle_metrics.meetings(events) for rank in ranks_of(each)}
+    assert {each.rank for each in found.offsets if each.offset_ns is not None} == joined
+
+
+def ranks_of(members):
+    return {event["rank"] for event in members}
+
+
+@given(collectives(), st.lists(st.integers(-(10**12), 10**12), min_size=5, max_size=5))
+@settings(max_examples=40)
+def test_clocks_that_are_apart_change_nothing_once_aligned(events, ahead):
+    ranks = list(range(5))
+    moved = [{**e, "start_ns": e["start_ns"] + ahead[e["rank"]]} for e in by_rank(events)]
+    words = (ranks, iterations(ranks))
+    plain, _ = across(*words, table(by_rank(events)), groups(), "aligned")
+    found, _ = across(*words, table(moved), groups(), "aligned")
+    assert (found.skew, found.waits, found.links) == (plain.skew, plain.waits, plain.links)
+    for each in found.offsets:
+        if each.offset_ns is not None:
+            assert each.offset_ns == ahead[each.rank] - ahead[each.reference]
+            assert (each.spread_ns, each.matches > 0) == (0, True)
+
+
+INTERVALS = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 10)).map(lambda p: (p[0], p[0] + p[1])),
+    max_size=5,
+)
+
+
+@given(INTERVALS, INTERVALS)
+def test_an_event_is_alone_where_nothing_else_runs_up_to_its_end(events, compute):
+    columns = [
+        tuple(np.array([each[k] for each in side], np.int64) for k in (0, 1))
+        for side in (events, compute)
+    ]
+    found = alone(*columns)
+    for place, event in enumerate(events):
+        others = events[:place] + events[place + 1 :]
+        assert found[place] == oracle_metrics.alone(event, others, compute)
+
+
+@given(st.lists(st.integers(0, 40).map(float) | st.just(float("nan")), max_size=9))
+def test_what_stands_apart_does_so_by_the_rule(values):
+    found = {index: middle for index, middle, _ in above_peers(np.array(values), 3.0)}
+    known = [(place, value) for place, value in enumerate(values) if not isnan(value)]
+    for index, (place, _) in enumerate(known):
+        if len(known) < 2:
+            assert place not in found
+            continue
+        apart, middle = oracle_metrics.outlier([v for _, v in known], index, 3.0, SCORE)
+        assert found.get(place) == (middle if apart else None)
+
+
+def test_heat_has_a_row_a_rank_and_a_column_an_iteration():
+    rows = iterations([3, 7]).to_pydict()
+    rows |= {"time_ns": [10, 20, 30, None], "exact_compute_ns": [1, None, 3, 4]}
+    rows["exact_exposed_DP_ns"] = [5, 6, 7, 8]
+    rows["exact_exposed_mixed_ns"] = [1, None, 1, 1]
+    rows["iteration"] = [4, 5, 5, 6]
+    found = heat.Grid.of(pa.table(rows)).heat()
+    assert (found.ranks, found.iterations) == ((3, 7), (4, 5, 6))
+    assert found.time_ns == ((10, 20, None), (None, 30, None))
+    assert found.compute_ns == ((1, None, None), (None, 3, 4))
+    assert found.exposed_ns == ((6, None, None), (None, 8, 9))
+
+
+def test_nothing_is_said_of_ranks_that_do_not_tell():
+    empty = table([])
+    found, tables = across([0], iterations([0]).slice(0, 0), empty, groups(), "aligned")
+    assert (found.skew, found.waits, found.links, found.findings) == ((), (), (), ())
+    assert (found.matching.share, found.heat.ranks, found.outliers) == (None, (), ())
+    assert [each.offset_ns for each in found.offsets] == [None]
+    assert {"skew", "waits", "links", "heat", "outliers", "findings", "clocks"} == set(tables)
+
+
+@pytest.mark.compiled
+def test_a_link_is_slow_beside_its_peers_alone():
+    job = Job.of(fault="slow_link", steps=1)
+    found = measured_job(job).across
+    slow = [each for each in found.links if each.is_slow]
+    assert {each.ranks for each in slow} == {(5, 7)}
+    assert {each.tag for each in slow} == {"DP", "EP"}
+    assert all(each.ratio < 0.8 and each.excess_ns > 0 for each in slow)
+    assert {each.op for each in found.links} <= set(OPS)
+    assert {each.tag for each in found.links} <= set(TAGS)
+
+
+@pytest.mark.compiled
+def test_a_clock_that_is_off_misleads_raw_times_alone():
+    job = Job.of(steps=1)
+    plain = measured_job(job).across
+    off = {2: 5_000_000, 5: -3_000_000}
+    aligned = measured_job(job, off).across
+    assert aligned.findings == plain.findings
+    assert (aligned.waits, aligned.links) == (plain.waits, plain.links)
+    offsets = {each.rank: each.offset_ns for each in aligned.offsets}
+    assert offsets == {rank: off.get(rank, 0) for rank in range(8)}
+    raw = measured_job(job, off, clocks="raw").across
+    assert raw.clocks == "raw"
+    assert raw.waits != plain.waits
+    assert raw.offsets == aligned.offsets
