@@ -1,18 +1,21 @@
 """A page as tests see it: elements with attributes and texts; runs to show."""
 
 import json
+import re
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 
 import numpy as np
+import plotly.graph_objects as go
 import pyarrow as pa
 
 from fastcomm.metrics.partial import Partial, merge
+from fastcomm.report.html.glossary import GLOSSARY
 
 VOID = {"meta", "link", "input", "br"}
 
 
-@dataclass
+@dataclass(eq=False)
 class Element:
     tag: str
     attrs: dict
@@ -85,6 +88,58 @@ def specs(tree):
     for script in tree.all("script", type="application/json"):
         found[script.attrs["id"].removeprefix("spec-")] = json.loads(script.text)
     return found
+
+
+def assert_sound(tree):
+    """What holds for every page: landmarks, headings, definitions, charts."""
+    _assert_structure(tree)
+    ids = {each.attrs["id"] for each in tree.all(id=...)}
+    for number in tree.all(class_="num"):
+        assert _key(number) in GLOSSARY, number.text
+        assert f"def-{_key(number)}" in ids
+    for views in specs(tree).values():
+        for view in views:
+            if "layout" in view:
+                assert go.Figure(_painted(view)).data
+
+
+def _assert_structure(tree):
+    for tag in ("h1", "main", "nav", "header", "footer", "title"):
+        assert len(list(tree.all(tag))) == 1, tag
+    ids = [each.attrs["id"] for each in tree.all(id=...)]
+    assert len(ids) == len(set(ids))
+    for name in ("aria-describedby", "aria-labelledby", "for"):
+        for each in tree.all(**{name: ...}):
+            assert each.attrs[name] in ids, each.attrs
+    for link in tree.all("a", href=...):
+        assert link.attrs["href"].removeprefix("#") in ids
+    for section in tree.all("section"):
+        assert next(section.all("h2")).text.strip()
+    for chart in tree.all("div", role="img"):
+        assert chart.attrs["aria-label"]
+    for head in tree.all("th", scope="col"):
+        assert head.attrs["aria-sort"] == "none"
+
+
+def _key(number):
+    """The key of a number's definition: its own, or that of the head of its column."""
+    if number.tag != "td":
+        return number.attrs.get("data-def")
+    place = [each for each in number.parent.children if not isinstance(each, str)].index(number)
+    table = number.parent.parent.parent
+    head = list(next(table.all("thead")).all("th"))[place]
+    return head.children[0].attrs.get("data-def")
+
+
+def _painted(value):
+    """A chart with colours in place of the style sheet's properties."""
+    if isinstance(value, str):
+        return re.sub(r"var\(--[\w-]+\)", "#123456", value)
+    if isinstance(value, list):
+        return [_painted(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _painted(each) for key, each in value.items()}
+    return value
 
 
 SLOW = (1234, 2047)

@@ -101,7 +101,12 @@ def _times(ranked: list[StrategyResult]) -> Section:
         _marks(ranked, "best possible", [each.optimal_s for each in ranked], "diamond"),
         _marks(ranked, "bound of its class", [each.bound_s for each in ranked], "line-ns-open"),
     ]
-    drawn["data"][0]["showlegend"] = False
+    drawn["data"][0] |= {
+        "showlegend": False,
+        "textposition": "auto",
+        "insidetextanchor": "start",
+        "insidetextfont": {"color": "var(--on-compute)"},
+    }
     legend = {**LEGEND, "font": {"size": 12, "color": MUTED}}
     drawn["layout"] |= {"showlegend": True, "legend": legend}
     rows = tuple(

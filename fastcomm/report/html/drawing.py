@@ -11,6 +11,7 @@ from fastcomm.inert import inert
 from fastcomm.report.html.page import Spec
 from fastcomm.trace.schema import TAGS
 
+_MOST_NUMBERS, _MOST_ACROSS = 200, 12
 INK, MUTED, LINE, SURFACE, ACCENT = (
     f"var(--{name})" for name in ("ink", "muted", "line", "surface", "accent")
 )
@@ -192,7 +193,7 @@ def heat(
 ) -> Spec:
     """A heat map's trace: dark is little, bright is much; few cells have their numbers."""
     cells = sum(len(row) for row in grid)
-    is_small = cells <= ROOM_FOR_NUMBERS
+    is_small = has_room(cells, max((len(row) for row in grid), default=0))
     return {
         "type": "heatmap",
         "z": [[rounded(value, 4) for value in row] for row in grid],
@@ -213,4 +214,6 @@ def heat(
     }
 
 
-ROOM_FOR_NUMBERS = 200  # cells of a heat map
+def has_room(cells: int, across: int) -> bool:
+    """Whether the cells of a heat map are wide enough for their numbers."""
+    return cells <= _MOST_NUMBERS and across <= _MOST_ACROSS

@@ -23,6 +23,7 @@ from fastcomm.report.html.page import (
     number,
     text,
 )
+from fastcomm.trace.schema import TAGS
 
 _MS = 1e6
 _PIXELS = 1500  # pieces of a lane closer than that share of the step are drawn as one
@@ -105,11 +106,20 @@ def _strip(path: CriticalPath, joined: Joined | None) -> Figure:
         alt=f"Strip of the step by kind of work: {spoken}.",
         views=tuple(views),
         terms=("path.time_ns", "path.length_ns"),
-        legend=tuple((look, _said(look)) for look in sorted(set(_look_of(table).tolist()))),
+        legend=_legend(table, own, classes),
         choice="Lanes by",
         note="Communication has the colour of its parallelism. Pieces closer than "
         f"1/{_PIXELS} of the step are drawn as one.",
     )
+
+
+def _legend(
+    table: pa.Table, own: np.ndarray, classes: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+    """The looks of the lanes that are drawn."""
+    looks = _look_of(table)[np.isin(own, classes)]
+    order = ("compute", *TAGS, "memcpy", "gap", "host")
+    return tuple((look, _said(look)) for look in order if look in looks)
 
 
 def _shares(path: CriticalPath) -> list[tuple[str, float]]:
@@ -230,11 +240,11 @@ def _names(path: CriticalPath) -> Table:
         )
         for row in path.top("name", _MOST_NAMES).to_pylist()
     )
-    heads = columns("own time on the path", ("kind", ""), ("edges", "path.edges"))
+    numbers = columns("", ("edges", "path.edges"), ("time", "path.self_ns"))[1:]
     return Table(
         name="path-names",
         caption=f"The {len(rows)} names with most time of their own on the path",
-        columns=(*heads, *columns("", ("time", "path.self_ns"))[1:]),
+        columns=(*columns("own time on the path"), *columns("kind"), *numbers),
         rows=rows,
     )
 

@@ -5,7 +5,7 @@ import numpy as np
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.html import words
 from fastcomm.report.html.by_rank import MEASURES, ByRank, Floats, label, measured
-from fastcomm.report.html.drawing import ROOM_FOR_NUMBERS, axis, heat, height_of, spec
+from fastcomm.report.html.drawing import axis, has_room, heat, height_of, spec
 from fastcomm.report.html.page import (
     Block,
     Cell,
@@ -130,7 +130,7 @@ def _cells(grid: Floats, rows: list[str], names: list[str], what: str) -> Spec:
     values = [[None if np.isnan(ns) else ns / _MS for ns in row] for row in grid.tolist()]
     hover = f"rank %{{y}}, iteration %{{x}}<br>{what} %{{z}} ms"
     drawn = heat(values, rows, hover, "ms") | {"x": names}
-    has_numbers = grid.size <= ROOM_FOR_NUMBERS
+    has_numbers = has_room(grid.size, grid.shape[1])
     kind = {"type": "category", "showgrid": False, "nticks": 16}
     height = height_of(len(rows), 240, 30) if has_numbers else 460
     return spec(

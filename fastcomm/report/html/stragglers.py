@@ -107,10 +107,11 @@ def _workers(found: Stragglers) -> Section:
         terms=("stragglers.worker",),
     )
     ranks = ", ".join(map(str, found.worst_ranks))
+    worst = f"is rank {ranks}" if len(found.worst_ranks) == 1 else f"are the ranks {ranks}"
     return Section(
         name="workers",
         title=title,
-        lead=(f"The worst are the ranks {ranks}.",),
+        lead=(f"The worst {worst}.",),
         blocks=(figure,),
         pitfall="The smaller of two slowdowns, that of the data rank and that of the stage: a "
         "worker is bright only where both are slow.",
@@ -180,7 +181,12 @@ def _steps(found: Stragglers) -> Section:
     ]
     legend = {**LEGEND, "font": {"size": 12, "color": MUTED}}
     drawn = spec(
-        lines, 320, showlegend=True, legend=legend, xaxis=axis("step"), yaxis=axis("ms")
+        lines,
+        320,
+        showlegend=True,
+        legend=legend,
+        xaxis=axis("step", type="category", nticks=24),
+        yaxis=axis("ms"),
     )
     pairs = zip(
         found.chosen, found.nodelay.whole.tolist(), found.ideal.whole.tolist(), strict=True
