@@ -3,12 +3,16 @@
 import heapq
 
 import numpy as np
+import orjson
 
+from fastcomm.replay import uniform_scan
+from fastcomm.replay.statistics import statistics
 from fastcomm_kernels import durations, replay, simulate
 
 EVENTS = 1_000_000
 NODES = 1_000_000
 SMALL = 20_000
+FILE_EVENTS = 200_000
 
 
 def test_statistics(bar):
@@ -26,6 +30,45 @@ def test_statistics(bar):
         described,
         lambda: dur[np.lexsort((dur, key))],
         count=EVENTS,
+    )
+
+
+def uniform_text(events):
+    """SEND and RECV of 8 ranks, as dPRO writes them."""
+    rows = [
+        {
+            "name": f"Comm.{k // 16 % 1000}.{('SEND', 'RECV')[k // 8 % 2]}",
+            "ph": "X",
+            "ts": 1_000_000 + k * 1.25,
+            "dur": 3 + k % 7,
+            "pid": f"host0.rank{k % 8}",
+            "tid": f"comm_detail_r{k % 8}_lr{k % 8}",
+            "cat": "Comm",
+            "args": {
+                "name": f"Comm.{k // 16 % 1000}.{('SEND', 'RECV')[k // 8 % 2]}~>0_1_{k % 6}_0",
+                "step": k // 16000,
+                "loopId": 0,
+                "channelId": 1,
+                "chunkId": k % 6,
+                "sliceId": 0,
+                "cnt": k // 16000,
+            },
+        }
+        for k in range(events)
+    ]
+    return orjson.dumps({"traceEvents": rows, "all_prefix": []})
+
+
+def test_statistics_of_a_file(bar, tmp_path):
+    """From the text of a uniform trace to its statistics."""
+    text = uniform_text(FILE_EVENTS)
+    path = tmp_path / "all.json"
+    path.write_bytes(text)
+    bar(
+        "statistics_of_a_file",
+        lambda: statistics(uniform_scan.read(path)),
+        lambda: orjson.loads(text),
+        count=FILE_EVENTS,
     )
 
 

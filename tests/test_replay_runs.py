@@ -161,6 +161,8 @@ def test_links_ranks_devices_and_categories_are_what_can_change(tmp_path):
         "DELAY_ALL_COMM",
         "DELAY_ALL_CMP",
         "FW.aten::mm",
+        "link:TP",
+        "link:TP-0",
         "device:host0.rank0->stream 20 of 0",
     ):
         changed = what_if.durations(made, {key: Change(ratio=0.5)})

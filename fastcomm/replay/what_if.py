@@ -72,7 +72,7 @@ def durations(made: Replayer, changes: Mapping[str, Change]) -> Floats:
     used: set[str] = set()
     links = _links(made)
     for i in range(len(out)):
-        for key in _keys(made, i, links.get(i)):
+        for key in _keys(made, i, links.get(i, ())):
             change = changes.get(key)
             if change is not None:
                 used.add(key)
@@ -86,17 +86,21 @@ def durations(made: Replayer, changes: Mapping[str, Change]) -> Floats:
     return out
 
 
-def _links(made: Replayer) -> dict[int, str]:
-    """The link of each SEND and RECV: from which rank to which."""
-    found = {}
+def _links(made: Replayer) -> dict[int, tuple[str, ...]]:
+    """The links of each transfer: from which rank to which, or of which group and its kind."""
+    found: dict[int, tuple[str, ...]] = {}
     pairs = zip(made.graph.source.tolist(), made.graph.target.tolist(), strict=True)
     for a, b in pairs:
         if made.names[a].sub_op == "SEND" and made.names[b].sub_op == "RECV":
-            found[a] = found[b] = f"link:{made.names[a].pid}->{made.names[b].pid}"
+            found[a] = found[b] = (f"link:{made.names[a].pid}->{made.names[b].pid}",)
+    for i, name in enumerate(made.names):
+        if name.op_cat == "Comm" and i not in found and name.op_name.count("-") > 1:
+            group = name.op_name.rpartition("-")[0]
+            found[i] = (f"link:{group}", f"link:{group.partition('-')[0]}")
     return found
 
 
-def _keys(made: Replayer, i: int, link: str | None) -> tuple[str, ...]:
+def _keys(made: Replayer, i: int, links: tuple[str, ...]) -> tuple[str, ...]:
     """All keys that fit a node, the most exact first."""
     cat = made.categories[i]
     name = made.names[i]
@@ -108,7 +112,7 @@ def _keys(made: Replayer, i: int, link: str | None) -> tuple[str, ...]:
     tensors = tuple(f"tensor:{tensor}" for tensor in name.tensors)
     device = f"device:{made.devices[made.device[i]]}"
     exact = (made.graph.nodes[i], long_name(name.pid, name.standard), name.standard)
-    own = (*exact, *tensors, *([] if link is None else [link]), device)
+    own = (*exact, *tensors, *links, device)
     return (*own, f"rank:{name.pid}", f"category:{cat}", kind, _ALL)
 
 
