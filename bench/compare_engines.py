@@ -20,6 +20,7 @@ from fastcomm.synthetic import Job, write
 ROUNDS = 3
 # Bytes of a rank's JSON, and ranks: small traces spend more of their time in Python.
 RUNS = {"64 ranks of 0.5 MB": (500_000, 64), "16 ranks of 10 MB": (10_000_000, 16)}
+FROM = {"run": "gzipped JSON", "store": "store"}
 
 
 def one_after_another(run, _workers):
@@ -39,7 +40,7 @@ def processes(run, workers):
 
 def main(workers):
     start_early()
-    print(f"{'':<30}{'threads':>10}{'processes':>12}   ({workers} of them)")
+    print(f"{'':<34}{'threads':>11}{'processes':>11}   ({workers} of them)")
     for name, (size, ranks) in RUNS.items():
         with tempfile.TemporaryDirectory() as folder:
             write(Job.of(ranks=ranks), Path(folder) / "run", filler_bytes=size)
@@ -51,9 +52,9 @@ def main(workers):
                     for way in (one_after_another, threads, processes)
                 }
                 alone = best[one_after_another]
-                words = f"{name}, {'gzipped JSON' if kind == 'run' else 'store'}"
-                gains = alone / best[threads], alone / best[processes]
-                print(f"{words:<30}{gains[0]:>9.2f}x{gains[1]:>11.2f}x")
+                words = f"{name}, {FROM[kind]}"
+                ratios = (alone / best[way] for way in (threads, processes))
+                print(f"{words:<34}" + "".join(f"{ratio:>10.2f}x" for ratio in ratios))
 
 
 def seconds(way, run, workers):

@@ -89,3 +89,12 @@ def test_one_rank_is_not_for_a_cluster(tmp_path, command):
     write(Job.of(ranks=1), tmp_path)
     error = invoke(command, tmp_path, "--dask", "local:1", code=1).stderr
     assert "one rank is one worker's work; wanted --all-ranks" in error
+
+
+@pytest.mark.compiled
+def test_a_replayed_step_is_that_of_one_process(tmp_path):
+    write(Job.of(ranks=4), tmp_path / "run")
+    command = ["replay", tmp_path / "run", "--json", "--output"]
+    here = invoke(*command, tmp_path / "here").stdout
+    assert invoke(*command, tmp_path / "there", "--dask", "local:1").stdout == here
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")

@@ -113,6 +113,19 @@ def _going_on() -> list[Callable[[F], F]]:
             show_default=True,
             help="Processes that read ranks at the same time.",
         ),
+        *_cluster(),
+    ]
+
+
+def cluster_options(command: F) -> F:
+    """The options of those alone that name a cluster."""
+    for option in reversed(_cluster()):
+        command = option(command)
+    return command
+
+
+def _cluster() -> list[Callable[[F], F]]:
+    return [
         click.option(
             "--dask",
             metavar="ADDRESS",

@@ -7,7 +7,7 @@ import click
 
 from fastcomm.cli import trial_options
 from fastcomm.cli.html_option import html_option
-from fastcomm.cli.options import reading_options
+from fastcomm.cli.options import cluster_options, reading_options
 from fastcomm.cli.said import warn
 from fastcomm.cli.windows import window_options
 
@@ -55,6 +55,7 @@ Examples:
 @trial_options.trial_options
 @window_options
 @reading_options
+@cluster_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--output",
@@ -123,7 +124,7 @@ _OF_TRIALS = (
     *("compat", "tensors", "unlimited_updates", "algorithm", "clip_updates", "barrier"),
     *("with_daydream", "hosts", "fuse"),
 )
-_OF_RUNS = ("iteration", "annotation", "ranks", "config_path")
+_OF_RUNS = ("iteration", "annotation", "ranks", "config_path", "dask")
 
 
 def _of_trial(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
@@ -146,20 +147,26 @@ def _of_trial(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]
 
 def _of_run(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
     """A step of a run replayed as it was; nothing else is predicted of it."""
+    from fastcomm.cli.options import engine_of
     from fastcomm.cli.windows import opened_whole, wanted_window
     from fastcomm.engine import warm
     from fastcomm.engine.replay import session_of, step_of
     from fastcomm.errors import ConfigError
     from fastcomm.replay.predictions import Predictions
+    from fastcomm.report.progress import progress
 
     refused = [name for name in _OF_TRIALS if words[name]]
     if refused or words["steps"] != 1 or words["align"] != "auto":
         name = _option(refused[0] if refused else "steps" if words["steps"] != 1 else "align")
         raise ConfigError(f"--{name} is for dPRO trials; {path} is none")
-    warm.compile_critical_path()
-    run = opened_whole((str(path),), words)
-    warn(run.warnings)
-    step = step_of(run, wanted_window(words), words["data_load_events"])
+    # --workers are threads, of the search for the bottleneck.
+    with engine_of({**words, "workers": 1}) as engine:
+        warm.compile_critical_path()
+        run = opened_whole((str(path),), words, engine)
+        warn(run.warnings)
+        loads = words["data_load_events"]
+        with progress(run) as advance:
+            step = step_of(run, wanted_window(words), loads, workers=engine, progress=advance)
     return session_of(step), Predictions()
 
 

@@ -4,26 +4,56 @@ Several ranks are joined by their collectives, as for one critical path through 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.joining import RunEvents
 from fastcomm.critical_path.ranks import joined
+from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.window import Wanted
+from fastcomm.engine.engine import Engine, Lost, Progress, Task
+from fastcomm.engine.local import engine_of
 from fastcomm.errors import FastcommError
 from fastcomm.replay.critical import critical_path
 from fastcomm.replay.run_graph import Step, measured, replayer
 from fastcomm.replay.session import Session
 from fastcomm.trace.run import Run
+from fastcomm.trace.trace import Trace
+
+_Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
 
 
-def step_of(run: Run, wanted: Wanted | None = None, data_load: Sequence[str] = ()) -> Step:
+def step_of(
+    run: Run,
+    wanted: Wanted | None = None,
+    data_load: Sequence[str] = (),
+    *,
+    workers: int | Engine = 1,
+    progress: Progress | None = None,
+) -> Step:
     """A window of a run, all ranks; FastcommError where ranks have nothing in common."""
-    traces = {rank: run.read(rank) for rank in run.ranks}
+    part = partial(_part, wanted=wanted, data_load=tuple(data_load))
+    task = Task(measure=part, merge=_together, finish=_step)
+    return engine_of(workers).gather(run, task, progress=progress)
+
+
+def _part(trace: Trace, wanted: Wanted | None, data_load: tuple[str, ...]) -> _Parts:
+    """One rank: names of operations come from all of its trace, so that all of it stays."""
+    return {trace.meta.rank: (trace, analyse(trace, wanted, data_load=data_load))}
+
+
+def _together(parts: Sequence[_Parts]) -> _Parts:
+    return {rank: each for part in parts for rank, each in part.items()}
+
+
+def _step(parts: _Parts, _left_out: Sequence[Lost]) -> Step:
+    traces = {rank: parts[rank][0] for rank in sorted(parts)}
+    paths = {rank: parts[rank][1] for rank in sorted(parts)}
     if len(traces) == 1:
-        ((_, trace),) = traces.items()
-        found = analyse(trace, wanted, data_load=data_load)
+        ((rank, trace),) = traces.items()
+        found = paths[rank]
         nodes = len(found.graph.time)
         return Step(
             graph=found.graph,
@@ -33,7 +63,7 @@ def step_of(run: Run, wanted: Wanted | None = None, data_load: Sequence[str] = (
             traces=(trace,),
         )
     try:
-        many = joined(traces, wanted, data_load)
+        many = joined(traces, found=paths)
     except FastcommError as error:
         raise FastcommError(f"{error}; --ranks with one number replays that alone") from error
     events = many.path.events
