@@ -10,10 +10,12 @@ BENCH := $(BIN)/python -m pytest bench -o addopts=--strict-markers
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+FUZZ_SECONDS ?= 60
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint unit coverage docs pages bench bench-check bench-scale clean
+.PHONY: help demo test lint unit coverage docs pages bench bench-check bench-scale fuzz clean
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +52,9 @@ bench-check: .venv/.dev ## The same; what is under its bar fails
 
 bench-scale: .venv/.dev ## Measure runs of 64, 512 and 4096 ranks, and a trace of 5 GB (10 GB of disk)
 	$(BIN)/python bench/scale.py --write docs/scale.md
+
+fuzz: .venv/.dev ## Change files of every format at random, FUZZ_SECONDS long: read or refused
+	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
 
 clean: ## Remove all that these commands made, .venv and ./demo included
 	rm -rf .venv .cache demo docs/_build .coverage .benchmarks .hypothesis

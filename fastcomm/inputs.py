@@ -21,7 +21,7 @@ RATIO, TEXT, DOCUMENT = (
     "FASTCOMM_MAX_DOCUMENT_GIB",
 )
 # Traces of profilers become 10 to 40 times as large; deflate makes at most a thousand of one.
-_USUAL = {RATIO: 200, TEXT: 64, DOCUMENT: 4}
+USUAL = {RATIO: 200, TEXT: 64, DOCUMENT: 4}
 # Below this many bytes nobody is harmed, whatever the ratio.
 SMALL = 64 << 20
 _GIB = 1 << 30
@@ -47,7 +47,7 @@ class Limits:
     @classmethod
     def of_environment(cls) -> Self:
         """The limits that hold here; ConfigError where one is no number."""
-        ratio, text, document = map(_said, _USUAL)
+        ratio, text, document = map(_said, USUAL)
         return cls(ratio=ratio, text=text * _GIB, document=document * _GIB)
 
     def check(self, made: int, size: int, path: Path) -> None:
@@ -74,7 +74,7 @@ class Limits:
 def _said(name: str) -> float:
     text = os.environ.get(name, "")
     try:
-        value = float(text or _USUAL[name])
+        value = float(text or USUAL[name])
     except ValueError:
         value = 0.0
     if not value > 0:

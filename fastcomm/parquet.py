@@ -1,9 +1,11 @@
 """Parquet files of which nothing is trusted: read once their own words say that they fit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fastcomm import inputs, remote
@@ -15,20 +17,22 @@ _CELL = 8  # bytes of most values in memory
 def names(path: Path) -> list[str]:
     """The names of the columns; OSError or ArrowException where the file is none."""
     inputs.check(path)
-    with remote.named(path) as source:
+    with _words_of(path), remote.named(path) as source:
         return list(pq.read_schema(source).names)
 
 
 def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Some columns, or all; raises as `names`, and TraceFileError where they cannot fit."""
     inputs.check(path)
-    with remote.named(path) as source, pq.ParquetFile(source) as file:
+    with _words_of(path), remote.named(path) as source, pq.ParquetFile(source) as file:
         found = file.schema_arrow.names
         if missing := [name for name in columns or () if name not in found]:
             raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {found}")
         wanted = list(found if columns is None else columns)
         check(file.metadata, path.stat().st_size, path, wanted)
-        return file.read(columns=wanted)
+        table = file.read(columns=wanted)
+    check_words(table)
+    return table
 
 
 def check(
@@ -39,7 +43,8 @@ def check(
     A column of one value is as short for a billion rows as for ten.
     """
     groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
-    made = sum(_bytes_of(group, columns) for group in groups)
+    with _words_of(path):
+        made = sum(_bytes_of(group, columns) for group in groups)
     if made < 0:
         raise TraceFileError(f"{path}: damaged: a row group of less than no rows")
     inputs.Limits.of_environment().check(made, size, path)
@@ -55,3 +60,23 @@ def _bytes_of(group: pq.RowGroupMetaData, wanted: Sequence[str] | None) -> int:
         for each in columns
         if wanted is None or each.path_in_schema.partition(".")[0] in wanted
     )
+
+
+def check_words(table: pa.Table) -> None:
+    """ArrowInvalid where a code stands for no word: Arrow would look behind its memory."""
+    for column in table.columns:
+        for chunk in column.chunks if pa.types.is_dictionary(column.type) else ():
+            chunk.dictionary.validate(full=True)
+            if len(chunk) == chunk.null_count:
+                continue
+            ends = pc.min_max(chunk.indices)
+            if ends["min"].as_py() < 0 or ends["max"].as_py() >= len(chunk.dictionary):
+                raise pa.ArrowInvalid(f"a code {ends}, and {len(chunk.dictionary)} words")
+
+
+@contextmanager
+def _words_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise TraceFileError(f"{path}: damaged: a name that is no UTF-8") from error

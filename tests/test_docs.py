@@ -10,6 +10,7 @@ import pytest
 
 import fastcomm
 from docs import pages
+from fastcomm import inputs
 from fastcomm.cli import COMMANDS, main
 from fastcomm.readers import config
 from fastcomm.readers.ranks import NAME_PATTERNS
@@ -129,3 +130,17 @@ def test_links_lead_to_files_and_commands_exist(page):
         assert (page.parent / link).exists(), link
     targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+def test_every_fault_of_the_table_has_a_test_that_exists():
+    rows = re.findall(r"^\| .* \| .* \| (`test_.*`) \|$", text_of("docs/reliability.md"), re.M)
+    named = [name for row in rows for name in re.findall(r"`(\w+\.py)::(\w+)`", row)]
+    assert len(named) > 50
+    for file, name in named:
+        assert f"\ndef {name}(" in text_of(f"tests/{file}"), name
+
+
+def test_the_limits_of_the_page_are_those_of_the_program():
+    page = text_of("docs/reliability.md")
+    rows = dict(re.findall(r"^\| `(FASTCOMM_\w+)` \| (\d+) \|", page, re.M))
+    assert {name: int(value) for name, value in rows.items()} == inputs.USUAL

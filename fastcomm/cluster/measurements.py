@@ -80,8 +80,12 @@ def nccl_tests(text: str, path: Path) -> list[Message]:
         if op is None or ranks < 1:
             missing = "operation (name the file after it)" if op is None else "list of ranks"
             raise ConfigError(f"{path}: a row of nccl-tests, but no {missing} before it")
-        if float(words[0]) and float(words[-8]):
-            found.append(Message(op, ranks, float(words[0]), float(words[-8]) * 1e-6))
+        try:
+            volume, microseconds = float(words[0]), float(words[-8])
+        except ValueError as error:
+            raise ConfigError(f"{path}: {line.strip()[:80]!r}: {error}") from error
+        if volume and microseconds:
+            found.append(Message(op, ranks, volume, microseconds * 1e-6))
     return found
 
 

@@ -55,6 +55,7 @@ _NAMES = {
     "rope": ("qk_rope_head_dim",),
     "value": ("v_head_dim",),
 }
+_MOST = 1 << 40  # of anything that a model has
 _GATED = ("silu", "swish", "swiglu")
 
 
@@ -120,7 +121,7 @@ def _number(said: dict[str, Any], key: str, path: Path, usual: int | None = None
     value = next((said[name] for name in names if said.get(name) is not None), usual)
     # Where nothing is usual, or that is at least 1, 0 says nothing that could be meant.
     least = 0 if usual == 0 else 1
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if type(value) is not int or not least <= value <= _MOST:
         raise ConfigError(
             f"{path}: {' or '.join(names)}: found {value!r}, wanted a whole number"
         )

@@ -21,7 +21,7 @@ from fastcomm.readers.formats import Found, OpenOptions
 from fastcomm.readers.table_mapping import TableMapping, preset_of
 from fastcomm.readers.table_rows import Rank, Rows
 from fastcomm.trace.iterations import IterationRule
-from fastcomm.trace.run import Source
+from fastcomm.trace.run import MOST_RANKS, Source
 from fastcomm.trace.trace import Meta, Trace
 
 Ints = NDArray[np.int64]
@@ -91,7 +91,7 @@ def _ranks(path: Path, mapping: TableMapping, world: int | None) -> list[Rank]:
     rows = [dict(zip(keys, values, strict=True)) for values in seen]
     for row in rows:
         number = row[mapping.rank]
-        if not isinstance(number, int) or number < 0:
+        if type(number) is not int or not 0 <= number < MOST_RANKS:
             raise TraceFileError(
                 f"{path}: column {mapping.rank}: found {number!r}, wanted ranks from 0"
             )

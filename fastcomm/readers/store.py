@@ -37,7 +37,10 @@ _COMM = {
     for name in schema.COMM.names
     if name not in ("start", "stop", "event")
 }
-_DAMAGE = (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError)
+_DAMAGE = (
+    *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
+    *(AttributeError, OverflowError, RecursionError),
+)
 
 
 def claims(path: Path) -> bool:
@@ -193,11 +196,14 @@ def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
 
 def _rows(file: "pq.ParquetFile", said: dict[str, Any], sections: int, whole: bool) -> pa.Table:
     """The rows of the first sections, by start."""
+    from fastcomm import parquet
+
     names = {*_EVENTS.values(), *_COMM.values(), "event"}
     if whole:
         names |= {name for name in schema.ARGS.names if name in file.schema_arrow.names}
     groups = sum(said["row_groups"][:sections])
     table = file.read_row_groups(list(range(groups)), columns=sorted(names))
+    parquet.check_words(table)
     table = table.unify_dictionaries().combine_chunks()
     event = table["event"].to_numpy()
     if (event[1:] < event[:-1]).any():

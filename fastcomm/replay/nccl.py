@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.replay.damage import whole
 from fastcomm.replay.uniform import read_json
 
 _HOP = re.compile(r"(\d+)\[[0-9a-fA-F]+\] -> (\d+)\[[0-9a-fA-F]+\](?: \[(send|receive)\])?")
@@ -53,17 +54,17 @@ def topology(files: Mapping[str, Path], algorithm: str | None = None) -> Topolog
     tree: dict[int, dict[int, Tree]] = {}
     pid_of: dict[int, str] = {}
     for pid, path in files.items():
-        said = read_json(path)
-        rings, trees = _said(said, path)
-        rank = _own_rank(rings, trees, path)
-        if rank in pid_of:
-            raise TraceFileError(f"{path}: rank {rank} is that of {pid_of[rank]} already")
-        pid_of[rank] = pid
-        for channel, hops in rings.items():
-            for sender, receiver, _ in _hops(hops, path):
-                _agree(ring.setdefault(int(channel), {}), sender, receiver, path)
-        for number, own, place in trees:
-            tree.setdefault(number, {})[own] = place
+        with whole(path):
+            rings, trees = _said(read_json(path), path)
+            rank = _own_rank(rings, trees, path)
+            if rank in pid_of:
+                raise TraceFileError(f"{path}: rank {rank} is that of {pid_of[rank]} already")
+            pid_of[rank] = pid
+            for channel, hops in rings.items():
+                for sender, receiver, _ in _hops(hops, path):
+                    _agree(ring.setdefault(int(channel), {}), sender, receiver, path)
+            for number, own, place in trees:
+                tree.setdefault(number, {})[own] = place
     chosen = algorithm or (RING if ring else TREE)
     if not (ring if chosen == RING else tree):
         raise ConfigError(f"no {chosen} in {next(iter(files.values()))}, nor in other ranks")

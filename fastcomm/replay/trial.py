@@ -4,8 +4,7 @@ The framework is told by the files: a symbol, or metadata with `opt_aggregate_nu
 everything else TensorFlow's.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from fastcomm.replay import (
     tensorflow,
     uniform,
 )
+from fastcomm.replay.damage import whole
 from fastcomm.replay.folders import RankFolder
 from fastcomm.replay.local_graph import LocalGraph
 from fastcomm.replay.nccl import Topology
@@ -93,7 +93,7 @@ def read(
     found = {rank.pid: _read_rank(rank, job) for rank in ranks}
     events = [event for rank in found.values() for event in rank.events]
     if (path / byteps.COMM).exists():
-        with _whole(path / byteps.COMM):
+        with whole(path / byteps.COMM):
             events += byteps.events(path, job.parameters.ids)
     hosts = {rank.pid: rank.host for rank in ranks}
     syncs = {pid: rank.last_sync for pid, rank in found.items()}
@@ -129,7 +129,7 @@ def _job(
             coarse=coarse,
         )
     graph = tensorflow.local_graph(_file(ranks, "dag.gml"))
-    with _whole(ranks[0].folder / "metadata.json"):
+    with whole(ranks[0].folder / "metadata.json"):
         known = tensorflow.parameters(tensors, metadata, graph)
 
     def events(path: Path, pid: str) -> list[Event]:
@@ -149,7 +149,7 @@ def _mxnet_parameters(
         raise TraceFileError(
             f"{place}: no gradient_name_list: without it the ids of tensors mean nothing"
         )
-    with _whole(place):
+    with whole(place):
         return mxnet.parameters(tensors, int(metadata.get("opt_aggregate_num") or 0))
 
 
@@ -168,7 +168,7 @@ def _tensors(ranks: Sequence[RankFolder], metadata: Mapping[str, Any]) -> tuple[
     for said in (folders.content(ranks, "gradient_name_list.json"), metadata):
         names = said.get("gradient_name_list")
         if isinstance(names, list | str):
-            with _whole(ranks[0].folder / "gradient_name_list"):
+            with whole(ranks[0].folder / "gradient_name_list"):
                 return listed(names)
     older = folders.content(ranks, "gradient_name2ID.json")
     return listed(sorted(older, key=older.__getitem__))
@@ -176,7 +176,7 @@ def _tensors(ranks: Sequence[RankFolder], metadata: Mapping[str, Any]) -> tuple[
 
 def _read_rank(rank: RankFolder, job: _Job) -> _Rank:
     """Computation first: its span says what of the other files counts."""
-    with _whole(rank.trace):
+    with whole(rank.trace):
         events = job.events(rank.trace, rank.pid)
     if not events:
         raise TraceFileError(f"{rank.trace}: no operation of the data-flow graph in it")
@@ -185,34 +185,27 @@ def _read_rank(rank: RankFolder, job: _Job) -> _Rank:
         rank.folder / name for name in ("io.json", "comm_detail.json", "comm.json")
     )
     if inputs.exists():
-        with _whole(inputs):
+        with whole(inputs):
             events += _inputs(inputs, rank.pid, span)
     slices: list[Event] = []
     if detail.exists():
-        with _whole(detail):
+        with whole(detail):
             slices = horovod.detail(detail, rank.pid, span)
     last_sync = None
     if timeline.exists():
-        with _whole(timeline):
+        with whole(timeline):
             said, last_sync = horovod.timeline(
                 timeline, rank.pid, span, job.parameters.ids, coarse=job.coarse
             )
         slices = [*slices, *said]
-    return _Rank(events=[*events, *slices], counts=horovod.counts(slices), last_sync=last_sync)
+    with whole(detail):
+        counts = horovod.counts(slices)
+    return _Rank(events=[*events, *slices], counts=counts, last_sync=last_sync)
 
 
 def _span(events: Sequence[Event]) -> tuple[int, int]:
     """From the first start to the last end."""
     return min(each.start for each in events), max(each.start + each.dur for each in events)
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[None]:
-    """What an event lacks is an error of its file."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise TraceFileError(f"{path}: an event that is none: {error!r}") from error
 
 
 def _inputs(path: Path, pid: str, span: tuple[int, int]) -> list[Event]:

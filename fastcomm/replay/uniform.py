@@ -29,6 +29,7 @@ Integers = NDArray[np.integer[Any]]
 _IDS = ("loopId", "channelId", "chunkId", "sliceId")
 # Above this a float64 does not hold thousandths of its unit.
 _PRECISE = 1 << 43
+_LATEST = 1 << 61
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,15 +227,15 @@ def _event(row: Any, path: Path, index: int) -> Event:
         if not tilde and all(name in args for name in _IDS):
             tilde, suffix = "~>", "_".join(str(args[name]) for name in _IDS)
         return Event(
-            name=row["name"],
+            name=_word(row["name"]),
             pid=str(row["pid"]),
-            start=ns(row["ts"]),
-            dur=ns(row.get("dur", 0)),
+            start=_whole(ns(row["ts"])),
+            dur=_whole(ns(row.get("dur", 0))),
             lane=str(row.get("tid", "")),
             cat=str(row.get("cat", "")),
             suffix=suffix if tilde else None,
-            step=step,
-            phase=row.get("ph", "X"),
+            step=None if step is None else _whole(step),
+            phase=_word(row.get("ph", "X")),
             extra=args,
         )
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -242,6 +243,19 @@ def _event(row: Any, path: Path, index: int) -> Event:
             f"{path}: event {index}: {error!r} in {str(row)[:120]}, "
             "wanted name, pid, ts and dur"
         ) from error
+
+
+def _word(found: Any) -> str:
+    if not isinstance(found, str):
+        raise TypeError(f"{str(found)[:40]!r} is no text")
+    return found
+
+
+def _whole(found: Any) -> int:
+    """A whole number of which two can be added."""
+    if type(found) is not int or abs(found) > _LATEST:
+        raise TypeError(f"{str(found)[:40]!r} is no time and no number of a step")
+    return found
 
 
 def ns(microseconds: float | Decimal) -> int:

@@ -1,0 +1,365 @@
+"""What is changed: a small file or folder of every format, and what reads it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from fastcomm.cluster import load as cluster
+from fastcomm.cluster import measurements
+from fastcomm.critical_path import edits
+from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.saved import restore_cpgraph, save
+from fastcomm.critical_path.window import Wanted
+from fastcomm.dispatch import hardware, workload
+from fastcomm.dispatch.recipe import Recipe
+from fastcomm.engine.ingest import ingest, plan
+from fastcomm.engine.measure import compute_metrics
+from fastcomm.isp import config as isp_config
+from fastcomm.isp import model_file, tables
+from fastcomm.readers import cards, config, execution_trace
+from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.readers.table_mapping import Kind, TableMapping
+from fastcomm.replay import inputs, operations, what_if
+from fastcomm.replay.statistics import statistics
+from fastcomm.replay.step_time import step_time
+from fastcomm.replay.stragglers import Model, stragglers
+from fastcomm.synthetic import Job, write, write_nsys
+
+_DATA = Path(__file__).parents[2] / "shared" / "data" / "replay"
+SHAPE = {"num_nodes": 1, "gpus_per_node": 8, "experts_per_gpu": 1}
+_JOB = Job.of(ranks=2, steps=1, layers=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed:
+    """A format: what makes its files at a path, and what reads them from there."""
+
+    name: str  # of the file or folder
+    make: Callable[[Path], object]
+    read: Callable[[Path], object]
+
+
+def metrics(path: Path) -> None:
+    """As `fastcomm metrics`."""
+    compute_metrics(open_run(path)).to_dict()
+
+
+def whole(path: Path) -> None:
+    """As `fastcomm metrics`, `critical-path` and `ingest`, one after the other."""
+    metrics(path)
+    run = open_run(path, options=OpenOptions(whole=True))
+    for rank in run.ranks:
+        analyse(run.read(rank), Wanted(annotation="")).summary()
+    target = path.with_name(f"{path.name}.store")
+    ingest(plan([path], target))
+    metrics(target)
+
+
+_COLUMNS = TableMapping(
+    rank="rank",
+    start="start_ts",
+    duration="duration",
+    unit="s",
+    kind="optype",
+    kinds=(Kind(pattern="*-compute", work="compute"), Kind(pattern="*", op="AllReduce")),
+    iteration="step",
+)
+
+
+def _table(path: Path) -> None:
+    options = OpenOptions(config=config.Config(table=_COLUMNS))
+    compute_metrics(open_run(path, options=options)).to_dict()
+
+
+def _stats(path: Path) -> None:
+    said = inputs.read(path)
+    statistics(said.trace, said.topology).ops()
+    step_time(said.trace)
+
+
+def _stragglers(path: Path) -> None:
+    stragglers(Model.of(operations.read(path)))
+
+
+def _meta(path: Path) -> None:
+    json.dumps(operations.meta(path))
+
+
+def _workload(path: Path) -> None:
+    for _ in workload.open_workload(path, SHAPE).layers():
+        pass
+
+
+def _trace(path: Path) -> None:
+    made = write(_JOB, path.parent / "made", ranks=[0], compress=path.suffix == ".gz")[0]
+    shutil.move(made, path)
+
+
+def _nsys(kind: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        made = write_nsys(_JOB, path.parent / "made", ranks=[0], kind=kind)[0]
+        shutil.move(made, path)
+
+    return make
+
+
+def _store(path: Path) -> None:
+    traces = path.parent / "traces"
+    write(_JOB, traces)
+    ingest(plan([traces], path))
+    shutil.rmtree(traces)
+
+
+def _saved(path: Path) -> None:
+    trace = path.parent / "rank0.json"
+    _trace(trace)
+    run = open_run(trace, options=OpenOptions(whole=True))
+    save(analyse(run.read(run.ranks[0]), Wanted(annotation="")), path.with_suffix(""))
+    trace.unlink()
+
+
+def _inspector(path: Path) -> None:
+    line = {
+        "header": {"id": "0x5", "rank": 0, "n_ranks": 2, "nnodes": 1},
+        "metadata": {
+            "inspector_output_format_version": "v4.0",
+            "git_rev": "",
+            "rec_mechanism": "nccl_profiler_interface",
+            "dump_timestamp_us": 1_748_030_377_748_202,
+            "hostname": "host",
+            "pid": 1639,
+        },
+        "coll_perf": {
+            "coll": "AllReduce",
+            "coll_sn": 0,
+            "coll_msg_size_bytes": 17_179_869_184,
+            "coll_exec_time_us": 61_974,
+            "coll_algobw_gbs": 277.2,
+            "coll_busbw_gbs": 485.1,
+        },
+    }
+    rows = []
+    for number in range(20):
+        line["coll_perf"]["coll_sn"] = number
+        line["metadata"]["dump_timestamp_us"] += 100_000
+        rows.append(json.dumps(line))
+    path.write_text("\n".join(rows) + "\n")
+
+
+def _operations() -> pa.Table:
+    kinds = ("forward-compute", "backward-compute", "grads-sync")
+    rows = [
+        {
+            "dp_rank": dp,
+            "stage": stage,
+            "rank": 2 * dp + stage,
+            "step": step,
+            "optype": kind,
+            "start_ts": 1.0 + step * 9.0 + n,
+            "duration": 0.5,
+            "seq_id": seq,
+            "mc": seq,
+            "gmc": seq,
+        }
+        for dp in range(2)
+        for stage in range(2)
+        for step in range(3)
+        for n, kind in enumerate(kinds)
+        for seq in range(1)
+    ]
+    return pa.Table.from_pylist(rows)
+
+
+def _routing(path: Path) -> None:
+    rng = np.random.default_rng(5)
+    src, expert = rng.integers(0, 8, 50), rng.integers(0, 8, (50, 2))
+    if path.suffix == ".npy":
+        np.save(path, expert)
+    elif path.suffix == ".npz":
+        np.savez_compressed(path, src_gpu=src, target_experts=expert)
+    else:
+        columns = {"src": src, "expert": pa.array(expert.tolist(), pa.list_(pa.int64()))}
+        pq.write_table(pa.table(columns), path)
+
+
+def _generated(path: Path) -> None:
+    recipe = Recipe.of(**SHAPE, seq_len=32, num_layers=2, iter_num=1, topk=2)
+    workload.write(recipe, path)
+
+
+def _execution(path: Path) -> None:
+    tensor = [3, 7, 0, 64, 4, "cuda:0"]
+    nodes = [
+        {
+            "id": n,
+            "name": "aten::add_",
+            "ctrl_deps": 1,
+            "inputs": {"values": [tensor, [tensor, 5]], "shapes": [[8, 8], []]},
+            "outputs": {"values": [tensor], "shapes": [[8, 8]]},
+            "attrs": [
+                {"name": "rf_id", "type": "uint64", "value": n},
+                {"name": "op_schema", "type": "string", "value": "a(Tensor(a!) x) -> Tensor"},
+            ],
+        }
+        for n in range(1, 12)
+    ]
+    path.write_text(json.dumps({"schema": "1.1.0-chakra.0.0.4", "nodes": nodes}))
+
+
+_UNIFORM = json.dumps(
+    {
+        "traceEvents": [
+            {
+                "name": f"{part}.op{n}",
+                "pid": "host0.rank0",
+                "tid": "1",
+                "ph": "X",
+                "ts": 1000 * n + at + 0.5,
+                "dur": 3,
+                "cat": "operator",
+                "args": {"name": f"{part}.op{n}~>0_1", "step": n, "cnt": 0},
+            }
+            for n in range(4)
+            for at, part in enumerate(("FW", "BW", "Comm", "UPDATE_"))
+        ]
+    }
+)
+_CONFIG = """
+[parallel]
+tp = 2
+pp = 1
+order = "tp-cp-ep-dp-pp"
+[[tags]]
+description = "x"
+tag = "TP"
+[[kernels]]
+pattern = "nccl.*"
+op = "AllReduce"
+tag = "DP"
+[iterations]
+regex = "step ([0-9]+)"
+[link]
+bandwidth = "400Gbit/s"
+[ranks]
+"a.log" = 3
+[table]
+rank = "rank"
+kind = "op"
+start = "s"
+stop = "e"
+kinds = { gemm = "compute", "a*" = { op = "AllReduce", tag = "DP" } }
+"""
+_CARD = """
+workload:
+  hardware:
+    xpu_spec: {type: h100, total_count: 8}
+    network_topo: {bandwidth_gbps: [400, 900]}
+Model-executor:
+  framework: {name: megatron-lm}
+  model_plan_parallelization: {dp_replicate: 1, dp_shard: 2, tp: 2, pp: 2, cp: 1, ep: 1}
+"""
+_MODEL = """
+hidden = 4096
+heads = 32
+layers = 32
+vocab = 32000
+"""
+_HF = json.dumps(
+    {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 11008,
+        "vocab_size": 32000,
+        "hidden_act": "silu",
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+    }
+)
+_EDITS = """
+[[edit]]
+scale = "0.5"
+what = "comm:DP"
+[[edit]]
+set = "10us"
+what = "name:gemm"
+[[edit]]
+remove = "launches"
+"""
+_NCCL = """# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor)
+# Using devices
+#  Rank  0 Group  0 Pid 1 on host device  0 [0x1b] NVIDIA H100
+#  Rank  1 Group  0 Pid 2 on host device  1 [0x43] NVIDIA H100
+#       size         count      type   redop    root     time   algbw   busbw #wrong
+     1048576        262144     float   sum   -1   41.56   25.23   44.15   0 41.5 25.2 44.2 0
+     2097152        524288     float   sum   -1   61.56   35.23   64.15   0 61.5 35.2 64.2 0
+"""
+_GEMM = "key_bytesxmacs,lat_s\n1000000,0.1\n2000000,0.2\n4000000,0.4\n"
+
+
+def _text(content: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(content)
+
+
+def _cluster(path: Path) -> None:
+    shutil.copy(Path(cluster.__file__).parent / "data" / "h100.toml", path)
+
+
+def _study(path: Path) -> None:
+    table = pq.read_table(_DATA / "straggler" / "trace-ST.parquet")
+    step = table["step"].to_pylist()
+    pq.write_table(table.filter(pa.array([each <= min(step) + 1 for each in step])), path)
+
+
+def _trial(path: Path) -> None:
+    shutil.copytree(_DATA / "trial" / "trace", path)
+    for file in [path, *path.rglob("*")]:
+        file.chmod(0o755 if file.is_dir() else 0o644)
+
+
+_SEEDS = (
+    Seed(name="rank0.json", make=_trace, read=whole),
+    Seed(name="rank0.json.gz", make=_trace, read=metrics),
+    Seed(name="nsys_0.sqlite", make=_nsys("sqlite"), read=whole),
+    Seed(name="nsys_pqtdir", make=_nsys("parquetdir"), read=metrics),
+    Seed(name="nsys_arwdir", make=_nsys("arrowdir"), read=metrics),
+    Seed(name="store", make=_store, read=metrics),
+    Seed(name="path.zip", make=_saved, read=lambda path: restore_cpgraph(path).summary()),
+    Seed(name="inspector.log", make=_inspector, read=whole),
+    Seed(name="table.parquet", make=lambda p: pq.write_table(_operations(), p), read=_table),
+    Seed(name="table.csv", make=lambda p: pa_csv.write_csv(_operations(), p), read=_table),
+    Seed(name="study.parquet", make=_study, read=_stragglers),
+    Seed(name="meta.yaml", make=_text("dp_size: 2\npp_size: 2\nvpp_size: 1\n"), read=_meta),
+    Seed(name="uniform.json", make=_text(_UNIFORM), read=_stats),
+    Seed(name="changes.json", make=_text('{"FW.a": {"delay": 1.5}}'), read=what_if.read),
+    Seed(name="et.json", make=_execution, read=execution_trace.read),
+    Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
+    Seed(name="card.yaml", make=_text(_CARD), read=cards.read_card),
+    Seed(name="cluster.toml", make=_cluster, read=cluster.load),
+    Seed(name="links.toml", make=_cluster, read=lambda p: hardware.hardware(str(p), 8)),
+    Seed(name="model.toml", make=_text(_MODEL), read=model_file.load),
+    Seed(name="config.json", make=_text(_HF), read=model_file.load),
+    Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=isp_config.read),
+    Seed(name="edits.toml", make=_text(_EDITS), read=edits.read),
+    Seed(name="all_reduce.log", make=_text(_NCCL), read=measurements.read),
+    Seed(name="linear_x.csv", make=_text(_GEMM), read=tables.gemm),
+    Seed(name="w.npz", make=_routing, read=_workload),
+    Seed(name="w.npy", make=_routing, read=_workload),
+    Seed(name="w.parquet", make=_routing, read=_workload),
+    Seed(name="workload", make=_generated, read=_workload),
+    Seed(name="trial", make=_trial, read=_stats),
+)
+# Two are cut out of published data, which are not everywhere.
+SEEDS = {
+    seed.name: seed
+    for seed in _SEEDS
+    if seed.name not in ("trial", "study.parquet") or _DATA.is_dir()
+}
