@@ -5,9 +5,12 @@ import sys
 import openpyxl
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
+from fastcomm.cli import main
 from fastcomm.errors import FastcommError
 from fastcomm.report import files, workbook
+from fastcomm.synthetic import Job, write
 
 TABLE = pa.table(
     {
@@ -67,3 +70,16 @@ def test_without_the_extra_the_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "xlsxwriter", None)
     with pytest.raises(FastcommError, match=r"pip install 'fastcomm\[xlsx\]'"):
         workbook.write({"one": TABLE}, tmp_path / "a.xlsx")
+
+
+def test_a_command_writes_the_workbook_beside_its_other_files(tmp_path):
+    write(Job.of(2, steps=2, layers=1, micro_batches=1), tmp_path / "traces")
+
+    def call(*words):
+        return CliRunner().invoke(main, ["metrics", str(tmp_path / "traces"), *words])
+
+    done = call("--xlsx", "--output", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    found = rows(tmp_path / "out/metrics.xlsx", "ranks")
+    assert [row[0] for row in found] == ["rank", 0, 1]
+    assert call("--xlsx").exit_code == 2

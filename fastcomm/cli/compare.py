@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli.measuring import compute, measure_options
-from fastcomm.cli.options import OutputFolder, engine_of
+from fastcomm.cli.options import engine_of
+from fastcomm.cli.results import result_options
 
 if TYPE_CHECKING:
     from fastcomm.engine.engine import Engine
@@ -32,13 +33,7 @@ Examples:
     "'breakdown.exact.idle > 20%' of the value after. Repeatable; --json lists the names.",
 )
 @measure_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--output",
-    type=OutputFolder(),
-    metavar="DIR",
-    help="Write compare.json, and parts and values as CSV and Parquet.",
-)
+@result_options("Write compare.json, and parts and values as CSV and Parquet.", html=False)
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -70,7 +65,7 @@ def run(
     found = compare(*metrics)
     holding = [each.text for each in parsed if each.holds(found)]
     if output is not None:
-        report.write(found, holding, output)
+        report.write(found, holding, output, xlsx=words["xlsx"])
     if as_json:
         click.echo(report.json_text(found, holding))
     else:

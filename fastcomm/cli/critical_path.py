@@ -1,12 +1,13 @@
 """``fastcomm critical-path``."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.html_option import html_option
-from fastcomm.cli.options import OutputFolder, run_options
+from fastcomm.cli.options import run_options
+from fastcomm.cli.results import result_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
@@ -64,21 +65,14 @@ Examples:
 @click.option("--all-edges", is_flag=True, help="In the overlay: draw every edge, keep all.")
 @click.option("--save", metavar="DIR", help="Write graph and path to DIR.zip.")
 @run_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--output",
-    type=OutputFolder(),
-    metavar="DIR",
-    help="Write the path edge by edge as CSV and Parquet, and critical_path.json.",
-)
-@html_option
+@result_options("Write the path edge by edge as CSV and Parquet, and critical_path.json.")
 @click.pass_context
 def run(
     ctx: click.Context,
     /,
     paths: tuple[str, ...],
     as_json: bool,
-    output: str | None,
+    output: Path | None,
     **words: Any,
 ) -> None:
     """Find the chain of work that sets the time of a step.
@@ -121,7 +115,7 @@ def run(
         found.save(words["save"])
     data = _data(trace, found, words["execution_trace"]) if words["deps"] else None
     _page(found, paths, words["html"])
-    _show(found, as_json, output, data)
+    _show(found, as_json, output, data, xlsx=words["xlsx"])
 
 
 def _page(found: "CriticalPath | Joined", paths: tuple[str, ...], html: str | None) -> None:
@@ -156,7 +150,7 @@ _ONE_RANK = ("rank", "compat", "overlay", "save", "deps")
 
 
 def _join(
-    paths: tuple[str, ...], words: dict[str, Any], as_json: bool, output: str | None
+    paths: tuple[str, ...], words: dict[str, Any], as_json: bool, output: Path | None
 ) -> bool:
     """Show the path through all ranks; whether ranks were left out."""
     from dataclasses import asdict
@@ -170,7 +164,7 @@ def _join(
     found, left_out = joined_run(paths, words)
     _page(found, paths, words["html"])
     if output is not None:
-        report.write_joined(found, output)
+        report.write_joined(found, output, xlsx=words["xlsx"])
     if not as_json:
         report.show_joined(found)
         return bool(left_out)
@@ -186,12 +180,18 @@ def _join(
 
 
 def _show(
-    found: "CriticalPath", as_json: bool, output: str | None, data: "DataDependencies | None"
+    found: "CriticalPath",
+    as_json: bool,
+    output: Path | None,
+    data: "DataDependencies | None",
+    *,
+    xlsx: bool,
 ) -> None:
     from fastcomm.report import critical_path as report
 
     if output is not None:
-        report.write(found, output, None if data is None else data.operators)
+        operators = None if data is None else data.operators
+        report.write(found, output, operators, xlsx=xlsx)
     if not as_json:
         report.show(found)
         if data is not None:

@@ -105,7 +105,7 @@ def simulate(
     opened = _opened(workload, words)
     found = simulation.simulate(opened, names.split(","), _terms(opened.recipe, words))
     _page(found, words["html"])
-    _give(found, as_json, output, report.show)
+    _give(found, as_json, (output, words["xlsx"]), report.show)
 
 
 @run.command("compare")
@@ -129,7 +129,7 @@ def compare(workload: Path | None, as_json: bool, output: Path | None, **words: 
         opened, tuple(STRATEGIES), _terms(opened.recipe, words), lenient=True
     )
     _page(found, words["html"])
-    _give(found, as_json, output, report.compare)
+    _give(found, as_json, (output, words["xlsx"]), report.compare)
 
 
 @run.command("place")
@@ -191,7 +191,7 @@ def place(
         loads=loads,
     )
     _page(found, words["html"])
-    _give(found, as_json, output, report.place)
+    _give(found, as_json, (output, words["xlsx"]), report.place)
 
 
 @run.command("sweep")
@@ -224,7 +224,7 @@ def sweep(
         _recipe(words), grid, names.split(","), lambda recipe: _terms(recipe, words)
     )
     _page(found, words["html"])
-    _give(found, as_json, output, report.sweep)
+    _give(found, as_json, (output, words["xlsx"]), report.sweep)
 
 
 def _recipe(words: dict[str, Any]) -> "Recipe":
@@ -293,11 +293,15 @@ def _page(found: Any, html: str | None) -> None:
         render.write(dispatch.page(found), html)
 
 
-def _give(found: Any, as_json: bool, output: Path | None, show: Callable[[Any], None]) -> None:
+def _give(
+    found: Any, as_json: bool, files: tuple[Path | None, bool], show: Callable[[Any], None]
+) -> None:
+    """Write the result into a folder, with or without a workbook, and print it."""
+    output, xlsx = files
     if output is not None:
         from fastcomm.report import dispatch_tables
 
-        say(*(f"wrote {path}" for path in dispatch_tables.write(found, output)))
+        say(*(f"wrote {path}" for path in dispatch_tables.write(found, output, xlsx=xlsx)))
     if as_json:
         import json
 

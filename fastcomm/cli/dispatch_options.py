@@ -1,12 +1,11 @@
 """Options that the commands of ``fastcomm dispatch`` share."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from fastcomm.cli.html_option import html_option
+from fastcomm.cli.results import result_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,16 +23,7 @@ SHAPE = {
 }
 _DEFAULTS = ["4", "8", "2", "8192", "2", "5120", "4", "1", "10"]
 _DTYPES = ["float16", "bfloat16", "float32", "float64", "float8"]
-REPORT = (
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-    click.option(
-        "--output",
-        "-o",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Write the result as JSON, and its tables as CSV and Parquet, into this folder.",
-    ),
-    html_option,
-)
+REPORT = (result_options("Write dispatch.json, and the table as CSV and Parquet."),)
 TERMS = (
     click.option(
         "--cluster",

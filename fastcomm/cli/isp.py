@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.html_option import html_option
+from fastcomm.cli.results import result_options
 
 if TYPE_CHECKING:
     from fastcomm.isp.ask import Setting
@@ -148,13 +148,6 @@ _OPTIONS = [
         type=click.Choice(["megatron", "internevo"]),
         help="Print the winner as a trainer's arguments.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
-    click.option(
-        "--output",
-        type=click.Path(file_okay=False),
-        metavar="DIR",
-        help="Write isp.json, and every strategy as CSV and Parquet.",
-    ),
 ]
 
 
@@ -166,7 +159,7 @@ def _with_options(command: Any) -> Any:
 
 @click.command("isp", epilog=_EXAMPLES)
 @_with_options
-@html_option
+@result_options("Write isp.json, and every strategy as CSV and Parquet.")
 def run(**words: Any) -> None:
     """Find the parallel strategy that trains fastest and fits in memory.
 
@@ -188,7 +181,7 @@ def run(**words: Any) -> None:
     if words["output"]:
         from fastcomm.report.isp_files import write
 
-        write(found, words["output"], words["top"])
+        write(found, words["output"], words["top"], xlsx=words["xlsx"])
     if words["html"] is not None:
         from fastcomm.report.html import isp as html
         from fastcomm.report.html import render
@@ -282,7 +275,7 @@ def _sweep(
     if words["output"]:
         from fastcomm.report.isp_files import write_sweep
 
-        write_sweep(found, words["output"])
+        write_sweep(found, words["output"], xlsx=words["xlsx"])
     if words["html"] is not None:
         from fastcomm.report.html import isp as html
         from fastcomm.report.html import render

@@ -1,12 +1,13 @@
 """``fastcomm metrics``."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.html_option import html_option
 from fastcomm.cli.measuring import compute, measure_options
-from fastcomm.cli.options import OutputFolder, engine_of
+from fastcomm.cli.options import engine_of
+from fastcomm.cli.results import result_options
 
 if TYPE_CHECKING:
     from fastcomm.metrics.result import Metrics
@@ -23,21 +24,14 @@ Examples:
 @click.command("metrics", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @measure_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--output",
-    type=OutputFolder(),
-    metavar="DIR",
-    help="Write every table as CSV and Parquet, and metrics.json.",
-)
-@html_option
+@result_options("Write every table as CSV and Parquet, and metrics.json.")
 @click.pass_context
 def run(
     ctx: click.Context,
     /,
     paths: tuple[str, ...],
     as_json: bool,
-    output: str | None,
+    output: Path | None,
     html: str | None,
     **words: Any,
 ) -> None:
@@ -61,7 +55,7 @@ def run(
     if output is not None:
         from fastcomm.report import tables
 
-        tables.write(found, output)
+        tables.write(found, output, xlsx=words["xlsx"])
     if html is not None:
         from fastcomm.report.html import measured, render
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -33,7 +34,7 @@ class OutputFolder(click.Path):
     """A directory to write to, which may not be there; no URL."""
 
     def __init__(self) -> None:
-        super().__init__(file_okay=False)
+        super().__init__(file_okay=False, path_type=Path)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -189,8 +190,6 @@ def found(
 
 def seen_by(paths: tuple[str, ...], words: dict[str, Any]) -> tuple[str, ...]:
     """The paths as every worker understands them: those of a cluster begin elsewhere."""
-    from pathlib import Path
-
     from fastcomm.remote import is_url
 
     if not words["dask"]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli import trial_options
-from fastcomm.cli.html_option import html_option
 from fastcomm.cli.options import cluster_options, reading_options
+from fastcomm.cli.results import result_options
 from fastcomm.cli.said import warn
 from fastcomm.cli.windows import window_options
 
@@ -56,12 +56,8 @@ Examples:
 @window_options
 @reading_options
 @cluster_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write replay.json, nodes and edges as Parquet, and the graph as GraphML.",
+@result_options(
+    "Write replay.json, nodes and edges as Parquet, and the graph as GraphML.", xlsx=False
 )
 @click.option(
     "--trace",
@@ -70,7 +66,6 @@ Examples:
     metavar="FILE",
     help="Write the replayed step for Perfetto; with --what-if the changed one.",
 )
-@html_option
 def run(
     path: Path,
     changes: Path | None,

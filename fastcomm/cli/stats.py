@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from fastcomm.cli.results import result_options
 from fastcomm.cli.said import warn
 from fastcomm.cli.trial_options import align
 
@@ -41,13 +42,7 @@ Examples:
     metavar="OTHER",
     help="Print what OTHER adds, lacks and does faster or slower.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write stats.json, and all operations as Parquet and CSV.",
-)
+@result_options("Write stats.json, and all operations as Parquet and CSV.", html=False)
 def run(
     path: Path,
     other: Path | None,
@@ -83,7 +78,7 @@ def run(
         return
     time = step_time(said.trace, compat=compat)
     if output is not None:
-        report.write(found, time, output)
+        report.write(found, time, output, xlsx=words["xlsx"])
     if as_json:
         click.echo(json.dumps(report.to_dict(found, time), indent=2, allow_nan=False))
     else:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from fastcomm.cli.html_option import html_option
+from fastcomm.cli.results import result_options
 from fastcomm.cli.said import warn
 
 _EXAMPLES = """\b
@@ -42,14 +42,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="FILE",
     help="Write the replayed steps for Perfetto; with --what-if the changed ones.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write stragglers.json, and the files of the published study: result, ms, mw.",
+@result_options(
+    "Write stragglers.json, and the files of the published study: result, ms, mw.", xlsx=False
 )
-@html_option
 def run(
     table: Path,
     meta_path: Path | None,

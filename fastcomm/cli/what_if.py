@@ -1,13 +1,14 @@
 """``fastcomm what-if``."""
 
 from math import floor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.html_option import html_option
-from fastcomm.cli.options import OutputFolder, run_options
+from fastcomm.cli.options import run_options
+from fastcomm.cli.results import result_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
@@ -55,21 +56,14 @@ Examples:
     help="TOML file with tables [[edit]], which come first.",
 )
 @run_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--output",
-    type=OutputFolder(),
-    metavar="DIR",
-    help="Write the new path as CSV and Parquet, what_if.json, and the sweep.",
-)
-@html_option
+@result_options("Write the new path as CSV and Parquet, what_if.json, and the sweep.")
 @click.pass_context
 def run(
     ctx: click.Context,
     /,
     paths: tuple[str, ...],
     as_json: bool,
-    output: str | None,
+    output: Path | None,
     **words: Any,
 ) -> None:
     """Ask how long a step would take if some of its work were faster.
@@ -86,7 +80,7 @@ def run(
     answer = replay.run(edits)
     swept = [sweep(replay, edit, values, edits) for edit, values in sweeps]
     if output is not None:
-        report.write(answer, swept, output)
+        report.write(answer, swept, output, xlsx=words["xlsx"])
     if words["html"] is not None:
         from fastcomm.report.html import critical, render
 
