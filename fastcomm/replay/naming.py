@@ -8,7 +8,7 @@ which so holds everything of a trace without marks. The innermost mark decides.
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -194,6 +194,7 @@ def _class(word: str) -> int:
     return said[0] if len(said) == 1 else -1
 
 
+@lru_cache(maxsize=1 << 16)
 def plain(text: str) -> str:
     """A text as part of a name: without what separates names."""
     return re.sub(r"~>|->|\.", "_", text)

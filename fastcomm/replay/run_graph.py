@@ -17,7 +17,7 @@ from fastcomm.graph.delays import measured_delays
 from fastcomm.graph.graph import EDGE_KIND, Graph
 from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import Measured
-from fastcomm.replay.names import HOST, Name, category, long_name
+from fastcomm.replay.names import HOST, Name, category
 from fastcomm.replay.naming import Naming, plain
 from fastcomm.replay.replayer import Options, Replayer
 from fastcomm.replay.step_time import RankSteps, StepTime
@@ -194,28 +194,33 @@ def _longest(source: Ints, target: Ints, at_start: Flags, lag: Ints) -> Ints:
 def _names(step: Step, found: Operations) -> tuple[Name, ...]:
     """Long names: the how-manieth piece of a name on a rank is its suffix."""
     named = [Naming(trace) for trace in step.traces]
+    pids = [pid(trace.meta.rank) for trace in step.traces]
+    rows = (found.event - step.first[found.rank]).tolist()
+    ranks = found.rank.tolist()
     count: dict[tuple[int, str], int] = defaultdict(int)
-    names: list[Name | None] = [None] * len(found.event)
-    known: dict[tuple[int, int], Name] = {}
+    of_row: dict[tuple[int, int], str] = {}
+    parts: dict[str, tuple[str, str, str | None]] = {}
+    names: dict[int, Name] = {}
     for i in np.argsort(found.begin, kind="stable").tolist():
-        k = int(found.rank[i])
-        row = int(found.event[i] - step.first[k])
-        if (k, row) not in known:
-            known[k, row] = Name.of(
-                long_name(pid(step.traces[k].meta.rank), _name(named[k], row))
-            )
-        one = known[k, row]
-        suffix = str(count[k, one.standard])
-        count[k, one.standard] += 1
+        k, row = ranks[i], rows[i]
+        standard = of_row.get((k, row))
+        if standard is None:
+            standard = of_row[k, row] = _name(named[k], row)
+            if standard not in parts:
+                one = Name.of(standard)
+                parts[standard] = one.op_cat, one.op_name, one.sub_op
+        op_cat, op_name, sub_op = parts[standard]
+        suffix = count[k, standard]
+        count[k, standard] += 1
         names[i] = Name(
-            pid=one.pid,
-            standard=one.standard,
-            op_cat=one.op_cat,
-            op_name=one.op_name,
-            sub_op=one.sub_op,
-            suffix=suffix,
+            pid=pids[k],
+            standard=standard,
+            op_cat=op_cat,
+            op_name=op_name,
+            sub_op=sub_op,
+            suffix=str(suffix),
         )
-    return tuple(name for name in names if name is not None)
+    return tuple(names[i] for i in range(len(names)))
 
 
 def _name(named: Naming, row: int) -> str:
