@@ -3,6 +3,7 @@
 Memory comes first: what does not fit is not priced.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -36,19 +37,13 @@ def search(
     counts = Counts()
     parts: list[Part] = []
     least = np.inf
-    for world in question.world_sizes:
-        for block in blocks(question, world, counts):
-            if counts.cells > MOST:
-                raise ConfigError(
-                    f"more than {MOST} candidates: narrow the batch, or say --pp or --sp"
-                )
-            used = memory(block, question)
-            total = np.broadcast_to(used["total_mm_cost"], block.shape)
-            least = min(least, float(total.min()))
-            fits = total <= limit
-            counts.rejected["memory"] += fits.size - int(np.count_nonzero(fits))
-            if not fits.any():
-                continue
+    for block in _all_blocks(question, counts):
+        used = memory(block, question)
+        total = np.broadcast_to(used["total_mm_cost"], block.shape)
+        least = min(least, float(total.min()))
+        fits = total <= limit
+        counts.rejected["memory"] += fits.size - int(np.count_nonzero(fits))
+        if fits.any():
             costs = price(block, question, cluster, attention)
             parts.append(kept(block.shape, fits, {**_key(block, question), **costs, **used}))
     return Found(
@@ -62,6 +57,16 @@ def search(
         unsuited=tuple(sorted(counts.unsuited)),
         notes=notes(cluster),
     )
+
+
+def _all_blocks(question: Question, counts: Counts) -> Iterator[Block]:
+    for world in question.world_sizes:
+        for block in blocks(question, world, counts):
+            if counts.cells > MOST:
+                raise ConfigError(
+                    f"more than {MOST} candidates: narrow the batch, or say --pp or --sp"
+                )
+            yield block
 
 
 def notes(cluster: Cluster) -> tuple[str, ...]:
