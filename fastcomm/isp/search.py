@@ -13,6 +13,7 @@ from fastcomm.cluster.curves import GemmTable
 from fastcomm.errors import ConfigError
 from fastcomm.isp.block import Block
 from fastcomm.isp.columns import Fields, Part, Records, kept
+from fastcomm.isp.correction import Correction
 from fastcomm.isp.memory import memory
 from fastcomm.isp.price import price
 from fastcomm.isp.question import ALGOS, Question
@@ -34,6 +35,7 @@ def search(
     question.check()
     cluster = replace(cluster, gemm=gemm) if gemm else cluster
     limit = cluster.memory if question.memory is None else question.memory
+    measured = Correction.of(attention, cluster) if attention else None
     counts = Counts()
     parts: list[Part] = []
     least = np.inf
@@ -44,7 +46,7 @@ def search(
         fits = total <= limit
         counts.rejected["memory"] += fits.size - int(np.count_nonzero(fits))
         if fits.any():
-            costs = price(block, question, cluster, attention)
+            costs = price(block, question, cluster, measured)
             parts.append(kept(block.shape, fits, {**_key(block, question), **costs, **used}))
     return Found(
         question=question,
