@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from time import perf_counter
 
 import oracle_isp as oracle
+import pyarrow as pa
 
 from fastcomm.cluster.load import load
 from fastcomm.isp import compat_search
+from fastcomm.isp.columns import Records
 from fastcomm.isp.compat import CompatRules
 from fastcomm.isp.presets import of_size
 from fastcomm.isp.question import Batch, Question
@@ -40,6 +43,22 @@ def test_evaluate(bar):
         lambda: search(question, A800),
         lambda: [oracle.step(oracle.A800, model, *strategy) for _ in range(SCALAR)],
         count=search(question, A800).feasible,
+        yardstick_count=SCALAR,
+    )
+
+
+def test_arrow(bar):
+    found = search(asked(4 << 20, world=256), A800)
+
+    def arrow():
+        fresh = Records(found.columns.parts, found.columns.ranking)
+        return replace(found, columns=fresh).to_arrow()
+
+    bar(
+        "isp_arrow",
+        arrow,
+        lambda: pa.Table.from_pylist([found.record(place) for place in range(SCALAR)]),
+        count=found.feasible,
         yardstick_count=SCALAR,
     )
 

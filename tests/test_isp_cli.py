@@ -293,6 +293,16 @@ def test_measured_tables_replace_the_curves(isp_data):
     assert folder["best"][0]["tgs"] != plain["best"][0]["tgs"]
 
 
+def test_measured_tables_count_in_sweeps_and_in_what_ifs(isp_data):
+    table = ("--attention-table", str(isp_data / "fa_a800.csv"))
+    asked = (*ASKED[:4], "--seq-len", "4Ki,8Ki", *ASKED[6:])
+    cells = [json.loads(call(*asked, *more, "--json"))["cells"] for more in ((), table)]
+    assert cells[0][1]["best"]["tgs"] != cells[1][1]["best"]["tgs"]
+    alone = json.loads(call(*ASKED, *table, "--json", "--sensitivity"))
+    assert cells[1][0]["best"]["tgs"] == alone["best"][0]["tgs"]
+    assert all(change["gain"] >= 0 for change in alone["sensitivity"])
+
+
 def test_a_strategy_of_the_original_is_explained_and_launched():
     asked = (*ASKED, "--compat", "isp-2024", "--compare", "isp", "--strict-batch")
     assert "reduction of gradients" in call(*asked, "--explain", "1")

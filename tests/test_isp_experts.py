@@ -8,7 +8,7 @@ import numpy as np
 import oracle_isp as oracle
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_isp import A800, block_of, cases, ours, question
 
@@ -156,11 +156,16 @@ def test_once_a_node_is_never_slower_between_nodes_and_the_same_inside(volume, r
         assert once == bare
 
 
+# The smallest products of the curve were measured a little slower than somewhat larger ones.
+LEVEL = replace(A800, gemm=replace(A800.gemm, rates=(8.6e12, *A800.gemm.rates[1:])))
+
+
 def costs(made, **more):
     model, case, flash = made
-    return evaluate(block_of(case), question(ours(model), case[2], flash=flash, **more), A800)
+    return evaluate(block_of(case), question(ours(model), case[2], flash=flash, **more), LEVEL)
 
 
+@settings(max_examples=40)
 @given(cases(sparse=True), st.floats(1, 4))
 def test_uneven_loads_are_never_faster_nor_smaller(made, imbalance):
     even, uneven = costs(made), costs(made, imbalance=imbalance)
@@ -168,12 +173,14 @@ def test_uneven_loads_are_never_faster_nor_smaller(made, imbalance):
     assert uneven["total_mm_cost"] >= even["total_mm_cost"] * (1 - 1e-12)
 
 
+@settings(max_examples=40)
 @given(cases(sparse=True))
 def test_hidden_all_to_alls_are_never_slower(made):
     shown, hidden = costs(made), costs(made, overlap_experts=True)
     assert hidden["total_latency"] <= shown["total_latency"] * (1 + 1e-12)
 
 
+@settings(max_examples=40)
 @given(cases(sparse=True))
 def test_memory_never_grows_with_the_spread_of_experts(made):
     model, (*rest, _, stages), flash = made
@@ -182,6 +189,7 @@ def test_memory_never_grows_with_the_spread_of_experts(made):
     assert all(after <= before * (1 + 1e-12) for before, after in pairwise(used))
 
 
+@settings(max_examples=40)
 @given(cases(sparse=True), st.sampled_from(["bw_intra", "bw_node", "hbm"]), st.floats(1.01, 8))
 def test_more_bandwidth_is_never_slower_with_experts(made, link, times):
     model, case, flash = made
@@ -191,6 +199,7 @@ def test_more_bandwidth_is_never_slower_with_experts(made, link, times):
     assert evaluate(block_of(case), asked, faster)["total_latency"] <= before * (1 + 1e-12)
 
 
+@settings(max_examples=40)
 @given(cases(sparse=True))
 def test_parts_of_a_step_add_up_to_it(made):
     model, case, flash = made
@@ -253,7 +262,9 @@ def test_virtual_stages_are_searched_where_they_divide_a_stage():
 def test_the_winner_has_its_experts_in_a_trainer_s_arguments(name):
     asked = ("--model", name, *ASKED[2:], "--world-size", "256", "--memory", "200GiB")
     asked = (*asked, "--pp", "1,2", "--micro-bsz", "1")
-    best = json.loads(call(*asked, "--json"))["best"][0]
+    found = json.loads(call(*asked, "--json"))
+    best = found["best"][0]
+    assert found["chosen"]["ep_size"] == best["ep"]
     text = call(*asked, "--launch", "megatron", "--dispatch", "nodes")
     assert "--moe-enable-deepep" in text
     megatron = call(*asked, "--launch", "megatron")

@@ -13,7 +13,7 @@ from fastcomm.cluster.measurements import Message, read
 from fastcomm.errors import ConfigError
 from fastcomm.isp import formulas, tables
 from fastcomm.isp.communication import collective
-from fastcomm.isp.compute import correction
+from fastcomm.isp.correction import Correction
 from fastcomm.isp.from_run import messages, spread
 from fastcomm.isp.model_file import load as load_model
 from fastcomm.isp.presets import of_size
@@ -256,9 +256,9 @@ def test_a_run_and_its_metrics_calibrate_alike(tmp_path):
 def test_an_attention_table_corrects_the_formula_and_is_exact_at_its_points(isp_data):
     table = tables.attention(isp_data / "fa_a800.csv")
     key = (1, 8192, 4096)
-    ahead, back = correction(table, A800, 8192.0, np.array([[4096.0]]))
+    ahead, back = Correction.of(table, A800).at(8192.0, np.array([[4096.0]]))
     formula = float(A800.attention.forward(*key))
     assert ahead.item() * formula == pytest.approx(table[key][0], rel=0.05)
     assert 0.8 < back.item() < 1.2
-    between, _ = correction(table, A800, 12000.0, np.array([[4096.0]]))
+    between, _ = Correction.of(table, A800).at(12000.0, np.array([[4096.0]]))
     assert 0.8 < between.item() < 1.2

@@ -239,7 +239,7 @@ def _changes(found: "Found", using: "Setting") -> list[Any]:
     if using.compat:
         raise ConfigError("--sensitivity: asks the default mode, leave --compat out")
     best = found.record(0) if found.feasible else None
-    return sensitivity(found.question, using.cluster, best)
+    return sensitivity(found.question, using.cluster, best, using.attention)
 
 
 def _show(found: "Found", using: "Setting", words: dict[str, Any]) -> None:
@@ -271,7 +271,7 @@ def _sweep(
 
     if using.compat:
         raise ConfigError("--compat: one sequence length at a time")
-    found = sweep(question, using.cluster, lengths)
+    found = sweep(question, using.cluster, lengths, using.attention)
     if words["output"]:
         from fastcomm.report.isp_files import write_sweep
 
@@ -288,6 +288,8 @@ def _sweep(
         _print_json({"cells": cells, "notes": list(found.notes)})
     else:
         report.heat_map(found)
+        if using.calibration:
+            report.calibration(using.calibration)
 
 
 def _print_json(whole: dict[str, Any]) -> None:

@@ -66,35 +66,37 @@ def calibrate(cluster: Cluster, messages: list[Message], *, waits: bool = False)
         moved = moved * bus_factor(op, ranks)
         usual = _usual_start(cluster, ranks)
         if len(time) == 1 and time[0] < 2 * usual:
-            skipped.append(
-                f"{op} on {ranks}: one size in {time[0] * 1e6:.0f} us, mostly its start"
-            )
+            spent = f"{time[0] * 1e6:.0f} us"
+            skipped.append(f"{op} on {ranks}: one size in {spent}, mostly its start")
             continue
-        small, large = _lines(moved, time, usual)
-        fits[op].append(
-            LinkFit(
-                ranks=ranks,
-                alpha=large[0],
-                bus=large[1],
-                small_alpha=small[0],
-                small_bus=small[1],
-            )
-        )
-        errors = np.abs(_faster(small, large, moved) / time - 1)
-        residuals.append(
-            Residual(
-                op=op,
-                ranks=ranks,
-                messages=len(group),
-                sizes=len(time),
-                alpha=large[0],
-                bus=large[1],
-                median_error=float(np.median(errors)),
-                worst_error=float(errors.max()),
-            )
-        )
+        lines = _lines(moved, time, usual)
+        fits[op].append(_fit(ranks, *lines))
+        residuals.append(_residual(op, ranks, len(group), lines, (moved, time)))
     measured = replace(cluster, fits={op: tuple(lines) for op, lines in fits.items()})
     return Calibration(cluster=measured, residuals=tuple(residuals), skipped=tuple(skipped))
+
+
+def _fit(ranks: int, small: Line, large: Line) -> LinkFit:
+    return LinkFit(
+        ranks=ranks, alpha=large[0], bus=large[1], small_alpha=small[0], small_bus=small[1]
+    )
+
+
+def _residual(
+    op: str, ranks: int, messages: int, lines: tuple[Line, Line], measured: tuple[Array, Array]
+) -> Residual:
+    moved, time = measured
+    errors = np.abs(_faster(*lines, moved) / time - 1)
+    return Residual(
+        op=op,
+        ranks=ranks,
+        messages=messages,
+        sizes=len(time),
+        alpha=lines[1][0],
+        bus=lines[1][1],
+        median_error=float(np.median(errors)),
+        worst_error=float(errors.max()),
+    )
 
 
 def bus_factor(op: str, ranks: int) -> float:

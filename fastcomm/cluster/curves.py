@@ -1,6 +1,6 @@
 """How fast a GPU multiplies matrices and attends, by the size of the work.
 
-Times are seconds; work is FLOPs of bf16. A curve is continuous and never falls with the work.
+Times are seconds; work is FLOPs of bf16. A curve is continuous.
 """
 
 from dataclasses import dataclass

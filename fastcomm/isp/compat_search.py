@@ -75,8 +75,13 @@ def _priced(
     if not fits.any():
         return None, float(total.min())
     costs = compat_price.times(block, question, rules, cluster, attention)
+    named = _key(block, question, shift)
+    return kept(shape, fits, {**named, **costs, **used}), float(total.min())
+
+
+def _key(block: CompatBlock, question: Question, shift: int) -> Fields:
     model = question.model
-    named: Fields = {
+    return {
         "order": block.order + shift,
         "algo": np.int64(ALGOS.index(block.algo)),
         "pp": block.pp,
@@ -91,4 +96,3 @@ def _priced(
         "modelsize": (model.parameters - 2 * (model.embedding - _COMPAT_VOCAB * model.hidden))
         / 1e9,
     }
-    return kept(shape, fits, {**named, **costs, **used}), float(total.min())

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fastcomm.cluster.cluster import Cluster
 from fastcomm.isp import experts
 from fastcomm.isp.block import FULL, NONE, Block
+from fastcomm.isp.correction import Correction
 from fastcomm.isp.model import Layer
 from fastcomm.isp.question import Question
 from fastcomm.isp.stage import Stage
-from fastcomm.isp.tables import AttentionTable
 
 Array = NDArray[Any]
 
@@ -67,7 +67,7 @@ def head(block: Block, question: Question, cluster: Cluster) -> Array:
 
 
 def attend(
-    block: Block, question: Question, cluster: Cluster, table: AttentionTable | None = None
+    block: Block, question: Question, cluster: Cluster, measured: Correction | None = None
 ) -> Attention:
     """A layer's attention."""
     model, seq, sp = question.model, float(question.seq_len), block.sp
@@ -79,43 +79,10 @@ def attend(
     local = model.hidden * model.breadth / sp
     forward = cluster.attention.forward(block.bsz, seq, local)
     backward = cluster.attention.backward(block.bsz, seq, local)
-    if table:
-        ahead, back = correction(table, cluster, seq, block.bsz * local)
+    if measured:
+        ahead, back = measured.at(seq, block.bsz * local)
         forward, backward = forward * ahead, backward * back
     return Attention(forward=forward, backward=backward)
-
-
-def correction(
-    table: AttentionTable, cluster: Cluster, seq: float, local: ArrayLike
-) -> tuple[Array, Array]:
-    """Measured over formula, between measured lengths and widths by their logarithms."""
-    where: dict[int, dict[int, list[tuple[float, float]]]] = {}
-    for (b, s, hidden), (forward, backward) in table.items():
-        ratio = (
-            forward / float(cluster.attention.forward(b, s, hidden)),
-            backward / float(cluster.attention.backward(b, s, hidden)),
-        )
-        where.setdefault(s, {}).setdefault(b * hidden, []).append(ratio)
-    lengths = sorted(where)
-    at = np.log(np.asarray(local, np.float64))
-    found = []
-    for way in (0, 1):
-        lines = []
-        for length in lengths:
-            widths = sorted(where[length])
-            means = [np.mean([pair[way] for pair in where[length][w]]) for w in widths]
-            lines.append(np.interp(at, np.log(widths), means))
-        found.append(_between(np.log(lengths), lines, float(np.log(seq))))
-    return found[0], found[1]
-
-
-def _between(knots: Array, lines: list[Array], at: float) -> Array:
-    above = int(np.clip(np.searchsorted(knots, at), 0, len(knots) - 1))
-    below = max(above - 1, 0) if at < knots[above] else above
-    if below == above:
-        return lines[above]
-    share = (at - knots[below]) / (knots[above] - knots[below])
-    return np.asarray(lines[below] + share * (lines[above] - lines[below]))
 
 
 def optimizer(block: Block, stage: Stage, cluster: Cluster) -> Array:

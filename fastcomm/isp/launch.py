@@ -8,7 +8,8 @@ TRAINERS = ("megatron", "internevo")
 
 
 def original(record: Record) -> dict[str, object]:
-    """The chosen configuration, in the original's shape."""
+    """The chosen configuration, in the original's shape; with the spread of experts, if any."""
+    spread = {"ep_size": record["ep"]} if "ep_comm_cost" in record else {}
     return {
         "algo_type": record["algo_type"],
         "seq_len": record["seq_len"],
@@ -19,6 +20,7 @@ def original(record: Record) -> dict[str, object]:
         "wp_size": record["wp_size"],
         "zp_size": record["zp_size"],
         "activation_ckpt": record["activation_ckpt"],
+        **spread,
     }
 
 

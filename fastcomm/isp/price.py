@@ -9,21 +9,21 @@ from fastcomm.cluster.cluster import Cluster
 from fastcomm.isp.block import FULL, Block
 from fastcomm.isp.communication import collective, is_inside
 from fastcomm.isp.compute import attend, head, optimizer
+from fastcomm.isp.correction import Correction
 from fastcomm.isp.layer import LayerCost, layer_cost
 from fastcomm.isp.question import Question
 from fastcomm.isp.stage import Stage, places
 from fastcomm.isp.synchronise import gradients, parameters
-from fastcomm.isp.tables import AttentionTable
 
 Array = NDArray[Any]
 Costs = dict[str, Any]
 
 
 def price(
-    block: Block, question: Question, cluster: Cluster, table: AttentionTable | None = None
+    block: Block, question: Question, cluster: Cluster, measured: Correction | None = None
 ) -> Costs:
     """Every time of a step, in seconds, and its rates."""
-    attention = attend(block, question, cluster, table)
+    attention = attend(block, question, cluster, measured)
     layers = [
         layer_cost(block, question, cluster, kind, attention) for kind in question.model.kinds
     ]

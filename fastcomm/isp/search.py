@@ -3,6 +3,7 @@
 Memory comes first: what does not fit is not priced.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from fastcomm.cluster.curves import GemmTable
 from fastcomm.errors import ConfigError
 from fastcomm.isp.block import Block
 from fastcomm.isp.columns import Fields, Part, Records, kept
+from fastcomm.isp.correction import Correction
 from fastcomm.isp.memory import memory
 from fastcomm.isp.price import price
 from fastcomm.isp.question import ALGOS, Question
@@ -33,23 +35,18 @@ def search(
     question.check()
     cluster = replace(cluster, gemm=gemm) if gemm else cluster
     limit = cluster.memory if question.memory is None else question.memory
+    measured = Correction.of(attention, cluster) if attention else None
     counts = Counts()
     parts: list[Part] = []
     least = np.inf
-    for world in question.world_sizes:
-        for block in blocks(question, world, counts):
-            if counts.cells > MOST:
-                raise ConfigError(
-                    f"more than {MOST} candidates: narrow the batch, or say --pp or --sp"
-                )
-            used = memory(block, question)
-            total = np.broadcast_to(used["total_mm_cost"], block.shape)
-            least = min(least, float(total.min()))
-            fits = total <= limit
-            counts.rejected["memory"] += fits.size - int(np.count_nonzero(fits))
-            if not fits.any():
-                continue
-            costs = price(block, question, cluster, attention)
+    for block in _all_blocks(question, counts):
+        used = memory(block, question)
+        total = np.broadcast_to(used["total_mm_cost"], block.shape)
+        least = min(least, float(total.min()))
+        fits = total <= limit
+        counts.rejected["memory"] += fits.size - int(np.count_nonzero(fits))
+        if fits.any():
+            costs = price(block, question, cluster, measured)
             parts.append(kept(block.shape, fits, {**_key(block, question), **costs, **used}))
     return Found(
         question=question,
@@ -62,6 +59,16 @@ def search(
         unsuited=tuple(sorted(counts.unsuited)),
         notes=notes(cluster),
     )
+
+
+def _all_blocks(question: Question, counts: Counts) -> Iterator[Block]:
+    for world in question.world_sizes:
+        for block in blocks(question, world, counts):
+            if counts.cells > MOST:
+                raise ConfigError(
+                    f"more than {MOST} candidates: narrow the batch, or say --pp or --sp"
+                )
+            yield block
 
 
 def notes(cluster: Cluster) -> tuple[str, ...]:

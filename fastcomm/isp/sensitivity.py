@@ -7,6 +7,7 @@ from fastcomm.cluster.curves import AttentionCurve, GemmCurve
 from fastcomm.isp.question import Question
 from fastcomm.isp.result import Record
 from fastcomm.isp.search import search
+from fastcomm.isp.tables import AttentionTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,12 @@ class Change:
     gain: float | None
 
 
-def sensitivity(question: Question, cluster: Cluster, best: Record | None) -> list[Change]:
+def sensitivity(
+    question: Question,
+    cluster: Cluster,
+    best: Record | None,
+    attention: AttentionTable | None = None,
+) -> list[Change]:
     """The best of each cluster that is better in one thing."""
     limit = cluster.memory if question.memory is None else question.memory
     changed = {
@@ -31,7 +37,7 @@ def sensitivity(question: Question, cluster: Cluster, best: Record | None) -> li
     }
     found = []
     for what, (asked, other) in changed.items():
-        new = next(iter(search(asked, other).best(1)), None)
+        new = next(iter(search(asked, other, attention=attention).best(1)), None)
         gain = new["tgs"] / best["tgs"] - 1 if new and best else None
         found.append(Change(what=what, best=new, gain=gain))
     return found

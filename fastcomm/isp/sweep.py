@@ -9,6 +9,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.isp.question import Question
 from fastcomm.isp.result import Record
 from fastcomm.isp.search import notes, search
+from fastcomm.isp.tables import AttentionTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,13 +60,19 @@ class Sweep:
         return [name for name in best or () if name not in {"world_size", "seq_len"}]
 
 
-def sweep(question: Question, cluster: Cluster, seq_lens: Sequence[int]) -> Sweep:
+def sweep(
+    question: Question,
+    cluster: Cluster,
+    seq_lens: Sequence[int],
+    attention: AttentionTable | None = None,
+) -> Sweep:
     """Search every world size of the question at every sequence length."""
     cells = []
     for seq_len in seq_lens:
         base = None
         for world in sorted(question.world_sizes):
-            cell = _cell(replace(question, world_sizes=(world,), seq_len=seq_len), cluster)
+            asked = replace(question, world_sizes=(world,), seq_len=seq_len)
+            cell = _cell(asked, cluster, attention)
             if cell.best:
                 base = base or cell.best["tgs"]
                 cell = replace(cell, scaling=cell.best["tgs"] / base)
@@ -73,10 +80,10 @@ def sweep(question: Question, cluster: Cluster, seq_lens: Sequence[int]) -> Swee
     return Sweep(cells=tuple(cells), notes=notes(cluster))
 
 
-def _cell(question: Question, cluster: Cluster) -> Cell:
+def _cell(question: Question, cluster: Cluster, attention: AttentionTable | None) -> Cell:
     world, seq_len = question.world_sizes[0], question.seq_len
     try:
-        found = search(question, cluster)
+        found = search(question, cluster, attention=attention)
     except ConfigError as error:
         return Cell(
             world_size=world,

@@ -74,42 +74,39 @@ def asked(words: Mapping[str, Any], *, seq_len: int | None = None) -> Question:
     for key in ("model", "world_size", "seq_len"):
         if words.get(key) is None:
             raise ConfigError(f"{key.replace('_', ' ')}: not said")
-    model = _model(words)
     algos = algorithms(words.get("compare"))
     ulysses = algos == ("dsp",)
     if "dsp" in algos and not ulysses:
         raise ConfigError("dsp is isp with weights whole or fully sharded: ask for it alone")
     limit = words.get("memory")
+    plain: dict[str, Any] = {name: numbers(words.get(name), name) for name in _DEGREES}
+    plain |= {name: words[name] for name in _AS_SAID if words.get(name) is not None}
     lengths = numbers(words["seq_len"], "sequence length") or ()
     question = Question(
-        model=model,
+        model=_model(words),
         world_sizes=world_sizes(words["world_size"]),
         seq_len=seq_len or lengths[0],
         batch=batch(words),
         memory=None if limit is None else parse_quantity(limit, "memory"),
         algos=("isp",) if ulysses else algos,
-        pp=numbers(words.get("pp"), "pp"),
-        sp=numbers(words.get("sp"), "sp"),
-        flash=words.get("flash", True),
         # DeepSpeed-Ulysses overlaps nothing: both parts count whole.
         penalty=1.0 if ulysses else float(words.get("penalty") or 0.2),
-        overlap_grad=words.get("overlap_grad", False),
-        grad_sync=words.get("grad_sync", "all_reduce"),
-        param_sync=words.get("param_sync", "broadcast"),
-        overlap=words.get("overlap", "layer"),
-        interleave=numbers(words.get("interleave"), "interleave"),
-        ep=numbers(words.get("ep"), "ep"),
         imbalance=float(words.get("imbalance") or 1.0),
-        dispatch=words.get("dispatch", "copies"),
-        overlap_experts=words.get("overlap_experts", False),
-        p2p=words.get("p2p", "whole"),
-        any_schedule=words.get("any_schedule", False),
         ulysses=ulysses,
         dtype_size=int(words.get("dtype_size") or 2),
+        **plain,
     )
     if len(lengths) == 1 or seq_len:
         question.check()
     return question
+
+
+_DEGREES = ("pp", "sp", "ep", "interleave")
+# Words that a question takes as they are.
+_AS_SAID = (
+    *("flash", "any_schedule", "overlap_grad", "overlap_experts", "overlap"),
+    *("grad_sync", "param_sync", "dispatch", "p2p"),
+)
 
 
 def _model(words: Mapping[str, Any]) -> Model:
