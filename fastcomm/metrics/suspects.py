@@ -100,7 +100,7 @@ def _compute_finding(
     cost = mean - middle
     gets, others_get = _of(known.received, rank), _middle(known.received, others)
     more = gets / others_get - 1 if gets is not None and others_get else None
-    if _is_awaited(known, rank, others, cost) is False:
+    if not _is_awaited(known, rank, others, cost):
         return None
     hot = more is not None and more > max(_LEAST_HOT, _HOT * cost / middle)
     kind: Kind = "hot_expert" if hot else "slow_gpu"
@@ -132,7 +132,7 @@ def _idle_finding(
     known: Known, rank: int, others: Sequence[int], mean: float, middle: float
 ) -> Finding | None:
     cost = mean - middle
-    if _is_awaited(known, rank, others, cost) is False:
+    if not _is_awaited(known, rank, others, cost):
         return None
     return Finding(
         kind="jittery_host",
@@ -145,10 +145,10 @@ def _idle_finding(
     )
 
 
-def _is_awaited(known: Known, rank: int, others: Sequence[int], cost: float) -> bool | None:
-    """Whether the others wait for a rank, and so longer than it does; None: nothing tells."""
+def _is_awaited(known: Known, rank: int, others: Sequence[int], cost: float) -> bool:
+    """Whether the others are known to wait for a rank, and so longer than it does."""
     own, peers = _of(known.waits, rank), _middle(known.waits, others)
-    return None if own is None or peers is None else peers - own >= cost / 2
+    return own is not None and peers is not None and peers - own >= cost / 2
 
 
 def _waits(known: Known, rank: int, others: Sequence[int]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ Flags = NDArray[np.bool_]
 
 UNKNOWN = np.iinfo(np.int64).min
 NONE = -1
+_RANK_BITS = 40
 
 # So many events of one rank may lack before another rank's, or the rank is not matched.
 MOST_LOST = 64
@@ -27,8 +28,6 @@ APART_NS = 1_000_000
 # Ends that agree agree within this; of so many events the offset of two clocks is estimated.
 _AGREE_NS = 200_000
 _SAMPLE = 256
-# Of the events of a rank, matched by order: more that are off say that the order is.
-_OFF = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,34 +53,55 @@ class Matches:
 
 def match(calls: Calls) -> Matches:
     """Find the collectives that several ranks have."""
-    order = np.lexsort((calls.stop, calls.seq, calls.rank, calls.group))
+    # One sort tells it where there are numbers; a rank and an operation are one key.
+    member = calls.op << _RANK_BITS | calls.rank
+    order = np.lexsort((member, calls.seq, calls.group))
+    sorted_ = _Sorted(*(column[order] for column in (calls.group, calls.seq, member)))
+    numbered = sorted_.numbered()
     instance = np.full(len(order), NONE, np.int64)
-    done = dropped = 0
-    numbered = _numbered(calls, order)
-    if numbered.any():
-        found, done = _by_number(calls, order[numbered])
-        instance[order[numbered]] = found
+    number = np.cumsum(sorted_.begins_another() & numbered) - 1
+    instance[order[numbered]] = number[numbered]
+    done, dropped = int(number[-1]) + 1 if len(number) else 0, 0
     for rows in _groups(calls, order[~numbered]):
         places, lost = _by_order(calls, rows)
         dropped += lost
         instance[rows] = np.where(places == NONE, NONE, places + done)
         done += int(places.max(initial=NONE)) + 1
-    instance, count = _of_several(instance, calls.rank)
+    instance, count = _of_several(instance, done)
     return Matches(instance=instance, count=count, dropped=dropped)
 
 
-def _numbered(calls: Calls, order: Ints) -> Flags:
-    """In sorted rows: whether each event of the row's group has a number of its own."""
-    group, rank, seq = (column[order] for column in (calls.group, calls.rank, calls.seq))
-    bad: Flags = seq == UNKNOWN
-    same = (group[1:] == group[:-1]) & (rank[1:] == rank[:-1]) & (seq[1:] == seq[:-1])
-    bad[1:] |= same
-    starts = _edges(group)
-    if not len(starts):
-        return bad
-    spoilt = np.logical_or.reduceat(bad, starts)
-    numbered: Flags = ~np.repeat(spoilt, np.diff(np.append(starts, len(group))))
-    return numbered
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """Rows by group, number, operation and rank."""
+
+    group: Ints
+    seq: Ints
+    member: Ints
+
+    def numbered(self) -> Flags:
+        """Whether each event has its own, of a rank and an operation, all over its group."""
+        bad: Flags = self.seq == UNKNOWN
+        bad[1:] |= ~self._differ(self.group, self.seq, self.member)
+        starts = _edges(self.group)
+        if not len(starts):
+            return bad
+        spoilt = np.logical_or.reduceat(bad, starts)
+        numbered: Flags = ~np.repeat(spoilt, np.diff(np.append(starts, len(bad))))
+        return numbered
+
+    def begins_another(self) -> Flags:
+        """Whether a row is of another collective than the one before."""
+        op = self.member >> _RANK_BITS
+        return np.append(
+            np.ones(min(1, len(op)), np.bool_), self._differ(self.group, self.seq, op)
+        )
+
+    def _differ(self, *columns: Ints) -> Flags:
+        differ = np.zeros(max(0, len(self.group) - 1), np.bool_)
+        for column in columns:
+            differ |= column[1:] != column[:-1]
+        return differ
 
 
 def _edges(sorted_values: Ints) -> Ints:
@@ -89,17 +109,6 @@ def _edges(sorted_values: Ints) -> Ints:
     new = np.ones(len(sorted_values), np.bool_)
     new[1:] = sorted_values[1:] != sorted_values[:-1]
     return np.flatnonzero(new)
-
-
-def _by_number(calls: Calls, rows: Ints) -> tuple[Ints, int]:
-    """Instances of rows whose numbers tell; another operation is another collective."""
-    keys = [calls.op[rows], calls.seq[rows], calls.group[rows]]
-    order = np.lexsort(keys)
-    new = np.ones(len(rows), np.bool_)
-    new[1:] = np.any([key[order][1:] != key[order][:-1] for key in keys], axis=0)
-    found = np.empty(len(rows), np.int64)
-    found[order] = np.cumsum(new) - 1
-    return found, int(new.sum())
 
 
 def _groups(calls: Calls, rows: Ints) -> Iterator[Ints]:
@@ -134,8 +143,8 @@ def _in_line(code: Ints, stop: Ints) -> bool:
     if (code != code[0]).any():
         return False
     ahead = stop - stop[0]
-    off = np.abs(ahead - np.median(ahead, axis=1, keepdims=True).astype(np.int64)) > _AGREE_NS
-    return bool((off.mean(axis=1) <= _OFF).all())
+    off = np.abs(ahead - np.median(ahead, axis=1, keepdims=True).astype(np.int64))
+    return bool((off <= _AGREE_NS).all())
 
 
 def _brought_in_line(code: Ints, stop: Ints, ranks: list[Ints]) -> tuple[Ints, int]:
@@ -190,13 +199,11 @@ def offset(a_code: Ints, a_stop: Ints, b_code: Ints, b_stop: Ints) -> int:
     return int(middle[np.argmin(np.abs(middle))])
 
 
-def _of_several(instance: Ints, rank: Ints) -> tuple[Ints, int]:
+def _of_several(instance: Ints, count: int) -> tuple[Ints, int]:
     """Instances numbered anew, those of one rank alone left out."""
-    rows = np.flatnonzero(instance != NONE)
-    order = rows[np.lexsort((rank[rows], instance[rows]))]
-    sizes = np.diff(np.append(_edges(instance[order]), len(order)))
-    several = sizes > 1
+    known = instance != NONE
+    several = np.bincount(instance[known], minlength=count) > 1
     number = np.where(several, np.cumsum(several) - 1, NONE)
     found = np.full(len(instance), NONE, np.int64)
-    found[order] = np.repeat(number, sizes)
+    found[known] = number[instance[known]]
     return found, int(several.sum())
