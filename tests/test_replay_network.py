@@ -174,6 +174,13 @@ def test_without_nccl_each_tensor_is_one_node_that_begins_when_all_are_ready(tmp
     assert not any("QUEUE" in node or "SEND" in node for node in graph.nodes)
 
 
+def test_files_of_nccl_are_left_aside_on_request(tmp_path):
+    made.mxnet(tmp_path)
+    graph = session(trial.read(tmp_path, algorithm="none")).replayed.replayer.graph
+    assert "host1.rank0->Comm.2.ALLREDUCE" in graph.nodes
+    assert not any("SEND" in node for node in graph.nodes)
+
+
 def test_as_dpro_has_it_ranks_do_not_meet_and_what_is_not_logged_is_left_out(tmp_path):
     made.tensorflow1(tmp_path, network="none")
     path = tmp_path / "host1" / "0" / "comm.json"

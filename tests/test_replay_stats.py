@@ -276,6 +276,8 @@ def test_a_bare_list_is_a_trace_and_ids_make_the_suffix(tmp_path):
 def test_nanoseconds_of_microseconds():
     assert uniform.ns(Decimal("1600000000001000.123")) == 1600000000001000123
     assert uniform.ns(1.5) == 1500
+    with pytest.raises(OverflowError, match="no time of a trace"):
+        uniform.ns(1e19)
 
 
 @pytest.mark.parametrize(
@@ -421,8 +423,11 @@ def test_rings_that_disagree_and_bad_trees_are_errors(tmp_path):
         topology(a={})
     with pytest.raises(TraceFileError, match="has no hop"):
         topology(a={"RealRing": {}})
-    with pytest.raises(TraceFileError, match="wanted 3"):
-        topology(a={"RealRing": {"0": "what"}})
+    for odd in ("what", 3):
+        with pytest.raises(TraceFileError, match="wanted 3"):
+            topology(a={"RealRing": {"0": odd}})
+    with pytest.raises(TraceFileError, match=r"a\.json: "):
+        topology(a={"RealRing": {"x": ring}})
     tree = "[12] 1/-1/-1->0->-1|-1->0->2/-1/-1"
     with pytest.raises(TraceFileError, match="halves of tree 12 disagree"):
         topology(a={"RealRing": {"0": ring}, "Tree": {"-1": tree}})

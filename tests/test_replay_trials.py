@@ -1,13 +1,16 @@
 """Trials of MXNet and TensorFlow 1, and what they know of their tensors."""
 
 import json
+import random
 
 import made_trials as made
 import oracle_trials as oracle
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcomm.cli import main
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.replay import mxnet, pieces, tensorflow, trial, uniform
 from fastcomm.replay.parameters import Parameter, ParameterDict, listed
@@ -316,3 +319,51 @@ def test_what_one_rank_lacks_is_left_out_or_an_error_that_names_it(tmp_path, vic
         return
     assert session(read).replayed.mean_ns > 0
     assert bool(read.warnings) == (victim == "comm.json")
+
+
+def test_the_command_lists_the_tensors_of_a_trial(tmp_path):
+    made.mxnet(tmp_path / "trial")
+    words = ["stats", str(tmp_path / "trial"), "--json", "--output", str(tmp_path / "o")]
+    said = json.loads(CliRunner().invoke(main, words).stdout)
+    assert said["tensors"][1] == {
+        "id": 1,
+        "name": "fc1_bias",
+        "shape": [4],
+        "dtype": "float16",
+        "bytes": 8,
+        "updates": ["UPDATE_1"],
+    }
+    assert json.loads((tmp_path / "o" / "stats.json").read_text()) == said
+
+
+FILES = {
+    "mxnet": ["temp.json", "io.json", "comm.json", "comm_detail.json", "nccl_rank_graph.json"],
+    "tensorflow1": ["temp.json", "comm.json", "dag.gml", "metadata.json"],
+    "byteps": ["../../comm_timeline.json", "../../server_timeline.json"],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(k, n) for k, names in FILES.items() for n in names]
+)
+def test_bytes_changed_at_random_give_numbers_or_an_error_in_our_own_words(
+    tmp_path, kind, name
+):
+    getattr(made, kind)(tmp_path)
+    host = "traces_0" if kind == "byteps" else "host0"
+    path = (tmp_path / host / "0" / name).resolve()
+    good = path.read_bytes()
+    chance = random.Random(name)
+    errors = 0
+    for _ in range(25):
+        bad = bytearray(good)
+        for _ in range(chance.choice([1, 1, 3])):
+            bad[chance.randrange(len(bad))] = chance.choice(b'0123456789-+.eE"{}[],:abcX \xff')
+        path.write_bytes(bytes(bad[: chance.choice([len(bad), len(bad), len(bad) // 2])]))
+        try:
+            found = session(trial.read(tmp_path))
+        except FastcommError:
+            errors += 1
+        else:
+            assert found.replayed.mean_ns >= 0
+    assert errors

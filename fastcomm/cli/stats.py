@@ -77,10 +77,11 @@ def run(
             report.show_comparison(changes, words["head"])
         return
     time = step_time(said.trace, compat=compat)
+    tensors = None if said.trial is None else said.trial.parameters
     if output is not None:
-        report.write(found, time, output, xlsx=words["xlsx"])
+        report.write(found, time, output, tensors, xlsx=words["xlsx"])
     if as_json:
-        click.echo(json.dumps(report.to_dict(found, time), indent=2, allow_nan=False))
+        click.echo(json.dumps(report.to_dict(found, time, tensors), indent=2, allow_nan=False))
     else:
         rows = sort_rows(found, by_avg=words["by_avg"], head=words["head"])
         report.show(found, time, list(rows))

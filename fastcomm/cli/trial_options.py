@@ -36,8 +36,9 @@ def _options() -> list[Callable[[F], F]]:
         align,
         click.option(
             "--algorithm",
-            type=click.Choice(["ring", "tree"]),
-            help="How NCCL sends: by default around its rings, where the trial has them.",
+            type=click.Choice(["ring", "tree", "none"]),
+            help="How NCCL sends: by default around its rings, where the trial has them; none: "
+            "a tensor is one operation of each rank.",
         ),
         click.option(
             "--clip-updates", is_flag=True, help="Let updates begin one after the other."

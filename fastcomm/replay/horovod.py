@@ -28,32 +28,44 @@ _NUMS = ("loopNum", "channelNum", "chunkNum", "sliceNum")
 Span = tuple[int, int]
 
 
+class _Slices(dict[tuple[Any, ...], tuple[str, str, dict[str, Any]] | None]):
+    """Standard name, suffix and ids by raw name and ids; None of what is no slice."""
+
+    def __missing__(self, key: tuple[Any, ...]) -> tuple[str, str, dict[str, Any]] | None:
+        match = _DETAIL.fullmatch(str(key[0]).replace("<<step>>", ""))
+        found = None
+        if match:
+            ids = dict(zip(_IDS, key[1:], strict=True))
+            found = f"Comm.{_sorted(match[1])}.{match[2]}", "_".join(map(str, key[1:])), ids
+        self[key] = found
+        return found
+
+
 def detail(path: Path, pid: str, span: Span) -> list[Event]:
     """Slices of NCCL; a file without traceEvents has none: the rank's hops stay in its host."""
     said = read_json(path)
     rows = said.get("traceEvents", []) if isinstance(said, dict) else said
-    found = []
+    slices, found = _Slices(), []
     for row in sorted(rows, key=lambda row: row["ts"]):
         start = ns(row["ts"])
         if start >= span[1]:
             break
-        match = _DETAIL.fullmatch(str(row["name"]).replace("<<step>>", ""))
-        if start < span[0] or not match:
+        args = row.get("args") or {}
+        slice_ = slices[(row["name"], *map(args.get, _IDS))] if start >= span[0] else None
+        if slice_ is None:
             continue
-        ids = {name: row["args"][name] for name in row["args"] if name in _IDS}
-        if len(ids) < len(_IDS):
-            raise TraceFileError(
-                f"{path}: {row['name']} at {row['ts']}: found {ids}, wanted {_IDS}"
-            )
+        name, suffix, ids = slice_
+        if None in ids.values():
+            raise TraceFileError(f"{path}: {name} at {row['ts']}: found {ids}, wanted {_IDS}")
         found.append(
             Event(
-                name=f"Comm.{_sorted(match[1])}.{match[2]}",
+                name=name,
                 pid=pid,
                 start=start,
                 dur=ns(row["dur"]),
                 lane=str(row["pid"]),
                 cat=str(row.get("cat", "Comm")),
-                suffix="_".join(str(ids[name]) for name in _IDS),
+                suffix=suffix,
                 extra=ids,
             )
         )
@@ -67,11 +79,11 @@ def _sorted(ids: str) -> str:
 def counts(events: Sequence[Event]) -> dict[str, dict[str, int]]:
     """loopNum, channelNum, chunkNum and sliceNum of each `Comm.<ids>`: 1 + the largest id."""
     found: dict[str, dict[str, int]] = {}
-    for each in events:
-        if each.suffix is not None and each.extra is not None:
-            most = found.setdefault(each.name.rpartition(".")[0], dict.fromkeys(_NUMS, 1))
-            for number, name in zip(_NUMS, _IDS, strict=True):
-                most[number] = max(most[number], int(each.extra[name]) + 1)
+    slices = {(each.name, each.suffix): each.extra for each in events if each.suffix}
+    for (standard, _), ids in slices.items():
+        most = found.setdefault(standard.rpartition(".")[0], dict.fromkeys(_NUMS, 1))
+        for number, name in zip(_NUMS, _IDS, strict=True):
+            most[number] = max(most[number], int((ids or {})[name]) + 1)
     return found
 
 

@@ -96,7 +96,7 @@ def _own_rank(rings: Mapping[str, str], trees: list[tuple[int, int, Tree]], path
 
 
 def _hops(text: str, path: Path) -> list[tuple[int, int, str | None]]:
-    found = [_HOP.match(hop.strip()) for hop in text.split(",") if hop.strip()]
+    found = [_HOP.match(hop.strip()) for hop in str(text).split(",") if hop.strip()]
     if None in found:
         raise TraceFileError(f"{path}: ring {text!r}: wanted 3[3000] -> 0[2000] [receive],...")
     return [(int(hop[1]), int(hop[2]), hop[3]) for hop in found if hop]
@@ -113,7 +113,9 @@ def _trees(said: Any, path: Path) -> list[tuple[int, int, Tree]]:
     """Channel, rank and place of each tree; all digits of a channel are read."""
     found = []
     for text in said.values() if isinstance(said, dict) else ():
-        for channel, down, rank, up, up_again, rank_again, down_again in _TREE.findall(text):
+        for channel, down, rank, up, up_again, rank_again, down_again in _TREE.findall(
+            str(text)
+        ):
             if (down, rank, up) != (down_again, rank_again, up_again):
                 raise TraceFileError(f"{path}: the halves of tree {channel} disagree: {text!r}")
             below = tuple(int(each) for each in down.split("/") if int(each) >= 0)

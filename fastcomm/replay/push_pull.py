@@ -35,13 +35,15 @@ class Servers:
         """Collect them."""
         ends: dict[tuple[int, str], list[tuple[float, str, str]]] = {}
         done: dict[tuple[int, str], list[tuple[int, str]]] = {}
+        size = len(trace.keys)
+        totals = np.bincount(trace.key, trace.start - trace.start.min() + trace.dur, size)
+        means = totals / np.maximum(np.bincount(trace.key, minlength=size), 1)
         for key, text in enumerate(trace.keys):
             name = Name.of(text)
             if name.sub_op == REQUESTS[0]:
                 worker, server, part = (name.suffix or "").split("::")
-                own = trace.key == key
-                end = float(np.mean(trace.start[own] + trace.dur[own]))
-                ends.setdefault((name.tensors[0], part), []).append((end, worker, server))
+                pair = (float(means[key]), worker, server)
+                ends.setdefault((name.tensors[0], part), []).append(pair)
             elif name.sub_op in {"COPY_FIRST", "SUM", "COPY_MERGED"}:
                 part = (name.suffix or "").rpartition("~PART")[2]
                 done.setdefault((name.tensors[0], part), []).append((_place(name), text))

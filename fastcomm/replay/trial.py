@@ -31,6 +31,7 @@ from fastcomm.replay.uniform import Event, UniformTrace
 
 _SYMBOL = "symbol_debug_str.txt"
 _PIECES = "temp.json"
+NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +81,15 @@ def read(
     """Read every rank of a trial.
 
     `merge` joins the pieces of an operation: by default those of MXNet and TensorFlow 1.
-    `clip_updates` lets none begin before the one before it has ended. `algorithm` is ring or
-    tree: by default the ring, where NCCL has one.
+    `clip_updates` lets none begin before the one before it has ended. `algorithm` is ring, tree
+    or none, as if NCCL had no files: by default the ring, where there is one.
     """
     ranks = folders.ranks(path)
     if not ranks:
         raise TraceFileError(f"{path}: no <host>/<gpu>/trace.json.gz or temp.json below it")
     files = {rank.pid: rank.folder / "nccl_rank_graph.json" for rank in ranks}
     known = {pid: file for pid, file in files.items() if file.exists()}
-    topology = nccl.topology(known, algorithm) if known else None
+    topology = nccl.topology(known, algorithm) if known and algorithm != NONE else None
     job = _job(ranks, coarse=topology is None, merge=merge, clip_updates=clip_updates)
     found = {rank.pid: _read_rank(rank, job) for rank in ranks}
     events = [event for rank in found.values() for event in rank.events]

@@ -261,7 +261,10 @@ def _whole(found: Any) -> int:
 def ns(microseconds: float | Decimal) -> int:
     """Whole nanoseconds."""
     whole = int(microseconds)
-    return whole * 1000 + round((microseconds - whole) * 1000)
+    time = whole * 1000 + round((microseconds - whole) * 1000)
+    if abs(time) > _LATEST:
+        raise OverflowError(f"{microseconds} us is no time of a trace")
+    return time
 
 
 def read_json(path: Path) -> Any:

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fastcomm.replay.comparison import Comparison
+from fastcomm.replay.parameters import ParameterDict
 from fastcomm.replay.statistics import MS, Statistics
 from fastcomm.replay.step_time import StepTime
 from fastcomm.report import files
@@ -17,8 +18,11 @@ from fastcomm.units import format_ns
 _MOST_NAMES = 10
 
 
-def to_dict(found: Statistics, time: StepTime) -> dict[str, Any]:
-    """The whole result, in ms."""
+def to_dict(
+    found: Statistics, time: StepTime, tensors: ParameterDict | None = None
+) -> dict[str, Any]:
+    """The whole result, in ms; `tensors` are those of a trial."""
+    said = {} if tensors is None else {"tensors": _tensors(tensors)}
     return {
         "iteration_time_ms": time.time_ns / MS,
         "opt_step": time.opt_step,
@@ -31,13 +35,36 @@ def to_dict(found: Statistics, time: StepTime) -> dict[str, Any]:
             for pid, rank in time.ranks.items()
         },
         "categories": found.categories,
+        **said,
         "ops": found.ops(),
     }
 
 
-def write(found: Statistics, time: StepTime, folder: Path, *, xlsx: bool = False) -> list[Path]:
+def _tensors(known: ParameterDict) -> list[dict[str, Any]]:
+    """What is known of each tensor; null where the trial does not say it."""
+    return [
+        {
+            "id": each.index,
+            "name": each.name,
+            "shape": each.shape,
+            "dtype": each.dtype,
+            "bytes": each.size,
+            "updates": known.update_of.get(each.index, ()),
+        }
+        for each in known.parameters
+    ]
+
+
+def write(
+    found: Statistics,
+    time: StepTime,
+    folder: Path,
+    tensors: ParameterDict | None = None,
+    *,
+    xlsx: bool = False,
+) -> list[Path]:
     """Write stats.json, ops.parquet and ops.csv; give their paths."""
-    text = json.dumps(to_dict(found, time), indent=2)
+    text = json.dumps(to_dict(found, time, tensors), indent=2)
     tables = {"ops": found.table()}
     return files.write_tables(folder, {"stats.json": text}, tables, "stats" if xlsx else None)
 
