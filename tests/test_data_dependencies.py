@@ -127,7 +127,9 @@ def test_operators_around_others_are_subgraphs(tmp_path):
     document["nodes"].append(outer)
     beside.write_text(json.dumps(document))
     (row,) = answer(path, beside).movable_subgraphs().to_pylist()
-    assert row == {"part_of": "Linear (20)", "earlier_ns": 0, "operators": 5}
+    shorter = row.pop("shortens_ns")
+    assert row == {"part_of": "Linear (20)", "earlier_ns": 0, "operators": 7}
+    assert shorter == 27_000
 
 
 def test_schemas_say_what_is_written():
@@ -203,3 +205,14 @@ def test_the_command(tmp_path):
     assert "--deps data: no torch_et_0.json and no pytorch_et_0.json beside" in refused.stderr
     done = CliRunner().invoke(main, [*words, "--execution-trace", str(packed)])
     assert done.exit_code == 0
+
+
+def test_what_runs_beside_its_thread_shortens_the_step_by_its_own_time(tmp_path):
+    path, beside = written(tmp_path)
+    found = answer(path, beside)
+    # The second product is read 20 us after it is done: all of its 20 us can be elsewhere.
+    first, *_ = found.shortening().to_pylist()
+    assert (first["event"], first["shortens_ns"]) == (1, 20 * US)
+    by_event = {row["event"]: row["shortens_ns"] for row in found.operators.to_pylist()}
+    # The last product waits for the one before it, beside which only 5 us can run.
+    assert by_event[4] == 5 * US

@@ -190,8 +190,7 @@ def _show(
     from fastcomm.report import critical_path as report
 
     if output is not None:
-        operators = None if data is None else data.operators
-        report.write(found, output, operators, xlsx=xlsx)
+        report.write(found, output, data, xlsx=xlsx)
     if not as_json:
         report.show(found)
         if data is not None:

@@ -7,13 +7,14 @@ work; threads and streams are without limit. Leaf operators count, those that ca
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.critical_path.corrected_rows import Selected
+from fastcomm.critical_path.reordering import Reordering, pieces_of
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
@@ -35,8 +36,22 @@ OPERATORS = pa.schema(
         pa.field("device_ns", pa.int64()),  # of the work that it launched
         pa.field("producers", pa.int64()),
         pa.field("on_path", pa.bool_()),
+        # By how much the step is shorter if it runs as soon as its data is there, beside its
+        # thread; null of what is not on the path, or too short to be asked.
+        pa.field("shortens_ns", pa.int64()),
     ]
 )
+
+SUBGRAPHS = pa.schema(
+    [
+        pa.field("part_of", pa.string()),  # the outermost operator that called them
+        pa.field("operators", pa.int64()),
+        pa.field("earlier_ns", pa.int64()),  # by how much all could have started earlier
+        pa.field("shortens_ns", pa.int64()),  # the step, if all of them move
+    ]
+)
+# So many operators, and so many calls, are asked how much shorter the step is without them.
+_ASKED = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +59,7 @@ class DataDependencies:
     """What a step's operators really wait for."""
 
     operators: pa.Table  # of OPERATORS: the leaves of the window
+    subgraphs: pa.Table  # of SUBGRAPHS: calls that hold several
     known: int  # operators that the window and the execution trace have in common
     asked: int  # operators of the window
     traced: int  # operators of the execution trace
@@ -58,23 +74,20 @@ class DataDependencies:
 
     def movable(self, count: int = 10) -> pa.Table:
         """The operators on the path, those first that could start earliest."""
-        table = self._readers()
+        table = self.operators
+        readers = pc.and_(table["on_path"], pc.greater(table["producers"], 0))
         order = [("earlier_ns", "descending"), ("event", "ascending")]
+        return table.filter(readers).sort_by(order).slice(0, count)
+
+    def shortening(self, count: int = 10) -> pa.Table:
+        """The operators whose reordering shortens the step, those first that do so most."""
+        table = self.operators.filter(pc.greater(self.operators["shortens_ns"], 0))
+        order = [("shortens_ns", "descending"), ("event", "ascending")]
         return table.sort_by(order).slice(0, count)
 
-    def _readers(self) -> pa.Table:
-        """The operators on the path that read what another wrote."""
-        table = self.operators
-        return table.filter(pc.and_(table["on_path"], pc.greater(table["producers"], 0)))
-
     def movable_subgraphs(self, count: int = 10) -> pa.Table:
-        """The calls that hold such operators: by how much all of these could start earlier."""
-        table = self._readers()
-        sums = table.group_by("part_of").aggregate([("earlier_ns", "min"), ("event", "count")])
-        sums = sums.rename_columns(["part_of", "earlier_ns", "operators"])
-        return sums.sort_by([("earlier_ns", "descending"), ("part_of", "ascending")]).slice(
-            0, count
-        )
+        """The calls that hold operators on the path, those first that shorten the step most."""
+        return self.subgraphs.slice(0, count)
 
 
 @dataclass(slots=True)
@@ -85,6 +98,7 @@ class _Leaf:
     row: int
     start: int
     stop: int
+    works: list[int] = field(default_factory=list)  # rows
     work_ns: int = 0
     work_stop: int = 0
     producers: tuple[int, ...] = ()
@@ -114,8 +128,11 @@ def data_dependencies(
     _produce(leaves)
     origin = min(leaf.start for leaf in leaves)
     _unlimited(leaves)
+    table = _table(found, leaves, by_id, origin)
+    reordering = _reordering(trace, found, leaves)
     return DataDependencies(
-        operators=_table(found, leaves, by_id, origin),
+        operators=_with_shortening(table, reordering),
+        subgraphs=_subgraphs(table, reordering),
         known=len(joined),
         asked=len(ops),
         traced=len(operators),
@@ -211,6 +228,7 @@ def _launch(trace: Trace, leaves: Sequence[_Leaf]) -> None:
         place = int(np.searchsorted(starts[lane], at, side="right")) - 1
         if place >= 0 and at < by_lane[lane][place].stop:
             leaf = by_lane[lane][place]
+            leaf.works.append(int(rows.row[k]))
             leaf.work_ns += int(rows.stop[k] - rows.start[k])
             leaf.work_stop = max(leaf.work_stop, int(rows.stop[k]))
 
@@ -262,10 +280,61 @@ def _table(
                 "earlier_ns": max(0, leaf.start - earliest),
                 "device_ns": leaf.work_ns,
                 "producers": len(leaf.producers),
-                "on_path": leaf.row in critical,
+                "on_path": not critical.isdisjoint((leaf.row, *leaf.works)),
+                "shortens_ns": None,
             }
         )
     return pa.Table.from_pylist(rows, OPERATORS)
+
+
+def _reordering(
+    trace: Trace, found: CriticalPath, leaves: Sequence[_Leaf]
+) -> Reordering | None:
+    """The step with its leaves, any of which may move; None by rules without a replay."""
+    if found.about.rules != "corrected":
+        return None
+    pieces = pieces_of(found.graph, [(leaf.row, leaf.works, leaf.producers) for leaf in leaves])
+    return Reordering(found, trace.events["lane"].to_numpy(), pieces)
+
+
+def _with_shortening(table: pa.Table, reordering: Reordering | None) -> pa.Table:
+    """The operators on the path that take longest, with what it brings to move each."""
+    length = pc.subtract(table["stop_ns"], table["start_ns"])
+    length = pc.add(length, table["device_ns"]).to_numpy()
+    longest = np.argsort(-length, kind="stable")
+    asked = longest[table["on_path"].to_numpy()[longest]][:_ASKED]
+    shorter: list[int | None] = [None] * table.num_rows
+    if reordering is not None:
+        for place in asked.tolist():
+            shorter[place] = reordering.shorter_by([place])
+    column = pa.array(shorter, pa.int64())
+    return table.set_column(table.num_columns - 1, OPERATORS.field("shortens_ns"), column)
+
+
+def _subgraphs(table: pa.Table, reordering: Reordering | None) -> pa.Table:
+    """The calls that hold operators on the path, with what it brings to move all they hold."""
+    members: dict[str, list[int]] = defaultdict(list)
+    for place, name in enumerate(table["part_of"].to_pylist()):
+        members[name].append(place)
+    on_path, earlier = table["on_path"].to_pylist(), table["earlier_ns"].to_numpy()
+    length = pc.subtract(table["stop_ns"], table["start_ns"]).to_numpy()
+    found = [
+        (name, places)
+        for name, places in members.items()
+        if any(on_path[place] for place in places)
+    ]
+    found.sort(key=lambda each: (-int(length[each[1]].sum()), each[0]))
+    rows = [
+        {
+            "part_of": name,
+            "operators": len(places),
+            "earlier_ns": int(earlier[places].min()),
+            "shortens_ns": None if reordering is None else reordering.shorter_by(places),
+        }
+        for name, places in found[:_ASKED]
+    ]
+    order = [(name, "descending") for name in ("shortens_ns", "earlier_ns")]
+    return pa.Table.from_pylist(rows, SUBGRAPHS).sort_by([*order, ("part_of", "ascending")])
 
 
 def _outermost(operator: Operator, by_id: Mapping[int, Operator]) -> str:

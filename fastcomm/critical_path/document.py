@@ -74,6 +74,7 @@ def data_document(found: DataDependencies) -> dict[str, Any]:
         "span_ns": found.span_ns,
         "bound_ns": found.bound_ns,
         "operators": found.movable(_TOP).to_pylist(),
+        "shortening": found.shortening(_TOP).to_pylist(),
         "subgraphs": found.movable_subgraphs(_TOP).to_pylist(),
     }
 

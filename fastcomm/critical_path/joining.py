@@ -77,7 +77,7 @@ class Joiner:
         self.nodes = np.cumsum([0, *(len(graph.event) for graph in graphs_)])
         largest = [int(graph.event.max(initial=-1)) + 1 for graph in graphs_]
         self.rows = np.cumsum([0, *largest])
-        self.place = [_node_of(graph) for graph in graphs_]
+        self.place = [graph.places for graph in graphs_]
         self.violations = 0
 
     def path(self, notes: Sequence[str]) -> tuple[CriticalPath, Numbers, Numbers]:
@@ -214,13 +214,3 @@ class Joiner:
             weight=time[target] - time[source],
             owner=owner[order],
         )
-
-
-def _node_of(graph: Graph) -> tuple[Numbers, Numbers]:
-    """The nodes of each row's start and end."""
-    size = int(graph.event.max(initial=-1)) + 1
-    first, last = np.full(size, NONE, np.int32), np.full(size, NONE, np.int32)
-    number = np.arange(len(graph.event), dtype=np.int32)
-    first[graph.event[~graph.is_end]] = number[~graph.is_end]
-    last[graph.event[graph.is_end]] = number[graph.is_end]
-    return first, last

@@ -73,6 +73,16 @@ class Graph:
         marks[self.source] = marks[self.target] = True
         return int(marks.sum())
 
+    @cached_property
+    def places(self) -> tuple[Numbers, Numbers]:
+        """The nodes of the start and the end of each row of the events; NONE without any."""
+        size = int(self.event.max(initial=NONE)) + 1
+        first, last = np.full(size, NONE, np.int32), np.full(size, NONE, np.int32)
+        number = np.arange(len(self.event), dtype=np.int32)
+        first[self.event[~self.is_end]] = number[~self.is_end]
+        last[self.event[self.is_end]] = number[self.is_end]
+        return first, last
+
     def weighing(self, weight: Column) -> Self:
         """The same graph with other weights."""
         return replace(self, weight=weight)

@@ -99,10 +99,15 @@ def show_data(found: DataDependencies, console: Console | None = None) -> None:
         name = f"{row['name']} in {row['part_of']}"
         shown.add_row(escape(name[:70]), format_ns(row["earlier_ns"]), str(row["producers"]))
     console.print(shown)
-    shown = table("subgraphs", "by", "operators")
+    shown = table("shortens the step if reordered", "by")
+    for row in found.shortening(_TOP).to_pylist():
+        name = f"{row['name']} in {row['part_of']}"
+        shown.add_row(escape(name[:70]), format_ns(row["shortens_ns"]))
+    console.print(shown)
+    shown = table("subgraphs", "shorten it by", "earlier by", "operators")
     for row in found.movable_subgraphs(_TOP).to_pylist():
-        count = str(row["operators"])
-        shown.add_row(escape(row["part_of"][:70]), format_ns(row["earlier_ns"]), count)
+        times = (_time(row[name]) for name in ("shortens_ns", "earlier_ns"))
+        shown.add_row(escape(row["part_of"][:60]), *times, str(row["operators"]))
     console.print(shown)
 
 
@@ -169,16 +174,16 @@ def table(first: str, *others: str) -> Table:
 def write(
     found: CriticalPath,
     folder: str | Path,
-    operators: pa.Table | None = None,
+    data: DataDependencies | None = None,
     *,
     xlsx: bool = False,
 ) -> list[Path]:
     """Write critical_path.json and the breakdown as CSV and Parquet; their paths.
 
-    `operators` are the waits of operators for data, a table more.
+    With data dependencies, also the operators and the calls that hold them.
     """
     text = json.dumps(document(found), indent=2, allow_nan=False)
-    more = {} if operators is None else {"operators": operators}
+    more = {} if data is None else {"operators": data.operators, "subgraphs": data.subgraphs}
     return _write(folder, text, {"critical_path": found.breakdown, **more}, xlsx=xlsx)
 
 
