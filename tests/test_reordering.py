@@ -7,11 +7,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcomm.critical_path.delays import delays
 from fastcomm.critical_path.events import EVENT, SavedEvents
 from fastcomm.critical_path.reordering import Piece, Reordering, pieces_of
 from fastcomm.critical_path.result import About, CriticalPath
 from fastcomm.critical_path.window import Window
+from fastcomm.graph.delays import measured_delays
 from fastcomm.graph.graph import EDGE_KIND, Graph
 
 LENGTHS = st.integers(1, 50)
@@ -78,13 +78,15 @@ class Step:
             owner=np.full(len(source), -1, np.int32),
         )
 
+    def on_device(self):
+        return np.array([name[0] == "d" for name in self.place])
+
     def found(self):
-        on_device = np.array([name[0] == "d" for name in self.place])
         about = About(rules="corrected", window=Window(start=0, stop=1), path="", rank=0)
         events = SavedEvents(
             pa.table({n: pa.nulls(0, EVENT.field(n).type) for n in EVENT.names})
         )
-        return CriticalPath(self.graph, events, about, on_device)
+        return CriticalPath(self.graph, events, about, self.on_device())
 
     def pieces(self):
         return pieces_of(
@@ -100,7 +102,8 @@ class Step:
         pairs, into = [edge[:2] for edge in self.edges], {}
         for source, target in pairs:
             into.setdefault(target, []).append(source)
-        return dict(zip(pairs, delays(self.found()).tolist(), strict=True)), into
+        weight = measured_delays(self.graph, self.on_device()).tolist()
+        return dict(zip(pairs, weight, strict=True)), into
 
     def over(self, k):
         """The node behind which all of an operator is done: who is before did not wait."""

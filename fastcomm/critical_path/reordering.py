@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastcomm.critical_path.delays import delays
 from fastcomm.critical_path.result import CriticalPath
+from fastcomm.graph.delays import measured_delays
 from fastcomm.graph.graph import Graph
 from fastcomm_kernels import binding
 from fastcomm_kernels import graph as graphs
@@ -80,7 +80,7 @@ class Reordering:
         place[by_target] = np.arange(len(by_target))
         self.old, self.extra = np.split(place, [len(graph.source)])
         self.weight = np.empty(len(source), np.int64)
-        self.weight[self.old] = delays(found)
+        self.weight[self.old] = measured_delays(found.graph, found.on_device)
         self.before_ns = self._span(self.weight, np.zeros(count, np.bool_))
 
     def shorter_by(self, moved: Iterable[int]) -> int:
