@@ -1,6 +1,7 @@
 """Changes to a table of operations, and its replayed steps as a trace."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +11,48 @@ from replay_data import FOLDER, document, needed
 from fastcomm.cli import main
 from fastcomm.replay import operations, straggler_changes
 from fastcomm.replay.straggler_changes import Change
-from fastcomm.replay.stragglers import Model
+from fastcomm.replay.stragglers import Model, stragglers
 from fastcomm.report import straggler_trace
+from fastcomm.synthetic import TableJob, write_table
 
 TABLE = FOLDER / "straggler" / "trace-ST.parquet"
 
-pytestmark = needed
+
+@pytest.mark.parametrize("ranks", [8, 6, 1])
+def test_the_slow_rank_of_the_made_up_table_comes_out(tmp_path, ranks):
+    job = TableJob.of(ranks)
+    table, meta = write_table(job, tmp_path)
+    made = Model.of(operations.read(table), shards=operations.meta(meta)["dsp_size"])
+    found = stragglers(made)
+    assert found.base.mean() == pytest.approx(found.nodelay.whole.mean(), rel=1e-6)
+    if ranks == 1:
+        assert found.slowdown == pytest.approx(1, rel=0.01)  # it is the measure of itself
+        return
+    assert found.slowdown > 1.08
+    assert found.worst_ranks == (job.slow_rank,)
+    assert found.worst.rem > 0.9
+    even = made.replay(
+        straggler_changes.times(
+            made,
+            {
+                f"{way}-compute+rank:{job.slow_rank}": Change(ratio=1 / (1 + job.slowdown))
+                for way in ("forward", "backward")
+            },
+        )
+    )
+    wanted = replace(job, slowdown=0.0)
+    other = Model.of(operations.read(write_table(wanted, tmp_path / "even")[0]))
+    assert even.whole == pytest.approx(other.replay(other.measured).whole, rel=1e-5)
+
+
+def test_the_demo_writes_a_table_and_analyses_it(tmp_path):
+    words = ["demo", str(tmp_path / "job"), "--format", "table"]
+    done = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert "worst ranks (M_W): 107.6%, rank 6" in done.stdout
+    none = CliRunner().invoke(main, [*words, "--fault", "none"], catch_exceptions=False)
+    assert "too little slowdown to ask who brings it" in none.stdout
+    refused = CliRunner().invoke(main, [*words, "--fault", "slow-link"])
+    assert "wanted slow-gpu or none" in refused.stderr
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +65,7 @@ def run(*words):
     return done.stdout if done.exit_code == 0 else done.stderr
 
 
+@needed
 def test_the_what_ifs_of_the_study_are_a_file_of_changes(tmp_path):
     path = tmp_path / "changes.json"
     for names, ratio in document("straggler/what-if-ST.json")["ratio"].items():
@@ -39,6 +77,7 @@ def test_the_what_ifs_of_the_study_are_a_file_of_changes(tmp_path):
     assert "what if: 2.09 s a step, -3.78%" in run("--what-if", path)
 
 
+@needed
 def test_an_ideal_stage_is_the_study_s_m_s(tmp_path):
     path = tmp_path / "changes.json"
     path.write_text('{"stage:3": {"ideal": true}}')
@@ -47,6 +86,7 @@ def test_an_ideal_stage_is_the_study_s_m_s(tmp_path):
     assert said["what_if"]["step_time_mean_s"] == pytest.approx(removed, rel=1e-6)
 
 
+@needed
 @pytest.mark.parametrize(
     ("key", "count"),
     [
@@ -70,6 +110,7 @@ def test_a_key_means_the_operations_that_it_names(model, key, count):
     assert changed == count
 
 
+@needed
 def test_changes_follow_each_other(model):
     changes = {"all": Change(ideal=True), "gc": Change(ratio=0.0), "stage:1": Change(ratio=2)}
     found = straggler_changes.times(model, changes)
@@ -80,6 +121,7 @@ def test_changes_follow_each_other(model):
     assert (found[~second & ~gc] == ideal[~second & ~gc]).all()
 
 
+@needed
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -97,6 +139,7 @@ def test_a_change_that_means_nothing_is_an_error(tmp_path, text, said):
     assert said in run("--what-if", path)
 
 
+@needed
 def test_the_trace_has_every_operation_where_the_replay_puts_it(model, tmp_path):
     path = tmp_path / "trace.json"
     run("--trace", path)

@@ -1,8 +1,11 @@
 """``fastcomm demo``."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 from fastcomm.cli.said import say
 
@@ -22,10 +25,11 @@ from fastcomm.cli.said import say
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["kineto", "nsys"]),
+    type=click.Choice(["kineto", "nsys", "table"]),
     default="kineto",
     show_default=True,
-    help="Traces of the PyTorch profiler, or SQLite exports of Nsight Systems.",
+    help="Traces of the PyTorch profiler, SQLite exports of Nsight Systems, or a table of "
+    "operations for `stragglers`.",
 )
 @click.option(
     "--fault",
@@ -58,6 +62,9 @@ def run(
     from fastcomm.cli import metrics
     from fastcomm.synthetic import Job, write, write_nsys
 
+    if format_ == "table":
+        _table(ctx, Path(directory), ranks, fault)
+        return
     wrong: dict[str, Any] = (
         {"straggler": None} if fault == "none" else {"fault": fault.replace("-", "_")}
     )
@@ -74,3 +81,18 @@ def run(
     ctx.invoke(
         metrics.run, paths=tuple(map(str, paths)), link_bandwidth=link_bandwidth, **sizes
     )
+
+
+def _table(ctx: click.Context, folder: "Path", ranks: int, fault: str) -> None:
+    """Write the table of operations of a job with one slow GPU, or none, and analyse it."""
+    from fastcomm.cli import stragglers
+    from fastcomm.errors import ConfigError
+    from fastcomm.synthetic import TableJob, write_table
+
+    slowdown = {"slow-gpu": 0.3, "none": 0.0}.get(fault)
+    if slowdown is None:
+        raise ConfigError(f"--format table knows no --fault {fault}; wanted slow-gpu or none")
+    table, meta = write_table(TableJob.of(ranks, slowdown), folder)
+    command = f"fastcomm stragglers {table} --meta {meta}"
+    click.echo(f"wrote {table} and {meta}; now: {command}\n", err=True)
+    ctx.invoke(stragglers.run, table=table, meta_path=meta, threshold=1.03)

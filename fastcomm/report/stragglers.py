@@ -150,7 +150,7 @@ def _lines(found: Stragglers) -> list[str]:
     lines = [
         f"[bold]slowdown {found.slowdown:.4f}:[/] a step takes {nodelay}, and {ideal} if every "
         "operation took its ideal time",
-        f"recorded: {base} a step, of which launch delays are {found.launch_slowdown - 1:.2%}",
+        f"recorded: {base} a step, of which launch delays are {round(found.launch_slowdown - 1, 4) + 0.0:.2%}",
         f"last stage (M_S): {last} of the slowdown goes if it is ideal",
     ]
     if found.worst is None or found.worst.rem is None:

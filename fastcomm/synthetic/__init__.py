@@ -4,15 +4,18 @@ from fastcomm.synthetic.files import write
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys import NsysVariant, write_nsys, write_nsys_big
 from fastcomm.synthetic.rows import Variant
+from fastcomm.synthetic.table import TableJob, write_table
 from fastcomm.synthetic.truth import planted, truth
 
 __all__ = [
     "Job",
     "NsysVariant",
+    "TableJob",
     "Variant",
     "planted",
     "truth",
     "write",
     "write_nsys",
     "write_nsys_big",
+    "write_table",
 ]
