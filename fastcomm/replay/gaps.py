@@ -42,7 +42,7 @@ def measured(
     gap, samples = _operator_gaps(graph, trace, number, compat=compat)
     known = np.unique(trace.step[trace.counts & (trace.step != NULL)]).tolist()
     steps = [step] if compat else known
-    waits = [_comm_gaps(graph, trace, number, avg, each) for each in steps]
+    waits = _comm_gaps(graph, trace, avg, steps)
     comm_gap = np.zeros(len(avg))
     for i, node in enumerate(graph.nodes):
         if node.endswith(".Sync"):
@@ -123,30 +123,39 @@ def _counts(prev: str, cur: str, *, compat: bool) -> bool:
 
 
 def _comm_gaps(
-    graph: Dependencies, trace: UniformTrace, number: dict[str, int], avg: Floats, step: int
-) -> dict[str, int]:
-    """By pid: from the backward op that it waits for to the first communication of a step."""
+    graph: Dependencies, trace: UniformTrace, avg: Floats, steps: list[int]
+) -> list[dict[str, int]]:
+    """By step and pid: from the backward op that it waits for to the first communication."""
     before: dict[int, list[int]] = {}
     for a, b in zip(graph.source.tolist(), graph.target.tolist(), strict=True):
         before.setdefault(b, []).append(a)
-    rows = np.flatnonzero((trace.step == step) & trace.counts)
-    parsed = graph.parsed()
-    found: dict[str, int] = {}
-    ends: dict[int, int] = {}
-    for row in rows.tolist():
-        node = number.get(trace.keys[trace.key[row]])
-        if node is not None:
-            ends[node] = int(trace.start[row] + trace.dur[row])
-    for row in rows.tolist():
-        key = int(trace.key[row])
-        pid, node = trace.key_pid[key], number.get(trace.keys[key])
-        name = Name.of(trace.names[key])
-        if pid in found or node is None or name.op_cat != "Comm" or name.sub_op == "Sync":
-            continue
-        last = [ends[each] for each in _backward(node, before, parsed, avg) if each in ends]
-        if last:
-            found[pid] = max(0, int(trace.start[row]) - max(last))
+    parsed, number = graph.parsed(), {name: i for i, name in enumerate(graph.nodes)}
+    node = np.array([number.get(key, -1) for key in trace.keys], np.int64)
+    opens = {name: _opens(Name.of(name)) for name in set(trace.names)}
+    first = np.array([opens[name] for name in trace.names], bool) & (node >= 0)
+    known: dict[int, list[int]] = {}
+    found = []
+    for step in steps:
+        rows = np.flatnonzero((trace.step == step) & trace.counts)
+        ends = np.full(len(graph.nodes) + 1, NULL)
+        ends[node[trace.key[rows]]] = trace.start[rows] + trace.dur[rows]
+        gaps: dict[str, int] = {}
+        for row in rows[first[trace.key[rows]]].tolist():
+            pid, at = trace.key_pid[trace.key[row]], int(node[trace.key[row]])
+            if pid in gaps:
+                continue
+            if at not in known:
+                known[at] = _backward(at, before, parsed, avg)
+            last = ends[known[at]].max(initial=NULL)
+            if last != NULL:
+                gaps[pid] = max(0, int(trace.start[row]) - int(last))
+        found.append(gaps)
     return found
+
+
+def _opens(name: Name) -> bool:
+    """Whether communication may begin with it: with everything but a Sync."""
+    return name.op_cat == "Comm" and name.sub_op != "Sync"
 
 
 def _backward(
