@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.replay.dependency import Dependencies
-from fastcomm.replay.names import COARSE, STAGES, Name, category, coarse
+from fastcomm.replay.names import COARSE, REQUESTS, STAGES, Name, category, coarse
 from fastcomm.replay.statistics import Statistics
 from fastcomm.replay.uniform import UniformTrace
 from fastcomm_kernels.json_numbers import NULL
@@ -48,7 +48,26 @@ def measured(
         if node.endswith(".Sync"):
             of_pid = [each[pid] for each in waits if (pid := node.partition("->")[0]) in each]
             comm_gap[i] = np.mean(of_pid) if of_pid else 0.0
+    for a, owner in _pushed(graph):
+        of_worker = [each[owner] for each in waits if owner in each]
+        comm_gap[a] = min(_SHORT_NS, float(np.mean(of_worker)) if of_worker else 0.0)
     return Measured(avg=avg, gap=gap, samples=samples, comm_gap=comm_gap)
+
+
+def _pushed(graph: Dependencies) -> list[tuple[int, str]]:
+    """Backward operations whose tensor is pushed to a server, and the worker that does."""
+    parsed = graph.parsed()
+    pairs = zip(graph.source.tolist(), graph.target.tolist(), strict=True)
+    return [
+        (a, _owner(parsed[b].pid))
+        for a, b in pairs
+        if parsed[b].sub_op == REQUESTS[0] and parsed[a].op_cat == "BW"
+    ]
+
+
+def _owner(pid: str | None) -> str:
+    """Who communicates: a rank, or the worker at the begin of a link."""
+    return (pid or "").partition("::")[0]
 
 
 def _averages(graph: Dependencies, found: Statistics, *, compat: bool) -> Floats:
@@ -125,7 +144,7 @@ def _counts(prev: str, cur: str, *, compat: bool) -> bool:
 def _comm_gaps(
     graph: Dependencies, trace: UniformTrace, avg: Floats, steps: list[int]
 ) -> list[dict[str, int]]:
-    """By step and pid: from the backward op that it waits for to the first communication."""
+    """By step and owner: from the backward op that it waits for to the first communication."""
     before: dict[int, list[int]] = {}
     for a, b in zip(graph.source.tolist(), graph.target.tolist(), strict=True):
         before.setdefault(b, []).append(a)
@@ -141,7 +160,8 @@ def _comm_gaps(
         ends[node[trace.key[rows]]] = trace.start[rows] + trace.dur[rows]
         gaps: dict[str, int] = {}
         for row in rows[first[trace.key[rows]]].tolist():
-            pid, at = trace.key_pid[trace.key[row]], int(node[trace.key[row]])
+            at = int(node[trace.key[row]])
+            pid = _owner(parsed[at].pid)
             if pid in gaps:
                 continue
             if at not in known:
@@ -161,14 +181,15 @@ def _opens(name: Name) -> bool:
 def _backward(
     node: int, before: dict[int, list[int]], parsed: list[Name], avg: Floats
 ) -> list[int]:
-    """Backward ops of the same pid that a node waits for, the nearest on each way."""
+    """Backward ops of the same rank that a node waits for, the nearest on each way."""
     found, seen, waiting = [], {node}, [node]
     while waiting:
         for each in before.get(waiting.pop(), ()):
-            if each in seen or parsed[each].pid != parsed[node].pid:
+            backward = parsed[each].op_cat == "BW"
+            if each in seen or not (backward or parsed[each].pid == parsed[node].pid):
                 continue
             seen.add(each)
-            if parsed[each].op_cat == "BW" and avg[each] > 0:
+            if backward and avg[each] > 0:
                 found.append(each)
             else:
                 waiting.append(each)
