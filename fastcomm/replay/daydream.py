@@ -8,6 +8,7 @@ baseline has: 85 % of 100, which it calls Gbit/s and counts as GB/s.
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastcomm.errors import FastcommError
 from fastcomm.replay.dependency import Dependencies
@@ -46,19 +47,19 @@ def daydream(
         target=np.array([number[b] for _, b in edges], np.int64),
         groups=tuple((tensor,) for tensor in sorted(bytes_of)),
     )
-    sent = np.array(list(duration.values()), np.float64)
+    known = _with(made.measured, np.array(own), list(duration.values()))
+    return Replayer.of(graph, known, made.options).run()
+
+
+def _with(known: Measured, own: NDArray[np.bool_], sent: list[float]) -> Measured:
+    """What is known of the rank's own nodes, and of communication its time alone."""
     none = np.zeros(len(sent))
-    known = made.measured
-    return Replayer.of(
-        graph,
-        Measured(
-            avg=np.concatenate((known.avg[own], sent)),
-            gap=np.concatenate((known.gap[own], none)),
-            samples=np.concatenate((known.samples[own], none.astype(np.int64))),
-            comm_gap=np.concatenate((known.comm_gap[own], none)),
-        ),
-        made.options,
-    ).run()
+    return Measured(
+        avg=np.concatenate((known.avg[own], sent)),
+        gap=np.concatenate((known.gap[own], none)),
+        samples=np.concatenate((known.samples[own], none.astype(np.int64))),
+        comm_gap=np.concatenate((known.comm_gap[own], none)),
+    )
 
 
 def _sent(made: Replayer, pid: str) -> list[tuple[str, tuple[int, ...], str]]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.replay.dependency import Dependencies
-from fastcomm.replay.names import COARSE, STAGES, Name, category, coarse
+from fastcomm.replay.names import COARSE, REQUESTS, STAGES, Name, category, coarse
 from fastcomm.replay.statistics import Statistics
 from fastcomm.replay.uniform import UniformTrace
 from fastcomm_kernels.json_numbers import NULL
@@ -42,13 +42,32 @@ def measured(
     gap, samples = _operator_gaps(graph, trace, number, compat=compat)
     known = np.unique(trace.step[trace.counts & (trace.step != NULL)]).tolist()
     steps = [step] if compat else known
-    waits = [_comm_gaps(graph, trace, number, avg, each) for each in steps]
+    waits = _comm_gaps(graph, trace, avg, steps)
     comm_gap = np.zeros(len(avg))
     for i, node in enumerate(graph.nodes):
         if node.endswith(".Sync"):
             of_pid = [each[pid] for each in waits if (pid := node.partition("->")[0]) in each]
             comm_gap[i] = np.mean(of_pid) if of_pid else 0.0
+    for a, owner in _pushed(graph):
+        of_worker = [each[owner] for each in waits if owner in each]
+        comm_gap[a] = min(_SHORT_NS, float(np.mean(of_worker)) if of_worker else 0.0)
     return Measured(avg=avg, gap=gap, samples=samples, comm_gap=comm_gap)
+
+
+def _pushed(graph: Dependencies) -> list[tuple[int, str]]:
+    """Backward operations whose tensor is pushed to a server, and the worker that does."""
+    parsed = graph.parsed()
+    pairs = zip(graph.source.tolist(), graph.target.tolist(), strict=True)
+    return [
+        (a, _owner(parsed[b].pid))
+        for a, b in pairs
+        if parsed[b].sub_op == REQUESTS[0] and parsed[a].op_cat == "BW"
+    ]
+
+
+def _owner(pid: str | None) -> str:
+    """Who communicates: a rank, or the worker at the begin of a link."""
+    return (pid or "").partition("::")[0]
 
 
 def _averages(graph: Dependencies, found: Statistics, *, compat: bool) -> Floats:
@@ -123,43 +142,54 @@ def _counts(prev: str, cur: str, *, compat: bool) -> bool:
 
 
 def _comm_gaps(
-    graph: Dependencies, trace: UniformTrace, number: dict[str, int], avg: Floats, step: int
-) -> dict[str, int]:
-    """By pid: from the backward op that it waits for to the first communication of a step."""
+    graph: Dependencies, trace: UniformTrace, avg: Floats, steps: list[int]
+) -> list[dict[str, int]]:
+    """By step and owner: from the backward op that it waits for to the first communication."""
     before: dict[int, list[int]] = {}
     for a, b in zip(graph.source.tolist(), graph.target.tolist(), strict=True):
         before.setdefault(b, []).append(a)
-    rows = np.flatnonzero((trace.step == step) & trace.counts)
-    parsed = graph.parsed()
-    found: dict[str, int] = {}
-    ends: dict[int, int] = {}
-    for row in rows.tolist():
-        node = number.get(trace.keys[trace.key[row]])
-        if node is not None:
-            ends[node] = int(trace.start[row] + trace.dur[row])
-    for row in rows.tolist():
-        key = int(trace.key[row])
-        pid, node = trace.key_pid[key], number.get(trace.keys[key])
-        name = Name.of(trace.names[key])
-        if pid in found or node is None or name.op_cat != "Comm" or name.sub_op == "Sync":
-            continue
-        last = [ends[each] for each in _backward(node, before, parsed, avg) if each in ends]
-        if last:
-            found[pid] = max(0, int(trace.start[row]) - max(last))
+    parsed, number = graph.parsed(), {name: i for i, name in enumerate(graph.nodes)}
+    node = np.array([number.get(key, -1) for key in trace.keys], np.int64)
+    opens = {name: _opens(Name.of(name)) for name in set(trace.names)}
+    first = np.array([opens[name] for name in trace.names], bool) & (node >= 0)
+    known: dict[int, list[int]] = {}
+    found = []
+    for step in steps:
+        rows = np.flatnonzero((trace.step == step) & trace.counts)
+        ends = np.full(len(graph.nodes) + 1, NULL)
+        ends[node[trace.key[rows]]] = trace.start[rows] + trace.dur[rows]
+        gaps: dict[str, int] = {}
+        for row in rows[first[trace.key[rows]]].tolist():
+            at = int(node[trace.key[row]])
+            pid = _owner(parsed[at].pid)
+            if pid in gaps:
+                continue
+            if at not in known:
+                known[at] = _backward(at, before, parsed, avg)
+            last = ends[known[at]].max(initial=NULL)
+            if last != NULL:
+                gaps[pid] = max(0, int(trace.start[row]) - int(last))
+        found.append(gaps)
     return found
+
+
+def _opens(name: Name) -> bool:
+    """Whether communication may begin with it: with everything but a Sync."""
+    return name.op_cat == "Comm" and name.sub_op != "Sync"
 
 
 def _backward(
     node: int, before: dict[int, list[int]], parsed: list[Name], avg: Floats
 ) -> list[int]:
-    """Backward ops of the same pid that a node waits for, the nearest on each way."""
+    """Backward ops of the same rank that a node waits for, the nearest on each way."""
     found, seen, waiting = [], {node}, [node]
     while waiting:
         for each in before.get(waiting.pop(), ()):
-            if each in seen or parsed[each].pid != parsed[node].pid:
+            backward = parsed[each].op_cat == "BW"
+            if each in seen or not (backward or parsed[each].pid == parsed[node].pid):
                 continue
             seen.add(each)
-            if parsed[each].op_cat == "BW" and avg[each] > 0:
+            if backward and avg[each] > 0:
                 found.append(each)
             else:
                 waiting.append(each)

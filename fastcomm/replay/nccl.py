@@ -67,7 +67,10 @@ def topology(files: Mapping[str, Path], algorithm: str | None = None) -> Topolog
                 tree.setdefault(number, {})[own] = place
     chosen = algorithm or (RING if ring else TREE)
     if not (ring if chosen == RING else tree):
-        raise ConfigError(f"no {chosen} in {next(iter(files.values()))}, nor in other ranks")
+        raise ConfigError(
+            f"{next(iter(files.values()))}: no {chosen} there, nor in other ranks; wanted "
+            f"--algorithm {RING if ring else TREE}"
+        )
     return Topology(ring=ring, tree=tree, pid_of=pid_of, algorithm=chosen)
 
 
