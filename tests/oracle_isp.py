@@ -157,7 +157,7 @@ def dispatched(c, mod, volume, ep, nodes):
     """One all-to-all of tokens."""
     if not nodes or ep <= 8:
         return collective(c, "a2a", volume, ep, 1)
-    share = away(mod, max(1, ep // 8)) / mod["top"]
+    share = away(mod, ceil(ep / 8)) / mod["top"]
     start = c["alpha"][1] + c["alpha"][2] * max(0, ep - 16)
     outside = share * 8 * volume * (ep - 8) / ep / (c["node"] / slow(ep))
     return start + max(outside, volume * 7 / 8 / c["intra"])

@@ -107,6 +107,20 @@ def test_a_config_of_hugging_face_is_the_preset(tmp_path, name):
     assert load(tmp_path) == PRESETS[name]
 
 
+def test_a_mixture_of_a_toml_file_has_our_own_names(tmp_path):
+    path = tmp_path / "m.toml"
+    path.write_text(
+        "hidden = 1024\nheads = 8\nlayers = 6\nffn = 3072\nhead_dim = 64\ntied = true\n"
+        "experts = 16\ntop_k = 2\nexpert_ffn = 512\nshared_ffn = 256\ndense_layers = 1\n"
+    )
+    model = load(path)
+    assert model.experts == Experts(number=16, top_k=2, ffn=512, shared=256, dense_layers=1)
+    attention = 1024 * 512 * 4
+    dense = attention + 3 * 1024 * 3072 + 2 * 1024
+    sparse = attention + 3 * 1024 * (256 + 16 * 512) + 16 * 1024 + 2 * 1024
+    assert model.parameters == dense + 5 * sparse + 1024 * model.vocab + 1024
+
+
 def test_a_group_alone_limits_no_nodes_and_one_expert_is_none(tmp_path):
     path = tmp_path / "config.json"
     said = CONFIGS["deepseek-v3"] | {"n_group": 1, "topk_group": 1}

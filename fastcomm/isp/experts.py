@@ -42,7 +42,7 @@ def exchange(block: Block, question: Question, cluster: Cluster, experts: Expert
     calls = 4 + 2 * (block.ck == FULL).astype(np.float64)
     if question.dispatch == "copies":
         return np.asarray(calls * collective(cluster, "all_to_all", volume, block.ep))
-    nodes = max(1, block.ep // cluster.gpus_per_node)
+    nodes = -(-block.ep // cluster.gpus_per_node)
     once = by_node(cluster, volume, block.ep, visited(experts, nodes) / experts.top_k)
     return np.asarray(calls * once)
 
