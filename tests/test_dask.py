@@ -16,6 +16,8 @@ from fastcomm.engine import dask, versions
 from fastcomm.engine.engine import Task
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
 
+pytestmark = pytest.mark.compiled
+
 TP = {"Process_Group_Description": "mesh_tp", "Process_Group_Ranks": "[0, 1, 2, 3]"}
 RANKS = 20
 
@@ -78,9 +80,8 @@ def test_urls_are_looked_at_and_read_by_workers(traces, engine, cluster, tmp_pat
     url = f"file://{traces}"
     here = invoke("metrics", url, "--json").stdout
     assert invoke("metrics", url, "--json", "--dask", cluster.address).stdout == here
-    invoke("ingest", url, "-o", tmp_path / "here")
-    invoke("ingest", url, "-o", tmp_path / "there", "--dask", cluster.address)
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    invoke("ingest", url, "-o", tmp_path / "store", "--dask", cluster.address)
+    assert fastcomm.open_run(tmp_path / "store").ranks == tuple(range(RANKS))
 
 
 def test_the_question_of_the_page_is_answered(traces, engine):
@@ -148,9 +149,9 @@ def test_ranks_that_no_worker_survives_are_left_out_and_cost_no_other(engine, cl
 
 
 def test_a_cluster_without_workers_is_an_error_in_time(cluster):
-    with dask.connected(cluster.address, wait_s=0.5) as engine:
-        with pytest.raises(ClusterError, match=r"no worker for 0.5 s; .* start workers"):
-            engine.gather(c.run_of(c.fine), c.COUNT)
+    late = pytest.raises(ClusterError, match=r"no worker for 0.5 s; .* start workers")
+    with dask.connected(cluster.address, wait_s=0.5) as engine, late:
+        engine.gather(c.run_of(c.fine), c.COUNT)
 
 
 def test_another_fastcomm_on_a_worker_is_an_error(cluster, tmp_path):
