@@ -102,11 +102,12 @@ def deadly_once(marker, rank):
 
 
 def hungry(rank):
-    """Need more memory than there is."""
+    """Need more memory than a worker of 450 MB may take, and stop where nobody stops it."""
     found = []
-    while True:
-        found.append(bytearray(os.urandom(1) * (8 << 20)))
-        sleep(0.001)
+    for _ in range(100):
+        found.append(bytearray(b"x") * (8 << 20))
+        sleep(0.01)
+    raise AssertionError(f"rank {rank} took {len(found) * 8} MiB, and nobody stopped it")
 
 
 def bad(rank):

@@ -13,7 +13,10 @@ from click.testing import CliRunner
 import fastcomm
 from fastcomm.cli import main
 from fastcomm.engine import dask, versions
+from fastcomm.engine.engine import Task
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
+
+pytestmark = pytest.mark.compiled
 
 TP = {"Process_Group_Description": "mesh_tp", "Process_Group_Ranks": "[0, 1, 2, 3]"}
 RANKS = 20
@@ -73,6 +76,27 @@ def test_a_store_is_that_of_one_process(traces, engine, cluster, tmp_path):
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
+def test_urls_are_looked_at_and_read_by_workers(traces, engine, cluster, tmp_path):
+    url = f"file://{traces}"
+    here = invoke("metrics", url, "--json").stdout
+    assert invoke("metrics", url, "--json", "--dask", cluster.address).stdout == here
+    invoke("ingest", url, "-o", tmp_path / "store", "--dask", cluster.address)
+    assert fastcomm.open_run(tmp_path / "store").ranks == tuple(range(RANKS))
+
+
+def test_the_question_of_the_page_is_answered(traces, engine):
+    page = Path(__file__).parents[1] / "docs" / "scale-out.md"
+    text = page.read_text().rpartition("```python\n")[2].partition("```")[0]
+    functions, _, rest = text.partition('if __name__ == "__main__":')
+    assert "Task(measure=kinds, merge=merge, finish=answer)" in rest
+    names = {}
+    exec(functions, names)
+    task = Task(measure=names["kinds"], merge=names["merge"], finish=names["answer"])
+    counts, lost = engine.gather(fastcomm.open_run(traces), task)
+    assert sum(counts.values()) >= 4 * RANKS
+    assert lost == []
+
+
 def test_relative_paths_are_the_callers(traces, engine, cluster, monkeypatch):
     monkeypatch.chdir(traces.parent)
     found = invoke("info", traces.name, "--all", "--json", "--dask", cluster.address).stdout
@@ -112,8 +136,9 @@ def test_a_worker_killed_in_the_middle_costs_nothing(engine, cluster, tmp_path):
 
 def test_ranks_that_no_worker_survives_are_left_out_and_cost_no_other(engine, cluster):
     """With a nanny, which starts a killed worker again; one rank needs too much memory."""
+    cluster.kill("first")
+    cluster.kill("second")
     cluster.worker("third", "--nanny", "--memory-limit", "450MB")
-    engine.client.wait_for_workers(2, timeout=30)
     run = c.run_of(c.fine, c.fine, c.deadly, c.hungry, c.fine, c.fine)
     merged, lost = engine.gather(run, c.COUNT, keep_going=True)
     assert merged == dict.fromkeys([0, 1, 4, 5], 1)
@@ -124,12 +149,9 @@ def test_ranks_that_no_worker_survives_are_left_out_and_cost_no_other(engine, cl
 
 
 def test_a_cluster_without_workers_is_an_error_in_time(cluster):
-    with dask.connected(cluster.address, wait_s=0.5) as engine:
-        for name in ("first", "second"):
-            if name in cluster.processes:
-                cluster.kill(name)
-        with pytest.raises(ClusterError, match=r"no worker for 0.5 s; .* start workers"):
-            engine.gather(c.run_of(c.fine), c.COUNT)
+    late = pytest.raises(ClusterError, match=r"no worker for 0.5 s; .* start workers")
+    with dask.connected(cluster.address, wait_s=0.5) as engine, late:
+        engine.gather(c.run_of(c.fine), c.COUNT)
 
 
 def test_another_fastcomm_on_a_worker_is_an_error(cluster, tmp_path):

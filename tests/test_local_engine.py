@@ -15,7 +15,10 @@ import pytest
 from fastcomm.engine.local import Local
 from fastcomm.errors import FastcommError
 
-pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc")
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at /proc"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +105,6 @@ def many(tmp_path_factory):
     return folder
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("command", "whom", "how"),
     [
@@ -140,7 +142,6 @@ def test_ctrl_c_leaves_no_half_file_and_no_orphan(many, tmp_path, command, whom,
         assert not output.exists()
 
 
-@pytest.mark.compiled
 def test_workers_end_with_a_killed_command(many, tmp_path):
     words = ["ingest", many, "--workers", "2", "--output", tmp_path / "out"]
     started = subprocess.Popen([sys.executable, "-m", "fastcomm.cli", *map(str, words)])

@@ -171,28 +171,58 @@ class Dask:
         keep_going: bool = False,
         progress: Progress | None = None,
     ) -> R:
-        """Do a task with a run; see `engine.Engine`."""
+        """Do a task with a run; see `engine.Engine`.
+
+        A rank that no worker survives takes others' work along again and again, so that Dask
+        may give that up, too. Once it is known, the others are done without it.
+        """
+        fatal: dict[int, Lost] = {}
+        while True:
+            known = len(fatal)
+            others = run.only(rank for rank in run.ranks if rank not in fatal)
+            try:
+                return self._gathered(others, task, fatal, keep_going, progress)
+            except _killed() as error:
+                if len(fatal) == known:
+                    raise self._too_large() from error
+            progress = None  # it has seen them all
+
+    def _gathered(
+        self,
+        run: Run,
+        task: Task[P, R],
+        fatal: dict[int, Lost],
+        keep_going: bool,
+        progress: Progress | None,
+    ) -> R:
+        """Do a task with ranks none of which is known as `fatal`; those that are, are added."""
         work = _Work(self, run, task.measure)
         fold: Fold[Future[P]] = Fold(lambda parts: self._submit(task.merge, list(parts)))
-        left_out: list[Lost] = []
+        left_out = list(fatal.values())
+        every = len(run.sources) + len(fatal)
         try:
             for source, future, error in work.done():
                 if error is None:
                     fold.add(future)
                 elif keep_going and _is_of_its_rank(error):
                     left_out.append(lost(source, error))
+                    if isinstance(error.__cause__, _killed()):
+                        fatal[source.rank] = left_out[-1]
                 else:
                     raise error
                 if progress is not None:
                     progress(source)
-            failed = by_rank(left_out, len(run.sources))
+            failed = by_rank(left_out, every)
             return self._answer(self._submit(task.finish, fold.joined(), failed))
         finally:
             work.cancel()
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function on a worker."""
-        return self._answer(self._submit(function))
+        try:
+            return self._answer(self._submit(function))
+        except _killed() as error:
+            raise self._too_large() from error
 
     def _submit(self, function: Callable[..., T], *args: Any) -> "Future[T]":
         # Merging goes before reading on: it makes room.
@@ -204,11 +234,6 @@ class Dask:
         future.add_done_callback(done.put)
         self.next(done)
         if (error := self.error(future)) is not None:
-            if isinstance(error, _killed()):
-                raise ClusterError(
-                    f"--dask {self.address}: workers died one after another while they merged "
-                    "ranks; out of memory, most likely: wanted more of it for each worker"
-                ) from error
             raise error
         with self._reaching():
             answer: T = self.client.gather(future, direct=True)
@@ -218,9 +243,14 @@ class Dask:
         """The next future that is done; ClusterError where none can come any more."""
         while True:
             try:
-                return done.get(timeout=_LOOK_S)
+                future = done.get(timeout=_LOOK_S)
             except Empty:
                 self._look()
+                continue
+            if future.status not in ("pending", "lost"):
+                return future
+            # The worker that had it is gone, and others do it again.
+            future.add_done_callback(done.put)
 
     def error(self, future: "Future[Any]") -> Exception | None:
         """What went wrong with a future that is done; ClusterError where the cluster is."""
@@ -261,6 +291,12 @@ class Dask:
         except (OSError, CancelledError, RuntimeError, ValueError) as error:
             raise self._gone(f"{type(error).__name__}: {error}") from error
 
+    def _too_large(self) -> ClusterError:
+        return ClusterError(
+            f"--dask {self.address}: workers died one after another while they merged ranks; "
+            "out of memory, most likely: wanted more of it for each worker"
+        )
+
     def _gone(self, found: str) -> ClusterError:
         return ClusterError(
             f"--dask {self.address}: the scheduler is gone, or does not answer ({found}); "
@@ -300,7 +336,10 @@ class _Work:
         for source in suspects:
             self._start([source])
             _, future, error = self._next()
-            yield source, future, died(source) if isinstance(error, _killed()) else error
+            if isinstance(error, _killed()):
+                killed, error = error, died(source)
+                error.__cause__ = killed
+            yield source, future, error
 
     def cancel(self) -> None:
         """Forget what has not begun."""

@@ -1,7 +1,7 @@
 """The ranks of a run, one after another or on several processes of this machine.
 
-Workers are processes: what is not a kernel holds Python's lock, so that two threads are no
-faster than one (docs/scale-out.md has the measurement).
+Workers are processes: up to half of a rank's time holds Python's lock, so that more than two
+threads gain little (docs/scale-out.md has the measurement).
 """
 
 import logging
