@@ -158,7 +158,8 @@ def test_missing_ranks_make_the_path_partial(tmp_path):
 
 @pytest.mark.compiled
 def test_the_planted_straggler_holds_the_others_up(tmp_path):
-    job = Job.of(ranks=8, steps=2)
+    # Little drift, so that what is planted shows to a percent.
+    job = Job.of(ranks=8, steps=2, skew_ns=4_000)
     write(job, tmp_path)
     run = open_run(tmp_path, options=OpenOptions(whole=True))
     traces = {rank: run.read(rank) for rank in run.ranks}
@@ -178,7 +179,7 @@ def test_the_planted_straggler_holds_the_others_up(tmp_path):
     assert (worst["rank"], worst["tag"]) == (job.straggler, "TP")
     assert worst["later_ns"] == pytest.approx(job.steps * job.micro_batches * planted, rel=0.02)
     # Its tensor-parallel peer waits at each of its attentions for what it is slower by.
-    without = Job.of(ranks=8, steps=2, straggler=None)
+    without = Job.of(ranks=8, steps=2, skew_ns=4_000, straggler=None)
     (tmp_path / "without").mkdir()
     write(without, tmp_path / "without")
     other = open_run(tmp_path / "without", options=OpenOptions(whole=True))

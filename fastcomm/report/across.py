@@ -15,7 +15,7 @@ _MOST_ROWS = 8
 
 
 def findings(found: Across) -> list[str]:
-    """A line a finding, the costliest first; one that says so where there is none."""
+    """A line a finding, the costliest first; or one that none is known."""
     if len(found.heat.ranks) < 2:  # noqa: PLR2004 - nobody to be compared with
         return []
     lines = [
@@ -24,7 +24,9 @@ def findings(found: Across) -> list[str]:
     ]
     if hidden := len(found.findings) - len(lines):
         lines.append(f"{hidden} more in --json.")
-    return lines or ["[green]No rank, stage or link stands apart from its peers.[/]"]
+    if not lines and found.matching.matched:
+        lines = ["[green]No rank, stage or link stands apart from its peers.[/]"]
+    return lines
 
 
 def skew(found: Across) -> Table:

@@ -1,0 +1,48 @@
+"""Ranks beside each other: collectives matched, waits and transfers told apart."""
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.metrics.meetings import Events, Meetings, ahead_of, matches_of, offsets_of
+from fastcomm.metrics.skew import skew, waits
+
+RANKS, CALLS, TP = 64, 2000, 8
+
+
+def events():
+    """Collectives of tensor parallelism, every eighth one of data parallelism."""
+    call, rank = np.tile(np.arange(CALLS), RANKS), np.repeat(np.arange(RANKS), CALLS)
+    within = call % 8 != 0
+    start = call * 100_000 + np.random.default_rng(0).integers(0, 5_000, len(call))
+    size = np.where(within, 1 << 20, 1 << 24)
+    return pa.table(
+        {
+            "rank": rank,
+            "tag": within.astype(np.int8),
+            "op": within.astype(np.int8),
+            "group": np.where(within, rank // TP, 1_000 + rank % TP),
+            "seq": call,
+            "group_size": np.where(within, TP, RANKS // TP),
+            "start_ns": start,
+            "duration_ns": call * 100_000 + 50_000 - start,
+            "alone_ns": np.zeros(len(call), np.int64),
+            "bytes": size,
+            "bus_bytes": size,
+        }
+    )
+
+
+def test_matched_waits(bar):
+    table = events()
+
+    def measured():
+        found = Events.of(table)
+        rows = np.flatnonzero(found.joins)
+        matches = matches_of(found, rows)
+        ahead = ahead_of(found, offsets_of(found, rows, matches))
+        met = Meetings.of(found, rows, matches, ahead)
+        return skew(found, met, 4), waits(found, met, 4)
+
+    keys = [table[name].to_numpy() for name in ("start_ns", "seq", "group")]
+    assert sum(each.collectives for each in measured()[1]) == len(table)
+    bar("matched_waits", measured, lambda: np.lexsort(keys), count=len(table))
