@@ -286,10 +286,10 @@ def test_every_reader_of_gzip_refuses_a_bomb(folder, command, name, head):
 
 
 def test_a_document_that_is_too_large_to_be_held_is_refused(folder, monkeypatch):
+    run("ingest", folder / "good.json", "-o", folder / "store")
     monkeypatch.setenv("FASTCOMM_MAX_DOCUMENT_GIB", "1e-7")
-    (folder / "trace.json").write_text(BASE)
-    said = refused("stats", folder / "trace.json")
-    assert "needed as a whole; FASTCOMM_MAX_DOCUMENT_GIB=N" in said
+    said = refused("metrics", folder / "store")
+    assert "fastcomm.json: larger than 1e-07 GiB, and needed as a whole; " in said
 
 
 @pytest.mark.usefixtures("small_bombs")
