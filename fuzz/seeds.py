@@ -84,6 +84,11 @@ def _stats(path: Path) -> None:
     step_time(said.trace)
 
 
+def _scanned(path: Path) -> None:
+    said = inputs.read(path, whole=False)
+    statistics(said.trace, said.topology).ops()
+
+
 def _stragglers(path: Path) -> None:
     stragglers(Model.of(operations.read(path)))
 
@@ -339,6 +344,7 @@ _SEEDS = (
     Seed(name="study.parquet", make=_study, read=_stragglers),
     Seed(name="meta.yaml", make=_text("dp_size: 2\npp_size: 2\nvpp_size: 1\n"), read=_meta),
     Seed(name="uniform.json", make=_text(_UNIFORM), read=_stats),
+    Seed(name="scanned.json", make=_text(_UNIFORM), read=_scanned),
     Seed(name="changes.json", make=_text('{"FW.a": {"delay": 1.5}}'), read=what_if.read),
     Seed(name="et.json", make=_execution, read=execution_trace.read),
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),

@@ -286,10 +286,10 @@ def test_every_reader_of_gzip_refuses_a_bomb(folder, command, name, head):
 
 
 def test_a_document_that_is_too_large_to_be_held_is_refused(folder, monkeypatch):
+    run("ingest", folder / "good.json", "-o", folder / "store")
     monkeypatch.setenv("FASTCOMM_MAX_DOCUMENT_GIB", "1e-7")
-    (folder / "trace.json").write_text(BASE)
-    said = refused("stats", folder / "trace.json")
-    assert "needed as a whole; FASTCOMM_MAX_DOCUMENT_GIB=N" in said
+    said = refused("metrics", folder / "store")
+    assert "fastcomm.json: larger than 1e-07 GiB, and needed as a whole; " in said
 
 
 @pytest.mark.usefixtures("small_bombs")
@@ -620,6 +620,41 @@ def test_a_default_that_multiplies_is_a_bomb(export):
     change(export, f"ALTER TABLE {NVTX} RENAME COLUMN text TO old",
            f"ALTER TABLE {NVTX} ADD COLUMN text TEXT DEFAULT '{'x' * 500_000}'")  # fmt: skip
     assert "wanted no bomb" in refused("metrics", export)
+
+
+def rows_of_many(export):
+    """Many rows more of one table, so that its pages form a tree of two levels."""
+    change(export, *[f"INSERT INTO {KERNEL} SELECT * FROM {KERNEL}"] * 3)
+    with closing(sqlite3.connect(export)) as database:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        (root,) = database.execute(query, [KERNEL]).fetchone()
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+    return (root - 1) * size, size
+
+
+@pytest.mark.parametrize("leads_to", [-1, 0, 1 << 20, 3])
+def test_pages_that_lead_to_each_other_are_refused(export, leads_to):
+    at, size = rows_of_many(export)
+    assert run("info", export)[0] == 0
+    whole = bytearray(export.read_bytes())
+    assert whole[at] == 5, "an inner page"
+    root = at // size + 1
+    cells = int.from_bytes(whole[at + 3 : at + 5], "big")
+    for place in range(at + 12, at + 12 + 2 * cells, 2):
+        cell = at + int.from_bytes(whole[place : place + 2], "big")
+        whole[cell : cell + 4] = (root if leads_to < 0 else leads_to).to_bytes(4, "big")
+    export.write_bytes(whole)
+    assert "malformed: page" in refused("metrics", export)
+
+
+def test_cells_outside_of_their_page_and_strange_page_sizes_are_refused(export):
+    at, _ = rows_of_many(export)
+    whole = bytearray(export.read_bytes())
+    for place, value in ((at + 12, b"\xff\xff"), (at + 3, b"\xff\xff"), (16, b"\0\3")):
+        changed = bytearray(whole)
+        changed[place : place + 2] = value
+        export.write_bytes(changed)
+        assert "malformed: " in refused("metrics", export)
 
 
 @pytest.mark.parametrize("place", [100, 103, 105, 4096, 4099, 4104, 8192, 8200, 12288, 20480])

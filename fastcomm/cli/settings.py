@@ -29,7 +29,7 @@ def defaults(command: click.Command, name: str) -> dict[str, Any]:
     Raises `ConfigError` where it has a key that is no option of the command.
     """
     file = path()
-    if not file.exists():
+    if not _is_there(file):
         if FILE in os.environ:
             raise ConfigError(f"{file}: no such file; {FILE} names it")
         return {}
@@ -39,6 +39,13 @@ def defaults(command: click.Command, name: str) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise ConfigError(f"{file}: {name}: found {said!r}, wanted a table: [{name}]")
     return _by_parameter(command, said, f"{file}: [{name}]")
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        return file.exists()
+    except OSError:  # a home that this user may not look into
+        return False
 
 
 def _by_parameter(command: click.Command, said: dict[str, Any], where: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from fastcomm.errors import TraceFileError
 from fastcomm.inputs import Limits, opened
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TABLES, TEXT
+from fastcomm.readers.nsys.pages import Pages
 from fastcomm.remote import is_local
 
 _HEADER = 100
@@ -24,6 +25,12 @@ _COPIED = 1 << 24  # bytes at a time
 # there would make it a column of another type. Written so, for a literal below -2**63 + 1 is a
 # float to SQLite.
 _NULL = {INTEGER: "(-9223372036854775807 - 1)", TEXT: "''", BLOB: "x''"}
+_PAGE_SIZES = tuple(1 << power for power in range(9, 17))
+# Where the tables that are read begin, and their indices.
+_ROOTS = (
+    "SELECT rootpage FROM sqlite_master WHERE rootpage > 0 "
+    f"AND tbl_name IN ({', '.join('?' * len(TABLES))})"
+)
 _ARROW = {INTEGER: pa.int64(), TEXT: pa.string(), BLOB: pa.binary()}
 
 
@@ -34,8 +41,11 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _check_file(path)
+        page_size = _check_file(path)
         file = path if is_local(path) else self._staged()
+        self._pages = Pages(file, page_size)
+        self._pages.check([1])  # the schema, which SQLite reads before all else
+        _check_unlocked(path)
         # immutable: no lock is taken and no journal looked for, on any file system.
         self._uri = f"file:{quote(str(file.resolve()))}?mode=ro&immutable=1"
 
@@ -68,6 +78,7 @@ class Database:
         )
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
+                self._pages.check(page for (page,) in connection.execute(_ROOTS, [*TABLES]))
                 strange = {name for (name,) in connection.execute(programs)} & TABLES
                 for table, column in () if strange else connection.execute(query):
                     found.setdefault(table, []).append(column)
@@ -136,8 +147,8 @@ class Database:
         )
 
 
-def _check_file(path: Path) -> None:
-    """TraceFileError where the file is none, is cut short, or somebody is writing to it."""
+def _check_file(path: Path) -> int:
+    """The size of its pages; TraceFileError where the file is none, or is cut short."""
     try:
         with opened(path) as file:
             header = file.read(_HEADER)
@@ -150,13 +161,15 @@ def _check_file(path: Path) -> None:
         )
     page = int.from_bytes(header[16:18], "big")
     page = 1 << 16 if page == 1 else page
+    if page not in _PAGE_SIZES:
+        raise TraceFileError(f"{path}: malformed: pages of {page} bytes; export it again")
     # The count of pages holds where the two change counters agree (SQLite's format, 1.3.8).
     pages = int.from_bytes(header[28:32], "big") if header[24:28] == header[92:96] else 0
     if size < page * pages:
         raise TraceFileError(
             f"{path}: cut short: {size} bytes, its header says {page * pages}; export it again"
         )
-    _check_unlocked(path)
+    return page
 
 
 def _check_unlocked(path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Some cases of the fuzzer, and all that it ever found: read, or refused in words of ours."""
+
+import warnings
+from random import Random
+
+import pytest
+from fault_tools import in_time
+
+from fuzz.mutate import mutated
+from fuzz.seeds import SEEDS
+from fuzz.worker import Cases, outcome
+
+pytestmark = pytest.mark.compiled
+
+SOME = (2, 3)
+FOUND = {
+    "all_reduce.log": [1, 1000],
+    "model.toml": [36],
+    "store": [24],
+    "study.parquet": [22],
+    "table.parquet": [51],
+    "trial": [56, 1031],
+    "uniform.json": [11, 13, 30, 45, 60, 61],
+    "w.parquet": [67],
+}
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    return Cases(tmp_path_factory.mktemp("seeds"))
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_a_changed_file_is_read_or_refused(cases, tmp_path, name):
+    for number in (0, *SOME, *FOUND.get(name, ())):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = cases.place(name, number, folder)
+        with in_time(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kind, said = outcome(name, path)
+        assert kind in ("read", "refused"), f"{name} {number}: {said}"
+        assert number or kind == "read", said
+
+
+@pytest.mark.parametrize("name", ["rank0.json", "w.npz", "nsys_0.sqlite", "config.toml"])
+def test_a_case_follows_from_its_number(cases, tmp_path, name):
+    found = []
+    for again in range(2):
+        for number in (3, 4):
+            folder = tmp_path / f"{again}-{number}"
+            folder.mkdir()
+            found.append(cases.place(name, number, folder).read_bytes())
+    assert found[:2] == found[2:]
+
+
+def test_damage_does_not_stop_at_files_that_are_damaged_already(tmp_path):
+    path = tmp_path / "a.sqlite"
+    path.write_bytes(b"no database")
+    for number in range(30):
+        mutated(path, Random(number))
