@@ -181,9 +181,9 @@ def _slowed(table, rng):
     """Compute that differs a little, and of two ranks a lot; idle time makes up for it."""
     compute, idle = (table[f"exact_{name}_ns"].to_numpy() for name in ("compute", "idle"))
     is_slow = np.isin(table["rank"].to_numpy(), SLOW)
-    more = compute * (0.003 * rng.standard_normal(len(compute)) + 0.05 * is_slow)
-    more = np.minimum(more.astype(np.int64), idle)
-    for name, values in (("compute", compute + more), ("idle", idle - more)):
+    more = compute * (0.003 * rng.standard_normal(len(compute)) + 0.1 * is_slow)
+    more = more.astype(np.int64)
+    for name, values in (("compute", compute + more), ("idle", np.maximum(idle - more, 0))):
         place = table.column_names.index(f"exact_{name}_ns")
         table = table.set_column(place, f"exact_{name}_ns", pa.array(values))
     return table

@@ -17,7 +17,8 @@ from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=2>\u2028'\"`"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ import pyarrow as pa
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
-    LEGEND,
-    MUTED,
+    QUIET_LEGEND,
     axis,
     fill,
     height_of,
@@ -158,6 +157,14 @@ def _waits_table(ranks: list[dict[str, Any]]) -> Table:
     return Table(name="waits-table", caption="Ranks, a step", columns=heads, rows=rows)
 
 
+_POINTS = (
+    ("skew, median", "skew_p50_ns", "circle-open", "var(--c-TP)"),
+    ("skew, p95", "skew_p95_ns", "circle", "var(--c-TP)"),
+    ("transfer, median", "transfer_p50_ns", "diamond-open", "var(--c-DP)"),
+    ("transfer, p95", "transfer_p95_ns", "diamond", "var(--c-DP)"),
+)
+
+
 def _skew_figure(classes: list[dict[str, Any]]) -> Figure:
     top = classes[:_MOST_CLASSES]
     names = [_class(row) for row in top]
@@ -171,21 +178,28 @@ def _skew_figure(classes: list[dict[str, Any]]) -> Figure:
             "marker": {"symbol": symbol, "size": 10, "color": color},
             "hovertemplate": f"%{{y}}, {said}: %{{x:.3f}} ms<extra></extra>",
         }
-        for said, key, symbol, color in (
-            ("skew, median", "skew_p50_ns", "circle-open", "var(--c-TP)"),
-            ("skew, p95", "skew_p95_ns", "circle", "var(--c-TP)"),
-            ("transfer, median", "transfer_p50_ns", "diamond-open", "var(--c-DP)"),
-            ("transfer, p95", "transfer_p95_ns", "diamond", "var(--c-DP)"),
-        )
+        for said, key, symbol, color in _POINTS
     ]
     drawn = spec(
         points,
         height_of(len(top), 220, 30),
         showlegend=True,
-        legend={**LEGEND, "font": {"size": 12, "color": MUTED}},
+        legend=QUIET_LEGEND,
         xaxis=axis("ms", rangemode="tozero"),
         yaxis=rows_axis(names) | {"showgrid": True},
     )
+    return Figure(
+        name="skew-chart",
+        title="How far apart ranks arrive, and how long the transfer takes then",
+        alt=f"Points of {len(top)} classes of collectives; the table has the numbers.",
+        views=(View(label="All", spec=drawn),),
+        terms=("skew.skew_ns", "skew.transfer_ns"),
+        note="Those that cost the most waiting come first.",
+        table=_skew_table(classes),
+    )
+
+
+def _skew_table(classes: list[dict[str, Any]]) -> Table:
     rows = tuple(
         (
             text(_class(row)),
@@ -205,15 +219,7 @@ def _skew_figure(classes: list[dict[str, Any]]) -> Figure:
         ("waiting a step", "skew.wait_ns"),
         ("share", "skew.wait_share"),
     )
-    return Figure(
-        name="skew-chart",
-        title="How far apart ranks arrive, and how long the transfer takes then",
-        alt=f"Points of {len(top)} classes of collectives; the table has the numbers.",
-        views=(View(label="All", spec=drawn),),
-        terms=("skew.skew_ns", "skew.transfer_ns"),
-        note="Those that cost the most waiting come first.",
-        table=Table(name="skew-table", caption="Collectives", columns=heads, rows=rows),
-    )
+    return Table(name="skew-table", caption="Collectives", columns=heads, rows=rows)
 
 
 def _class(row: dict[str, Any]) -> str:

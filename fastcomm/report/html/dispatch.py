@@ -9,8 +9,7 @@ from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     DASHES,
     INK,
-    LEGEND,
-    MUTED,
+    QUIET_LEGEND,
     SYMBOLS,
     axis,
     bars,
@@ -91,31 +90,48 @@ def _facts(found: Simulation, ranked: list[StrategyResult]) -> tuple[words.Fact,
 
 
 def _times(ranked: list[StrategyResult]) -> Section:
+    figure = Figure(
+        name="times-chart",
+        title="Dispatch of all layers",
+        alt="Bars of the schedules, with their bounds as marks; the table has all.",
+        views=(View(label="All", spec=_bars(ranked)),),
+        terms=("dispatch.total_s", "dispatch.optimal_s", "dispatch.times_bound"),
+    )
+    return Section(
+        name="times",
+        title="How long does each schedule take?",
+        lead=(f"{words.many(len(ranked), 'schedule')}, the fastest first, beside the bounds.",),
+        blocks=(figure, _times_table(ranked)),
+    )
+
+
+def _bars(ranked: list[StrategyResult]) -> Spec:
     drawn = bars(
         [each.name for each in ranked],
         [each.total_s * _MS for each in ranked],
         [words.ns(each.total_s * _NS) for each in ranked],
         "dispatch, ms",
     )
-    drawn["data"] += [
-        _marks(ranked, "best possible", [each.optimal_s for each in ranked], "diamond"),
-        _marks(ranked, "bound of its class", [each.bound_s for each in ranked], "line-ns-open"),
-    ]
     drawn["data"][0] |= {
         "showlegend": False,
         "textposition": "auto",
         "insidetextanchor": "start",
         "insidetextfont": {"color": "var(--on-compute)"},
     }
-    legend = {**LEGEND, "font": {"size": 12, "color": MUTED}}
-    drawn["layout"] |= {"showlegend": True, "legend": legend}
+    drawn["data"] += [
+        _marks(ranked, "best possible", [each.optimal_s for each in ranked], "diamond"),
+        _marks(ranked, "bound of its class", [each.bound_s for each in ranked], "line-ns-open"),
+    ]
+    drawn["layout"] |= {"showlegend": True, "legend": QUIET_LEGEND}
+    return drawn
+
+
+def _times_table(ranked: list[StrategyResult]) -> Table:
     rows = tuple(
         (
             text(each.name),
             number(each.total_s * _NS, words.ns),
-            number(
-                None if each.combine_s is None else each.combine_s * _NS, words.ns, _NO_COMBINE
-            ),
+            number(_ns(each.combine_s), words.ns, _NO_COMBINE),
             number(each.times_optimal, words.times, _NO_TIME),
             number(each.times_bound, words.times, _NO_TIME),
             number(each.inter_bytes, words.size),
@@ -130,21 +146,11 @@ def _times(ranked: list[StrategyResult]) -> Section:
         ("of its class", "dispatch.times_bound"),
         ("between nodes", "dispatch.inter_bytes"),
     )
-    return Section(
-        name="times",
-        title="How long does each schedule take?",
-        lead=(f"{words.many(len(ranked), 'schedule')}, the fastest first, beside the bounds.",),
-        blocks=(
-            Figure(
-                name="times-chart",
-                title="Dispatch of all layers",
-                alt="Bars of the schedules, with their bounds as marks; the table has all.",
-                views=(View(label="All", spec=drawn),),
-                terms=("dispatch.total_s", "dispatch.optimal_s", "dispatch.times_bound"),
-            ),
-            Table(name="times-table", caption="Schedules", columns=heads, rows=rows),
-        ),
-    )
+    return Table(name="times-table", caption="Schedules", columns=heads, rows=rows)
+
+
+def _ns(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * _NS
 
 
 def _marks(ranked: list[StrategyResult], name: str, seconds: list[float], symbol: str) -> Spec:
@@ -274,10 +280,29 @@ def _ratio(before: float, after: float) -> float | None:
 def sweep(found: Sweep) -> Page:
     """Schedules over a grid of workloads."""
     at = [
-        ", ".join(f"{axis} {getattr(point.recipe, axis)}" for axis in found.axes)
+        ", ".join(f"{name} {getattr(point.recipe, name)}" for name in found.axes)
         for point in found.points
     ]
-    names = list(found.points[0].strategies)
+    figure = Figure(
+        name="sweep-chart",
+        title="Dispatch at each point of the grid",
+        alt=f"Lines of the schedules over {len(at)} workloads; the table has all.",
+        views=(View(label="All", spec=_lines(found, at)),),
+        terms=("dispatch.total_s",),
+        table=_points(found, at),
+    )
+    lead = (f"{words.many(len(at), 'workload')} of {' and '.join(found.axes)}.",)
+    section = Section(name="sweep", title="How does it scale?", lead=lead, blocks=(figure,))
+    return Page(
+        title="Expert dispatch",
+        source="a sweep",
+        headline=(f"Dispatch of {words.many(len(at), 'workload')}, by schedule.",),
+        facts=(),
+        sections=(section,),
+    )
+
+
+def _lines(found: Sweep, at: list[str]) -> Spec:
     lines = [
         {
             "type": "scatter",
@@ -293,16 +318,19 @@ def sweep(found: Sweep) -> Page:
             "marker": {"symbol": SYMBOLS[place % len(SYMBOLS)], "size": 9},
             "hovertemplate": f"{name}, %{{x}}: %{{y:.3f}} ms<extra></extra>",
         }
-        for place, name in enumerate(names)
+        for place, name in enumerate(found.points[0].strategies)
     ]
-    drawn = spec(
+    return spec(
         lines,
         380,
         showlegend=True,
-        legend={**LEGEND, "font": {"size": 12, "color": MUTED}},
+        legend=QUIET_LEGEND,
         xaxis=axis("", type="category"),
         yaxis=axis("dispatch, ms", rangemode="tozero"),
     )
+
+
+def _points(found: Sweep, at: list[str]) -> Table:
     rows = tuple(
         (
             text(where),
@@ -313,28 +341,12 @@ def sweep(found: Sweep) -> Page:
         for where, point in zip(at, found.points, strict=True)
         for name, each in point.strategies.items()
     )
-    heads = (
-        *columns("workload"),
-        *columns(
-            "schedule",
-            ("dispatch", "dispatch.total_s"),
-            ("of the best", "dispatch.times_optimal"),
-        ),
+    heads = columns(
+        "schedule", ("dispatch", "dispatch.total_s"), ("of the best", "dispatch.times_optimal")
     )
-    figure = Figure(
-        name="sweep-chart",
-        title="Dispatch at each point of the grid",
-        alt=f"Lines of {len(names)} schedules over {len(at)} workloads.",
-        views=(View(label="All", spec=drawn),),
-        terms=("dispatch.total_s",),
-        table=Table(name="sweep-table", caption="All points", columns=heads, rows=rows),
-    )
-    lead = (f"{words.many(len(at), 'workload')} of {' and '.join(found.axes)}.",)
-    section = Section(name="sweep", title="How does it scale?", lead=lead, blocks=(figure,))
-    return Page(
-        title="Expert dispatch",
-        source="a sweep",
-        headline=(f"Dispatch of {words.many(len(at), 'workload')}, by schedule.",),
-        facts=(),
-        sections=(section,),
+    return Table(
+        name="sweep-table",
+        caption="All points",
+        columns=(*columns("workload"), *heads),
+        rows=rows,
     )

@@ -125,13 +125,13 @@ def spec(data: list[Spec], height: int, **layout: Any) -> Spec:
     }
 
 
-LEGEND = {
+QUIET_LEGEND = {
     "orientation": "h",
     "x": 0,
     "xanchor": "left",
     "y": 1.02,
     "yanchor": "bottom",
-    "font": {"size": 12},
+    "font": {"size": 12, "color": MUTED},
     "bgcolor": "rgba(0,0,0,0)",
 }
 

@@ -12,8 +12,7 @@ from fastcomm.isp.sweep import Sweep
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     INK,
-    LEGEND,
-    MUTED,
+    QUIET_LEGEND,
     SYMBOLS,
     axis,
     bars,
@@ -172,7 +171,7 @@ def _scatter(found: Found, front: Sequence[Record]) -> Spec:
         [*clouds, line],
         400,
         showlegend=True,
-        legend={**LEGEND, "font": {"size": 12, "color": MUTED}},
+        legend=QUIET_LEGEND,
         xaxis=axis("memory, GiB"),
         yaxis=axis("tokens a GPU and second", rangemode="tozero"),
     )
@@ -261,6 +260,23 @@ def _changes(changes: Sequence[Change]) -> Section:
 
 def sweep(found: Sweep) -> Page:
     """The best of every world size and sequence length."""
+    answered = sum(cell.best is not None for cell in found.cells)
+    section = Section(
+        name="sweep",
+        title="How does it scale?",
+        lead=("A cell is the best strategy of one search.",),
+        blocks=(_grid(found), _cells(found)),
+    )
+    return Page(
+        title="Parallel strategies",
+        source="a sweep",
+        headline=(f"{answered} of {len(found.cells)} questions have a strategy that fits.",),
+        facts=(),
+        sections=(section,),
+    )
+
+
+def _grid(found: Sweep) -> Figure:
     worlds = sorted({cell.world_size for cell in found.cells})
     lengths = sorted({cell.seq_len for cell in found.cells})
     rate = {(c.seq_len, c.world_size): c.best["tgs"] if c.best else None for c in found.cells}
@@ -269,23 +285,22 @@ def sweep(found: Sweep) -> Page:
     drawn = heat(grid, names, "%{x} GPUs, %{y} tokens: %{z}", "TGS")
     drawn["x"] = [words.whole(world) for world in worlds]
     category = {"type": "category", "showgrid": False}
-    figure = Figure(
+    shown = spec(
+        [drawn],
+        height_of(len(lengths), 220, 40),
+        xaxis=axis("GPUs", **category),
+        yaxis=axis("tokens a sequence", **category),
+    )
+    return Figure(
         name="sweep-chart",
         title="Tokens a GPU and second of the best strategy",
         alt=f"Heat map of {len(lengths)} sequence lengths and {len(worlds)} world sizes.",
-        views=(
-            View(
-                label="All",
-                spec=spec(
-                    [drawn],
-                    height_of(len(lengths), 220, 40),
-                    xaxis=axis("GPUs", **category),
-                    yaxis=axis("tokens a sequence", **category),
-                ),
-            ),
-        ),
+        views=(View(label="All", spec=shown),),
         terms=("isp.tgs",),
     )
+
+
+def _cells(found: Sweep) -> Table:
     rows = tuple(
         (
             Cell(text=f"{words.whole(c.seq_len)} tokens", sort=c.seq_len),
@@ -303,21 +318,4 @@ def sweep(found: Sweep) -> Page:
         ("scaling", "isp.scaling"),
         ("feasible", "isp.feasible"),
     )
-    answered = sum(cell.best is not None for cell in found.cells)
-    return Page(
-        title="Parallel strategies",
-        source="a sweep",
-        headline=(f"{answered} of {len(found.cells)} questions have a strategy that fits.",),
-        facts=(),
-        sections=(
-            Section(
-                name="sweep",
-                title="How does it scale?",
-                lead=("A cell is the best strategy of one search.",),
-                blocks=(
-                    figure,
-                    Table(name="cells", caption="All searches", columns=heads, rows=rows),
-                ),
-            ),
-        ),
-    )
+    return Table(name="cells", caption="All searches", columns=heads, rows=rows)

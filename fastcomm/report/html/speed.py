@@ -8,8 +8,7 @@ from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     DASHES,
     INK,
-    LEGEND,
-    MUTED,
+    QUIET_LEGEND,
     SYMBOLS,
     axis,
     bars,
@@ -150,7 +149,7 @@ def _by_size(found: Metrics) -> Block:
         [_line(place, *each) for place, each in enumerate(chosen)],
         360,
         showlegend=True,
-        legend={**LEGEND, "font": {"size": 12, "color": MUTED}},
+        legend=QUIET_LEGEND,
         xaxis=axis("size of the message", type="log", **_ticks(rows)),
         yaxis=axis("median bus bandwidth, GB/s", rangemode="tozero"),
         **_link_line(found.link_bandwidth, "y"),

@@ -6,8 +6,8 @@ from fastcomm.replay.stragglers import Stragglers
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     ACCENT,
-    LEGEND,
     MUTED,
+    QUIET_LEGEND,
     axis,
     bars,
     heat,
@@ -21,6 +21,7 @@ from fastcomm.report.html.page import (
     Missing,
     Page,
     Section,
+    Spec,
     Table,
     View,
     columns,
@@ -163,6 +164,33 @@ def _parts(found: Stragglers) -> Section:
 
 
 def _steps(found: Stragglers) -> Section:
+    pairs = zip(
+        found.chosen, found.nodelay.whole.tolist(), found.ideal.whole.tolist(), strict=True
+    )
+    rows = tuple(
+        (text(step, str(step)), number(ns, words.ns), number(ideal, words.ns))
+        for step, ns, ideal in pairs
+    )
+    heads = columns(
+        "step", ("as measured", "stragglers.step_ns"), ("ideal", "stragglers.ideal_ns")
+    )
+    figure = Figure(
+        name="steps-chart",
+        title="Time of each step",
+        alt="Lines of the recorded, the replayed and the ideal time of each step.",
+        views=(View(label="All", spec=_lines(found)),),
+        terms=("stragglers.step_ns", "stragglers.ideal_ns"),
+        table=Table(name="steps-table", caption="Steps", columns=heads, rows=rows),
+    )
+    return Section(
+        name="steps",
+        title="Is it every step?",
+        lead=(f"{words.many(len(found.chosen), 'step')} were replayed.",),
+        blocks=(figure,),
+    )
+
+
+def _lines(found: Stragglers) -> Spec:
     lines = [
         {
             "type": "scatter",
@@ -179,37 +207,11 @@ def _steps(found: Stragglers) -> Section:
             ("ideal", found.ideal.whole, ACCENT, "dash"),
         )
     ]
-    legend = {**LEGEND, "font": {"size": 12, "color": MUTED}}
-    drawn = spec(
+    return spec(
         lines,
         320,
         showlegend=True,
-        legend=legend,
+        legend=QUIET_LEGEND,
         xaxis=axis("step", type="category", nticks=24),
         yaxis=axis("ms"),
-    )
-    pairs = zip(
-        found.chosen, found.nodelay.whole.tolist(), found.ideal.whole.tolist(), strict=True
-    )
-    rows = tuple(
-        (text(step, str(step)), number(ns, words.ns), number(ideal, words.ns))
-        for step, ns, ideal in pairs
-    )
-    heads = columns(
-        "step", ("as measured", "stragglers.step_ns"), ("ideal", "stragglers.ideal_ns")
-    )
-    return Section(
-        name="steps",
-        title="Is it every step?",
-        lead=(f"{words.many(len(found.chosen), 'step')} were replayed.",),
-        blocks=(
-            Figure(
-                name="steps-chart",
-                title="Time of each step",
-                alt="Lines of the recorded, the replayed and the ideal time of each step.",
-                views=(View(label="All", spec=drawn),),
-                terms=("stragglers.step_ns", "stragglers.ideal_ns"),
-                table=Table(name="steps-table", caption="Steps", columns=heads, rows=rows),
-            ),
-        ),
     )

@@ -9,8 +9,7 @@ from fastcomm.report.html import words
 from fastcomm.report.html.by_rank import Floats
 from fastcomm.report.html.drawing import (
     DASHES,
-    LEGEND,
-    MUTED,
+    QUIET_LEGEND,
     axis,
     rounded,
     series_color,
@@ -72,7 +71,7 @@ def _figure(found: Metrics) -> Figure:
         lines,
         380,
         showlegend=True,
-        legend={**LEGEND, "font": {"size": 12, "color": MUTED}},
+        legend=QUIET_LEGEND,
         xaxis=axis(
             "length of the window", **_ticks(ends), range=[ends[0] - 0.2, ends[1] + 0.2]
         ),
