@@ -147,10 +147,12 @@ def _lines(found: Stragglers) -> list[str]:
         for each in (found.base, found.nodelay.whole, found.ideal.whole)
     )
     last = "n/a" if found.last_stage.rem is None else f"{found.last_stage.rem:.1%}"
+    # Without the sign of a rounded nought.
+    delays = round(found.launch_slowdown - 1, 4) + 0.0
     lines = [
         f"[bold]slowdown {found.slowdown:.4f}:[/] a step takes {nodelay}, and {ideal} if every "
         "operation took its ideal time",
-        f"recorded: {base} a step, of which launch delays are {round(found.launch_slowdown - 1, 4) + 0.0:.2%}",
+        f"recorded: {base} a step, of which launch delays are {delays:.2%}",
         f"last stage (M_S): {last} of the slowdown goes if it is ideal",
     ]
     if found.worst is None or found.worst.rem is None:
