@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from replay_data import FOLDER, document, needed
 
 from fastcomm.cli import main
+from fastcomm.errors import ConfigError
 from fastcomm.replay import operations, straggler_changes
 from fastcomm.replay.straggler_changes import Change
 from fastcomm.replay.stragglers import Model, stragglers
@@ -125,7 +126,7 @@ def test_changes_follow_each_other(model):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[]", "wanted {"),
+        ("[]", 'wanted {"<which>'),
         ('{"gc": 3}', "wanted delay and ratio"),
         ('{"gc": {"ideal": 1}}', "wanted true or false"),
         ('{"nothing": {}}', "found 'nothing', wanted all, a type"),
@@ -133,10 +134,11 @@ def test_changes_follow_each_other(model):
         ('{"op:": {}}', "op:NAME"),
     ],
 )
-def test_a_change_that_means_nothing_is_an_error(tmp_path, text, said):
+def test_a_change_that_means_nothing_is_an_error(model, tmp_path, text, said):
     path = tmp_path / "changes.json"
     path.write_text(text)
-    assert said in run("--what-if", path)
+    with pytest.raises(ConfigError, match=said):
+        straggler_changes.times(model, straggler_changes.read(path))
 
 
 @needed

@@ -74,11 +74,11 @@ def run(
     model = Model.of(read, shards=(meta or {}).get("dsp_size", 1))
     if words["steps"]:
         model = chosen(model, numbers("--steps", words["steps"]))
-    found = stragglers(model, threshold=words["threshold"])
     times, changed = model.measured, None
     if changes is not None:
         times = straggler_changes.times(model, straggler_changes.read(changes))
         changed = model.replay(times)
+    found = stragglers(model, threshold=words["threshold"])
     if trace_path is not None:
         report.write_trace(straggler_trace.trace(model, times), trace_path)
     if output is not None:
