@@ -14,6 +14,8 @@ from fastcomm.engine.joined import join
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write, write_nsys
 
+pytestmark = pytest.mark.compiled
+
 
 def invoke(*words, code=0):
     result = CliRunner().invoke(main, [str(word) for word in words])
@@ -55,7 +57,6 @@ def test_the_path_is_that_of_whole_traces(run):
     assert found.path.event_ids == whole.path.event_ids
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("words", [["--workers", "2"], ["--dask", "local:1"]])
 def test_the_result_is_that_of_one_process(tmp_path, words):
     write(Job.of(ranks=4), tmp_path / "run")
@@ -65,7 +66,6 @@ def test_the_result_is_that_of_one_process(tmp_path, words):
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-@pytest.mark.compiled
 def test_a_bad_rank_is_an_error_or_left_out(tmp_path):
     (_, bad, *_) = sorted(write(Job.of(ranks=4), tmp_path))
     bad.write_bytes(bad.read_bytes()[:-100])
@@ -83,7 +83,6 @@ def test_a_bad_rank_is_an_error_or_left_out(tmp_path):
     assert "left out: rank 1" in answer.stderr
 
 
-@pytest.mark.compiled
 @pytest.mark.parametrize("command", ["critical-path", "what-if"])
 def test_one_rank_is_not_for_a_cluster(tmp_path, command):
     write(Job.of(ranks=1), tmp_path)
@@ -91,7 +90,6 @@ def test_one_rank_is_not_for_a_cluster(tmp_path, command):
     assert "one rank is one worker's work; wanted --all-ranks" in error
 
 
-@pytest.mark.compiled
 def test_a_replayed_step_is_that_of_one_process(tmp_path):
     write(Job.of(ranks=4), tmp_path / "run")
     command = ["replay", tmp_path / "run", "--json", "--output"]

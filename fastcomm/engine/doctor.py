@@ -25,6 +25,7 @@ OPTIONAL = {
     "distributed": "--dask",
     "fsspec": "s3://, gs:// and other URLs",
     "universal-pathlib": "s3://, gs:// and other URLs",
+    "xlsxwriter": "--xlsx",
     "networkx": "CriticalPath.to_networkx",
 }
 _CGROUP = Path("/sys/fs/cgroup")
