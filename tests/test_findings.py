@@ -1,11 +1,16 @@
 """Faults of made-up jobs are found and named with their cost; where none is, none is found."""
 
+import json
+
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_traces import measured_job
 
-from fastcomm.synthetic import Job, planted
+from fastcomm.cli import main
+from fastcomm.errors import ConfigError
+from fastcomm.synthetic import Job, layers, planted
 from fastcomm.synthetic.job import FAULTS
 
 pytestmark = pytest.mark.compiled
@@ -77,3 +82,38 @@ def test_a_slower_fault_costs_more_and_a_small_one_is_none(fault):
         found = measured_job(Job.of(fault=fault, slowdown=slowdown, steps=1)).findings
         costs.append(sum(each.cost_ns for each in found))
     assert costs[0] == 0 < costs[1] < costs[2]
+
+
+def test_the_demo_plants_a_fault_and_the_report_begins_with_it(tmp_path):
+    words = ["demo", str(tmp_path), "--ranks", "2"]
+    shown = CliRunner().invoke(main, words, catch_exceptions=False).stdout.splitlines()
+    assert shown[1].startswith("  Rank 1 is slow: it has the work of its peers")
+    assert any(line.startswith("waits a step") for line in shown)
+    raw = CliRunner().invoke(main, ["metrics", str(tmp_path), "--clocks", "raw", "--json"])
+    said = json.loads(raw.stdout)
+    assert said["clocks"]["times"] == "raw"
+    assert [each["offset_ns"] for each in said["clocks"]["offsets"]] == [0, 0]
+    assert [each["kind"] for each in said["findings"]] == ["slow_gpu"]
+    clean = CliRunner().invoke(main, [*words, "--fault", "none"], catch_exceptions=False)
+    assert "No rank, stage or link stands apart from its peers." in clean.stdout.splitlines()[1]
+
+
+def test_a_fault_that_a_job_cannot_have_is_refused():
+    with pytest.raises(ConfigError, match="fault imbalanced_stage: wanted pp 2 or more"):
+        Job.of(2, fault="imbalanced_stage")
+    with pytest.raises(ConfigError, match="fault hot_expert: wanted 2 layers or more, found 1"):
+        Job.of(fault="hot_expert", layers=1)
+    with pytest.raises(ConfigError, match="fault 'rust': wanted one of slow_gpu, slow_link"):
+        Job.of(fault="rust")
+
+
+def test_a_slow_gpu_costs_what_its_attentions_take_longer():
+    job = Job.of()
+    longer = sum(layers.slack(job, direction) for direction in ("forward", "backward"))
+    assert planted(job) == {
+        "kind": "slow_gpu",
+        "ranks": [5],
+        "stage": 1,
+        "cost_ns": job.micro_batches * longer,
+    }
+    assert planted(Job.of(straggler=None)) is None
