@@ -49,7 +49,7 @@ def parse(words: str, where: str) -> Cluster:
         raise ConfigError(f"{where}: no key {', '.join(missing)}")
     try:
         return _cluster(said, where)
-    except (TypeError, KeyError, ValueError, IndexError, AttributeError) as error:
+    except (TypeError, LookupError, ValueError, ArithmeticError, AttributeError) as error:
         raise ConfigError(
             f"{where}: {type(error).__name__}: {error}; a shipped file shows the form"
         ) from error

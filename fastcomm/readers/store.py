@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastcomm import inputs, remote
 from fastcomm.errors import FastcommError, TraceFileError
@@ -30,6 +31,14 @@ _NUMBERS = {
     "op": schema.OP,
     "tag": schema.TAG,
     "tag_source": {name: number for number, name in enumerate(schema.TAG_SOURCES)},
+}
+_META = {
+    "rank": int,
+    "format": str,
+    "found_by": str,
+    "base": int,
+    "world_size": int | None,
+    "clock": str | None,
 }
 _EVENTS = {name: layout.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
 _COMM = {
@@ -189,9 +198,21 @@ def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
     said: dict[str, Any] = orjson.loads((file.metadata.metadata or {})[layout.ABOUT])
     layout.checked_layout(said["layout"], str(path))
     meta = said["meta"]
-    if not isinstance(meta["rank"], int) or not isinstance(meta["world_size"], int | None):
-        raise TypeError(f"rank {meta['rank']!r} of {meta['world_size']!r}")
+    for name, kind in _META.items():
+        if not isinstance(meta[name], kind) or isinstance(meta[name], bool):
+            raise TypeError(f"{name} {str(meta[name])[:40]!r}")
+    for name in ("warnings", "lacks"):
+        if not all(isinstance(each, str) for each in meta[name]):
+            raise TypeError(f"{name} are no texts")
     return said
+
+
+def _check_places(column: pa.ChunkedArray, count: int, name: str) -> None:
+    """IndexError where a number is no place among so many: what computes with it trusts it."""
+    ends = pc.min_max(column)
+    least, most = ends["min"].as_py(), ends["max"].as_py()
+    if least is not None and not 0 <= least <= most < count:
+        raise IndexError(f"{name} {least} to {most}, of {count}")
 
 
 def _rows(file: "pq.ParquetFile", said: dict[str, Any], sections: int, whole: bool) -> pa.Table:
@@ -227,6 +248,8 @@ def _trace(table: pa.Table, said: dict[str, Any], path: Path) -> Trace:
         name: pa.table(said[name], getattr(schema, name.upper()))
         for name in ("lanes", "groups", "iterations")
     }
+    _check_places(table["lane"], small["lanes"].num_rows, "lane")
+    _check_places(table["group_id"], small["groups"].num_rows, "group")
     meta: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in said["meta"].items()

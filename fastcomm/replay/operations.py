@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm import inputs, parquet
@@ -25,6 +26,8 @@ _COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration"
 _CHUNKS = ("mc", "gmc")
 _SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size", "world_size")
 _NS = 1e9
+_PLACES = ("dp_rank", "stage", "seq_id")  # that count from 0, and make a cube
+_MOST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +107,22 @@ def read(path: Path) -> Operations:
         raise TraceFileError(f"{path}: the table has no rows")
     if nulls := [name for name in wanted if table[name].null_count]:
         raise TraceFileError(f"{path}: column {nulls[0]} has nulls")
+    _check_kinds(table, path)
     return of_table(table, str(path))
+
+
+def _check_kinds(table: pa.Table, path: Path) -> None:
+    """TraceFileError where a column cannot be what its name says."""
+    for name in table.column_names:
+        column = table[name]
+        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        wanted = {"optype": pa.types.is_string, "start_ts": pa.types.is_floating}
+        wanted["duration"] = pa.types.is_floating
+        if not wanted.get(name, pa.types.is_integer)(kind):
+            raise TraceFileError(f"{path}: column {name}: found {kind}, wanted another type")
+        ends = pc.min_max(column) if name in _PLACES else None
+        if ends is not None and not 0 <= ends["min"].as_py() <= ends["max"].as_py() <= _MOST:
+            raise TraceFileError(f"{path}: column {name}: found {ends}, wanted 0 to {_MOST}")
 
 
 def of_table(table: pa.Table, place: str = "table") -> Operations:
