@@ -246,6 +246,7 @@ def test_definitions_agree_with_the_page_of_metrics():
 DEFINED_THERE = {
     *("ranks", "iterations", "link_bandwidth", "iteration", "exact", "windows"),
     *("bandwidth", "collectives", "volume", "overlap", "groups"),
+    *("waits", "links", "findings"),
 }
 
 

@@ -202,38 +202,42 @@ _GROUPS = {
     ),
 }
 
+_WAITS = "what it waits and transfers, a step"
+_RATES = "bytes per second, the median of the other groups, and the one by the other"
+_COST = "what a step takes longer because of it, and the share of the mean step"
 _ACROSS = {
     "waits.wait_ns": _of(
-        "Waits", "from the rank's own arrival in a collective to the last arrival, a step"
+        "Waits", f"{_WAITS}: the wait is from its own arrival in a collective to the last one"
     ),
     "waits.transfer_ns": _of(
-        "Transfers", "from the last arrival to the end of the collective, a step"
+        "Transfers", f"{_WAITS}: the transfer is from the last arrival to the end"
     ),
     "waits.held_up_ns": _of(
         "Holds others up",
-        "what the others would have come earlier by, had it not been last, a step",
+        "what the others would have come earlier by, a step: held up, where it is last",
     ),
     "waits.later_ns": _of(
         "Later",
-        "how much later than the median of the others it comes, a step; drift cancels out",
+        "own arrival less the lower median of the others, summed, a step; negative: earlier",
     ),
-    "waits.last_share": _of("Comes last", "in how many of its collectives it was the last"),
+    "waits.last_share": _of(
+        "Comes last", "how often it came last, and alone: share of its collectives"
+    ),
     "skew.count": _of("Collectives", "those that several ranks were matched in"),
     "skew.skew_ns": _of("Skew", "from the first arrival in a collective to the last"),
     "skew.transfer_ns": _of("Transfer", "from the last arrival to the median of the ends"),
-    "skew.wait_ns": _of("Waiting", "of all ranks together, a step"),
+    "skew.wait_ns": _of("Waiting", "all waits of all ranks, a step"),
     "skew.wait_share": _of("Share", "waiting by the time in these collectives"),
     "links.bus_bw": _of(
-        "Bus bandwidth of a link",
-        "sum of bus bytes / sum of transfers: without the wait for late ranks",
+        "Bus bandwidth of a link", f"{_RATES}; without the wait for late ranks"
     ),
-    "links.peers_bus_bw": _of("Peers", "median of the other groups of the same class"),
-    "links.ratio": _of("Of its peers", "bus bandwidth of the link by that of its peers"),
+    "links.peers_bus_bw": _of("Peers", f"{_RATES}; peers are the other groups of the class"),
+    "links.ratio": _of("Of its peers", f"{_RATES}; less than 1 is slower than they are"),
     "links.excess_ns": _of(
-        "Lost", "what its transfers take longer than at the peers' rate, a step"
+        "Lost", "what its transfers take longer than at the rate of the others, a step"
     ),
-    "findings.cost_ns": _of("Cost", "what a step takes longer because of it, beside its peers"),
-    "findings.cost_share": _of("Of the step", "the cost by the mean step"),
+    "findings.cost_ns": _of("Cost", _COST),
+    "findings.cost_share": _of("Of the step", _COST),
 }
 
 _PATH = {

@@ -29,7 +29,8 @@ _INERT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'\x7f"}
 
 def html(page: Page) -> str:
     """The whole document; the same page gives the same bytes."""
-    scripts = [_plotly(), _text("page.js")]
+    # Ours comes first: tables and definitions work while plotly.js is being read.
+    scripts = [_text("page.js"), _plotly()]
     template = _environment().get_template("page.html.j2")
     return template.render(
         page=page,

@@ -41,7 +41,7 @@
     root.dataset.drawn = charts.length;
   }
 
-  const onScreen = () => !root.dataset.paper && drawAll();
+  const onScreen = () => root.dataset.ready && !root.dataset.paper && drawAll();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", onScreen);
   let resized;
   addEventListener("resize", () => {
@@ -211,5 +211,5 @@
   );
   all("main > section").forEach((section) => seen.observe(section));
 
-  drawInTurn();
+  addEventListener("DOMContentLoaded", drawInTurn);
 })();
