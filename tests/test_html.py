@@ -426,3 +426,15 @@ ACROSS = {
         }
     ),
 }
+
+
+@pytest.mark.compiled
+def test_a_command_in_a_warning_stands_by_itself(found):
+    said = replace(
+        found, warnings=("no sizes: export again\n    nsys export <x>\nand read it",)
+    )
+    tree = parsed(without_scripts(html(measured.page(said, ["x"]))))
+    assert [each.text for each in tree.all("code", class_="line")] == ["nsys export <x>"]
+    whole = next(tree.all("aside")).text
+    assert "export again" in whole
+    assert "and read it" in whole

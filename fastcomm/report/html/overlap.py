@@ -31,16 +31,10 @@ def section(found: Metrics, why: str) -> Section:
         return Section(
             name="overlap", title=title, lead=lead, blocks=(Missing(title=_TITLE, why=why),)
         )
-    worst = min(
-        (tag for tag, share in found.overlap.by_tag.items() if share is not None),
-        key=lambda tag: found.overlap.by_tag[tag] or 0.0,
-    )
     lead = (
         words.fact("overlap.average_overlap_ratio", ratio, words.percent),
-        " of the communication runs under compute; of ",
-        worst,
-        " only ",
-        words.fact("overlap.by_tag", found.overlap.by_tag[worst], words.percent),
+        " of the communication runs under compute",
+        *_least(found),
         ".",
     )
     return Section(
@@ -51,6 +45,16 @@ def section(found: Metrics, why: str) -> Section:
         pitfall="A mean of ratios: an iteration with little communication weighs as much as "
         "one with a lot. Communication of one tag under that of another is not hidden.",
     )
+
+
+def _least(found: Metrics) -> words.Words:
+    """The tag of which the least is hidden, where there are several."""
+    known = {tag: share for tag, share in found.overlap.by_tag.items() if share is not None}
+    if len(known) == 1:
+        return ()
+    worst = min(known, key=lambda tag: known[tag])
+    least = words.fact("overlap.by_tag", known[worst], words.percent)
+    return ("; of ", worst, " only ", least)
 
 
 def _figure(found: Metrics) -> Figure:

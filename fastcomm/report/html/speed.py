@@ -34,13 +34,14 @@ from fastcomm.report.html.words import Fact, Words
 _GB = 1e9
 NO_LINK = "the link's bandwidth is not given: --link-bandwidth"
 _NO_BYTES = "no event tells its size"
+_NO_GROUP = "no event tells how many ranks take part, which bus bytes depend on"
 _MOST_LINES = 10
 
 
 def section(found: Metrics) -> Section:
     """Bus bandwidth of each tag, and by size, with the link as a line."""
     known = {t: each.avg_bus_bw for t, each in found.bandwidth.items() if each.avg_bus_bw}
-    why = _NO_BYTES if found.bandwidth else "there is no communication"
+    why = _why(found)
     blocks: list[Block] = []
     if known:
         blocks += [_by_tag(found, known), _by_size(found)]
@@ -51,12 +52,20 @@ def section(found: Metrics) -> Section:
     return Section(
         name="bandwidth",
         title="How well are the links used?",
-        lead=_lead(found, known) if known else ("Bandwidth is n/a: ", why, "."),
+        lead=_lead(found, known) if known else ("Bus bandwidth is n/a: ", why, "."),
         blocks=tuple(blocks),
         pitfall="The duration of a communication kernel includes its wait for the other ranks: "
         "a low bandwidth is a slow link or a late rank. Only bus bytes can be compared with "
         "the speed of a link.",
     )
+
+
+def _why(found: Metrics) -> str:
+    """Why there is no bus bandwidth, where there is none."""
+    if not found.bandwidth:
+        return "there is no communication"
+    has_bytes = any(each.avg_bw is not None for each in found.bandwidth.values())
+    return _NO_GROUP if has_bytes else _NO_BYTES
 
 
 def _lead(found: Metrics, known: dict[str, float]) -> Words:
@@ -228,13 +237,15 @@ def _table(found: Metrics) -> Table:
     rows = []
     for tag, each in found.bandwidth.items():
         lacks = _NO_BYTES if each.avg_bw is None else NO_LINK
+        silent = _NO_BYTES if each.avg_bw is None else _NO_GROUP
+        no_bus = silent if each.avg_bus_bw is None else NO_LINK
         rows.append(
             (
                 text(tag),
                 number(each.avg_bw, words.rate, _NO_BYTES),
-                number(each.avg_bus_bw, words.rate, _NO_BYTES),
+                number(each.avg_bus_bw, words.rate, silent),
                 number(each.global_avg_util, words.percent, lacks),
-                number(each.avg_bus_util, words.percent, lacks, share=each.avg_bus_util),
+                number(each.avg_bus_util, words.percent, no_bus, share=each.avg_bus_util),
                 number(each.p95_util, words.percent, lacks),
             )
         )
