@@ -15,11 +15,12 @@ pytestmark = pytest.mark.compiled
 SOME = (2, 3)
 FOUND = {
     "all_reduce.log": [1, 1000],
+    "cluster.toml": [100107],
     "model.toml": [36],
-    "store": [24],
-    "study.parquet": [22],
-    "table.parquet": [51],
-    "trial": [56, 1031],
+    "store": [24, 100114, 100137],
+    "study.parquet": [22, 100050],
+    "table.parquet": [51, 100132],
+    "trial": [56, 1031, 100148],
     "uniform.json": [11, 13, 30, 45, 60, 61],
     "w.parquet": [67],
 }

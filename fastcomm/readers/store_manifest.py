@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, cast, get_args
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.blocks import CutShortError, document
@@ -97,18 +98,34 @@ def read_manifest(folder: Path) -> Manifest:
         raise TraceFileError(f"{path}: damaged ({error!r}); {_REMEDY}") from error
 
 
+T = TypeVar("T")
+_PLAIN = (bool, int, float, str, type(None))
 _REMEDY = "remove the store and ingest the traces again"
 
 
 def _manifest(plain: dict[str, Any]) -> Manifest:
     manifest = Manifest(**plain)
+    _check_kinds(manifest)
     return replace(
         manifest,
         warnings=tuple(map(str, manifest.warnings)),
         expected=tuple(map(int, manifest.expected)),
         ranks=tuple(map(_entry, plain["ranks"])),
-        failed=tuple(Left(**each) for each in plain["failed"]),
+        failed=tuple(_check_kinds(Left(**each)) for each in plain["failed"]),
     )
+
+
+def _check_kinds(found: T) -> T:
+    """The same; TypeError where a field holds a value of another kind than it should."""
+    for each in fields(cast("Any", found)):
+        value = getattr(found, each.name)
+        several = get_args(each.type) if isinstance(each.type, UnionType) else (each.type,)
+        kinds = list(several) if all(kind in _PLAIN for kind in several) else []
+        kinds += [int] if float in kinds else []
+        is_long = type(value) is int and abs(value) >= 1 << 63
+        if kinds and (type(value) not in kinds or is_long):
+            raise TypeError(f"{each.name} is {str(value)[:40]!r}")
+    return found
 
 
 def _entry(plain: dict[str, Any]) -> Entry:
@@ -118,10 +135,11 @@ def _entry(plain: dict[str, Any]) -> Entry:
             **plain,
             "warnings": tuple(map(str, plain["warnings"])),
             "lacks": tuple(map(str, plain["lacks"])),
-            "fingerprint": Fingerprint(**plain["fingerprint"]),
-            "clock_note": None if note is None else ClockNote(**note),
+            "fingerprint": _check_kinds(Fingerprint(**plain["fingerprint"])),
+            "clock_note": None if note is None else _check_kinds(ClockNote(**note)),
         }
     )
+    _check_kinds(entry)
     # The name comes from a file: it must not lead out of the store.
     if type(entry.rank) is not int or entry.file != file_name(entry.rank):
         raise ValueError(f"rank {entry.rank!r} in file {entry.file!r}")

@@ -74,7 +74,16 @@ def _rows(path: Path, columns: list[str], where: pc.Expression) -> Iterator[pa.T
         else pa_dataset.dataset(place.path, format="parquet", filesystem=place.fs)
     )
     for batch in rows.to_batches(columns=columns, filter=where):
-        yield pa.Table.from_batches([batch])
+        yield _checked(pa.Table.from_batches([batch]))
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    """The same; ArrowInvalid where texts are none, or a code stands for none."""
+    parquet.check_words(table)
+    for column in table.columns:
+        if pa.types.is_string(column.type):
+            column.validate(full=True)
+    return table
 
 
 def _csv(

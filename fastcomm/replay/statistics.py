@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.errors import FastcommError
 from fastcomm.replay.names import Name, category, category_by_substring, long_name
 from fastcomm.replay.nccl import Topology
 from fastcomm.replay.uniform import UniformTrace
@@ -23,6 +24,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 MS = 1e6
+_MOST_CELLS = 1 << 28  # of operations times steps: 2 GiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,10 @@ def step_ids(trace: UniformTrace) -> Ints:
     known = trace.counts & (trace.step != NULL)
     rows = np.flatnonzero(known)
     steps = int(trace.step[rows].max()) + 1 if len(rows) else 0
+    if len(rows) and (trace.step[rows].min() < 0 or steps * len(trace.keys) > _MOST_CELLS):
+        raise FastcommError(
+            f"steps are numbered {trace.step[rows].min()} to {steps - 1}; wanted numbers from 0"
+        )
     ids = np.full((len(trace.keys), steps), -1, np.int64)
     ids[trace.key[rows], trace.step[rows]] = rows
     return ids
