@@ -131,3 +131,19 @@ def test_ranges_of_instances(trace):
     assert found["events"] == 3
     whole = json.loads(invoke(trace, "--annotation", "", "--json").stdout)
     assert whole["path"]["length_ns"] == 80_000
+
+
+@pytest.mark.parametrize("rules", [(), ("--compat", "hta")])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--annotation", "nothing"), "no event's name contains 'nothing'"),
+        (("--annotation", "op", "--instance", "3"), "no instance 3 of 'op'"),
+    ],
+)
+def test_a_window_that_is_not_there_is_an_error_with_its_trace(tmp_path, rules, words, message):
+    rows = [k.event("op", "cpu_op", 0, 10, pid=100, tid=1)]
+    path = k.write(tmp_path / "rank0.json", rows)
+    done = CliRunner().invoke(main, ["critical-path", str(path), *words, *rules])
+    assert done.exit_code == 1
+    assert f"Error: {path}: {message}" in done.stderr

@@ -10,7 +10,7 @@ from fastcomm.critical_path import corrected, hta_graph, hta_window
 from fastcomm.critical_path.classes import Rules
 from fastcomm.critical_path.events import TraceEvents
 from fastcomm.critical_path.result import About, CriticalPath
-from fastcomm.critical_path.window import Wanted, Window, WindowError, find
+from fastcomm.critical_path.window import Wanted, Window, WindowError, errors_of, find
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.run import Run
 from fastcomm.trace.schema import KIND
@@ -67,7 +67,8 @@ def analyse(
         return by_hta(
             trace, wanted or Wanted(), data_load, zero_weight_launches=zero_weight_launches
         )
-    window = find(trace, wanted or Wanted())
+    with errors_of(trace.meta.path):
+        window = find(trace, wanted or Wanted())
     built = corrected.build(trace, window, data_load)
     graph = built.graph
     notes = [
@@ -108,7 +109,8 @@ def by_hta(
     if annotation is None:
         exact = wanted.iteration is not None
         annotation = f"ProfilerStep#{wanted.iteration}" if exact else "ProfilerStep"
-    clipped = hta_window.clipped(linked, annotation, wanted.instance, exact=exact)
+    with errors_of(trace.meta.path):
+        clipped = hta_window.clipped(linked, annotation, wanted.instance, exact=exact)
     graph = hta_graph.build(clipped, data_load, zero_launches=zero_weight_launches)
     window = clipped.window
     kept = len(linked.rows) < trace.events.num_rows and linked.has_steps

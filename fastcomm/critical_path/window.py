@@ -1,5 +1,7 @@
 """Which part of a trace is looked at."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -61,6 +63,17 @@ def instances(instance: object) -> tuple[int, int]:
     if last < first:
         raise WindowError(f"instance {instance!r}: the last comes before the first")
     return first, last
+
+
+@contextmanager
+def errors_of(path: str) -> Iterator[None]:
+    """Errors about windows say of which trace they are."""
+    try:
+        yield
+    except WindowError as error:
+        if str(error).startswith(path):
+            raise
+        raise WindowError(f"{path}: {error}") from error
 
 
 def find(trace: Trace, wanted: Wanted) -> Window:
