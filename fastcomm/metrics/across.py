@@ -112,7 +112,12 @@ def across(
             ]
         ),
     )
-    tables = {
+    return found, _tables(found, grid)
+
+
+def _tables(found: Across, grid: Grid) -> dict[str, pa.Table]:
+    """A table a question."""
+    return {
         "heat": heat_.table(grid),
         **{
             name: table_of(cls, rows)
@@ -126,7 +131,6 @@ def across(
         },
         "findings": _findings_table(found.findings),
     }
-    return found, tables
 
 
 def _all_offsets(ranks: Sequence[int], known: Sequence[ClockOffset]) -> tuple[Offset, ...]:
