@@ -24,7 +24,7 @@ from fastcomm.report.html import measured, render  # noqa: E402
 from fastcomm.synthetic import Job, write  # noqa: E402
 
 _LINK = 50e9
-_WIDTH = 1180
+_WIDTH = 1240
 
 
 def refresh() -> None:
@@ -36,7 +36,7 @@ def refresh() -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        _head(browser, demo, 1240)
+        _head(browser, demo, 1160)
         _section(browser, big, "#ranks", "report-4096")
         browser.close()
 
