@@ -77,7 +77,7 @@ def run(
         paths = write(job, Path(directory))
     said = "".join(f" --{name} {size}" for name, size in sizes.items())
     command = f"fastcomm metrics {directory}{said} --link-bandwidth {link_bandwidth}"
-    say(f"wrote {len(paths)} traces to {directory}; now: {command}\n")
+    say(f"wrote {len(paths)} traces to {directory}; now: {command}", "")
     ctx.invoke(
         metrics.run, paths=tuple(map(str, paths)), link_bandwidth=link_bandwidth, **sizes
     )
