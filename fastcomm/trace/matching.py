@@ -24,7 +24,7 @@ _RANK_BITS = 40
 # So many events of one rank may lack before another rank's, or the rank is not matched.
 MOST_LOST = 64
 # Ends of one collective differ by less, but for the offset of the clocks.
-APART_NS = 1_000_000
+APART_NS = 250_000
 # Ends that agree agree within this; of so many events the offset of two clocks is estimated.
 _AGREE_NS = 200_000
 _SAMPLE = 256
