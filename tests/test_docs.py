@@ -1,15 +1,15 @@
 """The pages say what the program does."""
 
-import doctest
 import json
 import re
 import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 import fastcomm
-from docs import pages
+from docs import drawings, pages
 from fastcomm import inputs
 from fastcomm.cli import COMMANDS, main
 from fastcomm.readers import config
@@ -61,16 +61,32 @@ def test_the_page_of_commands_is_current():
 @pytest.mark.parametrize("page", WITH_SESSIONS, ids=lambda page: page.name)
 def test_a_page_shows_what_commands_print(page, workplace):
     text = page.read_text("utf-8")
-    assert pages.replayed(text, workplace) == text, REFRESH
+    assert pages.current(text, workplace) == text, REFRESH
 
 
-@pytest.mark.compiled
-def test_the_python_page_runs(workplace, monkeypatch):
-    monkeypatch.chdir(workplace)
-    text = "\n".join(blocks(text_of("docs/python.md"), "pycon"))
-    test = doctest.DocTestParser().get_doctest(text, {}, "docs/python.md", None, 0)
-    assert len(test.examples) > 10
-    assert doctest.DocTestRunner().run(test).failed == 0
+def test_python_that_fails_or_prints_otherwise_is_seen(tmp_path):
+    page = "```pycon\n>>> 1 + 1\n3\n>>> for each in (1, 2):\n...     print(each)\n```\n"
+    assert pages.ran(page, tmp_path) == (
+        "```pycon\n>>> 1 + 1\n2\n>>> for each in (1, 2):\n...     print(each)\n1\n2\n```\n"
+    )
+    with pytest.raises(ZeroDivisionError):
+        pages.ran("```pycon\n>>> 1 / 0\n```\n", tmp_path)
+    expected = "```pycon\n>>> 1 / 0\nTraceback (most recent call last):\n    ...\n{}\n```\n"
+    right = expected.format("ZeroDivisionError: division by zero")
+    assert pages.ran(right, tmp_path) == right
+    with pytest.raises(ZeroDivisionError):
+        pages.ran(expected.format("ValueError: another"), tmp_path)
+
+
+@pytest.mark.parametrize("draw", drawings.DRAWINGS, ids=lambda draw: draw.__name__)
+def test_a_drawing_is_current_and_says_what_it_shows(draw):
+    path = drawings.FOLDER / f"metric-{draw.__name__}.svg"
+    assert path.read_text("utf-8") == draw().svg(), "`python docs/drawings.py` draws it anew"
+    words = [each.text for each in ElementTree.parse(path).iter() if each.text]
+    assert {"title", "desc"} <= {
+        each.tag.rpartition("}")[2] for each in ElementTree.parse(path).iter()
+    }
+    assert len(words) > 5
 
 
 def test_every_example_of_a_configuration_is_one(tmp_path):
@@ -104,7 +120,13 @@ def test_the_python_page_knows_every_table_and_column(tmp_path):
     assert {*fastcomm.readers.runs.OpenOptions.__slots__, *IterationRule.__slots__} <= known
 
 
-def test_the_page_of_metrics_knows_every_key():
+def pages_of_metrics():
+    return "\n".join(
+        page.read_text("utf-8") for page in ALL if "metrics" in (page.stem, page.parent.name)
+    )
+
+
+def test_the_pages_of_metrics_know_every_key():
     def keys(schema):
         if isinstance(schema, dict):
             yield from schema.get("properties", ())
@@ -112,7 +134,7 @@ def test_the_page_of_metrics_knows_every_key():
                 yield from keys(inner)
 
     schema = json.loads(text_of("docs/metrics.schema.json"))
-    assert set(keys(schema)) - words(text_of("docs/metrics.md")) == set()
+    assert set(keys(schema)) - words(pages_of_metrics()) == set()
 
 
 def test_the_pages_of_tags_and_traces_know_every_order_and_name():
