@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import test_inspector
 
 import fastcomm
 from docs import drawings, pages
@@ -14,10 +15,12 @@ from fastcomm import inputs
 from fastcomm.cli import COMMANDS, main
 from fastcomm.readers import config
 from fastcomm.readers.ranks import NAME_PATTERNS
+from fastcomm.readers.runs import OpenOptions
 from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.nsys import write_nsys
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.parallel import ORDERS
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.schema import KIND, OPS, TAGS
 from fastcomm.trace.tags import RULE_FIELDS
 
 ROOT = Path(__file__).parents[1]
@@ -152,6 +155,67 @@ def test_links_lead_to_files_and_commands_exist(page):
         assert (page.parent / link).exists(), link
     targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+ROWS_OF_TRACES = {
+    "sizes": lambda trace: trace.comm["payload_bytes"].null_count < len(trace.comm),
+    "members of groups": lambda trace: trace.groups["ranks"].null_count < len(trace.groups),
+    "what groups are for": lambda trace: (
+        trace.groups["description"].null_count < len(trace.groups)
+    ),
+    "number of a collective in its group": lambda trace: (
+        trace.comm["seq"].null_count < len(trace.comm)
+    ),
+    "roots and peers": lambda trace: trace.comm["root"].null_count < len(trace.comm),
+    "compute": lambda trace: "compute" not in trace.meta.lacks,
+    "times": lambda trace: "times" not in trace.meta.lacks,
+    "calls and launches": lambda trace: KIND["runtime"] in trace.events["kind"].to_pylist(),
+    "operators of the host": lambda trace: KIND["cpu_op"] in trace.events["kind"].to_pylist(),
+    "Python functions": lambda trace: KIND["python"] in trace.events["kind"].to_pylist(),
+}
+TABLE = """[table]
+rank = "rank"
+start = "start"
+stop = "stop"
+unit = "ns"
+kind = "kind"
+group = "group"
+[table.kinds]
+gemm = "compute"
+allreduce = "AllReduce"
+"""
+
+
+def written(folder, format_):
+    """A small run of a format; what it takes to open it."""
+    job = Job.of(ranks=2, steps=1, layers=1)
+    if format_ == "kineto":
+        write(job, folder)
+    elif format_ == "nsys":
+        write_nsys(job, folder)
+    elif format_ == "inspector":
+        test_inspector.job(folder)
+    else:
+        rows = ("rank,start,stop,kind,group", "0,0,9,gemm,", "0,9,12,allreduce,w")
+        rows += ("1,0,9,gemm,", "1,9,12,allreduce,w")
+        (folder / "table.csv").write_text("\n".join(rows) + "\n")
+        (folder / "table.toml").write_text(TABLE)
+        return [folder / "table.csv"], OpenOptions(config=config.read(folder / "table.toml"))
+    return [folder], OpenOptions(whole=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "format_"), tuple(enumerate(("kineto", "nsys", "inspector", "optable")))
+)
+def test_the_table_of_formats_says_what_readers_give(column, format_, tmp_path):
+    rows = re.findall(r"^\| ([^|`]+) \| (.*) \|$", text_of("docs/traces.md"), re.MULTILINE)
+    said = {name: cells.split(" | ")[column] for name, cells in rows if cells.count(" | ") == 3}
+    assert said["format"] == format_
+    paths, options = written(tmp_path, format_)
+    trace = fastcomm.open_run(*paths, options=options).read(0)
+    assert trace.meta.format == format_
+    has = {name: "yes" if look(trace) else "no" for name, look in ROWS_OF_TRACES.items()}
+    assert has == {name: re.match(r"yes|no", said[name])[0] for name in has}
 
 
 def test_every_fault_of_the_table_has_a_test_that_exists():
