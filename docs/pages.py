@@ -3,29 +3,38 @@
 In a page, a block of the language `console` is a session: lines that begin with "$ " are
 commands, the rest is what they print. They run in a folder of their own, where `demo/` holds
 the traces of `fastcomm demo demo`. A block of the language `sql` is a query that DuckDB runs in
-that folder, after the page's sessions; the block `text` behind it is the answer. Run this file
-to write everything anew.
+that folder, after the page's sessions; the block `text` behind it is the answer. Blocks of the
+language `pycon` are one session of Python in that folder, after both. Run this file to write
+everything anew, or with the names of pages to write those alone.
 """
 
+import doctest
+import io
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import click
 
 from fastcomm.cli import main
 
 DOCS = Path(__file__).parent
-PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")))
+PAGES = (
+    DOCS.parent / "README.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.glob("metrics/*.md")),
+)
 CLI_PAGE = DOCS / "cli.md"
 
 _SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _QUERY = re.compile(r"(^```sql\n(.*?)^```\n+```text\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
+_PYTHON = re.compile(r"(?<=^```pycon\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 _WIDTH = 90
 # What a command says once, when it compiles.
 _FIRST_RUN = "fastcomm: compiling its kernels"
@@ -57,8 +66,8 @@ def _help(context: click.Context) -> str:
 
 
 def has_sessions(text: str) -> bool:
-    """Whether a page shows what a command prints."""
-    return _SESSION.search(text) is not None
+    """Whether a page shows what a command or a line of Python prints."""
+    return any(kind.search(text) for kind in (_SESSION, _PYTHON))
 
 
 @contextmanager
@@ -67,6 +76,11 @@ def workplace() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         _output("fastcomm demo demo", Path(folder))
         yield Path(folder)
+
+
+def current(text: str, folder: Path) -> str:
+    """The page with what it says today: commands first, then queries, then Python."""
+    return ran(answered(replayed(text, folder), folder), folder)
 
 
 def replayed(text: str, folder: Path) -> str:
@@ -86,6 +100,33 @@ def answered(text: str, folder: Path) -> str:
         return block[1] + _answer(block[2], folder)
 
     return _QUERY.sub(answer, text)
+
+
+def ran(text: str, folder: Path) -> str:
+    """The page with what its lines of Python print today."""
+    names: dict[str, Any] = {}
+    parser = doctest.DocTestParser()
+
+    def session(block: re.Match[str]) -> str:
+        return "".join(_said(each, names) for each in parser.get_examples(block[0]))
+
+    with chdir(folder):
+        return _PYTHON.sub(session, text)
+
+
+def _said(example: doctest.Example, names: dict[str, Any]) -> str:
+    """One statement and what it prints; of an error that is expected, what the page has."""
+    first, *more = example.source.splitlines()
+    lines = [f">>> {first}", *(f"... {line}" for line in more)]
+    with redirect_stdout(io.StringIO()) as printed:
+        try:
+            exec(compile(example.source, "<page>", "single"), names)
+        except Exception as error:
+            if example.exc_msg is None or str(error) not in example.exc_msg:
+                raise
+            printed.write(example.want)
+    said = [line.rstrip() for line in printed.getvalue().splitlines()]
+    return "".join(f"{line}\n" for line in [*lines, *said])
 
 
 def _answer(query: str, folder: Path) -> str:
@@ -119,15 +160,15 @@ def _output(command: str, folder: Path) -> str:
     return "".join(f"{line}\n" for line in lines if not line.startswith(_FIRST_RUN))
 
 
-def refresh() -> None:
-    """Write every page anew."""
+def refresh(pages: Sequence[Path] = PAGES) -> None:
+    """Write pages anew."""
     CLI_PAGE.write_text(cli_page(), "utf-8")
     with workplace() as folder:
-        for page in PAGES:
+        for page in pages:
             text = page.read_text("utf-8")
             if has_sessions(text):
-                page.write_text(answered(replayed(text, folder), folder), "utf-8")
+                page.write_text(current(text, folder), "utf-8")
 
 
 if __name__ == "__main__":
-    refresh()
+    refresh([Path(word) for word in sys.argv[1:]] or PAGES)

@@ -1,23 +1,26 @@
 """The pages say what the program does."""
 
-import doctest
 import json
 import re
 import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import test_inspector
 
 import fastcomm
-from docs import pages
+from docs import drawings, pages
 from fastcomm import inputs
 from fastcomm.cli import COMMANDS, main
 from fastcomm.readers import config
 from fastcomm.readers.ranks import NAME_PATTERNS
+from fastcomm.readers.runs import OpenOptions
 from fastcomm.synthetic import Job, write
+from fastcomm.synthetic.nsys import write_nsys
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.parallel import ORDERS
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.schema import KIND, OPS, TAGS
 from fastcomm.trace.tags import RULE_FIELDS
 
 ROOT = Path(__file__).parents[1]
@@ -61,16 +64,32 @@ def test_the_page_of_commands_is_current():
 @pytest.mark.parametrize("page", WITH_SESSIONS, ids=lambda page: page.name)
 def test_a_page_shows_what_commands_print(page, workplace):
     text = page.read_text("utf-8")
-    assert pages.replayed(text, workplace) == text, REFRESH
+    assert pages.current(text, workplace) == text, REFRESH
 
 
-@pytest.mark.compiled
-def test_the_python_page_runs(workplace, monkeypatch):
-    monkeypatch.chdir(workplace)
-    text = "\n".join(blocks(text_of("docs/python.md"), "pycon"))
-    test = doctest.DocTestParser().get_doctest(text, {}, "docs/python.md", None, 0)
-    assert len(test.examples) > 10
-    assert doctest.DocTestRunner().run(test).failed == 0
+def test_python_that_fails_or_prints_otherwise_is_seen(tmp_path):
+    page = "```pycon\n>>> 1 + 1\n3\n>>> for each in (1, 2):\n...     print(each)\n```\n"
+    assert pages.ran(page, tmp_path) == (
+        "```pycon\n>>> 1 + 1\n2\n>>> for each in (1, 2):\n...     print(each)\n1\n2\n```\n"
+    )
+    with pytest.raises(ZeroDivisionError):
+        pages.ran("```pycon\n>>> 1 / 0\n```\n", tmp_path)
+    expected = "```pycon\n>>> 1 / 0\nTraceback (most recent call last):\n    ...\n{}\n```\n"
+    right = expected.format("ZeroDivisionError: division by zero")
+    assert pages.ran(right, tmp_path) == right
+    with pytest.raises(ZeroDivisionError):
+        pages.ran(expected.format("ValueError: another"), tmp_path)
+
+
+@pytest.mark.parametrize("draw", drawings.DRAWINGS, ids=lambda draw: draw.__name__)
+def test_a_drawing_is_current_and_says_what_it_shows(draw):
+    path = drawings.FOLDER / f"metric-{draw.__name__}.svg"
+    assert path.read_text("utf-8") == draw().svg(), "`python docs/drawings.py` draws it anew"
+    words = [each.text for each in ElementTree.parse(path).iter() if each.text]
+    assert {"title", "desc"} <= {
+        each.tag.rpartition("}")[2] for each in ElementTree.parse(path).iter()
+    }
+    assert len(words) > 5
 
 
 def test_every_example_of_a_configuration_is_one(tmp_path):
@@ -104,7 +123,13 @@ def test_the_python_page_knows_every_table_and_column(tmp_path):
     assert {*fastcomm.readers.runs.OpenOptions.__slots__, *IterationRule.__slots__} <= known
 
 
-def test_the_page_of_metrics_knows_every_key():
+def pages_of_metrics():
+    return "\n".join(
+        page.read_text("utf-8") for page in ALL if "metrics" in (page.stem, page.parent.name)
+    )
+
+
+def test_the_pages_of_metrics_know_every_key():
     def keys(schema):
         if isinstance(schema, dict):
             yield from schema.get("properties", ())
@@ -112,7 +137,7 @@ def test_the_page_of_metrics_knows_every_key():
                 yield from keys(inner)
 
     schema = json.loads(text_of("docs/metrics.schema.json"))
-    assert set(keys(schema)) - words(text_of("docs/metrics.md")) == set()
+    assert set(keys(schema)) - words(pages_of_metrics()) == set()
 
 
 def test_the_pages_of_tags_and_traces_know_every_order_and_name():
@@ -130,6 +155,67 @@ def test_links_lead_to_files_and_commands_exist(page):
         assert (page.parent / link).exists(), link
     targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.MULTILINE))
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+ROWS_OF_TRACES = {
+    "sizes": lambda trace: trace.comm["payload_bytes"].null_count < len(trace.comm),
+    "members of groups": lambda trace: trace.groups["ranks"].null_count < len(trace.groups),
+    "what groups are for": lambda trace: (
+        trace.groups["description"].null_count < len(trace.groups)
+    ),
+    "number of a collective in its group": lambda trace: (
+        trace.comm["seq"].null_count < len(trace.comm)
+    ),
+    "roots and peers": lambda trace: trace.comm["root"].null_count < len(trace.comm),
+    "compute": lambda trace: "compute" not in trace.meta.lacks,
+    "times": lambda trace: "times" not in trace.meta.lacks,
+    "calls and launches": lambda trace: KIND["runtime"] in trace.events["kind"].to_pylist(),
+    "operators of the host": lambda trace: KIND["cpu_op"] in trace.events["kind"].to_pylist(),
+    "Python functions": lambda trace: KIND["python"] in trace.events["kind"].to_pylist(),
+}
+TABLE = """[table]
+rank = "rank"
+start = "start"
+stop = "stop"
+unit = "ns"
+kind = "kind"
+group = "group"
+[table.kinds]
+gemm = "compute"
+allreduce = "AllReduce"
+"""
+
+
+def written(folder, format_):
+    """A small run of a format; what it takes to open it."""
+    job = Job.of(ranks=2, steps=1, layers=1)
+    if format_ == "kineto":
+        write(job, folder)
+    elif format_ == "nsys":
+        write_nsys(job, folder)
+    elif format_ == "inspector":
+        test_inspector.job(folder)
+    else:
+        rows = ("rank,start,stop,kind,group", "0,0,9,gemm,", "0,9,12,allreduce,w")
+        rows += ("1,0,9,gemm,", "1,9,12,allreduce,w")
+        (folder / "table.csv").write_text("\n".join(rows) + "\n")
+        (folder / "table.toml").write_text(TABLE)
+        return [folder / "table.csv"], OpenOptions(config=config.read(folder / "table.toml"))
+    return [folder], OpenOptions(whole=True)
+
+
+@pytest.mark.parametrize(
+    ("column", "format_"), tuple(enumerate(("kineto", "nsys", "inspector", "optable")))
+)
+def test_the_table_of_formats_says_what_readers_give(column, format_, tmp_path):
+    rows = re.findall(r"^\| ([^|`]+) \| (.*) \|$", text_of("docs/traces.md"), re.MULTILINE)
+    said = {name: cells.split(" | ")[column] for name, cells in rows if cells.count(" | ") == 3}
+    assert said["format"] == format_
+    paths, options = written(tmp_path, format_)
+    trace = fastcomm.open_run(*paths, options=options).read(0)
+    assert trace.meta.format == format_
+    has = {name: "yes" if look(trace) else "no" for name, look in ROWS_OF_TRACES.items()}
+    assert has == {name: re.match(r"yes|no", said[name])[0] for name in has}
 
 
 def test_every_fault_of_the_table_has_a_test_that_exists():

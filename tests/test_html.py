@@ -227,8 +227,10 @@ def test_thousands_of_ranks_stay_a_small_page(parts):
     assert int(steps[-1][0].removeprefix("rank ")) in SLOW
 
 
-def test_definitions_agree_with_the_page_of_metrics():
-    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|$", (DOCS / "metrics.md").read_text(), re.M)
+def test_definitions_agree_with_the_pages_of_metrics():
+    pages = (DOCS / "metrics.md", *(DOCS / "metrics").glob("*.md"))
+    text = "\n".join(page.read_text("utf-8") for page in pages)
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|$", text, re.M)
     said = {}
     for keys, meaning in rows:
         plain = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", meaning).replace("`", "")

@@ -1,6 +1,6 @@
 """What every number on a page means, said once.
 
-A key is the place of the number in the JSON of its command. Where docs/metrics.md defines the
+A key is the place of the number in the JSON of its command. Where docs/metrics/ defines the
 key, the words here contain those of the page; a test holds them together.
 """
 
