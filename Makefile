@@ -11,17 +11,24 @@ export XDG_CACHE_HOME := $(CURDIR)/.cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 FUZZ_SECONDS ?= 60
+# Tests that together use every dependency, and what they need besides.
+LEAST := $(addprefix tests/test_,metrics.py kineto.py nsys_parts.py store.py remote.py html.py \
+	critical_path_cli.py replay.py isp.py dispatch.py workbook.py chakra.py compare.py)
+WITH_LEAST := 'pytest>=8.3' 'hypothesis>=6.100' 'pytest-benchmark>=5' 'jsonschema>=4.20' 'openpyxl>=3.1'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint unit coverage docs pages bench bench-check bench-scale fuzz clean
+.PHONY: help demo test lint unit coverage docs pages bench bench-check bench-scale fuzz clean \
+	walk dist least release-check
 
 help: ## List what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/.runtime ## Write a made-up run of 8 ranks into ./demo and measure it
+demo: .venv/.runtime ## Write a made-up run of 8 ranks into ./demo, measure it, write its page
 	$(BIN)/fastcomm demo demo
+	$(BIN)/fastcomm report demo --link-bandwidth 400Gbit/s --output demo/report.html
+	@echo 'the page of the run, for a browser: demo/report.html'
 
 test: lint unit coverage docs ## Run every check: style, types, floors, tests, coverage, docs
 
@@ -56,8 +63,30 @@ bench-scale: .venv/.dev ## Measure runs of 64, 512 and 4096 ranks, and a trace o
 fuzz: .venv/.dev ## Change files of every format at random, FUZZ_SECONDS long: read or refused
 	$(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS)
 
+walk: ## Do what a newcomer does, in an empty clone of this commit, and time it
+	docs/walk.sh
+
+dist: .venv/.dev ## Build the wheel and the sdist into ./dist
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+
+# Where the least versions do not work, raise them in pyproject.toml.
+least: ## Run some tests with the least versions that pyproject.toml names, in .venv-least
+	$(PYTHON) -m venv .venv-least
+	.venv-least/bin/python -m pip install --quiet uv
+	.venv-least/bin/uv pip compile --quiet --resolution lowest-direct --all-extras \
+		--python .venv-least/bin/python --output-file .venv-least/least.txt pyproject.toml
+	.venv-least/bin/python -m pip install --quiet --requirement .venv-least/least.txt $(WITH_LEAST)
+	.venv-least/bin/python -m pip install --quiet --no-deps --editable .
+	.venv-least/bin/python -m pytest -q -W default $(LEAST)
+
+release-check: .venv/.runtime ## Check that TAG (v1.2.3) is the version of package and changelog
+	test "$(TAG)" = "v$$($(BIN)/python -c 'import fastcomm; print(fastcomm.__version__)')"
+	grep -q '^## \[$(TAG:v%=%)\]' CHANGELOG.md
+	grep -q '^version: $(TAG:v%=%)$$' CITATION.cff
+
 clean: ## Remove all that these commands made, .venv and ./demo included
-	rm -rf .venv .cache demo docs/_build .coverage .benchmarks .hypothesis
+	rm -rf .venv .venv-least .cache demo dist docs/_build .coverage .benchmarks .hypothesis
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 $(BIN)/python:

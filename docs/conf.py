@@ -1,6 +1,6 @@
 """How Sphinx builds these pages."""
 
-from fastcomm import __version__ as release
+from fastcomm.version import __version__ as release
 
 project = "fastcomm"
 author = "The fastcomm authors"

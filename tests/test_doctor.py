@@ -10,10 +10,10 @@ import dask_cluster as c
 import pytest
 from click.testing import CliRunner
 
-from fastcomm import __version__
 from fastcomm.cli import main
 from fastcomm.engine import dask, doctor, versions
 from fastcomm.errors import ClusterError
+from fastcomm.version import __version__
 from fastcomm_kernels import _jit
 
 pytestmark = pytest.mark.compiled

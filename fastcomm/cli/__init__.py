@@ -15,6 +15,7 @@ from fastcomm.cli import settings
 from fastcomm.cli.said import talk
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert_lines
+from fastcomm.version import __version__
 
 # A command is a module of its name, - as _: loaded when it is called for, or its help is.
 COMMANDS = (
@@ -120,7 +121,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "FASTCO
 
 
 @click.group(cls=_Group, context_settings=_CONTEXT)
-@click.version_option(package_name="fastcomm")
+@click.version_option(__version__, package_name="fastcomm")
 def main() -> None:
     """Find where a distributed training step's time goes.
 

@@ -90,14 +90,15 @@ def run(
     from fastcomm.errors import FastcommError
 
     only_all_ranks(words)
-    warm.compile_critical_path()
+    rules = words["compat"] or "corrected"
+    warm.compile_critical_path(rules)
     found_run = opened_whole(paths, words)
     rank = found_run.ranks[0] if words["rank"] is None else words["rank"]
     trace = found_run.read(rank)
     found = analyse(
         trace,
         wanted_window(words),
-        rules=words["compat"] or "corrected",
+        rules=rules,
         data_load=words["data_load_events"],
         zero_weight_launches=words["zero_weight_launches"],
     )

@@ -1,17 +1,13 @@
 """``fastcomm report``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fastcomm.cli.measuring import compute, measure_options
 from fastcomm.cli.options import engine_of
 from fastcomm.cli.said import say
-
-if TYPE_CHECKING:
-    from fastcomm.metrics.result import Metrics
-    from fastcomm.report.html.page import Page
 
 _EXAMPLES = """\b
 Examples:
@@ -46,39 +42,13 @@ def run(
     the one that computes the most.
     """
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.report.html import render
+    from fastcomm.cli.windows import opened_whole
+    from fastcomm.report.html.whole import write_report
 
     with engine_of(words) as engine:
         found = compute(paths, words, engine)
-    data = [] if no_data else _data(found, output)
-    page = _page(found, paths, words, data)
-    render.write(page, output)
+    whole = None if words["no_path"] else opened_whole(paths, words)
+    write_report(found, output, run=whole, paths=paths, with_data=not no_data)
     say(f"wrote {output}")
     if found.failed:
         ctx.exit(INCOMPLETE)
-
-
-def _data(found: "Metrics", output: Path) -> list[tuple[str, str]]:
-    from fastcomm.report.html import beside
-
-    return beside.write(found.to_arrow(), output)
-
-
-def _page(
-    found: "Metrics", paths: tuple[str, ...], words: dict[str, Any], data: list[tuple[str, str]]
-) -> "Page":
-    from fastcomm.errors import FastcommError
-    from fastcomm.report.html import measured
-
-    if words["no_path"]:
-        return measured.page(found, paths, data=data)
-    from fastcomm.cli.windows import opened_whole
-    from fastcomm.engine import warm
-    from fastcomm.engine.longest import search
-
-    warm.compile_critical_path()
-    try:
-        path, joined = search(opened_whole(paths, words), measured.busiest(found))
-    except FastcommError as error:
-        return measured.page(found, paths, data=data, no_path=f"No critical path: {error}")
-    return measured.page(found, paths, critical=path, joined=joined, data=data)

@@ -112,7 +112,7 @@ def _cache() -> Finding:
             "set XDG_CACHE_HOME to a folder that can",
             state="bad",
         )
-    sizes = [path.stat().st_size for path in folder.iterdir() if path.is_file()]
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return Finding(
         name="cache", found=f"{place}: writable, {len(sizes)} files, {format_bytes(sum(sizes))}"
     )
@@ -125,7 +125,7 @@ def _compiled() -> Finding:
             found="NUMBA_DISABLE_JIT is set: everything takes a thousand times as long",
             state="bad",
         )
-    parts = {"metrics": "compiled", "critical-path": "critical-path"}
+    parts = {"metrics": "compiled", "critical-path": "critical-path-corrected"}
     words = [
         f"{name} {'compiled' if _jit.is_compiled(part) else 'not compiled yet'}"
         for name, part in parts.items()

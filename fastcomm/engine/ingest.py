@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from fastcomm import __version__
 from fastcomm.aside import aside, left_behind
 from fastcomm.engine.engine import Engine, Lost, Progress, Task, both
 from fastcomm.engine.ingest_plan import Plan, plan
@@ -35,6 +34,7 @@ from fastcomm.store.part import Part, write_tables
 from fastcomm.trace.clocks import clock_offsets
 from fastcomm.trace.run import Run, Source
 from fastcomm.trace.trace import Trace
+from fastcomm.version import __version__
 
 __all__ = ["Ingested", "Plan", "ingest", "plan"]
 

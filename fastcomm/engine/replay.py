@@ -5,6 +5,7 @@ Several ranks are joined by their collectives, as for one critical path through 
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from fastcomm.critical_path.window import Wanted
 from fastcomm.engine.engine import Engine, Lost, Progress, Task
 from fastcomm.engine.local import engine_of
 from fastcomm.errors import FastcommError
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.replay.critical import critical_path
 from fastcomm.replay.run_graph import Step, measured, replayer
 from fastcomm.replay.session import Session
@@ -23,6 +25,19 @@ from fastcomm.trace.run import Run
 from fastcomm.trace.trace import Trace
 
 _Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
+
+
+def replay_run(
+    run: Run | str | Path, window: Wanted | None = None, *, workers: int | Engine = 1
+) -> Session:
+    """Replay a window of a run on its devices, all ranks, beside what was measured.
+
+    `run` is a path, or a run opened with `OpenOptions(whole=True)`; the window is by default
+    the second iteration. FastcommError where ranks have nothing in common.
+    """
+    if not isinstance(run, Run):
+        run = open_run(run, options=OpenOptions(whole=True))
+    return session_of(step_of(run, window, workers=workers))
 
 
 def step_of(

@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from fastcomm import __version__
 from fastcomm.errors import ClusterError
+from fastcomm.version import __version__
 
 # What numbers and their bytes depend on.
 _PACKAGES = ("numpy", "pyarrow", "numba", "scipy")

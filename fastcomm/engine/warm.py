@@ -3,11 +3,15 @@
 import logging
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastcomm.metrics.partial import Partial
 from fastcomm.readers import kineto
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm_kernels import _jit
+
+if TYPE_CHECKING:
+    from fastcomm.critical_path.classes import Rules
 
 _LOG = logging.getLogger("fastcomm")
 
@@ -31,9 +35,10 @@ def compile_kernels() -> None:
     _jit.mark_compiled()
 
 
-def compile_critical_path() -> None:
-    """The same for all that the critical path and a what-if need besides."""
-    if _jit.is_compiled("critical-path"):
+def compile_critical_path(rules: "Rules" = "corrected") -> None:
+    """The same for all that the critical path and a what-if need besides, by some rules."""
+    part = f"critical-path-{rules}"
+    if _jit.is_compiled(part):
         return
     # Not for those who measure: loading it takes time.
     from fastcomm.critical_path.analysis import analyse
@@ -46,9 +51,11 @@ def compile_critical_path() -> None:
         path.write_text(_TRACE)
         trace = kineto.read(path, ReadOptions(whole=True))
         everything = Wanted(annotation="")
-        analyse(trace, everything, rules="hta").summary()
-        Replay(analyse(trace, everything)).run([])
-    _jit.mark_compiled("critical-path")
+        found = analyse(trace, everything, rules=rules)
+        found.summary()
+        if rules == "corrected":
+            Replay(found).run([])
+    _jit.mark_compiled(part)
 
 
 def run_kernels() -> Partial:

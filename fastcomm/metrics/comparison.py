@@ -5,10 +5,13 @@ Both come as the object that `fastcomm metrics --json` prints, so that a baselin
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastcomm.errors import ConfigError
 from fastcomm.trace.schema import TAGS
+
+if TYPE_CHECKING:  # two kept baselines need no kernel
+    from fastcomm.metrics.result import Metrics
 
 Object = Mapping[str, Any]
 
@@ -77,8 +80,12 @@ class Comparison:
         raise ConfigError(f"{name}: no metric of either run; {_nearest(name, self.values)}")
 
 
-def compare(before: Object, after: Object) -> Comparison:
-    """Compare the metrics of two runs. ConfigError where they count different bytes."""
+def compare(before: "Metrics | Object", after: "Metrics | Object") -> Comparison:
+    """Compare the metrics of two runs, or the objects that `to_dict` makes of them.
+
+    ConfigError where they count different bytes.
+    """
+    before, after = _object(before), _object(after)
     if before.get("bytes") != after.get("bytes"):
         raise ConfigError(
             f"before counts {before.get('bytes')} bytes and after {after.get('bytes')}; wanted "
@@ -95,6 +102,10 @@ def compare(before: Object, after: Object) -> Comparison:
         values=tuple(values.values()),
         notes=tuple(_notes(before, after)),
     )
+
+
+def _object(found: "Metrics | Object") -> Object:
+    return found if isinstance(found, Mapping) else found.to_dict()
 
 
 def _scalars(found: Any, name: str = "") -> Iterator[tuple[str, float | None]]:

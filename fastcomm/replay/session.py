@@ -1,6 +1,7 @@
 """A trial replayed as it was: what the commands of replay begin with."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from fastcomm.replay.critical import CriticalPath, critical_path
 from fastcomm.replay.dependency import dependencies
@@ -8,7 +9,7 @@ from fastcomm.replay.gaps import measured
 from fastcomm.replay.replayer import Options, Replayed, Replayer
 from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import StepTime, step_time
-from fastcomm.replay.trial import Trial
+from fastcomm.replay.trial import Trial, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,11 @@ class Session:
             return None
         mean = sum(rank.time) / len(rank.time)
         return self.replayed.by_pid()[pid] / mean - 1
+
+
+def replay_trial(path: str | Path, options: Options | None = None) -> Session:
+    """Replay a step of a dPRO trial on its devices, beside what was measured."""
+    return session(read(Path(path)), options)
 
 
 def session(trial: Trial, options: Options | None = None) -> Session:

@@ -78,8 +78,13 @@ def settle(order: Column, key: Column, tie: Column) -> None:
         while j < n and key[order[j]] == key[order[i]]:
             j += 1
         if j - i > 16:
-            run = order[i:j].copy()
-            order[i:j] = run[np.argsort(tie[run], kind="mergesort")]
+            # Loops: slices and indices that are arrays would take seconds to compile.
+            run, ties = order[i:j].copy(), np.empty(j - i, np.int64)
+            for k in range(j - i):
+                ties[k] = tie[run[k]]
+            by = np.argsort(ties, kind="mergesort")
+            for k in range(j - i):
+                order[i + k] = run[by[k]]
         else:
             for k in range(i + 1, j):
                 row, at = order[k], k

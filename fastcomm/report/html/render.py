@@ -8,7 +8,6 @@ import base64
 import hashlib
 import json
 from functools import cache
-from importlib.metadata import version
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from fastcomm.report import files
 from fastcomm.report.html.glossary import GLOSSARY
 from fastcomm.report.html.page import Figure, Missing, Page, Quantiles, Table, used_keys
 from fastcomm.report.html.words import Fact, plain
+from fastcomm.version import __version__
 
 # What would end a script element inside of JSON.
 _INERT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'\x7f"}
@@ -38,7 +38,7 @@ def html(page: Page) -> str:
         style=Markup(_text("style.css")),
         policy=_policy(scripts),
         glossary={key: GLOSSARY[key] for key in GLOSSARY if key in used_keys(page)},
-        version=version("fastcomm"),
+        version=__version__,
     )
 
 

@@ -1,0 +1,3 @@
+"""The version of fastcomm; the package's metadata and its pages take it from here."""
+
+__version__ = "0.1.0"

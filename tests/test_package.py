@@ -1,0 +1,171 @@
+"""What people install: the files of the wheel, its metadata, the public names, a quick door."""
+
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import fastcomm
+from fastcomm import version
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of this checkout: the names of its files, and its metadata."""
+    builders = pytest.importorskip("hatchling.builders.wheel")
+    folder = tmp_path_factory.mktemp("wheel")
+    (path,) = builders.WheelBuilder(str(ROOT)).build(directory=str(folder))
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        (place,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        return names, Parser().parsestr(archive.read(place).decode())
+
+
+def test_the_wheel_has_every_file_of_the_packages_and_no_other(wheel):
+    packages = {"fastcomm": ROOT, "fastcomm_kernels": ROOT / "kernels"}
+    ours = {
+        path.relative_to(home).as_posix()
+        for name, home in packages.items()
+        for path in (home / name).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in wheel[0] if ".dist-info/" not in name} == ours
+
+
+def test_the_wheel_has_the_files_that_are_no_code(wheel):
+    suffixes = {Path(name).suffix for name in wheel[0]}
+    assert {".typed", ".toml", ".j2", ".css", ".js"} <= suffixes
+    clusters = {path.name for path in (ROOT / "fastcomm/cluster/data").glob("*.toml")}
+    assert clusters
+    assert clusters == {
+        Path(name).name for name in wheel[0] if name.startswith("fastcomm/cluster/data/")
+    } - {"__init__.py"}
+    assert {"fastcomm/py.typed", "fastcomm_kernels/py.typed"} <= set(wheel[0])
+
+
+def test_a_page_finds_its_script_in_what_is_installed():
+    from fastcomm.report.html import render
+
+    assert len(render._plotly()) > 1_000_000
+
+
+def test_the_metadata_says_what_pip_needs(wheel):
+    said = wheel[1]
+    assert said["Version"] == version.__version__ == fastcomm.__version__
+    assert said["Requires-Python"] == ">=3.11"
+    assert set(said.get_all("Provides-Extra")) == {
+        *("all", "chakra", "dask", "graph", "remote", "xlsx")
+    }
+    assert said["License-Expression"] == "Apache-2.0"
+    needed = {re.match(r"[\w-]+", each)[0] for each in said.get_all("Requires-Dist")}
+    assert {"numba", "numpy", "pyarrow", "scipy", "click"} <= needed
+
+
+def test_all_is_every_other_extra():
+    extras = dict(PROJECT["optional-dependencies"])
+    (words,) = extras.pop("all")
+    assert words == f"fastcomm[{','.join(sorted(extras))}]"
+
+
+def test_the_version_stands_in_one_place():
+    assert "version" not in PROJECT
+    assert PROJECT["dynamic"] == ["version"]
+    number = re.escape(version.__version__)
+    assert re.search(rf"^version: {number}$", text("CITATION.cff"), re.MULTILINE)
+    holds = [
+        path.relative_to(ROOT).as_posix()
+        for home in ("fastcomm", "kernels/fastcomm_kernels")
+        for path in (ROOT / home).rglob("*.py")
+        if "__version__ =" in path.read_text("utf-8")
+    ]
+    assert holds == ["fastcomm/version.py"]
+
+
+def test_the_pythons_that_are_promised_are_those_that_are_tried():
+    promised = [
+        each.rpartition(" ")[2]
+        for each in PROJECT["classifiers"]
+        if re.search(r"Python :: 3\.\d+$", each)
+    ]
+    assert promised == PYTHONS
+    for name in ("ci", "package"):
+        tried = re.search(r"python: \[(.*)\]", text(f".github/workflows/{name}.yml"))[1]
+        assert re.findall(r"[\d.]+", tried) == PYTHONS
+
+
+def text(name):
+    return (ROOT / name).read_text("utf-8")
+
+
+def test_every_public_name_is_there_and_documented():
+    page = text("docs/python.md")
+    for name in fastcomm.__all__:
+        found = getattr(fastcomm, name)
+        assert name == "__version__" or found.__doc__
+        assert f"`fastcomm.{name}" in page, name
+    assert set(fastcomm.__all__) <= set(dir(fastcomm))
+    assert set(re.findall(r"fastcomm\.([A-Za-z_]+)\(", page)) - set(fastcomm.__all__) == set()
+
+
+@pytest.mark.parametrize("name", fastcomm.__all__)
+def test_every_public_function_is_typed(name):
+    found = getattr(fastcomm, name)
+    if not inspect.isfunction(found):
+        return
+    known = inspect.get_annotations(found)
+    assert set(inspect.signature(found).parameters) | {"return"} == set(known)
+
+
+def test_late_names_and_their_types_are_the_same():
+    """What a type checker sees is what a program gets."""
+    lines = text("fastcomm/__init__.py").split("if TYPE_CHECKING:")[1].split("\n\n")[0]
+    seen = {}
+    for module, names in re.findall(r"from (\S+) import (.+)", lines):
+        for word in names.split(", "):
+            there, _, here = word.partition(" as ")
+            seen[here or there] = (module, there)
+    late = {
+        name: (f"fastcomm.{home}", fastcomm._AT_HOME.get(name, name))
+        for name, home in fastcomm._HOMES.items()
+    }
+    assert seen == late
+
+
+def test_a_name_that_is_none_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        fastcomm.nothing  # noqa: B018 - the access is the test
+
+
+def processor_seconds(code):
+    """What a fresh interpreter takes for `code`, of a processor; the least of three."""
+    program = (
+        f"import time; begin = time.process_time()\n{code}\nprint(time.process_time() - begin)"
+    )
+    return min(
+        float(
+            subprocess.run(
+                [sys.executable, "-c", program],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.split()[-1]
+        )
+        for _ in range(3)
+    )
+
+
+def test_the_package_is_imported_in_an_instant():
+    # Measured against a module that everyone has; ours alone takes a few milliseconds.
+    yardstick = processor_seconds("import email.message, json, logging, tempfile, decimal")
+    assert processor_seconds("import fastcomm") < yardstick
