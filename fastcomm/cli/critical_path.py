@@ -11,6 +11,7 @@ from fastcomm.cli.results import result_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
+    from fastcomm.critical_path.classes import Rules
     from fastcomm.critical_path.data import DataDependencies
     from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.result import CriticalPath
@@ -90,7 +91,7 @@ def run(
     from fastcomm.errors import FastcommError
 
     only_all_ranks(words)
-    rules = words["compat"] or "corrected"
+    rules: Rules = words["compat"] or "corrected"
     warm.compile_critical_path(rules)
     found_run = opened_whole(paths, words)
     rank = found_run.ranks[0] if words["rank"] is None else words["rank"]
