@@ -125,7 +125,7 @@ def _said(example: doctest.Example, names: dict[str, Any]) -> str:
             if example.exc_msg is None or str(error) not in example.exc_msg:
                 raise
             printed.write(example.want)
-    said = [line.rstrip() for line in printed.getvalue().splitlines()]
+    said = [line.rstrip() for line in printed.getvalue().rstrip().splitlines()]
     return "".join(f"{line}\n" for line in [*lines, *said])
 
 

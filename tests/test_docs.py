@@ -218,6 +218,35 @@ def test_the_table_of_formats_says_what_readers_give(column, format_, tmp_path):
     assert has == {name: re.match(r"yes|no", said[name])[0] for name in has}
 
 
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.name)
+def test_python_on_a_page_compiles(page):
+    for block in blocks(page.read_text("utf-8"), "python"):
+        compile(block, str(page), "exec")
+
+
+def test_the_page_of_design_knows_every_kernel_and_their_benchmarks():
+    page = text_of("docs/design.md")
+    rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \| (`[^|]+`) \|$", page, re.MULTILINE)
+    modules = {path.stem for path in (ROOT / "kernels" / "fastcomm_kernels").glob("[a-z]*.py")}
+    assert {name for row in rows for name in words(row[0])} == modules
+    bars = tomllib.loads(text_of("bench/bars.toml"))
+    assert {name for row in rows for name in words(row[1])} <= set(bars)
+
+
+def test_the_page_of_performance_knows_every_bar_and_is_above_it():
+    page = text_of("docs/benchmarks.md")
+    bars = tomllib.loads(text_of("bench/bars.toml"))
+    rows = re.findall(
+        r"^\| `(\w+)` \| [^|]+ \| [^|]+ \| ([\d.]+) × [^|]+ \| ([\d.]+) \|$", page, re.M
+    )
+    ratios = {name: (float(ratio), float(bar)) for name, ratio, bar in rows}
+    assert set(ratios) == {name for name, bar in bars.items() if "ratio" in bar} - {
+        "sqlite",
+        "nsys_rank",
+    }
+    assert all(bar == bars[name]["ratio"] <= ratio for name, (ratio, bar) in ratios.items())
+
+
 def test_every_fault_of_the_table_has_a_test_that_exists():
     rows = re.findall(r"^\| .* \| .* \| (`test_.*`) \|$", text_of("docs/reliability.md"), re.M)
     named = [name for row in rows for name in re.findall(r"`(\w+\.py)::(\w+)`", row)]

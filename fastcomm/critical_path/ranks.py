@@ -46,6 +46,10 @@ class Joined:
         ranks = pa.array(np.array(self.ranks, np.int64)[at])
         return self.path.breakdown.add_column(0, "rank", ranks)
 
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """`breakdown` for whatever takes Arrow's PyCapsules: pandas, Polars, DuckDB."""
+        return self.breakdown.__arrow_c_stream__(requested_schema)
+
     @property
     def crossings(self) -> int:
         """How often the path goes from one rank to another."""

@@ -219,6 +219,10 @@ class CriticalPath:
         """`breakdown`, or None before there is a path."""
         return None if self.path is None else self.breakdown
 
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """`breakdown` for whatever takes Arrow's PyCapsules: pandas, Polars, DuckDB."""
+        return self.breakdown.__arrow_c_stream__(requested_schema)
+
     def summary_ns(self) -> dict[str, int]:
         """How long each class is on the path, sorted by name."""
         weight = self.graph.weight[self.found.edges]

@@ -99,6 +99,10 @@ class Found:
             return pa.table({"algo_type": words, **columns})
         return pa.table({"algo_type": pa.array([], pa.string())})
 
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """`to_arrow` for whatever takes Arrow's PyCapsules: pandas, Polars, DuckDB."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
     def to_dict(self, count: int = 6) -> dict[str, Any]:
         """What `--json` prints."""
         return {

@@ -55,6 +55,10 @@ class Sweep:
         ]
         return pa.Table.from_pylist(rows)
 
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """`to_arrow` for whatever takes Arrow's PyCapsules: pandas, Polars, DuckDB."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
     def _names(self) -> list[str]:
         best = next((cell.best for cell in self.cells if cell.best), {})
         return [name for name in best or () if name not in {"world_size", "seq_len"}]

@@ -1,0 +1,44 @@
+"""Results with one table are what takes Arrow's PyCapsules."""
+
+import pyarrow as pa
+import pytest
+
+import fastcomm
+from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.ranks import join_ranks
+from fastcomm.isp.ask import find
+from fastcomm.isp.sweep import Cell, Sweep
+from fastcomm.readers.runs import OpenOptions
+from fastcomm.synthetic import Job, write
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    write(Job.of(ranks=2, steps=2, layers=1), folder)
+    return fastcomm.open_run(folder, options=OpenOptions(whole=True))
+
+
+def test_a_path_is_its_table_of_edges(run):
+    path = analyse(run.read(0))
+    assert path.breakdown.num_rows > 10
+    assert pa.table(path).equals(path.breakdown)
+
+
+def test_a_joined_path_is_its_table_of_edges_with_ranks(run):
+    joined = join_ranks(run)
+    assert "rank" in joined.breakdown.column_names
+    assert pa.table(joined).equals(joined.breakdown)
+
+
+def test_a_search_is_its_table_of_strategies():
+    found = find(model="7B", world_size=8, seq_len=4096, global_batch=4096 * 64, cluster="a800")
+    assert found.feasible > 0
+    assert pa.table(found).equals(found.to_arrow())
+
+
+def test_a_sweep_is_its_table_of_searches():
+    cell = Cell(world_size=8, seq_len=4096, candidates=9, feasible=0, best=None, why="memory")
+    sweep = Sweep(cells=(cell,))
+    assert pa.table(sweep).equals(sweep.to_arrow())
+    assert pa.table(sweep)["candidates"].to_pylist() == [9]
