@@ -237,7 +237,7 @@ def test_the_page_of_performance_knows_every_bar_and_is_above_it():
     page = text_of("docs/benchmarks.md")
     bars = tomllib.loads(text_of("bench/bars.toml"))
     rows = re.findall(
-        r"^\| `(\w+)` \| [^|]+ \| [^|]+ \| ([\d.]+) × [^|]+ \| ([\d.]+) \|$", page, re.M
+        r"^\| `(\w+)` \| [^|]+ \| [^|]+ \| ([\d.]+) \u00d7 [^|]+ \| ([\d.]+) \|$", page, re.M
     )
     ratios = {name: (float(ratio), float(bar)) for name, ratio, bar in rows}
     assert set(ratios) == {name for name, bar in bars.items() if "ratio" in bar} - {
