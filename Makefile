@@ -9,6 +9,8 @@ BENCH := $(BIN)/python -m pytest bench -o addopts=--strict-markers
 # pip's downloads and the machine code of the kernels.
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Most modules of the dependencies are never loaded: Python compiles those that are, when they are.
+export PIP_NO_COMPILE := 1
 
 FUZZ_SECONDS ?= 60
 # Tests that together use every dependency, and what they need besides.
@@ -23,7 +25,7 @@ WITH_LEAST := 'pytest>=8.3' 'hypothesis>=6.100' 'pytest-benchmark>=5' 'jsonschem
 	walk dist least release-check
 
 help: ## List what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/.runtime ## Write a made-up run of 8 ranks into ./demo, measure it, write its page
 	$(BIN)/fastcomm demo demo

@@ -8,10 +8,9 @@ trap 'rm -rf "$place"' EXIT
 
 # Seconds of the clock, and of processors, since the shell began; children that ended are counted.
 took() {
-  local words
-  words=$(times | tail -n 1)
-  printf '%-24s %6s s' "$1" "$SECONDS"
-  printf ', of processors (user, system): %s\n' "$words"
+  times >"$place/times"
+  printf '%-20s %4d s; of processors, user and system: %s\n' "$1" "$SECONDS" \
+    "$(tail -n 1 "$place/times")"
 }
 
 SECONDS=0
