@@ -40,8 +40,8 @@ lint: .venv/.dev ## Check style, types and which package imports which
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-unit: .venv/.dev ## Run the tests as they ship: with the JIT
-	$(BIN)/python -m pytest --durations=10
+unit: .venv/.dev ## Run the tests as they ship: with the JIT, a file at a time on every core
+	$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --durations=10
 
 coverage: .venv/.dev ## Run the tests as plain Python; every line of every kernel must run
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m 'not compiled' --durations=10 \

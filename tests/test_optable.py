@@ -15,6 +15,7 @@ from fastcomm.readers import optable
 from fastcomm.readers.config import Config
 from fastcomm.readers.formats import OpenOptions
 from fastcomm.readers.table_mapping import STRAGGLER, preset_of, table_mapping
+from fastcomm.synthetic import TableJob, write_table
 from fastcomm.trace.run import Run
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 
@@ -326,3 +327,10 @@ def test_the_published_table_has_groups_by_its_coordinates(straggler):
     tags = [TAGS[tag] for tag in trace.comm["tag"].to_pylist()]
     assert {tag: tags.count(tag) for tag in sums} == sums
     assert trace.meta.lacks == ("bytes",)
+
+
+def test_the_table_of_the_demo_is_known_by_its_columns(tmp_path):
+    write_table(TableJob(dp=2, pp=2, micro_batches=2, steps=3), tmp_path)
+    found = fastcomm.compute_metrics(fastcomm.open_run(tmp_path / "table.parquet"))
+    assert found.iterations == 3
+    assert set(found.volume) == {"DP", "PP", "TP"}

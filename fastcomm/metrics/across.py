@@ -186,7 +186,9 @@ def table_of(cls: type, rows: Sequence[Any]) -> pa.Table:
         some = [each for each in get_args(hint) if each is not type(None)]
         kind = some[0] if some and len(some) < len(get_args(hint)) else hint
         fields.append((name, _TYPES.get(kind, pa.string())))
-    return pa.Table.from_pylist([asdict(each) for each in rows], schema=pa.schema(fields))
+    schema = pa.schema(fields)
+    columns = {name: [getattr(each, name) for each in rows] for name in schema.names}
+    return pa.table(columns, schema=schema)
 
 
 def _findings_table(findings: Sequence[Finding]) -> pa.Table:

@@ -77,7 +77,7 @@ class Partial:
 
 def merge(partials: Iterable[Partial]) -> Partial:
     """One partial of all; the same bytes in whatever order they come. Ranks differ."""
-    parts = list(partials)
+    parts = sorted(partials, key=lambda part: part.notes[0].rank if part.notes else -1)
     notes = (note for part in parts for note in part.notes)
     return Partial(
         notes=tuple(sorted(notes, key=lambda note: note.rank)),
@@ -90,11 +90,12 @@ def merge(partials: Iterable[Partial]) -> Partial:
 
 def _by_rank(tables: list[pa.Table]) -> pa.Table:
     """The rows of all, sorted by rank, those of one rank in their order."""
-    table = pa.concat_tables(tables)
+    table = pa.concat_tables(tables).combine_chunks()
     rank = table["rank"].to_numpy()
     if (rank[1:] < rank[:-1]).any():
+        # Rows are taken from whole columns: from many pieces it takes several times as long.
         table = table.take(pa.array(np.argsort(rank, kind="stable")))
-    return table.combine_chunks()
+    return table
 
 
 def _groups(trace: Trace) -> pa.Table:

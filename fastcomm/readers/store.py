@@ -223,7 +223,12 @@ def _rows(file: "pq.ParquetFile", said: dict[str, Any], sections: int, whole: bo
     if whole:
         names |= {name for name in schema.ARGS.names if name in file.schema_arrow.names}
     groups = sum(said["row_groups"][:sections])
-    table = file.read_row_groups(list(range(groups)), columns=sorted(names))
+    # Ranks are read side by side; for a small one, handing columns to threads costs more.
+    table = file.read_row_groups(
+        list(range(groups)),
+        columns=sorted(names),
+        use_threads=file.metadata.num_rows > layout.ROW_GROUP,
+    )
     parquet.check_words(table)
     table = table.unify_dictionaries().combine_chunks()
     event = table["event"].to_numpy()

@@ -174,7 +174,7 @@ STRAGGLER = table_mapping(
 )
 
 # Tables whose columns alone tell what they are.
-PRESETS = {"straggler": (STRAGGLER, ("dp_rank", "stage", "seq_id", "mb_id"))}
+PRESETS = {"straggler": (STRAGGLER, ("dp_rank", "stage", "seq_id", "mc", "gmc"))}
 
 
 def preset_of(present: Collection[str]) -> TableMapping | None:
