@@ -4,8 +4,8 @@
 
 Traces of 20 thousand events a rank are written to DIR (3 GB for 4096 ranks, 5 GB for the large
 trace), where they stay for the next time. Each command is a whole process with its workers; the
-time of processors and the memory are those of all of them, read from /proc twenty times a
-second, so Linux alone. Memory counts twice nothing that processes share: it is the sum of their
+time of processors and the memory are those of all of them, read from /proc four times a second,
+so Linux alone. Memory counts twice nothing that processes share: it is the sum of their
 proportional set sizes. With --write, the table replaces the one in PAGE.
 """
 
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from fastcomm.synthetic import Job, write
@@ -24,6 +25,7 @@ from fastcomm.synthetic import Job, write
 SECOND = os.sysconf("SC_CLK_TCK")
 BARS = {("gzipped JSON", 4096): 60.0, ("store", 4096): 15.0, ("JSON of 5 GB", 1): 10.0}
 LARGE = 5_000_000_000
+PAUSE = 0.25  # s between two looks: more often would take time from what is measured
 HEAD = ("input", "ranks", "events", "wall", "CPU a 1000 events", "peak memory", "bar")
 
 
@@ -47,7 +49,7 @@ def used(command):
         now = list(processes(process.pid))
         cpu.update({pid: ticks for pid, ticks, _ in now})
         peak = max(peak, sum(memory for _, _, memory in now))
-        time.sleep(0.05)
+        time.sleep(PAUSE)
     if process.returncode:
         sys.exit(f"{' '.join(map(str, command))} ended with {process.returncode}")
     wall = time.perf_counter() - begun
@@ -145,7 +147,7 @@ def main():
     print(*lines, sep="\n", flush=True)
     sizes = [int(each) for each in words.ranks.split(",") if each]
     rows = (each for ranks in sizes for each in measured(words.folder, ranks, words.workers))
-    for each in (*rows, large(words.folder)):
+    for each in chain(rows, map(large, [words.folder])):
         line, holds = row(*each)
         good &= holds
         lines.append(line)
