@@ -75,7 +75,7 @@ class Across:
 
 
 def _plain(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Flat dataclasses as objects: of thousands of ranks `asdict`, which copies, takes seconds."""
+    """Flat dataclasses as objects; `asdict`, which copies, takes seconds for thousands."""
     return [{name: getattr(row, name) for name in row.__slots__} for row in rows]
 
 
