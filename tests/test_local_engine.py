@@ -125,12 +125,12 @@ def test_ctrl_c_leaves_no_half_file_and_no_orphan(many, tmp_path, command, whom,
         text=True,
         start_new_session=True,
     )
-    # The server, the tracker of resources and both workers.
-    while started.poll() is None and len(below(started.pid)) < 4:
-        sleep(0.01)
-    if command == "ingest":
+    if command == "ingest":  # a first rank is being written
         while started.poll() is None and not list(output.glob("*rank-*")):
             sleep(0.002)
+    else:  # there are the server, the tracker of resources and both workers
+        while started.poll() is None and len(below(started.pid)) < 4:
+            sleep(0.01)
     processes = below(started.pid)
     (os.killpg if whom == "group" else os.kill)(started.pid, signal.SIGINT)
     stdout, stderr = started.communicate(timeout=30)
