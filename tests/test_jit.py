@@ -42,3 +42,11 @@ def test_no_folder_can_be_made_below_a_file(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert _jit._cache_folder() is None
+
+
+def test_who_asks_hears_where_the_code_is_kept_and_whether_there_is_any(tmp_path, monkeypatch):
+    monkeypatch.setattr(_jit, "_FOLDER", tmp_path)
+    assert _jit.cache_folder() == tmp_path
+    for is_off in (0, 1):
+        monkeypatch.setattr(_jit._numba_settings, "DISABLE_JIT", is_off)
+        assert _jit.has_jit() is not bool(is_off)
