@@ -149,11 +149,11 @@ def test_one_group_of_a_large_world_is_answered_at_once():
     grid = Grid.of(16384, tp=8, pp=16, ep=8, etp=1)
     queries = [tuple(range(8)), tuple(range(0, 1024, 8)), (0, 1024), tuple(range(5, 900))]
     assert [grid.candidates(query) for query in queries] == [("TP", "EP"), ("DP",), ("PP",), ()]
-    begin = time.perf_counter()
+    begin = time.process_time()  # the tests of other files run beside it
     for _ in range(100):
         for query in queries:
             grid.candidates(query)
-    assert (time.perf_counter() - begin) / 400 < 1e-3
+    assert (time.process_time() - begin) / 400 < 1e-3
 
 
 # -- the constructor
