@@ -94,5 +94,5 @@ def _table(ctx: click.Context, folder: "Path", ranks: int, fault: str) -> None:
         raise ConfigError(f"--format table knows no --fault {fault}; wanted slow-gpu or none")
     table, meta = write_table(TableJob.of(ranks, slowdown), folder)
     command = f"fastcomm stragglers {table} --meta {meta}"
-    click.echo(f"wrote {table} and {meta}; now: {command}\n", err=True)
+    say(f"wrote {table} and {meta}; now: {command}", "")
     ctx.invoke(stragglers.run, table=table, meta_path=meta, threshold=1.03)

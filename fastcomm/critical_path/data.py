@@ -67,11 +67,6 @@ class DataDependencies:
     span_ns: int  # of these operators, as measured
     bound_ns: int  # the same with unlimited threads and streams
 
-    @property
-    def joined_share(self) -> float | None:
-        """The share of the window's operators that the execution trace knows."""
-        return self.known / self.asked if self.asked else None
-
     def movable(self, count: int = 10) -> pa.Table:
         """The operators on the path, those first that could start earliest."""
         table = self.operators

@@ -3,16 +3,14 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.trace.alike import alike
+
 Ints = NDArray[np.int64]
 
 
 def classes(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
     """The distinct rows, sorted, a column each; and which of them each row is."""
-    code = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values, place = np.unique(column, return_inverse=True)
-        code = code * max(1, len(values)) + place
-    _, first, place = np.unique(code, return_index=True, return_inverse=True)
+    first, place = alike(*columns)
     return np.stack([column[first].astype(np.int64) for column in columns]), place
 
 

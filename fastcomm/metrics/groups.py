@@ -7,6 +7,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.metrics.classes import sums
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -44,9 +46,7 @@ class Groups:
 
     def sums(self, values: Ints) -> Ints:
         """The exact sum a key."""
-        total = np.zeros(len(self.keys), np.int64)
-        np.add.at(total, self.group, values[self.rows])
-        return total
+        return sums(self.group, values[self.rows], len(self.keys))
 
     def means(self, values: Floats) -> Floats:
         """The mean a key; NaN where it has no row."""

@@ -80,9 +80,10 @@ class Meetings:
     row: Ints  # of the events
     edges: Ints  # first row of each collective, and one behind the last
     start: Ints  # of each row, on the one clock
-    stop: Ints
     arrived: Ints  # of each collective: when the last had come
-    end: Ints  # the median of its ends, the lower of two
+    # From then to the median of its ends, the lower of two. Negative: the clocks do not agree
+    # so well.
+    transfer: Ints
 
     @classmethod
     def of(cls, events: Events, rows: Ints, matches: Matches, ahead: Ints) -> "Meetings":
@@ -94,13 +95,13 @@ class Meetings:
         order = np.lexsort((start, number))
         number, start = number[order], start[order]
         edges = np.searchsorted(number, np.arange(matches.count + 1))
+        arrived = start[edges[1:] - 1]
         return cls(
             row=row[order],
             edges=edges,
             start=start,
-            stop=stop[order],
-            arrived=start[edges[1:] - 1],
-            end=ends[(edges[:-1] + edges[1:] - 1) // 2],
+            arrived=arrived,
+            transfer=ends[(edges[:-1] + edges[1:] - 1) // 2] - arrived,
         )
 
     @property
@@ -117,11 +118,6 @@ class Meetings:
     def last(self) -> Ints:
         """The row of the last to come."""
         return self.edges[1:] - 1
-
-    @property
-    def transfer(self) -> Ints:
-        """From the last arrival to the end. Negative: the clocks do not agree so well."""
-        return self.end - self.arrived
 
     @property
     def wait(self) -> Ints:

@@ -128,6 +128,7 @@ def answer(
     tags = {TAGS[tag] for tag in np.unique(partial.events["tag"].to_numpy())}
     seen, tables = across(ranks, partial.iterations, partial.events, partial.groups, clocks)
     per_iteration = bandwidth_.iteration_rates(partial.iterations, link)
+    times = rank_times(partial.iterations)
     return Metrics(
         ranks=ranks,
         iterations=count,
@@ -135,7 +136,7 @@ def answer(
         bytes=byte_kind,
         link_bandwidth=link,
         iteration=iteration_times(partial.iterations),
-        by_rank=rank_times(partial.iterations),
+        by_rank=times,
         breakdown=breakdown(partial.iterations),
         windows=windows_.windows(partial.windows) if timed else None,
         bandwidth=bandwidth_.bandwidth(partial.events, link),
@@ -147,7 +148,7 @@ def answer(
         lacks=lacks,
         tables={
             "iterations": per_iteration,
-            "ranks": _ranks_table(rank_times(per_iteration)),
+            "ranks": _ranks_table(times),
             "windows": _in_words(partial.windows, {"from": TAGS, "to": TAGS}),
             "windows_cdf": windows_.cdf(partial.windows),
             "events": _in_words(partial.events, {"tag": TAGS, "op": OPS}),

@@ -21,6 +21,7 @@ from fastcomm.readers.events import Events
 from fastcomm.readers.formats import Found, OpenOptions, agreed_world, check_count
 from fastcomm.readers.kineto_layout import ARG_NAMES, EVERYTHING, METRICS
 from fastcomm.readers.ranks import NAME_PATTERNS, rank_from_name
+from fastcomm.trace.alike import alike
 from fastcomm.trace.run import Source
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Meta, Trace
@@ -221,9 +222,7 @@ def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.in
     first = np.zeros(len(encoded.dictionary), np.int64)
     first[lane[::-1]] = np.arange(len(lane))[::-1]
     if not ((process[first][lane] == process) & (thread[first][lane] == thread)).all():
-        parts = np.stack([process, thread, is_device.astype(np.int64)], axis=1)
-        _, first, lane = np.unique(parts, axis=0, return_index=True, return_inverse=True)
-        lane = lane.reshape(-1)
+        first, lane = alike(process, thread, is_device)
 
     device = columns["device"][first]
     device = np.where(is_device[first] & (device == NULL), process[first], device)

@@ -20,6 +20,7 @@ from fastcomm.readers.nsys.partners import find_partners
 from fastcomm.readers.nsys.sizes import Parts
 from fastcomm.readers.patterns import Named
 from fastcomm.trace import bytes as byte_rules
+from fastcomm.trace.alike import alike
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import Group
 from fastcomm_kernels import attribution
@@ -226,12 +227,11 @@ def numbers(operations: Operations) -> Ints:
     """The number of each part among those of its communicator and kind, from 0."""
     count = int(operations.part.max()) + 1 if len(operations.part) else 0
     _, first = np.unique(operations.part, return_index=True)
-    keys = np.stack([operations.communicator[first], operations.kind[first]], axis=1)
     numbers = np.zeros(count, np.int64)
     if count:
-        _, group = np.unique(keys, axis=0, return_inverse=True)
-        order = np.argsort(group.reshape(-1), kind="stable")
-        sorted_group = group.reshape(-1)[order]
+        _, group = alike(operations.communicator[first], operations.kind[first])
+        order = np.argsort(group, kind="stable")
+        sorted_group = group[order]
         begins = np.searchsorted(sorted_group, sorted_group)
         numbers[order] = np.arange(count) - begins
     unknown = operations.communicator[first] == NULL
@@ -255,10 +255,10 @@ def _groups(
     stream for each, so that a user can tag by it.
     """
     unknown = communicator == NULL
-    keys = np.stack([np.where(unknown, stream, communicator), unknown], axis=1)
-    different, index = np.unique(keys, axis=0, return_inverse=True)
+    label = np.where(unknown, stream, communicator)
+    first, index = alike(label, unknown)
     groups = []
-    for key, is_stream in different.tolist():
+    for key, is_stream in zip(label[first].tolist(), unknown[first].tolist(), strict=True):
         if is_stream:
             groups.append(Group(name=f"stream {key}", streams=(key,)))
             continue
@@ -267,4 +267,4 @@ def _groups(
         ranks = None if known.ranks is None else tuple(sorted(known.ranks))
         name = f"{id_:#018x}"
         groups.append(Group(name=name, ranks=ranks, size=known.size, communicator=id_))
-    return index.reshape(-1).astype(np.int32), tuple(groups)
+    return index.astype(np.int32), tuple(groups)

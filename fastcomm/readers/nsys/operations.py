@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.nsys.nvtx import NcclRanges
 from fastcomm.readers.nsys.payloads import OPERATIONS
+from fastcomm.trace.alike import alike
 from fastcomm.trace.schema import OP
 from fastcomm_kernels.json_numbers import NULL
 
@@ -109,11 +110,10 @@ def _owners_of_thread(rows: Ints, starts: NDArray[np.bool_], ends: NDArray[np.bo
 def _parts(owner: Ints, row: Ints, communicator: Ints, kind: Ints) -> Ints:
     """A number for each (owner, communicator, kind), in the order of their first operations."""
     alone = np.where(owner >= 0, owner, -1 - row)
-    keys = np.stack([alone, communicator, kind], axis=1)
-    _, first, part = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    first, part = alike(alone, communicator, kind)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first, kind="stable")] = np.arange(len(first))
-    numbers: Ints = rank[part.reshape(-1)]
+    numbers: Ints = rank[part]
     return numbers
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.export import Export
+from fastcomm.trace.alike import alike
 from fastcomm_kernels.json_numbers import NULL
 
 Ints = NDArray[np.int64]
@@ -155,10 +156,11 @@ class _Blobs:
 def _add_blobs(found: dict[str, Ints], blobs: _Blobs, rows: Ints) -> None:
     blobs.check(rows, _HEADER)
     domain, schema = blobs.values(rows, 0, "i8"), blobs.values(rows, 8, "i8")
-    kinds = np.stack([domain, schema, blobs.calls.code[rows], blobs.lengths[rows]], axis=1)
-    different, kind = np.unique(kinds, axis=0, return_inverse=True)
+    said = (domain, schema, blobs.calls.code[rows], blobs.lengths[rows])
+    first, kind = alike(*said)
+    different = np.stack(said, axis=1)[first]
     for number, (domain_id, schema_id, code, length) in enumerate(different.tolist()):
-        same = rows[kind.reshape(-1) == number]
+        same = rows[kind == number]
         known = blobs.schemas.get((domain_id, schema_id))
         known = known or _by_name(blobs.calls.names[code], length - _HEADER)
         blobs.check(same, _HEADER + known.size)
