@@ -109,6 +109,17 @@ def test_skew_and_waits_are_what_the_definitions_say(events):
     assert {each.rank for each in found.offsets if each.offset_ns is not None} == joined
 
 
+@pytest.mark.parametrize(("ends", "transfer"), [((90, 40, 70), 50), ((90, 40), 20)])
+def test_a_transfer_ends_at_the_median_of_its_ends_the_lower_of_two(ends, transfer):
+    label = {3: 2, 2: 1}[len(ends)]
+    seen = {"group": label, "seq": 0, "tag": "DP", "op": "AllReduce", "start_ns": 20}
+    seen |= {"alone_ns": 0, "bytes": 8, "bus_bytes": 8, "group_size": len(ends)}
+    events = [{**seen, "rank": rank, "duration_ns": end - 20} for rank, end in enumerate(ends)]
+    ranks = list(GROUPS[label])
+    found, _ = across(ranks, iterations(ranks), table(events), groups(), "raw")
+    assert [each.transfer_mean_ns for each in found.skew] == [transfer]
+
+
 def ranks_of(members):
     return {event["rank"] for event in members}
 
