@@ -28,7 +28,7 @@ def text(tmp_path_factory):
 
 def test_scan(bar, text):
     block = np.frombuffer(text + bytes(PADDING), np.uint8)
-    wanted = METRICS.wanted()
+    wanted = METRICS.wanted
     plan, rows = wanted.plan(), np.empty((1 << 17, wanted.width()), np.int64)
     strings, state = (
         words.no_strings(1 << 16, 1 << 22),
