@@ -1,4 +1,4 @@
-"""The scanner beside a parser that everyone has, on a real trace where there is one."""
+"""The scanner beside a parser that everyone has, and a whole rank beside its scan."""
 
 import gzip
 from pathlib import Path
@@ -7,7 +7,9 @@ import numpy as np
 import orjson
 import pytest
 
-from fastcomm.readers import envelope
+from fastcomm.readers import envelope, kineto
+from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.blocks import blocks, document
 from fastcomm.readers.kineto_layout import METRICS
 from fastcomm.synthetic import Job, write
 from fastcomm_kernels import json_scan, words
@@ -26,10 +28,10 @@ def text(tmp_path_factory):
     return path.read_bytes()
 
 
-def test_scan(bar, text):
+def scan_of(text):
+    """A scan of a whole text into rows that are already there."""
     block = np.frombuffer(text + bytes(PADDING), np.uint8)
-    wanted = METRICS.wanted
-    plan, rows = wanted.plan(), np.empty((1 << 17, wanted.width()), np.int64)
+    rows = np.empty((1 << 17, METRICS.wanted.width()), np.int64)
     strings, state = (
         words.no_strings(1 << 16, 1 << 22),
         np.zeros(json_scan.STATE_SIZE, np.int64),
@@ -39,6 +41,30 @@ def test_scan(bar, text):
     def scan():
         state[:] = 0
         state[json_scan.AT], state[json_scan.LAST] = begin, 1
-        assert json_scan.scan(block, len(text), state, plan, strings, rows) == json_scan.DONE
+        why = json_scan.scan(block, len(text), state, METRICS.plan, strings, rows)
+        assert why == json_scan.DONE
 
-    bar("scan", scan, lambda: orjson.loads(text), count=len(text))
+    return scan
+
+
+def test_scan(bar, text):
+    bar("scan", scan_of(text), lambda: orjson.loads(text), count=len(text))
+
+
+def test_a_rank(bar, tmp_path):
+    """One of thousands of small ranks: what is around scan and inflate must not cost more."""
+    (path,) = write(Job.of(512, steps=4, micro_batches=6), tmp_path, ranks=[0])
+    text = document(path)
+    scan = scan_of(text)
+
+    def inflate_and_scan():
+        for _ in blocks(path):
+            pass
+        scan()
+
+    bar(
+        "kineto_rank",
+        lambda: kineto.read(path, ReadOptions()),
+        inflate_and_scan,
+        count=len(text),
+    )

@@ -14,7 +14,7 @@ try:
 except ImportError:  # no wheel for this platform: the standard library is half as fast
     _engine = zlib
 
-BLOCK = 1 << 18
+BLOCK = 1 << 20
 
 _BROKEN: tuple[type[Exception], ...] = (zlib.error, _engine.error)
 _GZIP = b"\x1f\x8b"

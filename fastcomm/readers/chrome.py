@@ -19,7 +19,10 @@ from fastcomm.readers.blocks import CutShortError, blocks
 from fastcomm_kernels import json_numbers, json_scan, json_wanted, words
 from fastcomm_kernels._llvm import PADDING
 
-_CHUNK = 1 << 11
+_CHUNK = 1 << 12
+# Most of it is never touched; but an allocator that has seen it freed once keeps as much at hand,
+# and the next of thousands of files finds its pages there.
+_WINDOW = 1 << 23
 _RESUMES = 8
 _EVENT_LIMIT = 1 << 26
 
@@ -90,7 +93,7 @@ class _Window:
     """The part of the text that is at hand: `n` bytes, and NULs that a kernel may look at."""
 
     source: Iterator[bytes]
-    text: NDArray[np.uint8] = field(default_factory=lambda: np.empty(1 << 21, np.uint8))
+    text: NDArray[np.uint8] = field(default_factory=lambda: np.empty(_WINDOW, np.uint8))
     n: int = 0
     base: int = 0  # where in the file the window begins
     cut: bool = False  # a compressed file ended early

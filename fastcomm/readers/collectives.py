@@ -364,6 +364,8 @@ def _per_pair(
     """
     answers = np.full(len(shows), NULL, np.int64)
     rows = np.flatnonzero(shows)
+    if not len(rows):
+        return answers
     dims, types = (said.columns[f"{range_} {name}"][rows] for name in _DIMENSIONS)
     first, kind = alike(dims, types)
     pairs = zip(dims[first].tolist(), types[first].tolist(), strict=True)
