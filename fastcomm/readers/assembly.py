@@ -106,8 +106,8 @@ def _span(events: Events) -> tuple[int, int]:
     """From the first to the end of the last of the events that every reading keeps."""
     start, stop = events.columns["start"], events.columns["stop"]
     kept = events.rows(*DEVICE_KINDS, "runtime", "annotation")
-    rows = kept if len(kept) else slice(None)
-    return int(start[rows][0]), int(stop[rows].max())
+    rows = kept if len(kept) else np.arange(len(start))
+    return int(start[rows[0]]), int(stop[rows].max())
 
 
 def _tags(

@@ -20,8 +20,8 @@ from fastcomm_kernels import json_numbers, json_scan, json_wanted, words
 from fastcomm_kernels._llvm import PADDING
 
 _CHUNK = 1 << 12
-# Most of it is never touched; but an allocator that has seen it freed once keeps as much at hand,
-# and the next of thousands of files finds its pages there.
+# Most of it is never touched; but an allocator that has seen it freed once keeps as much at
+# hand, and the next of thousands of files finds its pages there.
 _WINDOW = 1 << 23
 _RESUMES = 8
 _EVENT_LIMIT = 1 << 26

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -110,13 +110,9 @@ class _Host:
 
     def metadata(self, *names: str) -> Ints:
         """A value of the event's own metadata, else of the host's call, by the first name."""
-        value = np.full(len(self.rows), NULL, np.int64)
-        for name in names:
-            for places in self.places:
-                unknown = value == NULL
-                if unknown.any():
-                    value = np.where(unknown, self.events.details[name][places], value)
-        return value
+        details = self.events.details
+        said = (details[name][places] for name in names for places in self.places)
+        return reduce(lambda first, other: np.where(first == NULL, other, first), said)
 
 
 def _ranges(events: Events, prefix: str) -> Rows:
@@ -162,10 +158,10 @@ class _Said:
         columns["bytes"] = events.columns["bytes"][host.rows]
         columns["kind"] = events.columns["kind"][host.rows]
         for range_, rows in (("mark", host.mark), ("operator", host.operator)):
-            found = rows >= 0
             codes = events.columns["name"][rows].astype(np.int64)
-            columns[range_] = np.where(found, codes, NULL)
-            columns |= {f"{range_} {key}": events.detail(key, rows) for key in _DIMENSIONS}
+            columns[range_] = np.where(rows >= 0, codes, NULL)
+            places = events.places(rows)
+            columns |= {f"{range_} {key}": events.details[key][places] for key in _DIMENSIONS}
         return cls(events=events, columns=columns)
 
     def only(self, rows: Ints) -> "_Said":

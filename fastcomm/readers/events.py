@@ -43,9 +43,9 @@ class Events:
         codes = np.where(codes == NULL, len(self.texts), codes)
         met = np.zeros(len(self.texts) + 1, np.bool_)
         met[codes] = True
+        asked = np.flatnonzero(met[:-1])
         answers = np.full(len(met), NULL, np.int64)
-        for code in np.flatnonzero(met[:-1]).tolist():
-            answers[code] = answer(self.texts[code])
+        answers[asked] = [answer(self.texts[code]) for code in asked.tolist()]
         found: Ints = answers[codes]
         return found
 
