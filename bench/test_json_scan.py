@@ -1,7 +1,9 @@
 """The scanner beside a parser that everyone has, and a whole rank beside its scan."""
 
 import gzip
+from collections import deque
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import orjson
@@ -16,6 +18,7 @@ from fastcomm_kernels import json_scan, words
 from fastcomm_kernels._llvm import PADDING
 
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
+ROUNDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +54,23 @@ def test_scan(bar, text):
     bar("scan", scan_of(text), lambda: orjson.loads(text), count=len(text))
 
 
-def test_a_rank(bar, tmp_path):
-    """One of thousands of small ranks: what is around scan and inflate must not cost more."""
+def best(*runs):
+    """Seconds of the core's time of each, in turn: whoever waits for the core is not slow."""
+    seconds = [[] for _ in runs]
+    for _ in range(ROUNDS):
+        for run, taken in zip(runs, seconds, strict=True):
+            begun = process_time()
+            run()
+            taken.append(process_time() - begun)
+    return map(min, seconds)
+
+
+def test_a_rank(held, tmp_path):
+    """One of thousands of small ranks: what is around scan and inflate is mostly calls."""
     (path,) = write(Job.of(512, steps=4, micro_batches=6), tmp_path, ranks=[0])
-    text = document(path)
-    scan = scan_of(text)
-
-    def inflate_and_scan():
-        for _ in blocks(path):
-            pass
-        scan()
-
-    bar(
-        "kineto_rank",
+    whole, scan, inflate = best(
         lambda: kineto.read(path, ReadOptions()),
-        inflate_and_scan,
-        count=len(text),
+        scan_of(document(path)),
+        lambda: deque(blocks(path), maxlen=0),
     )
+    held("kineto_rank", whole / (scan + inflate))
