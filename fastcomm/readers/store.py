@@ -46,6 +46,8 @@ _COMM = {
     for name in schema.COMM.names
     if name not in ("start", "stop", "event")
 }
+_ROWS = sorted({*_EVENTS.values(), *_COMM.values(), "event"})
+_WORDS = [field.name for field in layout.COLUMNS if pa.types.is_dictionary(field.type)]
 _DAMAGE = (
     *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
     *(AttributeError, OverflowError, RecursionError),
@@ -143,6 +145,8 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     What the options say of tags and iterations lies over what was said when it was stored, and
     is applied again. TraceFileError where the file is damaged or lacks what is asked for.
     """
+    from fastcomm import parquet
+
     with _opened(path) as file:
         said = _about(file, path)
         if rank is not None and said["meta"]["rank"] != rank:
@@ -157,7 +161,9 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
         wanted = store_said.over(options, stored)
         anew = wanted != stored
         names = list(layout.SECTIONS)[: None if options.whole else 2 if anew else 1]
-        trace = _trace(_rows(file, said, len(names), options.whole), said, path)
+        groups = range(sum(said["row_groups"][: len(names)]))
+        parquet.check(file.metadata, path.stat().st_size, path, groups=groups)
+        trace = _trace(_rows(file, groups, options.whole), said, path)
     return reapplied(trace, wanted, stored) if anew else trace
 
 
@@ -166,18 +172,14 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
     """The file; whatever is wrong with it while it is open is an error with its path."""
     import pyarrow.parquet as pq  # every run asks this module first, and few are stores
 
-    from fastcomm import parquet
-
     try:
         inputs.check(path)
-        words = [field.name for field in layout.COLUMNS if pa.types.is_dictionary(field.type)]
         with (
             remote.named(path) as source,
             pq.ParquetFile(
-                source, read_dictionary=words, page_checksum_verification=True
+                source, read_dictionary=_WORDS, page_checksum_verification=True
             ) as file,
         ):
-            parquet.check(file.metadata, path.stat().st_size, path)
             yield file
     except FileNotFoundError as error:
         raise TraceFileError(
@@ -215,20 +217,18 @@ def _check_places(column: pa.ChunkedArray, count: int, name: str) -> None:
         raise IndexError(f"{name} {least} to {most}, of {count}")
 
 
-def _rows(file: "pq.ParquetFile", said: dict[str, Any], sections: int, whole: bool) -> pa.Table:
-    """The rows of the first sections, by start."""
+def _rows(file: "pq.ParquetFile", groups: range, whole: bool) -> pa.Table:
+    """The rows of these row groups by start, with numbers where the file has words."""
     from fastcomm import parquet
 
-    names = {*_EVENTS.values(), *_COMM.values(), "event"}
-    if whole:
-        names |= {name for name in schema.ARGS.names if name in file.schema_arrow.names}
-    groups = sum(said["row_groups"][:sections])
+    args = set(schema.ARGS.names) & set(file.schema_arrow.names) if whole else set()
     # Ranks are read side by side; for a small one, handing columns to threads costs more.
     table = file.read_row_groups(
-        list(range(groups)),
-        columns=sorted(names),
+        list(groups),
+        columns=[*_ROWS, *sorted(args)],
         use_threads=file.metadata.num_rows > layout.ROW_GROUP,
     )
+    table = _in_numbers(table)
     parquet.check_words(table)
     table = table.unify_dictionaries().combine_chunks()
     event = table["event"].to_numpy()
@@ -237,18 +237,23 @@ def _rows(file: "pq.ParquetFile", said: dict[str, Any], sections: int, whole: bo
     return table
 
 
+def _in_numbers(table: pa.Table) -> pa.Table:
+    """The table with the numbers of `trace.schema`; KeyError or IndexError for no such word."""
+    for name, numbers in _NUMBERS.items():
+        chunks = [
+            pa.array([numbers[word] for word in chunk.dictionary.to_pylist()], pa.int8()).take(
+                chunk.indices
+            )
+            for chunk in table[name].chunks
+        ]
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, pa.chunked_array(chunks, pa.int8()))
+    return table
+
+
 def _trace(table: pa.Table, said: dict[str, Any], path: Path) -> Trace:
-    events = {name: _numbers(table, name, column) for name, column in _EVENTS.items()}
-    row = np.flatnonzero(table["op"].is_valid().to_numpy())
-    chosen = table.take(pa.array(row))
-    comm = {
-        name: _numbers(chosen, name, column)
-        for name, column in _COMM.items()
-        if column in table.column_names or name not in schema.PARTNERS
-    }
-    comm |= {name: chosen[name] for name in ("start", "stop")}
-    comm["event"] = pa.array(row.astype(np.int32))
-    args = [name for name in schema.ARGS.names if name in table.column_names]
+    found = set(table.column_names)
+    args = [name for name in schema.ARGS.names if name in found]
     small = {
         name: pa.table(said[name], getattr(schema, name.upper()))
         for name in ("lanes", "groups", "iterations")
@@ -260,20 +265,24 @@ def _trace(table: pa.Table, said: dict[str, Any], path: Path) -> Trace:
         for name, value in said["meta"].items()
     }
     return Trace.of(
-        events=pa.table(events),
-        comm=pa.table(comm),
+        events=pa.table({name: table[column] for name, column in _EVENTS.items()}),
+        comm=_communication(table),
         **small,
         meta=Meta(**meta, path=str(path)),
         args=table.select(args) if args else None,
     )
 
 
-def _numbers(table: pa.Table, name: str, column: str) -> pa.Array:
-    """A column as `trace.schema` has it: words become numbers again."""
-    found = table[column].combine_chunks()
-    if name not in _NUMBERS:
-        return found
-    if isinstance(found, pa.ChunkedArray):
-        found = pa.concat_arrays(found.chunks or [pa.array([], found.type)])
-    numbers = [_NUMBERS[name][word] for word in found.dictionary.to_pylist()]
-    return pa.array(numbers, pa.int8()).take(found.indices)
+def _communication(table: pa.Table) -> pa.Table:
+    """The rows that communicate, as `schema.COMM` has them; old stores have no partners."""
+    row = np.flatnonzero(table["op"].is_valid().to_numpy())
+    found = set(table.column_names)
+    wanted = {
+        name: column
+        for name, column in _COMM.items()
+        if column in found or name not in schema.PARTNERS
+    }
+    comm = table.select([*wanted.values(), "start", "stop"]).take(pa.array(row))
+    return comm.rename_columns([*wanted, "start", "stop"]).append_column(
+        "event", pa.array(row.astype(np.int32))
+    )
