@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +42,7 @@ _META = {
 }
 _EVENTS = {name: layout.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
 _COMM = {
-    name: layout.COMM_NAMES.get(name, name)
-    for name in schema.COMM.names
-    if name not in ("start", "stop", "event")
+    name: layout.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
 }
 _ROWS = sorted({*_EVENTS.values(), *_COMM.values(), "event"})
 _WORDS = [field.name for field in layout.COLUMNS if pa.types.is_dictionary(field.type)]
@@ -237,13 +235,18 @@ def _rows(file: "pq.ParquetFile", groups: range, whole: bool) -> pa.Table:
     return table
 
 
+@lru_cache(maxsize=64)
+def _numbers(name: str, words: tuple[str, ...]) -> pa.Array:
+    """What `trace.schema` has for words of a column; KeyError where it has none."""
+    return pa.array([_NUMBERS[name][word] for word in words], pa.int8())
+
+
 def _in_numbers(table: pa.Table) -> pa.Table:
     """The table with the numbers of `trace.schema`; KeyError or IndexError for no such word."""
-    for name, numbers in _NUMBERS.items():
+    for name in _NUMBERS:
+        # Taking looks at the codes: none reaches behind the words.
         chunks = [
-            pa.array([numbers[word] for word in chunk.dictionary.to_pylist()], pa.int8()).take(
-                chunk.indices
-            )
+            _numbers(name, tuple(chunk.dictionary.to_pylist())).take(chunk.indices)
             for chunk in table[name].chunks
         ]
         place = table.schema.get_field_index(name)
@@ -251,38 +254,39 @@ def _in_numbers(table: pa.Table) -> pa.Table:
     return table
 
 
-def _trace(table: pa.Table, said: dict[str, Any], path: Path) -> Trace:
-    found = set(table.column_names)
+def _trace(rows: pa.Table, said: dict[str, Any], path: Path) -> Trace:
+    found = set(rows.schema.names)
     args = [name for name in schema.ARGS.names if name in found]
     small = {
         name: pa.table(said[name], getattr(schema, name.upper()))
         for name in ("lanes", "groups", "iterations")
     }
-    _check_places(table["lane"], small["lanes"].num_rows, "lane")
-    _check_places(table["group_id"], small["groups"].num_rows, "group")
+    _check_places(rows["lane"], small["lanes"].num_rows, "lane")
+    _check_places(rows["group_id"], small["groups"].num_rows, "group")
     meta: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in said["meta"].items()
     }
     return Trace.of(
-        events=pa.table({name: table[column] for name, column in _EVENTS.items()}),
-        comm=_communication(table),
+        events=pa.Table.from_arrays(
+            [rows[column] for column in _EVENTS.values()], schema=schema.EVENTS
+        ),
+        comm=_communication(rows),
         **small,
         meta=Meta(**meta, path=str(path)),
-        args=table.select(args) if args else None,
+        args=rows.select(args) if args else None,
     )
 
 
-def _communication(table: pa.Table) -> pa.Table:
+def _communication(rows: pa.Table) -> pa.Table:
     """The rows that communicate, as `schema.COMM` has them; old stores have no partners."""
-    row = np.flatnonzero(table["op"].is_valid().to_numpy())
-    found = set(table.column_names)
-    wanted = {
+    event = np.flatnonzero(rows["op"].is_valid().to_numpy())
+    found = rows.column_names
+    stored = {
         name: column
         for name, column in _COMM.items()
         if column in found or name not in schema.PARTNERS
     }
-    comm = table.select([*wanted.values(), "start", "stop"]).take(pa.array(row))
-    return comm.rename_columns([*wanted, "start", "stop"]).append_column(
-        "event", pa.array(row.astype(np.int32))
-    )
+    chosen = rows.select(list(stored.values())).take(pa.array(event))
+    comm = dict(zip(stored, chosen.columns, strict=True))
+    return pa.table({**comm, "event": pa.array(event.astype(np.int32))})

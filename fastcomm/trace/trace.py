@@ -40,19 +40,24 @@ def checked(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
     found = table.column_names
     if missing := [column for column in wanted.names if column not in found]:
         raise SchemaError(f"{name}: no column {', '.join(missing)}; found {found}")
+    if not table.schema.equals(wanted):
+        table = _cast(table, wanted, name)
+    for place, field in enumerate(wanted):
+        if not field.nullable and (nulls := table.column(place).null_count):
+            raise SchemaError(f"{name}.{field.name}: {nulls} nulls, none allowed")
+    return table.combine_chunks()
+
+
+def _cast(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
+    """The table with columns, types and nullability as wanted; nulls are not looked for."""
     try:
-        columns = [_cast(table[field.name], field.type) for field in wanted]
+        pairs = [(table[field.name], field.type) for field in wanted]
+        columns = [
+            column if column.type == type_ else column.cast(type_) for column, type_ in pairs
+        ]
     except (pa.ArrowException, ValueError) as error:
         raise SchemaError(f"{name}: {error}") from error
-    for field, column in zip(wanted, columns, strict=True):
-        if not field.nullable and column.null_count:
-            raise SchemaError(f"{name}.{field.name}: {column.null_count} nulls, none allowed")
-    return pa.Table.from_arrays(columns, schema=wanted).combine_chunks()
-
-
-def _cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    # A cast to the same type takes longer than all else that is checked of a column.
-    return column if column.type == wanted else column.cast(wanted)
+    return pa.Table.from_arrays(columns, schema=wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
