@@ -41,10 +41,10 @@ _META = {
     "clock": str | None,
 }
 _EVENTS = {name: layout.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
+_ALONE = pa.schema([field for field in schema.COMM if field.name not in schema.PARTNERS])
 _COMM = {
     name: layout.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
 }
-_ROWS = sorted({*_EVENTS.values(), *_COMM.values(), "event"})
 _WORDS = [field.name for field in layout.COLUMNS if pa.types.is_dictionary(field.type)]
 _DAMAGE = (
     *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
@@ -161,7 +161,8 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
         names = list(layout.SECTIONS)[: None if options.whole else 2 if anew else 1]
         groups = range(sum(said["row_groups"][: len(names)]))
         parquet.check(file.metadata, path.stat().st_size, path, groups=groups)
-        trace = _trace(_rows(file, groups, options.whole), said, path)
+        columns = _columns(file, said, options.whole)
+        trace = _trace(_rows(file, groups, columns), said, path)
     return reapplied(trace, wanted, stored) if anew else trace
 
 
@@ -215,20 +216,28 @@ def _check_places(column: pa.ChunkedArray, count: int, name: str) -> None:
         raise IndexError(f"{name} {least} to {most}, of {count}")
 
 
-def _rows(file: "pq.ParquetFile", groups: range, whole: bool) -> pa.Table:
-    """The rows of these row groups by start, with numbers where the file has words."""
+def _columns(file: "pq.ParquetFile", said: dict[str, Any], whole: bool) -> list[str]:
+    """The columns that are needed; not those of partners where the file says it has none."""
+    names = {*_EVENTS.values(), *_COMM.values(), "event"}
+    if said.get("partners") is False:
+        names -= set(schema.PARTNERS)
+    if whole:
+        names |= set(schema.ARGS.names) & set(file.schema_arrow.names)
+    return sorted(names)
+
+
+def _rows(file: "pq.ParquetFile", groups: range, columns: list[str]) -> pa.Table:
+    """Their rows by place among all events, with numbers where the file has words."""
     from fastcomm import parquet
 
-    args = set(schema.ARGS.names) & set(file.schema_arrow.names) if whole else set()
     # Ranks are read side by side; for a small one, handing columns to threads costs more.
     table = file.read_row_groups(
-        list(groups),
-        columns=[*_ROWS, *sorted(args)],
-        use_threads=file.metadata.num_rows > layout.ROW_GROUP,
+        list(groups), columns=columns, use_threads=file.metadata.num_rows > layout.ROW_GROUP
     )
     table = _in_numbers(table)
-    parquet.check_words(table)
-    table = table.unify_dictionaries().combine_chunks()
+    parquet.check_words(table.select(["name"]))
+    if len(groups) > 1:
+        table = table.unify_dictionaries().combine_chunks()
     event = table["event"].to_numpy()
     if (event[1:] < event[:-1]).any():
         table = table.take(pa.array(np.argsort(event, kind="stable")))
@@ -279,14 +288,11 @@ def _trace(rows: pa.Table, said: dict[str, Any], path: Path) -> Trace:
 
 
 def _communication(rows: pa.Table) -> pa.Table:
-    """The rows that communicate, as `schema.COMM` has them; old stores have no partners."""
-    event = np.flatnonzero(rows["op"].is_valid().to_numpy())
-    found = rows.column_names
-    stored = {
-        name: column
-        for name, column in _COMM.items()
-        if column in found or name not in schema.PARTNERS
-    }
-    chosen = rows.select(list(stored.values())).take(pa.array(event))
-    comm = dict(zip(stored, chosen.columns, strict=True))
-    return pa.table({**comm, "event": pa.array(event.astype(np.int32))})
+    """The rows that communicate, as `schema.COMM` has them, with or without partners."""
+    event = pc.indices_nonzero(rows["op"].is_valid())
+    known = set(rows.column_names).issuperset(schema.PARTNERS)
+    wanted = schema.COMM if known else _ALONE
+    names = [name for name in wanted.names if name != "event"]
+    chosen = rows.select([_COMM[name] for name in names]).take(event)
+    comm = dict(zip(names, chosen.columns, strict=True), event=event.cast(pa.int32()))
+    return pa.Table.from_arrays([comm[name] for name in wanted.names], schema=wanted)

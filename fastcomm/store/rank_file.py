@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fastcomm.aside import aside
 from fastcomm.errors import SchemaError
 from fastcomm.readers import store_layout as layout
-from fastcomm.trace.schema import KIND, KINDS, OPS, TAG_SOURCES, TAGS
+from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
 
 Rows = NDArray[np.int64]
@@ -41,6 +41,7 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
         },
         "events": trace.events.num_rows,
         "whole": trace.args is not None,
+        "partners": any(comm[name].null_count < comm.num_rows for name in PARTNERS),
         "row_groups": [-(-len(rows) // layout.ROW_GROUP) for rows in sections],
     }
     with aside(path) as unfinished, _writer(unfinished, table.schema) as writer:

@@ -107,8 +107,9 @@ class Trace:
 
 def _with_partners(comm: pa.Table) -> pa.Table:
     """The table with all of `schema.PARTNERS`, null where nobody said them."""
+    found = comm.column_names
     for name in schema.PARTNERS:
-        if name not in comm.column_names:
+        if name not in found:
             nothing = pa.nulls(comm.num_rows, schema.COMM.field(name).type)
             comm = comm.append_column(name, nothing)
     return comm
