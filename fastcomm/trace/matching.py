@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastcomm.trace import sequences
 from fastcomm.trace.clocks import ENDS_TOGETHER, by_rank, offsets_of
-from fastcomm.trace.schema import OP
+from fastcomm.trace.schema import OPS
 from fastcomm.trace.sequences import NONE, edges
 
 Ints = NDArray[np.int64]
@@ -28,7 +28,7 @@ __all__ = ["NONE", "UNKNOWN", "Calls", "Matches", "match"]
 
 UNKNOWN = np.iinfo(np.int64).min
 _RANK_BITS = 40
-_TOGETHER = np.array([OP[name] for name in ENDS_TOGETHER], np.int64)
+_ENDS_APART = np.array([name not in ENDS_TOGETHER for name in OPS])
 # Groups are hashes; what an operation's own series adds to one has to be large, too.
 _SERIES = 0x632BE59BD9B4E019
 
@@ -62,7 +62,7 @@ class Matches:
 
 def match(calls: Calls) -> Matches:
     """Find the collectives that several ranks have."""
-    apart = ~np.isin(calls.op, _TOGETHER)
+    apart = _ENDS_APART[calls.op]
     series = _series(calls, apart)
     instance, rest = _by_number(series)
     done, dropped = int(instance.max(initial=NONE)) + 1, 0
@@ -154,10 +154,9 @@ def _by_order(calls: Calls, rows: Ints, *, ends_apart: bool) -> tuple[Ints, int]
 def _codes(calls: Calls, rows: Ints) -> Ints:
     """One number for each pair of operation and size; for an operation where a size lacks."""
     op, size = calls.op[rows], calls.size[rows]
-    unsized = np.isin(op, np.unique(op[size == UNKNOWN]))
-    pairs = np.stack([op, np.where(unsized, UNKNOWN, size)])
-    _, code = np.unique(pairs, axis=1, return_inverse=True)
-    return code.reshape(-1).astype(np.int64)
+    unsized = np.isin(op, op[size == UNKNOWN])
+    sizes, code = np.unique(np.where(unsized, UNKNOWN, size), return_inverse=True)
+    return op * len(sizes) + code
 
 
 def _ahead(calls: Calls, instance: Ints, together: Flags) -> Ints:
@@ -173,9 +172,12 @@ def _contradicts(calls: Calls, instance: Ints, count: int) -> Flags:
     for said in (calls.size, calls.root):
         if said is None:
             continue
+        one = np.full(count + 1, UNKNOWN)  # one behind the last for NONE
+        one[instance] = said
+        if (one[instance] == said)[instance != NONE].all():
+            continue
         known = np.flatnonzero((instance != NONE) & (said != UNKNOWN))
         number, value = instance[known], said[known]
-        one = np.full(count, UNKNOWN)
         one[number] = value
         found[number[one[number] != value]] = True
     return found
@@ -185,6 +187,8 @@ def _of_several(instance: Ints, counts: Flags) -> tuple[Ints, int]:
     """Instances numbered anew, without those of one rank alone and those that do not count."""
     known = instance != NONE
     several = (np.bincount(instance[known], minlength=len(counts)) > 1) & counts
+    if several.all():
+        return instance, len(several)
     number = np.where(several, np.cumsum(several) - 1, NONE)
     found = np.full(len(instance), NONE, np.int64)
     found[known] = number[instance[known]]
