@@ -83,13 +83,15 @@ def test_a_lost_message_shifts_no_other(seqs):
     judged()
 
 
-@given(sides(lossy=False), st.randoms(), st.booleans())
-def test_what_is_complete_goes_by_place_however_late_it_is_received(found, random, by_size):
-    last = {}
+@given(sides(lossy=False), st.randoms(), st.integers(0, 2**32), st.booleans())
+def test_what_is_complete_goes_by_place_however_late_it_is_received(
+    found, random, seed, by_size
+):
+    late, last = np.random.default_rng(seed), {}
     for side in sorted(found, key=lambda side: side.stop):
         if not side.is_send:
             route = side.group, side.peer, side.rank
-            side.stop += random.randrange(10**9)
+            side.stop += int(late.integers(0, 10**9))
             side.stop = last[route] = max(side.stop, last.get(route, 0) + 1)
         side.size = side.size if by_size else 100 + side.is_send
     check(found, random)

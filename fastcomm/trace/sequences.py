@@ -31,7 +31,8 @@ _FAR_NS = 100_000_000
 
 # Places of one rank's items (codes, ends) among those of all ranks before (codes, ends), and
 # the ends on their clock; None where the rank cannot be brought in line.
-_Found = tuple[Ints, Ints] | None
+_Items = tuple[Ints, Ints]
+_Found = _Items | None
 _Search = Callable[[Ints, Ints, Ints, Ints], _Found]
 
 
@@ -132,13 +133,44 @@ def _counted_off(code: Ints, all_stop: Ints, stop: Ints) -> Ints:
     return np.arange(len(code))
 
 
-def _aligned(all_: tuple[Ints, Ints], own: tuple[Ints, Ints], apart: int) -> Ints | None:
+def _aligned(all_: _Items, own: _Items, apart: int) -> Ints | None:
     """Places by code and end; None where too many items have none."""
     if abs(len(all_[0]) - len(own[0])) > 2 * MOST_LOST:
         return None
-    place = alignment.align(all_[0], all_[1], own[0], own[1], MOST_LOST, apart)
+    place = _nearest(all_, own, apart)
     missing = int((place == NONE).sum())
     return None if missing > min(MOST_LOST, len(place) // 2) else place
+
+
+def _nearest(all_: _Items, own: _Items, apart: int) -> Ints:
+    """Places of as many items as can be, as near as can be, and none farther than `apart`.
+
+    Where longer than that nothing ends, in either, the sequences fall into pieces; most pieces
+    are one item of each.
+    """
+    times = np.concatenate([all_[1], own[1]])
+    order = np.argsort(times, kind="stable")
+    piece = np.empty(len(times), np.int64)
+    piece[order] = np.cumsum(np.append(0, np.diff(times[order]) > apart))
+    count = int(piece.max()) + 1
+    a, b = (_bounds(of, count) for of in (piece[: len(all_[1])], piece[len(all_[1]) :]))
+    place = np.full(len(own[0]), NONE, np.int64)
+    sizes = np.diff(a), np.diff(b)
+    single = np.flatnonzero((sizes[0] == 1) & (sizes[1] == 1))
+    alike = single[all_[0][a[single]] == own[0][b[single]]]
+    place[b[alike]] = a[alike]
+    several = (sizes[0] > 0) & (sizes[1] > 0) & (sizes[0] + sizes[1] > 2)  # noqa: PLR2004
+    for k in np.flatnonzero(several).tolist():
+        here, there = slice(a[k], a[k + 1]), slice(b[k], b[k + 1])
+        columns = (all_[0][here], all_[1][here], own[0][there], own[1][there])
+        found = alignment.align(*columns, MOST_LOST, apart)
+        place[there] = np.where(found == NONE, NONE, found + a[k])
+    return place
+
+
+def _bounds(piece: Ints, count: int) -> Ints:
+    """Where each piece of sorted pieces begins, and the last ends."""
+    return np.append(0, np.cumsum(np.bincount(piece, minlength=count)))
 
 
 def _filled(place: Ints, all_code: Ints, code: Ints) -> Ints:
@@ -162,14 +194,14 @@ def offset(a_code: Ints, a_stop: Ints, b_code: Ints, b_stop: Ints) -> int:
     """
     chosen = np.linspace(0, len(b_stop) - 1, min(_SAMPLE, len(b_stop))).astype(np.int64)
     shift = np.arange(-MOST_LOST, MOST_LOST + 1)
-    # Events may lack at the beginning of one, at its end, or between.
-    place = chosen[:, None] + np.append(shift, shift + len(a_stop) - len(b_stop))[None, :]
+    # Items may lack at the beginning of one, at its end, or between.
+    shift = np.union1d(shift, shift + len(a_stop) - len(b_stop))
+    place = chosen[:, None] + shift[None, :]
     inside = (place >= 0) & (place < len(a_stop))
     own = np.broadcast_to(chosen[:, None], place.shape)[inside]
     place = place[inside]
     same = a_code[place] == b_code[own]
-    pairs = np.unique(np.stack([own[same], place[same]]), axis=1)
-    ahead = np.sort(b_stop[pairs[0]] - a_stop[pairs[1]])
+    ahead = np.sort(b_stop[own[same]] - a_stop[place[same]])
     if not len(ahead):
         return 0
     agree = np.searchsorted(ahead, ahead + _AGREE_NS, side="right") - np.arange(len(ahead))
