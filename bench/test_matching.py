@@ -16,7 +16,7 @@ def kept(count, numbers):
 def test_matched_in_order(bar):
     numbers = np.random.default_rng(0)
     rank, call = np.repeat(np.arange(RANKS), CALLS), np.tile(np.arange(CALLS), RANKS)
-    at = np.cumsum(numbers.integers(300_000, 3_000_000, CALLS))
+    at = np.cumsum(numbers.integers(200_000, 3_000_000, CALLS))
     stop = at[call] + numbers.integers(0, 20_000, len(call)) + 1_000_000_000 * rank
     rows = kept(len(rank), numbers)
     unknown = np.full(len(rows), UNKNOWN)
