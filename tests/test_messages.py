@@ -189,6 +189,33 @@ def test_numbers_that_count_other_messages_too_tell_nothing():
     check(found, random.Random(0))
 
 
+FEW = st.sampled_from([0, 1, None])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            *(st.integers(0, 2), st.integers(0, 3), st.booleans(), st.integers(0, 1)),
+            *(FEW, FEW, st.integers(0, 5_000_000)),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_ranks_say_a_message_has_two_sides_of_one_route(said):
+    names = ("rank", "peer", "is_send", "group", "seq", "size", "stop")
+    found = [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in said]
+    columns = messages_of(found)
+    matches = match_messages(columns)
+    assert sorted(matches.instance[matches.instance != NONE].tolist()) == sorted(
+        [*range(matches.count)] * 2
+    )
+    for s, r in zip(*matches.pairs(columns.is_send), strict=True):
+        sent, received = found[s], found[r]
+        assert (sent.is_send, received.is_send) == (True, False)
+        assert (sent.rank, sent.peer) == (received.peer, received.rank)
+        assert sent.group == received.group
+
+
 def test_nothing_is_matched_in_nothing():
     found = match_messages(messages_of([]))
     assert (found.count, len(found.instance)) == (0, 0)
