@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import oracle_matching as oracle
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.trace.clocks import ENDS_TOGETHER
@@ -176,14 +176,12 @@ def check(events):
     assert found.dropped == 0
 
 
-@settings(max_examples=50)
 @given(mixed(), st.randoms())
 def test_operations_with_a_root_are_matched_where_some_are_lost(events, random):
     random.shuffle(events)
     check(events)
 
 
-@settings(max_examples=50)
 @given(mixed(numbered=True), st.randoms())
 def test_operations_with_a_root_are_matched_by_number_wherever_they_end(events, random):
     for event in events:
@@ -191,7 +189,6 @@ def test_operations_with_a_root_are_matched_by_number_wherever_they_end(events, 
     check(events)
 
 
-@settings(max_examples=50)
 @given(mixed(whole=True), st.integers(0, 2**32))
 def test_a_root_may_be_done_long_before_the_others(events, seed):
     late, last = np.random.default_rng(seed), {}
@@ -214,7 +211,6 @@ def test_ends_that_never_agree_leave_it_to_the_order():
     assert match(calls(rows)).instance.tolist() == list(range(50)) * 3
 
 
-@settings(max_examples=50)
 @given(mixed(numbered=True), st.sampled_from(oracle.WORDS), st.randoms())
 def test_members_that_disagree_are_no_collective(events, name, random):
     for event in random.sample(events, min(3, len(events))):

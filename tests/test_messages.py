@@ -7,7 +7,7 @@ import numpy as np
 import oracle_matching as oracle
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.trace.matching import NONE, UNKNOWN
@@ -77,7 +77,6 @@ def check(found, order):
 
 @pytest.mark.parametrize("seqs", [None, "message", "rank"])
 def test_a_lost_message_shifts_no_other(seqs):
-    @settings(max_examples=50)
     @given(sides(seqs=seqs), st.randoms())
     def judged(found, order):
         check(found, order)
@@ -85,7 +84,6 @@ def test_a_lost_message_shifts_no_other(seqs):
     judged()
 
 
-@settings(max_examples=50)
 @given(sides(lossy=False), st.randoms(), st.integers(0, 2**32), st.booleans())
 def test_what_is_complete_goes_by_place_however_late_it_is_received(
     found, order, seed, by_size
@@ -100,7 +98,6 @@ def test_what_is_complete_goes_by_place_however_late_it_is_received(
     check(found, order)
 
 
-@settings(max_examples=50)
 @given(sides(seqs="message"), st.sets(st.integers(0, 39), max_size=4), st.randoms())
 def test_numbers_tell_where_both_sides_lack_some(found, lost, order):
     first = found[0]

@@ -13,6 +13,7 @@ from fastcomm.metrics import (
     breakdown,
     iterations,
     lacks,
+    membership,
     overlap,
     pieces,
     sums,
@@ -20,8 +21,6 @@ from fastcomm.metrics import (
 )
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.view import ByteKind, View
-from fastcomm.trace import clocks
-from fastcomm.trace.schema import TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
 
 
@@ -99,7 +98,7 @@ class Partial:
             ),
             events=lacks.in_events(bandwidth.rows(view), meta.lacks),
             windows=lacks.in_windows(windows.rows(view), meta.lacks),
-            groups=_groups(trace),
+            groups=membership.rows(trace, view.labels),
         )
 
 
@@ -146,29 +145,3 @@ def _by_rank(tables: list[pa.Table]) -> pa.Table:
         # Rows are taken from whole columns: from many pieces it takes several times as long.
         table = table.take(pa.array(np.argsort(rank, kind="stable")))
     return table
-
-
-def _groups(trace: Trace) -> pa.Table:
-    """The process groups that communicated, with their tags in words."""
-    groups = trace.groups
-    tags = [TAGS[tag] for tag in groups["tag"].to_pylist()]
-    sources = [TAG_SOURCES[source] for source in groups["tag_source"].to_pylist()]
-    candidates = [
-        "/".join(TAGS[tag] for tag in fits) for fits in groups["candidates"].to_pylist()
-    ]
-    used = trace.comm["group"].drop_null().to_numpy()
-    events = [int((used == row).sum()) for row in range(groups.num_rows)]
-    return pa.table(
-        {
-            "rank": pa.array([trace.meta.rank] * groups.num_rows, pa.int64()),
-            "group": pa.array(clocks.labels(groups, described=True), pa.int64()),
-            "name": groups["name"],
-            "description": groups["description"],
-            "size": groups["size"],
-            "ranks": groups["ranks"],
-            "tag": pa.array(tags, pa.string()),
-            "tag_source": pa.array(sources, pa.string()),
-            "candidates": pa.array(candidates, pa.string()),
-            "events": pa.array(events, pa.int64()),
-        }
-    )
