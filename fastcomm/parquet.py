@@ -1,6 +1,6 @@
 """Parquet files of which nothing is trusted: read once their own words say that they fit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,15 +36,20 @@ def read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def check(
-    metadata: pq.FileMetaData, size: int, path: Path, columns: Sequence[str] | None = None
+    metadata: pq.FileMetaData,
+    size: int,
+    path: Path,
+    columns: Sequence[str] | None = None,
+    groups: Iterable[int] | None = None,
 ) -> None:
     """TraceFileError where columns of a file of `size` bytes would be a bomb in memory.
 
-    A column of one value is as short for a billion rows as for ten.
+    A column of one value is as short for a billion rows as for ten. `groups`: the row groups
+    that are to be read, where not all are.
     """
-    groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+    places = range(metadata.num_row_groups) if groups is None else groups
     with _words_of(path):
-        made = sum(_bytes_of(group, columns) for group in groups)
+        made = sum(_bytes_of(metadata.row_group(place), columns) for place in places)
     if made < 0:
         raise TraceFileError(f"{path}: damaged: a row group of less than no rows")
     inputs.Limits.of_environment().check(made, size, path)
