@@ -176,7 +176,11 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
         with (
             remote.named(path) as source,
             pq.ParquetFile(
-                source, read_dictionary=_WORDS, page_checksum_verification=True
+                source,
+                read_dictionary=_WORDS,
+                page_checksum_verification=True,
+                # Ahead of time, in other threads: worth it where a read is a request.
+                pre_buffer=not remote.is_local(path),
             ) as file,
         ):
             yield file
