@@ -18,10 +18,20 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastcomm.engine.engine import Fold, Lost, Progress, Task, by_rank, died, lost, measured
+from fastcomm.engine.engine import (
+    Fold,
+    Lost,
+    Progress,
+    Task,
+    by_rank,
+    died,
+    lost,
+    measured,
+)
 from fastcomm.engine.interrupts import held_back
 from fastcomm.engine.versions import check_same, code, versions
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
+from fastcomm.spread import one_by_one
 from fastcomm.trace.run import Run, Source
 from fastcomm.trace.trace import Trace
 
@@ -213,7 +223,7 @@ class Dask:
                 if progress is not None:
                     progress(source)
             failed = by_rank(left_out, every)
-            return self._answer(self._submit(task.finish, fold.joined(), failed))
+            return self._answer(self._submit(task.finish, fold.joined(), failed, one_by_one))
         finally:
             work.cancel()
 
