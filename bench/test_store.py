@@ -1,7 +1,9 @@
 """A stored rank beside the gzipped trace that it was made of: time to its metrics, and size."""
 
 from functools import partial
+from time import process_time
 
+import pyarrow.parquet as pq
 import pytest
 
 from fastcomm.engine.ingest import ingest, plan
@@ -12,6 +14,7 @@ from fastcomm.synthetic import Job, write
 
 MB = 1_000_000
 EVENTS = 1_000_000
+ROUNDS = 100
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +56,23 @@ def test_reopening_whole(rank, bar):
 def test_size(rank, held):
     trace, stored, _ = rank
     held("store_size", stored.stat().st_size / trace.stat().st_size)
+
+
+def parquet_alone(path):
+    with pq.ParquetFile(path, pre_buffer=False) as file:
+        file.read(use_threads=False)
+
+
+def test_a_rank(held, tmp_path):
+    """One of thousands of small ranks: what is done is little, and calls are most of it."""
+    write(Job.of(512, steps=4, micro_batches=6), tmp_path / "traces", ranks=[0])
+    ingest(plan([tmp_path / "traces"], tmp_path / "store"))
+    path = tmp_path / "store" / "rank-00000.parquet"
+    runs = partial(metrics, store.read, path), partial(parquet_alone, path)
+    seconds = [[], []]
+    for _ in range(ROUNDS):
+        for run, taken in zip(runs, seconds, strict=True):
+            begun = process_time()
+            run()
+            taken.append(process_time() - begun)
+    held("store_rank", min(seconds[0]) / min(seconds[1]))

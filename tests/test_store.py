@@ -238,6 +238,62 @@ def test_what_was_said_comes_back_from_json(options):
     assert store_said.over(ReadOptions(), options) == options
 
 
+def rewrite(path, change=lambda table: table, **said):
+    """The device work of a rank's file as another program might have written it."""
+    with pq.ParquetFile(path) as file:
+        table, about = file.read_row_group(0), json.loads(file.metadata.metadata[layout.ABOUT])
+    text = json.dumps({**about, **said})
+    pq.write_table(change(table).replace_schema_metadata({layout.ABOUT: text}), path)
+
+
+@pytest.mark.parametrize("said", [True, None])
+def test_partners_are_looked_for_unless_a_file_says_it_has_none(run, said):
+    path = run / "store" / "rank-00000.parquet"
+    assert store.about(path)["partners"] is False
+    wanted = store.read(path, ReadOptions(), 0)
+    assert wanted.comm["root"].null_count == wanted.comm.num_rows == 1
+    rewrite(path, partners=said)
+    assert plain(store.read(path, ReadOptions(), 0).comm) == plain(wanted.comm)
+
+
+def test_a_file_with_partners_says_so(tmp_path):
+    trace = kineto.read(k.write(tmp_path / "rank0.json", STEP), WHOLE)
+    place, partners = trace.comm.column_names.index("sends_to"), pa.list_(pa.int32())
+    comm = trace.comm.set_column(place, "sends_to", pa.array([[1]], partners))
+    path = stored(replace(trace, comm=comm), tmp_path / "rank-00000.parquet")
+    assert store.about(path)["partners"] is True
+    assert store.read(path, ReadOptions()).comm["sends_to"].to_pylist() == [[1]]
+
+
+def with_column(name, values):
+    return lambda table: table.set_column(table.column_names.index(name), name, values(table))
+
+
+def test_a_word_that_nobody_knows_is_damage(run):
+    path = run / "store" / "rank-00000.parquet"
+    rewrite(path, with_column("kind", lambda table: pa.array(["unheard"] * len(table))))
+    with pytest.raises(TraceFileError, match="KeyError: 'unheard'"):
+        store.read(path, ReadOptions(), 0)
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.string()], ids=str)
+def test_a_column_of_another_type_is_cast(run, kind):
+    path = run / "store" / "rank-00000.parquet"
+    wanted = store.read(path, ReadOptions(), 0)
+    rewrite(path, with_column("correlation", lambda table: table["correlation"].cast(kind)))
+    assert plain(store.read(path, ReadOptions(), 0).events) == plain(wanted.events)
+
+
+def test_a_column_that_cannot_be_cast_or_has_nulls_is_damage(run):
+    path = run / "store" / "rank-00000.parquet"
+    rewrite(path, with_column("start", lambda table: pa.array([1.5] * len(table))))
+    with pytest.raises(TraceFileError, match="damaged"):
+        store.read(path, ReadOptions(), 0)
+    rewrite(path, with_column("start", lambda table: pa.nulls(len(table), pa.int64())))
+    with pytest.raises(TraceFileError, match=r"events.start: 2 nulls, none allowed"):
+        store.read(path, ReadOptions(), 0)
+
+
 def test_a_file_of_a_store_is_a_run_of_one_rank(run):
     found = measured(run / "store" / "rank-00001.parquet")
     assert found["ranks"] == [1]

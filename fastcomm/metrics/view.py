@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Self
 
 import numpy as np
@@ -111,8 +112,10 @@ def _classes(trace: Trace) -> list[tuple[Ints, Ints]]:
     copies = (kind == KIND["memcpy"]) | (kind == KIND["memset"])
     classes = [(start[chosen], stop[chosen]) for chosen in (compute, copies)]
     tag, start, stop = (trace.comm[name].to_numpy() for name in ("tag", "start", "stop"))
-    of_tag = [tag == each for each in range(len(TAGS))]
-    return classes + [(start[chosen], stop[chosen]) for chosen in of_tag]
+    by_tag = np.argsort(tag, kind="stable")
+    start, stop = start[by_tag], stop[by_tag]
+    edges = np.searchsorted(tag[by_tag], np.arange(len(TAGS) + 1)).tolist()
+    return classes + [(start[low:high], stop[low:high]) for low, high in pairwise(edges)]
 
 
 def _communication(
@@ -127,7 +130,7 @@ def _communication(
     times = comm["start"].to_numpy(), comm["stop"].to_numpy()
     iteration = segments.segment_of(times[0], *found)
     inside = np.flatnonzero(iteration >= 0)
-    group = comm["group"].fill_null(-1).to_numpy()[inside]
+    group = _filled(comm["group"], -1)[inside]
     partner, sends = _partners(comm)
     return Communication(
         partner=partner[inside],
@@ -163,6 +166,6 @@ def _by_place(values: Sequence[int | None]) -> Ints:
     return np.array([UNKNOWN if each is None else each for each in (*values, None)], np.int64)
 
 
-def _filled(column: pa.ChunkedArray) -> Ints:
-    whole: Ints = (column.fill_null(UNKNOWN) if column.null_count else column).to_numpy()
+def _filled(column: pa.ChunkedArray, null: int = UNKNOWN) -> Ints:
+    whole: Ints = (column.fill_null(null) if column.null_count else column).to_numpy()
     return whole

@@ -176,7 +176,11 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
         with (
             remote.named(path) as source,
             pq.ParquetFile(
-                source, read_dictionary=_WORDS, page_checksum_verification=True
+                source,
+                read_dictionary=_WORDS,
+                page_checksum_verification=True,
+                # Ahead of time, in other threads: worth it where a read is a request.
+                pre_buffer=not remote.is_local(path),
             ) as file,
         ):
             yield file
@@ -227,15 +231,15 @@ def _columns(file: "pq.ParquetFile", said: dict[str, Any], whole: bool) -> list[
 
 
 def _rows(file: "pq.ParquetFile", groups: range, columns: list[str]) -> pa.Table:
-    """Their rows by place among all events, with numbers where the file has words."""
+    """Their rows by place among all events."""
     from fastcomm import parquet
 
     # Ranks are read side by side; for a small one, handing columns to threads costs more.
     table = file.read_row_groups(
         list(groups), columns=columns, use_threads=file.metadata.num_rows > layout.ROW_GROUP
     )
-    table = _in_numbers(table)
-    parquet.check_words(table.select(["name"]))
+    # Words are joined by their codes; where they are not, `_in_numbers` looks at all but these.
+    parquet.check_words(table if len(groups) > 1 else table.select(["name"]))
     if len(groups) > 1:
         table = table.unify_dictionaries().combine_chunks()
     event = table["event"].to_numpy()
@@ -250,17 +254,15 @@ def _numbers(name: str, words: tuple[str, ...]) -> pa.Array:
     return pa.array([_NUMBERS[name][word] for word in words], pa.int8())
 
 
-def _in_numbers(table: pa.Table) -> pa.Table:
-    """The table with the numbers of `trace.schema`; KeyError or IndexError for no such word."""
-    for name in _NUMBERS:
-        # Taking looks at the codes: none reaches behind the words.
-        chunks = [
-            _numbers(name, tuple(chunk.dictionary.to_pylist())).take(chunk.indices)
-            for chunk in table[name].chunks
-        ]
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, name, pa.chunked_array(chunks, pa.int8()))
-    return table
+def _in_numbers(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column as `trace.schema` has it; KeyError or IndexError where a word is none of it."""
+    if name not in _NUMBERS:
+        return column
+    numbers = [
+        _numbers(name, tuple(chunk.dictionary.to_pylist())).take(chunk.indices)
+        for chunk in column.chunks
+    ]
+    return pa.chunked_array(numbers, pa.int8())
 
 
 def _trace(rows: pa.Table, said: dict[str, Any], path: Path) -> Trace:
@@ -278,7 +280,8 @@ def _trace(rows: pa.Table, said: dict[str, Any], path: Path) -> Trace:
     }
     return Trace.of(
         events=pa.Table.from_arrays(
-            [rows[column] for column in _EVENTS.values()], schema=schema.EVENTS
+            [_in_numbers(name, rows[column]) for name, column in _EVENTS.items()],
+            schema=schema.EVENTS,
         ),
         comm=_communication(rows),
         **small,
@@ -294,5 +297,6 @@ def _communication(rows: pa.Table) -> pa.Table:
     wanted = schema.COMM if known else _ALONE
     names = [name for name in wanted.names if name != "event"]
     chosen = rows.select([_COMM[name] for name in names]).take(event)
-    comm = dict(zip(names, chosen.columns, strict=True), event=event.cast(pa.int32()))
+    columns = map(_in_numbers, names, chosen.columns)
+    comm = dict(zip(names, columns, strict=True), event=event.cast(pa.int32()))
     return pa.Table.from_arrays([comm[name] for name in wanted.names], schema=wanted)
