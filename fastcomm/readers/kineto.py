@@ -57,9 +57,7 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     if own is not None and rank is not None and own != rank:
         raise TraceFileError(f"{path}: distributedInfo says rank {own}, taken for rank {rank}")
     events, lanes, origin, notes = _events(scanned)
-    found = find_collectives(
-        events, known_groups(info), options.patterns, partners=options.whole
-    )
+    found = find_collectives(events, known_groups(info), options.patterns)
     meta = Meta(
         rank=own if own is not None else rank or 0,
         world_size=world,
