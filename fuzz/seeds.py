@@ -27,9 +27,10 @@ from fastcomm.readers import cards, config, execution_trace
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.readers.table_mapping import Kind, TableMapping
 from fastcomm.replay import inputs, operations, what_if
+from fastcomm.replay.model import Model
 from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import step_time
-from fastcomm.replay.stragglers import Model, stragglers
+from fastcomm.replay.stragglers import stragglers
 from fastcomm.synthetic import Job, write, write_nsys
 
 _DATA = Path(__file__).parents[2] / "shared" / "data" / "replay"

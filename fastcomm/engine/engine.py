@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from fastcomm.engine.held import Held
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.trace.run import Run, Source
 from fastcomm.trace.trace import Trace
@@ -64,6 +65,10 @@ class Engine(Protocol):
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function where the files can be seen."""
+        ...
+
+    def hold(self, make: Callable[[], T]) -> Held[T]:
+        """Make something where the files can be seen, to ask it one question after another."""
         ...
 
 

@@ -29,6 +29,7 @@ from fastcomm.engine.engine import (
     lost,
     measured,
 )
+from fastcomm.engine.held import Held, Here
 from fastcomm.engine.interrupts import held_back
 from fastcomm.errors import FastcommError
 from fastcomm.trace.run import Run, Source
@@ -84,6 +85,10 @@ class Local:
     def call(self, function: Callable[[], T]) -> T:
         """Call it."""
         return function()
+
+    def hold(self, make: Callable[[], T]) -> Held[T]:
+        """Make it here, to be asked by this process alone."""
+        return Here(made=make())
 
 
 def engine_of(workers: int | Engine) -> Engine:

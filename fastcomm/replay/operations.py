@@ -70,13 +70,13 @@ class Operations:
         """Pipeline stages."""
         return int(self.rank_of.shape[1])
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What reading had to leave out."""
-        if not self.left_out:
-            return ()
-        steps = ranges(list(self.left_out))
-        return (f"steps {steps} are left out: a rank lacks operations that it has elsewhere",)
+
+def notes(left_out: Sequence[int]) -> tuple[str, ...]:
+    """What is to be said of steps that reading had to leave out."""
+    if not left_out:
+        return ()
+    steps = ranges(list(left_out))
+    return (f"steps {steps} are left out: a rank lacks operations that it has elsewhere",)
 
 
 def meta(path: Path) -> dict[str, Any]:
@@ -101,7 +101,9 @@ def read(path: Path) -> Operations:
             raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {present}")
         wanted = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
         table = parquet.read(path, wanted)
-    except (OSError, pa.ArrowException) as error:
+    except OSError as error:
+        raise TraceFileError(f"{path}: {error.strerror or error}") from error
+    except pa.ArrowException as error:
         raise TraceFileError(f"{path}: {error}") from error
     if not table.num_rows:
         raise TraceFileError(f"{path}: the table has no rows")
