@@ -3,23 +3,24 @@
 Arrow is not asked for the metadata of a column: where it contradicts itself, the process ends.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fastcomm import inputs, remote, thrift
+from fastcomm import inputs, remote
 from fastcomm.errors import TraceFileError
 
 _CELL = 8  # bytes of most values in memory
 _TEXT, _FIXED = "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"
-# Of the footer, a row group, a column and its metadata, by their numbers in Parquet's Thrift.
-_GROUPS, _COLUMNS, _METADATA, _PATH, _VALUES = 4, 1, 3, 3, 5
+# Behind the path of a column in a footer: its codec, and how many values it has.
+_CODEC_VALUES = rb"\x15[\x80-\xff]*[\x00-\x7f]\x16([\x80-\xff]*[\x00-\x7f])"
 
 
 def names(path: Path) -> list[str]:
@@ -53,8 +54,7 @@ def read_open(
         if missing := [name for name in columns or () if name not in found.names]:
             raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {found.names}")
         wanted = list(found.names if columns is None else columns)
-        check(metadata, size, path, wanted)
-        if not (texts := plain_texts(metadata, wanted)):
+        if not (texts := check(metadata, size, path, wanted)):
             table = file.read(columns=wanted)
             check_words(table)
             return table
@@ -62,13 +62,6 @@ def read_open(
         source.seek(0)
     with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
         return Spelled(size, path, texts, utf8=utf8).table(file.read(columns=wanted))
-
-
-def plain_texts(metadata: pq.FileMetaData, wanted: Iterable[str]) -> list[str]:
-    """Columns of texts, of which one word may stand there a million times."""
-    leaves = map(metadata.schema.column, range(len(metadata.schema)))
-    texts = {each.path for each in leaves if each.physical_type == _TEXT}
-    return [name for name in wanted if name in texts]
 
 
 class Spelled:
@@ -126,58 +119,85 @@ def check(
     path: Path,
     columns: Sequence[str] | None = None,
     groups: Iterable[int] | None = None,
-) -> None:
+) -> list[str]:
     """TraceFileError where columns of a file of `size` bytes would be a bomb in memory.
 
-    A column of one value is as short for a billion rows as for ten. What texts become is not
-    known before they are read: see `Spelled`. `groups`: the row groups that are to be read,
-    where not all are.
+    A column of one value is as short for a billion rows as for ten. Returned are the columns of
+    texts, of which one word may stand there a million times: read as codes and words, and
+    `Spelled`, they are no bomb either. `groups`: the row groups that are to be read, where not
+    all are.
     """
     with _words_of(path):
-        width, nested = _leaves(metadata.schema, columns, path)
+        leaves = _leaves(metadata.schema, columns)
+    _check_nested(leaves, path)
     places = range(metadata.num_row_groups) if groups is None else groups
     found = [metadata.row_group(place) for place in places]
     if any(each.num_rows < 0 or each.total_byte_size < 0 for each in found):
         raise TraceFileError(f"{path}: damaged: a row group of less than no rows or bytes")
+    width = sum(each.bytes for each in leaves if not each.many)
     made = sum(width * each.num_rows + each.total_byte_size for each in found)
-    if nested:
-        made += _CELL * _values(metadata, nested)
+    if many := [each for each in leaves if each.many]:
+        made += _CELL * _values(metadata, many, path)
     inputs.Limits.of_environment().check(made, size, path)
+    return [each.name for each in leaves if each.kind == _TEXT]
 
 
-def _leaves(
-    schema: pq.ParquetSchema, wanted: Sequence[str] | None, path: Path
-) -> tuple[int, set[bytes]]:
-    """Bytes of a row of plain columns, and the names of those that are lists of numbers."""
-    width, nested = 0, set()
+class _Leaf(NamedTuple):
+    """A column of Parquet, which may be inside of one of Arrow."""
+
+    name: str  # of Arrow's column
+    path: str
+    kind: str
+    bytes: int  # of a value
+    many: bool  # values in a row
+
+
+def _leaves(schema: pq.ParquetSchema, wanted: Sequence[str] | None) -> list[_Leaf]:
+    found = []
     for leaf in map(schema.column, range(len(schema))):
-        plain = leaf.name == leaf.path
-        name = leaf.name if plain else leaf.path.partition(".")[0]
-        if wanted is not None and name not in wanted:
-            continue
-        if not plain and leaf.physical_type in (_TEXT, _FIXED):
+        path = leaf.path
+        name = path if leaf.name == path else path.partition(".")[0]
+        if wanted is None or name in wanted:
+            kind = leaf.physical_type
+            size = max(_CELL, leaf.length) if kind == _FIXED else _CELL
+            found.append(_Leaf(name, path, kind, size, leaf.max_repetition_level > 0))
+    return found
+
+
+def _check_nested(leaves: Iterable[_Leaf], path: Path) -> None:
+    for leaf in leaves:
+        if leaf.name != leaf.path and leaf.kind in (_TEXT, _FIXED):
             raise TraceFileError(
                 f"{path}: column {leaf.path}: texts inside of others; wanted plain columns, or "
                 "lists of numbers"
             )
-        if leaf.max_repetition_level:
-            nested.add(name.encode())
-        else:
-            width += max(_CELL, leaf.length if leaf.physical_type == _FIXED else 0)
-    return width, nested
 
 
-def _values(metadata: pq.FileMetaData, names: set[bytes]) -> int:
-    """Values of columns that are lists, in all row groups."""
+def _values(metadata: pq.FileMetaData, leaves: Iterable[_Leaf], path: Path) -> int:
+    """Values of columns that have many in a row, in all row groups.
+
+    They stand in the footer, which Arrow writes again for whoever wants to pickle it. The same
+    bytes elsewhere in it would only count as more.
+    """
     _, (text,) = metadata.__reduce__()
-    every = [
-        column.get(_METADATA, {})
-        for group in thrift.struct(bytes(text)).get(_GROUPS, [])
-        for column in group.get(_COLUMNS, [])
-    ]
-    return sum(
-        max(each.get(_VALUES, 0), 0) for each in every if each.get(_PATH, [b""])[0] in names
-    )
+    values = 0
+    for leaf in leaves:
+        parts = [each.encode() for each in leaf.path.split(".")]
+        words = b"".join(bytes([len(each) & 0x7F]) + each for each in parts)
+        mark = re.escape(bytes([0x19, len(parts) << 4 & 0xF0 | 8]) + words)
+        counts = re.findall(mark + _CODEC_VALUES, text, re.DOTALL)
+        if len(counts) < metadata.num_row_groups:
+            raise TraceFileError(
+                f"{path}: column {leaf.path}: nothing says how many values it has; wanted a "
+                "list with a short name, without dots"
+            )
+        values += sum(map(_unsigned, counts))
+    return values
+
+
+def _unsigned(varint: bytes) -> int:
+    """A number of Thrift, seven bits a byte; its sign is its last bit."""
+    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(varint)) >> 1
 
 
 def check_words(table: pa.Table) -> None:

@@ -112,6 +112,19 @@ def test_a_store_whose_columns_are_a_bomb_is_refused(folder):
     assert "wanted no bomb" in refused("metrics", folder / "store")
 
 
+@pytest.mark.parametrize("column", ["start", "kind"])
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.binary()])
+def test_a_store_with_a_long_word_a_thousand_times_is_refused(folder, column, kind):
+    run("ingest", folder / "good.json", "-o", folder / "store")
+    path = folder / "store" / "rank-00000.parquet"
+    table = pq.read_table(path)
+    words = pa.array(["x" * (1 << 14)]).cast(kind).take(pa.array([0] * len(table)))
+    place = table.column_names.index(column)
+    table = table.set_column(place, pa.field(column, kind), words)
+    pq.write_table(table, path)
+    assert "damaged, or no file of a store" in refused("metrics", folder / "store")
+
+
 @pytest.mark.usefixtures("small_bombs")
 def test_an_npz_bomb_is_refused(folder):
     zeros = np.zeros((1 << 17, 4), np.int64)

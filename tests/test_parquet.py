@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fastcomm import parquet, thrift
+from fastcomm import parquet
 from fastcomm.errors import TraceFileError
 
 PATH = Path("t.parquet")
@@ -49,19 +49,26 @@ def test_a_table_is_read_as_it_was_written_with_codes_as_texts(how):
         found.validate(full=True)
 
 
-@pytest.mark.parametrize("how", [{}, {"row_group_size": 7}, {"compression": "zstd"}])
-def test_the_footer_says_what_arrow_says(how):
-    found = metadata(TABLE, **how)
-    _, (text,) = found.__reduce__()
-    groups = thrift.struct(bytes(text))[4]
-    assert len(groups) == found.num_row_groups
-    for k, group in enumerate(groups):
-        for j, column in enumerate(group[1]):
-            wanted = found.row_group(k).column(j)
-            assert b".".join(column[3][3]).decode() == wanted.path_in_schema
-            assert column[3][5] == wanted.num_values
-            assert column[3][7] == wanted.total_compressed_size
-    assert sum(group[3] for group in groups) == found.num_rows
+@pytest.mark.parametrize("how", [{}, {"row_group_size": 7}, {"compression": "none"}])
+@pytest.mark.parametrize("rows", [1, 40, 70_000])
+def test_the_values_of_lists_are_those_that_arrow_says(how, rows):
+    lists = pa.array([[1, 2], [], None, [3], [4, 5, 6]] * (rows // 5 or 1))
+    deep = pa.array([[[1], [2, 3]]] * len(lists))
+    found = metadata(pa.table({"list": lists, "few": range(len(lists)), "deep": deep}), **how)
+    groups = [found.row_group(k) for k in range(min(found.num_row_groups, 1000))]
+    leaves = parquet._leaves(found.schema, None)
+    assert [each.many for each in leaves] == [True, False, True]
+    for k in (0, 2):
+        wanted = sum(group.column(k).num_values for group in groups)
+        got = parquet._values(found, [leaves[k]], PATH)
+        assert got == wanted or found.num_row_groups > len(groups)
+
+
+def test_a_list_of_which_nobody_says_how_long_it_is_is_refused():
+    for name in ("a.b", "x" * 200):
+        found = metadata(pa.table({name: [[1], [2]]}))
+        with pytest.raises(TraceFileError, match="nothing says how many values"):
+            parquet.check(found, 1000, PATH)
 
 
 def test_texts_that_are_no_utf8_are_an_error_unless_they_may():
@@ -103,26 +110,3 @@ def test_row_groups_that_are_not_read_do_not_count(monkeypatch):
     parquet.check(found, 1, PATH, groups=[3])
     with pytest.raises(TraceFileError, match="wanted no bomb"):
         parquet.check(found, 1, PATH, groups=[3, 4])
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        (b"\x15\x06\x00", {1: 3}),
-        (b"\x15\x05\x00", {1: -3}),
-        (b"\x11\x12\x00", {1: True, 2: False}),
-        (b"\x05\x04\x0c\x00", {2: 6}),
-        (b"\x18\x02ab\x1c\x11\x00\x00", {1: b"ab", 2: {1: True}}),
-        (b"\x19\x25\x02\x04\x00", {1: [1, 2]}),
-        (b"\x19\xf3\x11" + b"\x07" * 17 + b"\x00", {1: [7] * 17}),
-        (b"\x1a\x12\x01\x00", {1: [1]}),
-    ],
-)
-def test_a_struct_of_thrift_is_its_fields(text, value):
-    assert thrift.struct(text) == value
-
-
-@pytest.mark.parametrize("text", [b"", b"\x15", b"\x1b\x00\x00", b"\x19\xfc\xff\xff\x7f"])
-def test_what_is_no_thrift_is_an_error(text):
-    with pytest.raises((IndexError, ValueError)):
-        thrift.struct(text)

@@ -50,6 +50,11 @@ _DAMAGE = (
     *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
     *(AttributeError, OverflowError, RecursionError),
 )
+_NAMES = {*layout.COLUMNS.names, *schema.ARGS.names}
+_TEXTS = {
+    *(pa.string(), pa.large_string(), pa.string_view()),
+    *(pa.binary(), pa.large_binary(), pa.binary_view()),
+}
 
 
 def claims(path: Path) -> bool:
@@ -194,7 +199,15 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
         ) from error
 
 
+def _check_texts(found: pa.Schema) -> None:
+    """TypeError for texts in place of numbers: one word a million times would be many."""
+    for name, kind in zip(found.names, found.types, strict=True):
+        if kind in _TEXTS and name in _NAMES:
+            raise TypeError(f"column {name} holds texts")
+
+
 def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
+    _check_texts(file.schema_arrow)
     said: dict[str, Any] = orjson.loads((file.metadata.metadata or {})[layout.ABOUT])
     layout.checked_layout(said["layout"], str(path))
     meta = said["meta"]

@@ -67,9 +67,7 @@ def _rows(path: Path, columns: list[str], where: pc.Expression) -> Iterator[pa.T
     """The same of a Parquet file."""
     size = path.stat().st_size
     with remote.named(path) as source:
-        metadata = pq.read_metadata(source)
-        parquet.check(metadata, size, path, columns)
-        texts = parquet.plain_texts(metadata, columns)
+        texts = parquet.check(pq.read_metadata(source), size, path, columns)
     as_codes = pa_dataset.ParquetFileFormat(dictionary_columns=set(texts))
     place: Any = path
     rows = (
