@@ -11,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 
+from fastcomm.engine.engine import Task, both
 from fastcomm.engine.ingest import ingest, plan
-from fastcomm.engine.local import map_ranks, start_early
-from fastcomm.metrics.partial import Partial
+from fastcomm.engine.local import Local
+from fastcomm.engine.processes import start_early
+from fastcomm.metrics.partial import Partial, merge
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
@@ -34,8 +36,7 @@ def threads(run, workers):
 
 
 def processes(run, workers):
-    for _ in map_ranks(run, Partial.of, workers):
-        pass
+    Local(workers=workers).gather(run, Task(measure=Partial.of, merge=merge, finish=both))
 
 
 def main(workers):

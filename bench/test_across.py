@@ -3,14 +3,18 @@
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics.meetings import Events, Meetings, ahead_of, matches_of, offsets_of
+from fastcomm.metrics.compared import compare_all
+from fastcomm.metrics.pieces import cut
 from fastcomm.metrics.skew import skew, waits
+from fastcomm.spread import one_by_one
 
 RANKS, CALLS, TP = 64, 2000, 8
 
 
 def events():
     """Collectives of tensor parallelism, every eighth one of data parallelism."""
+    # Labels of groups are hashes.
+    labels = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, 2_000)
     call, rank = np.tile(np.arange(CALLS), RANKS), np.repeat(np.arange(RANKS), CALLS)
     within = call % 8 != 0
     start = call * 100_000 + np.random.default_rng(0).integers(0, 5_000, len(call))
@@ -20,7 +24,7 @@ def events():
             "rank": rank,
             "tag": within.astype(np.int8),
             "op": within.astype(np.int8),
-            "group": np.where(within, rank // TP, 1_000 + rank % TP),
+            "group": labels[np.where(within, rank // TP, 1_000 + rank % TP)],
             "seq": call,
             "group_size": np.where(within, TP, RANKS // TP),
             "start_ns": start,
@@ -36,12 +40,8 @@ def test_matched_waits(bar):
     table = events()
 
     def measured():
-        found = Events.of(table)
-        rows = np.flatnonzero(found.joins)
-        matches = matches_of(found, rows)
-        ahead = ahead_of(found, offsets_of(found, rows, matches))
-        met = Meetings.of(found, rows, matches, ahead)
-        return skew(found, met, 4), waits(found, met, 4)
+        found = compare_all([cut(table)], one_by_one, is_aligned=True)
+        return skew(found.collectives, 4), waits(found.waits, 4)
 
     keys = [table[name].to_numpy() for name in ("start_ns", "seq", "group")]
     assert sum(each.collectives for each in measured()[1]) == len(table)

@@ -81,6 +81,11 @@ def measured(traces, **words):
     return answer(merge(partials), byte_kind="payload", link=None, **words)
 
 
+def job_partials(job):
+    """What is kept of each rank of a job."""
+    return [Partial.of(trace(job, rank)) for rank in range(job.ranks)]
+
+
 def measured_job(job, ahead=None, **words):
     """The metrics of a job; `ahead` says how far clocks are, by rank."""
     clocks = ahead or {}

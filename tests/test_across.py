@@ -11,15 +11,19 @@ from hypothesis import strategies as st
 from job_traces import measured_job
 from same import same
 
-from fastcomm.metrics import heat
-from fastcomm.metrics.across import across
+from fastcomm.metrics import heat, sums
+from fastcomm.metrics.across import Material, across
 from fastcomm.metrics.exposure import alone
 from fastcomm.metrics.outliers import SCORE, above_peers
+from fastcomm.metrics.pieces import cut
+from fastcomm.spread import one_by_one
 from fastcomm.synthetic import Job
 from fastcomm.trace.schema import OP, OPS, TAG, TAGS
 
 STEPS = 2
-GROUPS = {1: (0, 1), 2: (0, 1, 2), 3: (3, 4)}
+# Labels are hashes: these are of three cells.
+GROUPS = {-(2**62) + 1: (0, 1), 2: (0, 1, 2), 2**62 + 3: (3, 4)}
+ONE, TWO, THREE = GROUPS
 
 
 def iterations(ranks):
@@ -45,10 +49,23 @@ def groups():
     )
 
 
+def ask(ranks, events, clocks):
+    """What is seen across ranks, and the tables behind it."""
+    material = Material(
+        ranks=ranks,
+        iterations=iterations(ranks),
+        pieces=[cut(events)],
+        sums=sums.by_rank(events),
+        groups=groups(),
+    )
+    return across(material, clocks, one_by_one)
+
+
 def table(events):
     """Events as dictionaries, as the table that ranks hand in."""
     whole = [
         "rank",
+        "iteration",
         "group",
         "seq",
         "group_size",
@@ -58,7 +75,7 @@ def table(events):
         "bytes",
         "bus_bytes",
     ]
-    columns = {name: pa.array([e[name] for e in events], pa.int64()) for name in whole}
+    columns = {name: pa.array([e.get(name) for e in events], pa.int64()) for name in whole}
     columns["tag"] = pa.array([TAG[e["tag"]] for e in events], pa.int8())
     columns["op"] = pa.array([OP[e["op"]] for e in events], pa.int8())
     return pa.table(columns)
@@ -91,7 +108,7 @@ def by_rank(events):
 @settings(max_examples=40)
 def test_skew_and_waits_are_what_the_definitions_say(events):
     ranks = list(range(5))
-    found, _ = across(ranks, iterations(ranks), table(by_rank(events)), groups(), "raw")
+    found, _ = ask(ranks, table(by_rank(events)), "raw")
     said = {(each.op, each.tag, each.size_from): each for each in found.skew}
     wanted = oracle_metrics.skew(events, STEPS)
     assert set(said) == set(wanted)
@@ -111,12 +128,12 @@ def test_skew_and_waits_are_what_the_definitions_say(events):
 
 @pytest.mark.parametrize(("ends", "transfer"), [((90, 40, 70), 50), ((90, 40), 20)])
 def test_a_transfer_ends_at_the_median_of_its_ends_the_lower_of_two(ends, transfer):
-    label = {3: 2, 2: 1}[len(ends)]
+    label = {3: TWO, 2: ONE}[len(ends)]
     seen = {"group": label, "seq": 0, "tag": "DP", "op": "AllReduce", "start_ns": 20}
     seen |= {"alone_ns": 0, "bytes": 8, "bus_bytes": 8, "group_size": len(ends)}
     events = [{**seen, "rank": rank, "duration_ns": end - 20} for rank, end in enumerate(ends)]
     ranks = list(GROUPS[label])
-    found, _ = across(ranks, iterations(ranks), table(events), groups(), "raw")
+    found, _ = ask(ranks, table(events), "raw")
     assert [each.transfer_mean_ns for each in found.skew] == [transfer]
 
 
@@ -129,9 +146,8 @@ def ranks_of(members):
 def test_clocks_that_are_apart_change_nothing_once_aligned(events, ahead):
     ranks = list(range(5))
     moved = [{**e, "start_ns": e["start_ns"] + ahead[e["rank"]]} for e in by_rank(events)]
-    words = (ranks, iterations(ranks))
-    plain, _ = across(*words, table(by_rank(events)), groups(), "aligned")
-    found, _ = across(*words, table(moved), groups(), "aligned")
+    plain, _ = ask(ranks, table(by_rank(events)), "aligned")
+    found, _ = ask(ranks, table(moved), "aligned")
     assert (found.skew, found.waits, found.links) == (plain.skew, plain.waits, plain.links)
     for each in found.offsets:
         if each.offset_ns is not None:
@@ -184,10 +200,11 @@ def test_heat_has_a_row_a_rank_and_a_column_an_iteration():
 
 def test_nothing_is_said_of_ranks_that_do_not_tell():
     empty = table([])
-    found, tables = across([0], iterations([0]).slice(0, 0), empty, groups(), "aligned")
+    found, tables = ask([], empty, "aligned")
+    (offset,) = ask([0], empty, "aligned")[0].offsets
     assert (found.skew, found.waits, found.links, found.findings) == ((), (), (), ())
     assert (found.matching.share, found.heat.ranks, found.outliers) == (None, (), ())
-    assert [each.offset_ns for each in found.offsets] == [None]
+    assert offset.offset_ns is None
     assert {"skew", "waits", "links", "heat", "outliers", "findings", "clocks"} == set(tables)
 
 

@@ -285,18 +285,23 @@ def test_a_receive_before_its_send_is_a_violation():
     assert "1 ends are before the last arrival, clocks aligned" in found.path.about.notes
 
 
-def test_messages_that_the_other_side_lacks_are_not_joined():
+def test_a_message_that_the_other_side_lacks_is_not_joined_and_shifts_no_other():
     clock = Clock()
     for rank, length in ((0, 50), (1, 10), (2, 20)):
         clock.compute(rank, length)
     clock.together("AllReduce", (5, 5, 5))
-    clock.exchange([(0, 1)], (5, 5, 5))
-    clock.exchange([(0, 1)], (5, 5, 5))
-    del clock.rows[1][-1]
+    for _ in range(3):
+        clock.exchange([(0, 1)], (5, 5, 5))
+    lost = clock.rows[1].pop(-2)
     found = found_of(clock.rows)
-    assert not parts_of(found, "SendRecv")
+    messages = parts_of(found, "SendRecv")
+    assert lost.stop not in {each["stop"] for each in messages}
+    ends = {}
+    for each in messages:
+        ends.setdefault(each["instance"], []).append((each["rank"], each["stop"]))
+    assert list(ends.values()) == [[(10, 60), (11, 60)], [(10, 70), (11, 70)]]
     (note,) = (note for note in found.path.about.notes if "messages" in note)
-    assert note.startswith("1 messages lack their other side")
+    assert note == "1 messages lack their other side and are not joined"
 
 
 @pytest.mark.parametrize("said", [None, 7])

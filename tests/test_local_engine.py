@@ -24,7 +24,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def preload_nothing(monkeypatch):
     """Workers of these tests need no kernel."""
-    monkeypatch.setattr("fastcomm.engine.local._PRELOAD", [])
+    monkeypatch.setattr("fastcomm.engine.processes._PRELOAD", [])
 
 
 def test_a_worker_that_is_killed_costs_its_rank_alone(tmp_path):

@@ -1,11 +1,16 @@
 """Which collective is which: by number, by order, and after events were lost."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import oracle_matching as oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcomm.trace.clocks import ENDS_TOGETHER
 from fastcomm.trace.matching import NONE, UNKNOWN, Calls, match
+from fastcomm.trace.schema import OP
 from fastcomm_kernels import alignment
 
 CODES = st.sampled_from([(0, 100), (0, 200), (1, 100), (2, UNKNOWN)])
@@ -93,6 +98,157 @@ def test_a_rank_that_cannot_be_brought_in_line_is_dropped_whole():
     found = match(calls(rows))
     assert (found.count, found.dropped) == (0, 199 + 399)
     assert set(found.instance.tolist()) == {NONE}
+
+
+ROOTED = ("Broadcast", "Reduce", "Gather", "Scatter")
+
+
+@st.composite
+def mixed(draw, *, whole=False, numbered=False):
+    """What a group did, some of it with a root, as its ranks saw it; rank 0 saw all."""
+    length, ranks = draw(st.integers(1, 40)), draw(st.integers(2, 3))
+    ops = draw(
+        st.lists(st.sampled_from(ENDS_TOGETHER + ROOTED), min_size=length, max_size=length)
+    )
+    roots = [draw(st.integers(0, ranks - 1)) if op in ROOTED else None for op in ops]
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32)))
+    # So far apart that those with a root are nearer to themselves than to their neighbours.
+    at = np.cumsum(numbers.integers(3_000_000, 40_000_000, length)).tolist()
+    events = []
+    for rank in range(ranks):
+        # Of clocks that nothing sets all that is known is that they should agree.
+        ahead = draw(st.integers(-(10**12), 10**12)) if set(ops[:9]) & set(ENDS_TOGETHER) else 0
+        lost = set() if whole or not rank else _lost(draw, ops)
+        for number in sorted(set(range(length)) - lost):
+            rooted = ops[number] in ROOTED
+            late = int(numbers.integers(0, 500_001 if rooted else 20_001))
+            said = {"op": ops[number], "root": roots[number], "true": number}
+            seq = number if numbered else None
+            stop = at[number] + ahead + late
+            size = draw(st.sampled_from([64, None])) if numbered else 64
+            said |= {"seq": seq, "size": size, "stop": stop}
+            events.append(SimpleNamespace(rank=rank, group=7, **said))
+    return events
+
+
+def _lost(draw, ops):
+    """Some of each series, but at most a fourth: of a few nobody could tell which one lacks."""
+    lost = set()
+    for series in (ENDS_TOGETHER, *((op,) for op in ROOTED)):
+        places = [k for k, op in enumerate(ops) if op in series and k > 8]
+        if places:
+            lost |= draw(st.sets(st.sampled_from(places), max_size=len(places) // 4))
+    return lost
+
+
+def calls_of(events):
+    """The events as columns."""
+
+    def column(name):
+        values = [getattr(event, name) for event in events]
+        return np.array([UNKNOWN if v is None else v for v in values], np.int64)
+
+    op = np.array([OP[event.op] for event in events], np.int64)
+    names = ("rank", "group", "seq", "size", "stop", "root")
+    return Calls(op=op, **{name: column(name) for name in names})
+
+
+def identities(sets):
+    """Sets of events, to be compared."""
+    return sorted(sorted(map(id, each)) for each in sets)
+
+
+def found_sets(events, instance):
+    found = {}
+    for event, number in zip(events, instance.tolist(), strict=True):
+        if number != NONE:
+            found.setdefault(number, []).append(event)
+    return found.values()
+
+
+def check(events):
+    """What is matched is what is one."""
+    found = match(calls_of(events))
+    wanted, refused = oracle.collectives(events)
+    assert identities(found_sets(events, found.instance)) == identities(wanted)
+    assert found.count == len(wanted)
+    assert len(set(found.refused.tolist()) - {NONE}) == refused
+    assert found.dropped == 0
+
+
+@given(mixed(), st.randoms())
+def test_operations_with_a_root_are_matched_where_some_are_lost(events, random):
+    random.shuffle(events)
+    check(events)
+
+
+@given(mixed(numbered=True), st.randoms())
+def test_operations_with_a_root_are_matched_by_number_wherever_they_end(events, random):
+    for event in events:
+        event.stop += random.randrange(10**12)
+    check(events)
+
+
+@given(mixed(whole=True), st.integers(0, 2**32))
+def test_a_root_may_be_done_long_before_the_others(events, seed):
+    late, last = np.random.default_rng(seed), {}
+    for event in sorted(events, key=lambda event: event.stop):
+        if event.op in ROOTED and event.rank != event.root:
+            event.stop += int(late.integers(0, 200_000_000))
+            series = event.rank, event.op
+            event.stop = last[series] = max(event.stop, last.get(series, -(10**15)) + 1)
+    check(oracle.in_place(events))
+
+
+def test_ends_that_never_agree_leave_it_to_the_order():
+    numbers = np.random.default_rng(0)
+    ends = np.cumsum(numbers.integers(10_000_000, 20_000_000, (3, 50)), axis=1)
+    rows = [
+        (rank, 7, place % 2, 100, UNKNOWN, end)
+        for rank in range(3)
+        for place, end in enumerate(ends[rank].tolist())
+    ]
+    assert match(calls(rows)).instance.tolist() == list(range(50)) * 3
+
+
+@given(mixed(numbered=True), st.sampled_from(oracle.WORDS), st.randoms())
+def test_members_that_disagree_are_no_collective(events, name, random):
+    for event in random.sample(events, min(3, len(events))):
+        if event.op in ROOTED or name == "size":
+            setattr(event, name, 5)
+    check(events)
+
+
+def test_the_rows_of_a_collective_that_is_refused_are_told():
+    rows = [
+        SimpleNamespace(rank=r, group=7, op="Broadcast", seq=n, size=None, stop=n, root=root)
+        for r, n, root in ((0, 1, 0), (1, 1, 1), (0, 2, 0), (1, 2, 0))
+    ]
+    found = match(calls_of(rows))
+    assert found.refused.tolist() == [0, 0, NONE, NONE]
+    assert found.instance.tolist() == [NONE, NONE, 0, 0]
+
+
+def test_a_message_without_a_number_leaves_those_of_collectives_alone():
+    rows = [
+        SimpleNamespace(rank=r, group=7, op=op, seq=seq, size=None, stop=stop, root=None)
+        for r, op, seq, stop in (
+            *((0, "AllReduce", 1, 0), (0, "AllReduce", 2, 50), (0, "SendRecv", None, 99)),
+            *((1, "AllReduce", 2, 10**9), (1, "SendRecv", None, 99)),
+        )
+    ]
+    assert match(calls_of(rows)).instance.tolist() == [NONE, 0, 1, 0, 1]
+
+
+def test_sizes_that_one_rank_does_not_know_tell_nothing():
+    sizes = [64, 32, 64, None, None, None]
+    rows = [
+        SimpleNamespace(
+            rank=k // 3, group=7, op="AllReduce", seq=None, size=size, stop=k % 3, root=None
+        )
+        for k, size in enumerate(sizes)
+    ]
+    assert match(calls_of(rows)).instance.tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_nothing_is_matched_in_nothing():

@@ -51,7 +51,13 @@ def _options() -> list[Callable[[F], F]]:
     ]
 
 
-def compute(paths: tuple[str, ...], words: dict[str, Any], engine: "Engine") -> "Metrics":
+def compute(
+    paths: tuple[str, ...],
+    words: dict[str, Any],
+    engine: "Engine",
+    *,
+    with_tables: bool = False,
+) -> "Metrics":
     """Measure the run that the paths and the words of the options describe."""
     from fastcomm.cli.options import numbers, opened
     from fastcomm.engine import warm
@@ -71,5 +77,6 @@ def compute(paths: tuple[str, ...], words: dict[str, Any], engine: "Engine") -> 
             workers=engine,
             keep_going=words["keep_going"],
             clocks=words["clocks"],
+            with_tables=with_tables,
             progress=advance,
         )

@@ -51,7 +51,8 @@ def run(
     from fastcomm.cli import INCOMPLETE
 
     with engine_of(words) as engine:
-        found = compute(paths, words, engine)
+        wants_tables = output is not None or html is not None
+        found = compute(paths, words, engine, with_tables=wants_tables)
     if output is not None:
         from fastcomm.report import tables
 

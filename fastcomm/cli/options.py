@@ -148,10 +148,10 @@ def _cluster() -> list[Callable[[F], F]]:
 def engine_of(words: dict[str, Any]) -> "Iterator[Engine]":
     """The engine that the words of `run_options` name; processes start while others import."""
     if words["dask"] is None:
-        from fastcomm.engine import local
+        from fastcomm.engine import local, processes
 
         if words["workers"] > 1:
-            local.start_early()
+            processes.start_early()
         yield local.Local(workers=words["workers"])
         return
     if words["workers"] > 1:

@@ -46,7 +46,7 @@ def run(
     from fastcomm.report.html.whole import write_report
 
     with engine_of(words) as engine:
-        found = compute(paths, words, engine)
+        found = compute(paths, words, engine, with_tables=True)
     whole = None if words["no_path"] else opened_whole(paths, words)
     write_report(found, output, run=whole, paths=paths, with_data=not no_data)
     say(f"wrote {output}")

@@ -1,54 +1,60 @@
-"""Which message of one rank is which of another: by sender, receiver and order.
+"""Messages whose sender and receiver are known, and what of them is over together.
 
-The k-th message from one rank to another in a group is the k-th that the other receives from
-it: messages do not overtake each other. A kernel may run several messages at once; kernels that
-messages join are one exchange.
+A kernel may run several messages at once; kernels that messages join are one exchange.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from fastcomm.critical_path.parts import GroupKey, Instance, Part
+import numpy as np
 
-Route = tuple[GroupKey, int, int]  # group, who sends, who receives
-
-
-def exchanges(parts: Sequence[Part]) -> tuple[list[Instance], int]:
-    """The exchanges of several ranks, and how many messages the other side does not have.
-
-    Where two ranks do not agree how many messages there were, none of these is matched.
-    """
-    sends, receives = _routes(parts)
-    ranks = {part.rank for part in parts}
-    pairs: list[tuple[int, int]] = []
-    alone, unmatched = set(), 0
-    for route in sorted(sends.keys() | receives.keys(), key=repr):
-        ours, theirs = sends.get(route, []), receives.get(route, [])
-        if len(ours) == len(theirs):
-            pairs += zip(ours, theirs, strict=True)
-        else:
-            alone |= {*ours, *theirs}
-            both_here = {route[1], route[2]} <= ranks
-            unmatched += abs(len(ours) - len(theirs)) if both_here else 0
-    return [_instance(parts, *each, alone) for each in _joined(pairs)], unmatched
+from fastcomm.critical_path.communication import Communication, filled
+from fastcomm.critical_path.parts import Instance, Part
+from fastcomm.trace import clocks
+from fastcomm.trace.matching import NONE, UNKNOWN
+from fastcomm.trace.messages import Messages, Sides, match_messages
+from fastcomm_kernels.graph import Column, Flags
 
 
-def _routes(parts: Sequence[Part]) -> tuple[dict[Route, list[int]], dict[Route, list[int]]]:
-    """By route: the places in `parts` of its sends and of its receives, in order of time."""
-    sends: dict[Route, list[int]] = defaultdict(list)
-    receives: dict[Route, list[int]] = defaultdict(list)
-    for k in sorted(range(len(parts)), key=lambda k: (parts[k].start, k)):
-        part = parts[k]
-        for peer in part.sends_to or ():
-            sends[part.group.key, part.rank, peer].append(k)
-        for peer in part.receives_from or ():
-            receives[part.group.key, peer, part.rank].append(k)
-    return sends, receives
+def exchanges(
+    comm: Communication, counts: Flags, ahead: Mapping[int, int]
+) -> tuple[list[Instance], int]:
+    """The exchanges among rows that count; and how many messages lack their other side."""
+    row, messages = _messages(comm, ahead)
+    matches = match_messages(messages)
+    sender, receiver = (row[side] for side in matches.pairs(messages.is_send))
+    inside = counts[sender] & counts[receiver]
+    paired = matches.instance != NONE
+    paired[paired] = inside[matches.instance[paired]]
+    sender, receiver = sender[inside], receiver[inside]
+    rows = np.unique(np.append(sender, receiver))
+    found = list(comm.parts(rows, ahead))
+    pairs = np.searchsorted(rows, np.stack([sender, receiver], axis=1)).tolist()
+    alone = set(np.flatnonzero(np.isin(rows, row[~paired])).tolist())
+    lacking = int((matches.lacking(messages) & counts[row]).sum())
+    return [_instance(found, *each, alone) for each in _joined(pairs)], lacking
+
+
+def _messages(comm: Communication, ahead: Mapping[int, int]) -> tuple[Column, Messages]:
+    """The messages on clocks that agree, a row a side; and the row of each in `comm`."""
+    table = comm.table.take(comm.directed)
+    sides = Sides.of(*(table[name].combine_chunks() for name in ("sends_to", "receives_from")))
+    row = comm.directed[sides.event]
+    seq, payload = (filled(table[name])[sides.event] for name in ("seq", "payload_bytes"))
+    return row, Messages(
+        rank=comm.rank[row],
+        peer=sides.peer,
+        is_send=sides.is_send,
+        group=comm.group[row],
+        seq=seq,
+        size=np.where(sides.is_only, payload, UNKNOWN),
+        stop=comm.stop[row] - clocks.by_rank(comm.rank[row], ahead),
+    )
 
 
 def _joined(
-    pairs: Sequence[tuple[int, int]],
-) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    pairs: Sequence[Sequence[int]],
+) -> Iterator[tuple[list[int], list[Sequence[int]]]]:
     """What pairs join, directly or through others: the parts, and the pairs between them."""
     parent: dict[int, int] = {}
 
@@ -63,7 +69,7 @@ def _joined(
     members: dict[int, list[int]] = defaultdict(list)
     for k in sorted(parent):
         members[top(k)].append(k)
-    between: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    between: dict[int, list[Sequence[int]]] = defaultdict(list)
     for pair in pairs:
         between[top(pair[0])].append(pair)
     for key, found in members.items():
@@ -71,7 +77,7 @@ def _joined(
 
 
 def _instance(
-    parts: Sequence[Part], members: list[int], pairs: list[tuple[int, int]], alone: set[int]
+    parts: Sequence[Part], members: list[int], pairs: list[Sequence[int]], alone: set[int]
 ) -> Instance:
     """An exchange: a receive waits for its send, and a send for its receive.
 

@@ -3,21 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.graph import Flags
-
-# What is the same for a group on all of its members: its ranks, or else its names.
-GroupKey = tuple[object, ...]
+from fastcomm_kernels.graph import Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """What is said of the group that communicates."""
 
-    key: GroupKey
     label: str
     size: int | None
 
@@ -32,12 +26,8 @@ class Part:
     start: int
     stop: int
     group: About
-    seq: int | None
     tag: str
-    payload: int | None
-    root: int | None  # global ranks, as the peers
-    sends_to: tuple[int, ...] | None  # None: unknown
-    receives_from: tuple[int, ...] | None
+    root: int | None  # global rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,37 +40,28 @@ class Instance:
     is_whole: bool  # no participant is missing
 
 
-_COLUMNS = (
-    *("event", "op", "start", "stop", "group", "seq", "tag", "payload_bytes"),
-    *("root", "sends_to", "receives_from"),
-)
+_COLUMNS = ("event", "op", "start", "stop", "group", "tag", "root")
 
 
-def parts(rank: int, trace: Trace, inside: Flags, ahead: int) -> Iterator[Part]:
-    """The communication of a known group; `inside` says which rows of `comm` count.
+def parts(rank: int, trace: Trace, rows: Column, ahead: int) -> Iterator[Part]:
+    """These rows of the rank's `comm`, all of known groups.
 
     `ahead` is by how many ns the rank's clock is ahead.
     """
     groups = [_about(row) for row in trace.groups.to_pylist()]
-    table = trace.comm.select(_COLUMNS).take(np.flatnonzero(inside))
+    table = trace.comm.select(_COLUMNS).take(rows)
     columns = [table[name].to_pylist() for name in _COLUMNS]
-    for row, op, start, stop, group, *said in zip(*columns, strict=True):
-        if group is not None:
-            seq, tag, payload, root, sends_to, receives_from = said
-            yield Part(
-                rank=rank,
-                row=row,
-                op=OPS[op],
-                start=start - ahead,
-                stop=stop - ahead,
-                group=groups[group],
-                seq=seq,
-                tag=TAGS[tag],
-                payload=payload,
-                root=root,
-                sends_to=None if sends_to is None else tuple(sends_to),
-                receives_from=None if receives_from is None else tuple(receives_from),
-            )
+    for row, op, start, stop, group, tag, root in zip(*columns, strict=True):
+        yield Part(
+            rank=rank,
+            row=row,
+            op=OPS[op],
+            start=start - ahead,
+            stop=stop - ahead,
+            group=groups[group],
+            tag=TAGS[tag],
+            root=root,
+        )
 
 
 def _about(row: dict[str, object]) -> About:
@@ -88,7 +69,6 @@ def _about(row: dict[str, object]) -> About:
     members = tuple(ranks) if isinstance(ranks, list) else ()
     size = row["size"]
     return About(
-        key=members or (row["name"], row["description"]),
         label=str(row["description"] or row["name"] or members),
         size=size if isinstance(size, int) else None,
     )

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.collectives import instances
+from fastcomm.critical_path.communication import Communication
 from fastcomm.critical_path.joining import Joiner
 from fastcomm.critical_path.meetings import table
 from fastcomm.critical_path.result import CriticalPath
@@ -20,7 +21,6 @@ from fastcomm.critical_path.window import Wanted
 from fastcomm.errors import FastcommError
 from fastcomm.graph.delays import slack
 from fastcomm.graph.graph import EDGE_KIND
-from fastcomm.trace import clocks
 from fastcomm.trace.run import Run
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.graph import Column, Numbers
@@ -167,8 +167,9 @@ def joined(
         rank: np.isin(traces[rank].comm["event"].to_numpy(), each.graph.event)
         for rank, each in found.items()
     }
-    ahead = _clocks(traces)
-    same, notes = instances(traces, inside, ahead)
+    comm = Communication.of(traces)
+    ahead = comm.ahead()
+    same, notes = instances(comm, inside, ahead)
     if not same:
         raise FastcommError(
             f"{', '.join(map(str, traces))}: no communication of one group is on two of these "
@@ -186,10 +187,3 @@ def joined(
         collectives=table(same, room[starts]),
         violations=joiner.violations,
     )
-
-
-def _clocks(traces: Mapping[int, Trace]) -> dict[int, int]:
-    """What each rank's clock is ahead of its reference, where that is beyond doubt; else 0."""
-    ends = pa.concat_tables([clocks.ends(trace) for trace in traces.values()])
-    found = {each.rank: each for each in clocks.clock_offsets(ends) if each.applies}
-    return {rank: found[rank].offset_ns if rank in found else 0 for rank in traces}

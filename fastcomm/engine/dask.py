@@ -24,6 +24,7 @@ from fastcomm.engine.held_dask import There
 from fastcomm.engine.interrupts import held_back
 from fastcomm.engine.versions import check_code, check_same, code, versions
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
+from fastcomm.spread import one_by_one
 from fastcomm.trace.run import Run, Source
 from fastcomm.trace.trace import Trace
 
@@ -215,7 +216,7 @@ class Dask:
                 if progress is not None:
                     progress(source)
             failed = by_rank(left_out, every)
-            return self.answer(self._submit(task.finish, fold.joined(), failed))
+            return self.answer(self._submit(task.finish, fold.joined(), failed, one_by_one))
         finally:
             work.cancel()
 

@@ -6,10 +6,12 @@ in which ranks are done; `Task.merge` gives the same bytes whatever that order i
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from fastcomm.engine.held import Held
 from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.spread import Spread
 from fastcomm.trace.run import Run, Source
 from fastcomm.trace.trace import Trace
 
@@ -33,11 +35,17 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(Generic[P, R]):
-    """What is done with each rank and then with all; it goes to workers and must pickle."""
+    """What is done with each rank and then with all; it goes to workers and must pickle.
+
+    `finish` gets what is merged, the ranks that are left out, and what spreads its work.
+    `put_away` moves what is large of some ranks into a file of a folder that is gone after
+    `finish`; who has thousands of ranks calls it before they merge.
+    """
 
     measure: Callable[[Trace], P]
     merge: Callable[[Sequence[P]], P]  # of different ranks, in any order
-    finish: Callable[[P, Sequence[Lost]], R]  # of all ranks, and of those that are left out
+    finish: Callable[[P, Sequence[Lost], Spread], R]
+    put_away: Callable[[P, Path], P] | None = None
 
 
 class Engine(Protocol):
@@ -132,6 +140,6 @@ def by_rank(left_out: list[Lost], ranks: int) -> tuple[Lost, ...]:
     return tuple(left_out)
 
 
-def both(merged: P, left_out: Sequence[Lost]) -> tuple[P, Sequence[Lost]]:
+def both(merged: P, left_out: Sequence[Lost], _: Spread) -> tuple[P, Sequence[Lost]]:
     """A `Task.finish` that leaves the answer to the caller."""
     return merged, left_out

@@ -11,6 +11,7 @@ from fastcomm.critical_path.trimmed import trimmed
 from fastcomm.critical_path.window import Wanted
 from fastcomm.engine.engine import Engine, Lost, Progress, Task
 from fastcomm.engine.local import engine_of
+from fastcomm.spread import Spread
 from fastcomm.trace.run import Run
 from fastcomm.trace.trace import Trace
 
@@ -48,7 +49,9 @@ class _Window:
         found = analyse(trace, self.wanted, data_load=self.data_load)
         return {trace.meta.rank: trimmed(trace, found)}
 
-    def join(self, parts: _Parts, left_out: Sequence[Lost]) -> tuple[Joined, Sequence[Lost]]:
+    def join(
+        self, parts: _Parts, left_out: Sequence[Lost], _: Spread
+    ) -> tuple[Joined, Sequence[Lost]]:
         """The path through all of them."""
         ordered = sorted(parts)
         traces = {rank: parts[rank][0] for rank in ordered}

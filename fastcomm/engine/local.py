@@ -5,44 +5,27 @@ threads gain little (docs/scale-out.md has the measurement).
 """
 
 import logging
-import multiprocessing
-import multiprocessing.connection
-import os
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import islice
-from multiprocessing.connection import Connection
-from typing import Generic, TypeVar
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
-from fastcomm.engine.engine import (
-    Engine,
-    Fold,
-    Lost,
-    Progress,
-    Task,
-    by_rank,
-    died,
-    lost,
-    measured,
-)
+from fastcomm.engine.batches import WIDTH, Work, in_batches
+from fastcomm.engine.engine import Engine, Fold, Lost, Progress, Task, by_rank, lost
 from fastcomm.engine.held import Held, Here
-from fastcomm.engine.interrupts import held_back
+from fastcomm.engine.processes import Processes
 from fastcomm.errors import FastcommError
-from fastcomm.trace.run import Run, Source
-from fastcomm.trace.trace import Trace
+from fastcomm.spread import one_by_one
+from fastcomm.trace.run import Run
 
 _LOG = logging.getLogger("fastcomm")
 
 P = TypeVar("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-# What a worker needs; the server that they are forked from imports it once.
-_PRELOAD = ["fastcomm.engine.preload"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +49,25 @@ class Local:
     ) -> R:
         """Do a task with a run; see `engine.Engine`."""
         fold, left_out = Fold(task.merge), list[Lost]()
-        with closing(map_ranks(run, task.measure, self.workers)) as outcomes:
-            for outcome in outcomes:
-                if outcome.error is None and outcome.partial is not None:
-                    fold.add(outcome.partial)
-                elif outcome.error is not None:
-                    if not keep_going:
-                        raise outcome.error
-                    left_out.append(lost(outcome.source, outcome.error))
-                if progress is not None:
-                    progress(outcome.source)
-        failed = by_rank(left_out, len(run.sources))
-        _LOG.debug("%d ranks read by %d processes", len(run.sources), self.workers)
-        answer = task.finish(fold.joined(), failed)
+        workers = min(self.workers, len(run.sources))
+        with _put_away(run, task) as put_away, Processes(workers) as processes:
+            work = Work(measure=task.measure, merge=task.merge, put_away=put_away)
+            with closing(in_batches(run.sources, work, processes)) as batches:
+                for batch in batches:
+                    if batch.error is not None:
+                        if not keep_going:
+                            raise batch.error
+                        left_out.append(lost(batch.sources[-1], batch.error))
+                    if batch.partial is not None:
+                        fold.add(batch.partial)
+                    if progress is not None:
+                        for source in batch.sources:
+                            progress(source)
+            failed = by_rank(left_out, len(run.sources))
+            _LOG.debug("%d ranks read by %d processes", len(run.sources), workers)
+            # What is in memory here would have to travel: it is asked here.
+            spread = processes.spread if put_away else one_by_one
+            answer = task.finish(fold.joined(), failed, spread)
         _LOG.debug("merged and answered")
         return answer
 
@@ -96,102 +85,21 @@ def engine_of(workers: int | Engine) -> Engine:
     return Local(workers=workers) if isinstance(workers, int) else workers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome(Generic[P]):
-    """What became of one rank: a partial, or the error that cost it."""
-
-    source: Source
-    partial: P | None
-    error: FastcommError | None = None
-
-
-def start_early() -> None:
-    """Start the server that workers are forked from, so that it imports while we do."""
-    from multiprocessing import forkserver
-
-    multiprocessing.set_forkserver_preload(_PRELOAD)
-    with held_back():
-        forkserver.ensure_running()
-
-
-def map_ranks(
-    run: Run, measure: Callable[[Trace], P], workers: int = 1
-) -> Generator[Outcome[P], None, None]:
-    """The outcome of each rank, as they are done; a bug in `measure` is raised as it is.
-
-    Where a worker dies, the ranks that were with workers are read again, one at a time: the
-    one that is at fault is known then, and costs no other.
-    """
-    if workers <= 1 or len(run.sources) <= 1:
-        yield from (_outcome(source, measure) for source in run.sources)
-        return
-    waiting: Sequence[Source] = run.sources
-    while waiting:
-        held, waiting = yield from _pooled(waiting, measure, min(workers, len(waiting)))
-        for source in held:
-            again, _ = yield from _pooled([source], measure, 1)
-            if again:
-                yield Outcome(source=source, partial=None, error=died(source))
-
-
-_Left = tuple[list[Source], list[Source]]
-
-
-def _pooled(
-    sources: Sequence[Source], measure: Callable[[Trace], P], workers: int
-) -> Generator[Outcome[P], None, _Left]:
-    """The outcomes of a pool; it gives what it held when a worker died, and what was to come.
-
-    It holds at most two ranks a worker at a time, as memory must not grow.
-    """
-    rest = iter(sources)
-    waiting: dict[Future[Outcome[P]], Source] = {}
-    with _pool(workers) as pool:
-        while True:
-            try:
-                for source in islice(rest, 2 * workers - len(waiting)):
-                    waiting[pool.submit(_outcome, source, measure)] = source
-            except BrokenProcessPool:
-                return [*waiting.values(), source], list(rest)
-            if not waiting:
-                return [], []
-            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                if isinstance(future.exception(), BrokenProcessPool):
-                    return list(waiting.values()), list(rest)
-                del waiting[future]
-                yield future.result()
-
-
 @contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end at once where the work is broken off, or where this process ends."""
-    start_early()
-    context = multiprocessing.get_context("forkserver")
-    theirs, ours = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_end_with, initargs=(theirs,)
-    )
+def _put_away(run: Run, task: Task[P, R]) -> Iterator[Callable[[int, P], P] | None]:
+    """What puts a partial away into the file of a number, where ranks are many."""
+    if task.put_away is None or len(run.sources) <= WIDTH:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="fastcomm-", ignore_cleanup_errors=True) as folder:
+        yield partial(_into, task.put_away, Path(folder))
+
+
+def _into(put_away: Callable[[P, Path], P], folder: Path, number: int, part: P) -> P:
     try:
-        yield pool
-        pool.shutdown()
-    finally:
-        ours.close()
-        pool.shutdown(cancel_futures=True)
-        theirs.close()
-
-
-def _end_with(line: Connection) -> None:
-    """In a worker: end when the other end of a pipe is closed, by whatever."""
-
-    def watch() -> None:
-        multiprocessing.connection.wait([line])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _outcome(source: Source, measure: Callable[[Trace], P]) -> Outcome[P]:
-    try:
-        return Outcome(source=source, partial=measured(source, measure))
-    except FastcommError as error:
-        return Outcome(source=source, partial=None, error=error)
+        return put_away(part, folder / str(number))
+    except OSError as error:
+        raise FastcommError(
+            f"{folder}: {error.strerror or error}; wanted room for what is measured of the "
+            "ranks: a folder that has more, as TMPDIR"
+        ) from error

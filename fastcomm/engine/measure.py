@@ -8,9 +8,10 @@ from fastcomm.engine.engine import Engine, Lost, Progress, Task
 from fastcomm.engine.local import engine_of
 from fastcomm.errors import FastcommError
 from fastcomm.metrics.across import ClockKind
-from fastcomm.metrics.partial import Partial, merge
+from fastcomm.metrics.partial import Partial, merge, put_away
 from fastcomm.metrics.result import Failure, Metrics, answer
 from fastcomm.metrics.view import ByteKind
+from fastcomm.spread import Spread
 from fastcomm.trace.run import Run
 from fastcomm.units import parse_bandwidth
 
@@ -24,6 +25,7 @@ def compute_metrics(  # noqa: PLR0913 - one word a choice
     workers: int | Engine = 1,
     keep_going: bool = False,
     clocks: ClockKind = "aligned",
+    with_tables: bool = True,
     progress: Progress | None = None,
 ) -> Metrics:
     """Measure METRIC 0-5 of a run.
@@ -32,8 +34,9 @@ def compute_metrics(  # noqa: PLR0913 - one word a choice
     default what the run's configuration says. `iterations` are the numbers of those that count.
     `workers` are so many processes of this machine, or another engine (`dask.connected`); with
     several, a script needs `if __name__ == "__main__":`. `clocks`: ranks are compared with
-    their clocks aligned, or as they are. Raises the first rank's error, or, with `keep_going`,
-    lists it in `failed`; then only if no rank is left.
+    their clocks aligned, or as they are. `with_tables`: whether `to_arrow` has the tables with
+    a row an event or a window, some 200 bytes an event. Raises the first rank's error, or, with
+    `keep_going`, lists it in `failed`; then only if no rank is left.
     """
     link = (
         parse_bandwidth(link_bandwidth) if isinstance(link_bandwidth, str) else link_bandwidth
@@ -45,11 +48,13 @@ def compute_metrics(  # noqa: PLR0913 - one word a choice
         only=only,
         warnings=run.warnings,
         clocks=clocks,
+        with_tables=with_tables,
     )
     task = Task(
         measure=partial(Partial.of, byte_kind=bytes, only=only),
         merge=merge,
         finish=question.answer,
+        put_away=put_away,
     )
     return engine_of(workers).gather(run, task, keep_going=keep_going, progress=progress)
 
@@ -63,8 +68,9 @@ class _Question:
     only: frozenset[int] | None
     warnings: tuple[str, ...]
     clocks: ClockKind
+    with_tables: bool
 
-    def answer(self, whole: Partial, left_out: Sequence[Lost]) -> Metrics:
+    def answer(self, whole: Partial, left_out: Sequence[Lost], spread: Spread) -> Metrics:
         """The metrics, from the partial of all ranks."""
         if self.only is not None and not whole.iterations.num_rows:
             raise FastcommError(
@@ -80,4 +86,6 @@ class _Question:
             warnings=self.warnings,
             failed=sorted(failed, key=lambda failure: failure.path),
             clocks=self.clocks,
+            spread=spread,
+            with_tables=self.with_tables,
         )

@@ -21,6 +21,7 @@ from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.replay.critical import critical_path
 from fastcomm.replay.run_graph import Step, measured, replayer
 from fastcomm.replay.session import Session
+from fastcomm.spread import Spread
 from fastcomm.trace.run import Run
 from fastcomm.trace.trace import Trace
 
@@ -63,7 +64,7 @@ def _together(parts: Sequence[_Parts]) -> _Parts:
     return {rank: each for part in parts for rank, each in part.items()}
 
 
-def _step(parts: _Parts, _left_out: Sequence[Lost]) -> Step:
+def _step(parts: _Parts, _left_out: Sequence[Lost], _: Spread) -> Step:
     traces = {rank: parts[rank][0] for rank in sorted(parts)}
     paths = {rank: parts[rank][1] for rank in sorted(parts)}
     if len(traces) == 1:

@@ -2,36 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Literal, get_args, get_type_hints
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from fastcomm.metrics import heat as heat_
 from fastcomm.metrics import members, suspects
-from fastcomm.metrics.classes import classes, sums
+from fastcomm.metrics.compared import Matched, compare_all
 from fastcomm.metrics.findings import Finding, in_order
 from fastcomm.metrics.heat import Grid, Heat
 from fastcomm.metrics.links import Link, Step, links
-from fastcomm.metrics.meetings import (
-    Events,
-    Meetings,
-    ahead_of,
-    matches_of,
-    offsets_of,
-)
 from fastcomm.metrics.outliers import Outlier, outliers
+from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.skew import Matching, Skew, Wait, skew, waits
 from fastcomm.metrics.slowness import longer_exchange, slow_links
 from fastcomm.metrics.suspects import Known
-from fastcomm.metrics.view import UNKNOWN
+from fastcomm.spread import Spread
 from fastcomm.trace.clocks import ClockOffset
-from fastcomm.trace.matching import NONE, Matches
-from fastcomm.trace.schema import OP, TAG
-
-Ints = NDArray[np.int64]
+from fastcomm.trace.schema import TAG
 
 ClockKind = Literal["aligned", "raw"]
 
@@ -79,37 +67,41 @@ def _plain(rows: Sequence[Any]) -> list[dict[str, Any]]:
     return [{name: getattr(row, name) for name in row.__slots__} for row in rows]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What ranks are compared by."""
+
+    ranks: Sequence[int]
+    iterations: pa.Table
+    pieces: Sequence[Piece]
+    sums: pa.Table  # `sums.by_rank`
+    groups: pa.Table
+
+
 def across(
-    ranks: Sequence[int],
-    iterations: pa.Table,
-    events: pa.Table,
-    groups: pa.Table,
-    clocks: ClockKind,
+    of: Material, clocks: ClockKind, spread: Spread
 ) -> tuple[Across, dict[str, pa.Table]]:
     """The answers, and the tables behind them."""
-    grid, known_groups = Grid.of(iterations), members.by_label(groups)
-    stage, steps = members.stages(known_groups), max(1, len(grid.iterations))
-    columns = Events.of(events)
-    rows = np.flatnonzero(columns.joins)
-    matches = matches_of(columns, rows)
-    offsets = offsets_of(columns, rows, matches)
-    ahead = ahead_of(columns, offsets if clocks == "aligned" else ())
-    met = Meetings.of(columns, rows, matches, ahead)
-    waited = waits(columns, met, steps)
+    grid, groups = Grid.of(of.iterations), members.by_label(of.groups)
+    stage, steps = members.stages(groups), max(1, len(grid.iterations))
+    seen = compare_all(of.pieces, spread, is_aligned=clocks == "aligned")
+    waited = waits(seen.waits, steps)
     step = Step(count=steps, ns=grid.step_ns)
-    linked = links(columns, met, known_groups, step)
+    linked = links(seen.collectives, groups, step)
     known = Known(
         grid=grid,
         stage=stage,
-        received=_received(columns, steps),
+        received=_received(of.sums, steps),
         waits=_total_waits(waited),
-        longer=partial(longer_exchange, columns, met, steps),
+        longer=lambda rank: longer_exchange(
+            seen, steps, members.of_rank(of.groups, rank), rank
+        ),
     )
     found = Across(
         clocks=clocks,
-        offsets=_all_offsets(ranks, offsets),
-        matching=_matching(columns, rows, matches),
-        skew=skew(columns, met, steps),
+        offsets=_all_offsets(of.ranks, seen.offsets),
+        matching=_matching(seen.matched, of.sums),
+        skew=skew(seen.collectives, steps),
         waits=waited,
         links=tuple(each.link for each in linked),
         heat=grid.heat(),
@@ -119,7 +111,7 @@ def across(
                 *suspects.slow_ranks(known),
                 *suspects.jittery_hosts(known),
                 *suspects.imbalanced_stages(known),
-                *slow_links(columns, met, linked, step),
+                *slow_links(linked, seen, step),
             ]
         ),
     )
@@ -162,15 +154,14 @@ def _all_offsets(ranks: Sequence[int], known: Sequence[ClockOffset]) -> tuple[Of
     return tuple(found)
 
 
-def _matching(events: Events, rows: Ints, matches: Matches) -> Matching:
-    matched = int((matches.instance != NONE).sum())
+def _matching(matched: Matched, sums: pa.Table) -> Matching:
     return Matching(
-        events=len(rows),
-        matched=matched,
-        share=matched / len(rows) if len(rows) else None,
-        collectives=matches.count,
-        dropped=matches.dropped,
-        messages=int((events.op == OP["SendRecv"]).sum()),
+        events=matched.events,
+        matched=matched.joined,
+        share=matched.joined / matched.events if matched.events else None,
+        collectives=matched.collectives,
+        dropped=matched.dropped,
+        messages=int(sums["messages"].to_numpy().sum()),
     )
 
 
@@ -210,10 +201,9 @@ def _findings_table(findings: Sequence[Finding]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=pa.schema([*fields, ("words", pa.string())]))
 
 
-def _received(events: Events, steps: int) -> dict[int, float]:
+def _received(sums: pa.Table, steps: int) -> dict[int, float]:
     """Bytes of each rank's all-to-alls of expert parallelism, a step."""
-    chosen = (events.tag == TAG["EP"]) & (events.op == OP["AllToAll"])
-    chosen &= events.bytes != UNKNOWN
-    (ranks,), place = classes(events.rank[chosen])
-    total = sums(place, events.bytes[chosen], len(ranks))
-    return dict(zip(ranks.tolist(), (total / steps).tolist(), strict=True))
+    exchanged = sums["exchanged_bytes"].to_numpy() > 0
+    own = sums.filter(pa.array(exchanged & (sums["tag"].to_numpy() == TAG["EP"])))
+    total = own["exchanged_bytes"].to_numpy() / steps
+    return dict(zip(own["rank"].to_pylist(), total.tolist(), strict=True))

@@ -1,5 +1,6 @@
 """METRIC 3: the bandwidth of each communication event, and how much of the link that is."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,11 +8,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.metrics.groups import Groups
+from fastcomm.metrics.rates import NS, rate
+from fastcomm.metrics.sums import ADDED
 from fastcomm.metrics.view import UNKNOWN, View
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.schema import TAGS
 
-NS = 1e9  # of a second
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,42 +61,16 @@ def _nullable(column: NDArray[np.int64]) -> pa.Array:
     return pa.array(column, mask=column == UNKNOWN)
 
 
-@dataclass(frozen=True, slots=True)
-class Events:
-    """The columns of `rows`, with NaN where a rate is not known."""
+def bandwidth(
+    sums: pa.Table, p95: Mapping[int, float], link: float | None
+) -> dict[str, Bandwidth]:
+    """The bandwidth of each tag that has events, from `sums.by_rank`.
 
-    tag: NDArray[np.int8]
-    duration: NDArray[np.int64]
-    bytes: NDArray[np.int64]  # UNKNOWN where null
-    rate: NDArray[np.float64]  # bytes per second
-    bus_rate: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, table: pa.Table) -> "Events":
-        """Take the columns and divide."""
-        duration = table["duration_ns"].to_numpy()
-        count, bus = (
-            table[name].fill_null(UNKNOWN).to_numpy() for name in ("bytes", "bus_bytes")
-        )
-        return cls(
-            tag=table["tag"].to_numpy(),
-            duration=duration,
-            bytes=count,
-            rate=_rate(count, duration),
-            bus_rate=_rate(bus, duration),
-        )
-
-
-def _rate(count: NDArray[np.int64], duration: NDArray[np.int64]) -> NDArray[np.float64]:
-    known = (count != UNKNOWN) & (duration > 0)
-    rate = np.full(len(count), np.nan)
-    rate[known] = count[known] / duration[known] * NS
-    return rate
-
-
-def bandwidth(table: pa.Table, link: float | None) -> dict[str, Bandwidth]:
-    """The bandwidth of each tag that has events. `link` in bytes per second."""
-    tags, found = _by_key(Events.of(table), table["tag"].to_numpy(), link)
+    `p95` is the 95th percentile of each tag's rates, `link` in bytes per second.
+    """
+    tags, place = np.unique(sums["tag"].to_numpy(), return_inverse=True)
+    added = {name: _added(sums[name].to_numpy(), place, len(tags)) for name in ADDED}
+    found = _columns(added, np.array([p95.get(tag, np.nan) for tag in tags.tolist()]), link)
     rows = zip(*(found[name].to_pylist() for name in Bandwidth.__slots__), strict=True)
     return {
         TAGS[tag]: Bandwidth(**dict(zip(Bandwidth.__slots__, row, strict=True)))
@@ -102,88 +78,54 @@ def bandwidth(table: pa.Table, link: float | None) -> dict[str, Bandwidth]:
     }
 
 
-def by_rank(table: pa.Table, link: float | None) -> pa.Table:
+def by_rank(sums: pa.Table, link: float | None) -> pa.Table:
     """`bandwidth` of each rank and tag, a row each."""
-    key = table["rank"].to_numpy() * len(TAGS) + table["tag"].to_numpy()
-    keys, found = _by_key(Events.of(table), key, link)
-    rank, tag = np.divmod(keys, len(TAGS))
-    return pa.table({"rank": rank, "tag": pa.array(TAGS).take(pa.array(tag)), **found})
+    added = {name: sums[name].to_numpy() for name in ADDED}
+    tag = pa.array(TAGS).take(sums["tag"].combine_chunks())
+    found = _columns(added, sums["p95_rate"].to_numpy(), link)
+    return pa.table({"rank": sums["rank"], "tag": tag, **found})
 
 
-def _by_key(
-    events: Events, key: NDArray[Any], link: float | None
-) -> tuple[NDArray[Any], dict[str, pa.Array]]:
-    """The different keys in their order, and the columns of `Bandwidth`, an entry a key."""
-    groups = Groups.of(key)
-    rated, known = ~np.isnan(events.rate), events.bytes != UNKNOWN
-    of_rated, of_known = groups.only(rated), groups.only(known)
-    of_bus = groups.only(~np.isnan(events.bus_rate))
-    rated_bytes, rated_ns = of_rated.sums(events.bytes), of_rated.sums(events.duration)
+def _added(values: NDArray[Any], place: NDArray[np.int64], count: int) -> NDArray[Any]:
+    found = np.zeros(count, values.dtype)
+    np.add.at(found, place, values)
+    return found
+
+
+def _columns(
+    added: Mapping[str, NDArray[Any]], p95: Floats, link: float | None
+) -> dict[str, pa.Array]:
+    """The columns of `Bandwidth`."""
     rates = {
-        "avg_bw": of_rated.means(events.rate),
-        "p95": of_rated.percentiles(events.rate, 95),
-        "global": _divided(rated_bytes, rated_ns, NS),
-        "avg_bus_bw": of_bus.means(events.bus_rate),
+        "avg_bw": _divided(added["rate_sum"], added["rated_events"]),
+        "p95": p95,
+        "global": _divided(added["rated_bytes"], added["rated_ns"]) * NS,
+        "avg_bus_bw": _divided(added["bus_rate_sum"], added["bus_events"]),
     }
-    shares = {name: rate / link if link else rate * np.nan for name, rate in rates.items()}
-    columns = {
+    shares = {name: each / link if link else each * np.nan for name, each in rates.items()}
+    known = added["known_events"]
+    return {
         "avg_bw": _known(rates["avg_bw"]),
         "avg_util": _known(shares["avg_bw"]),
         "p95_util": _known(shares["p95"]),
         "global_avg_util": _known(shares["global"]),
-        "total_bytes": pa.array(of_known.sums(events.bytes), mask=of_known.counts == 0),
+        "total_bytes": pa.array(added["known_bytes"], mask=known == 0),
         "avg_bus_bw": _known(rates["avg_bus_bw"]),
         "avg_bus_util": _known(shares["avg_bus_bw"]),
-        "events": pa.array(groups.counts),
-        "events_without_bytes": pa.array(groups.counts - of_known.counts),
-        "events_without_duration": pa.array(groups.only(events.duration == 0).counts),
+        "events": pa.array(added["events"]),
+        "events_without_bytes": pa.array(added["events"] - known),
+        "events_without_duration": pa.array(added["events_without_duration"]),
     }
-    return groups.keys, columns
 
 
-def _divided(
-    count: NDArray[np.int64], duration: NDArray[np.int64], scale: float
-) -> NDArray[np.float64]:
-    """Quotients times a scale; NaN where nothing is divided by."""
-    with np.errstate(invalid="ignore"):
-        return (
-            np.where(duration > 0, count / np.where(duration > 0, duration, 1), np.nan) * scale
-        )
+def _divided(total: NDArray[Any], count: NDArray[Any]) -> Floats:
+    """NaN where nothing is divided by."""
+    return np.where(count > 0, total / np.where(count > 0, count, 1), np.nan)
 
 
-def _known(values: NDArray[np.float64]) -> pa.Array:
+def _known(values: Floats) -> pa.Array:
     """Null for NaN."""
     return pa.array(values, mask=np.isnan(values))
-
-
-def collectives(table: pa.Table) -> pa.Table:
-    """One row an operation, group size and power of two of the size: events, median bus rate.
-
-    `size_from` is the power of two; the sizes reach up to the next. Events of unknown size or
-    without a duration are left out; a bus bandwidth that no event tells is null.
-    """
-    events = Events.of(table)
-    known = ~np.isnan(events.rate)
-    op = table["op"].to_numpy()[known]
-    size = table["group_size"].fill_null(-1).to_numpy()[known]
-    power = np.frexp(np.maximum(events.bytes[known], 1).astype(np.float64))[1] - 1
-    bus_rate = events.bus_rate[known]
-    groups = Groups.of((op * np.int64(1 << 32) + size + 1) * _POWERS + power)
-    keys, power = np.divmod(groups.keys, _POWERS)
-    op, size = np.divmod(keys, 1 << 32)
-    median = groups.only(~np.isnan(bus_rate)).percentiles(bus_rate, 50)
-    return pa.table(
-        {
-            "op": pa.array(OPS).take(pa.array(op)),
-            "group_size": pa.array(size - 1, mask=size == 0),
-            "size_from": np.left_shift(1, power),
-            "count": groups.counts,
-            "p50_bus_bw": _known(median),
-        }
-    )
-
-
-_POWERS = 64  # of two that an int64 may hold
 
 
 def iteration_columns(view: View) -> dict[str, pa.Array]:
@@ -204,9 +146,8 @@ def iteration_rates(iterations: pa.Table, link: float | None) -> pa.Table:
     """The table with bytes over the union of communication, and their share of the link."""
     union = iterations["comm_union_ns"].fill_null(0).to_numpy()
     total = iterations["comm_bytes"].fill_null(UNKNOWN).to_numpy()
-    rate = _rate(total, union)
-    missing = np.isnan(rate)
-    util = rate / link if link else np.full(len(rate), np.nan)
-    return iterations.append_column("iteration_bw", pa.array(rate, mask=missing)).append_column(
-        "iteration_util", pa.array(util, mask=np.isnan(util))
+    found = rate(total, union)
+    util = found / link if link else np.full(len(found), np.nan)
+    return iterations.append_column("iteration_bw", _known(found)).append_column(
+        "iteration_util", _known(util)
     )

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, tag_bit
+from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, sets, tag_bit
 from fastcomm.trace.schema import TAGS
 from fastcomm_kernels import segments
 
@@ -33,28 +34,25 @@ def columns(view: View) -> dict[str, pa.Array]:
     shape = (len(view.number), len(TAGS))
     lengths = segments.totals(comm.start, comm.stop, values, comm.iteration, comm.tag, shape)[1]
     spec = dict(zip((f"comm_{tag}" for tag in TAGS), lengths.T, strict=True))
-    spec["compute"] = view.time - view.covered(MASKS & COMM != 0)
+    communicating, *parts = view.covered(_SETS)
+    spec["compute"] = view.time - communicating
     spec["idle"] = view.time - spec["compute"] - lengths.sum(axis=1)
-    exact = _exact(view)
     return {
         **{f"spec_{name}_ns": pa.array(spec[name]) for name in SPEC},
-        **{f"exact_{name}_ns": pa.array(exact[name]) for name in EXACT},
+        **{f"exact_{name}_ns": pa.array(part) for name, part in zip(EXACT, parts, strict=True)},
     }
 
 
-def _exact(view: View) -> dict[str, np.ndarray]:
-    """The partition: each mask of classes belongs to one category."""
+def _exact() -> list[NDArray[np.bool_]]:
+    """The masks of each category of `EXACT`: a partition of all masks."""
     computes, comm = MASKS & COMPUTE != 0, MASKS & COMM
-    exact = {"compute": view.covered(computes)}
-    one_tag = np.zeros(len(MASKS), np.bool_)
-    for tag, name in enumerate(TAGS):
-        alone = ~computes & (comm == tag_bit(tag))
-        one_tag |= alone
-        exact[f"exposed_{name}"] = view.covered(alone)
-    exact["exposed_mixed"] = view.covered(~computes & (comm != 0) & ~one_tag)
-    exact["memcpy"] = view.covered(MASKS == COPY)
-    exact["idle"] = view.covered(MASKS == 0)
-    return exact
+    exposed = [~computes & (comm == tag_bit(tag)) for tag in range(len(TAGS))]
+    mixed = ~computes & (comm != 0) & ~np.any(exposed, axis=0)
+    return [computes, *exposed, mixed, MASKS == COPY, MASKS == 0]
+
+
+# What communicates at all, and the partition.
+_SETS = sets(MASKS & COMM != 0, *_exact())
 
 
 def breakdown(iterations: pa.Table) -> Breakdown:

@@ -48,10 +48,10 @@ class Groups:
         """The exact sum a key."""
         return sums(self.group, values[self.rows], len(self.keys))
 
-    def means(self, values: Floats) -> Floats:
-        """The mean a key; NaN where it has no row."""
+    def totals(self, values: Floats) -> Floats:
+        """The sum a key, added up in the order of the rows."""
         total = np.bincount(self.group, values[self.rows], len(self.keys))
-        return total / np.where(self.counts > 0, self.counts, np.nan)
+        return total.astype(np.float64, copy=False)
 
     def percentiles(self, values: NDArray[Any], percent: float) -> Floats:
         """The percentile a key, by NumPy's linear rule; NaN where it has no row."""

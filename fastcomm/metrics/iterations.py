@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.metrics.groups import Groups
 from fastcomm.metrics.view import View
 
 
@@ -51,15 +52,14 @@ def iteration_times(iterations: pa.Table) -> IterationTimes:
 def rank_times(iterations: pa.Table) -> tuple[RankTime, ...]:
     """The same for each rank, by rank."""
     iterations = iterations.filter(iterations["time_ns"].is_valid())
-    rank, time = iterations["rank"].to_numpy(), iterations["time_ns"].to_numpy()
-    times = {int(each): time[rank == each] for each in np.unique(rank)}
+    time, groups = iterations["time_ns"].to_numpy(), Groups.of(iterations["rank"].to_numpy())
+    counts = groups.counts
+    most = np.zeros(len(counts), np.int64)
+    np.maximum.at(most, groups.group, time)
+    columns = (groups.keys, counts, groups.sums(time), groups.percentiles(time, 99), most)
     return tuple(
-        RankTime(
-            rank=each,
-            iterations=len(own),
-            mean_ns=int(own.sum()) / len(own),
-            p99_ns=float(np.percentile(own, 99)),
-            max_ns=int(own.max()),
+        RankTime(rank=rank, iterations=count, mean_ns=total / count, p99_ns=p99, max_ns=longest)
+        for rank, count, total, p99, longest in zip(
+            *(column.tolist() for column in columns), strict=True
         )
-        for each, own in times.items()
     )

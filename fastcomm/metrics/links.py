@@ -1,18 +1,17 @@
 """Links by the bandwidth that their collectives reach once the last rank is there."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.metrics.classes import classes, members, sums
-from fastcomm.metrics.meetings import Events, Meetings
+from fastcomm.metrics.classes import classes, sums
+from fastcomm.metrics.collectives import Collectives
+from fastcomm.metrics.compared import Expected
 from fastcomm.metrics.members import Group, Label
 from fastcomm.metrics.outliers import above_peers
-from fastcomm.metrics.skew import size_class
-from fastcomm.metrics.view import UNKNOWN
 from fastcomm.trace.schema import OPS, TAGS
 
 Ints = NDArray[np.int64]
@@ -52,40 +51,36 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A link with the collectives that it is measured by."""
+    """A link, and how long its transfers would take at its peers' rate."""
 
     link: Link
-    meetings: Ints
-    excess: Floats  # of each: what its transfer takes longer than at peers' rate
+    expected: Expected
 
 
 @dataclass(frozen=True, slots=True)
 class _Classes:
-    """Collectives by class and group; columns of `keys` and `parts` go together."""
+    """Collectives by class and group; columns go together."""
 
     keys: Ints  # rows: tag, op, power of two of the size, ranks of the group, label
-    parts: list[Ints]  # the collectives of each
-    bus: Ints  # bytes of each collective: of the member that moves the most
-    per_byte: Floats  # ns, of each class and group; NaN where it cannot be told
+    counts: Ints
+    moved: Ints  # bytes, of the member of each collective that moves the most
+    took: Ints  # ns
+    per_byte: Floats  # ns; NaN where it cannot be told
 
     @classmethod
-    def of(cls, events: Events, meetings: Meetings) -> Self:
+    def of(cls, all_: Collectives) -> Self:
         """The collectives of known sizes."""
-        one = meetings.row[meetings.first]
-        bus = meetings.largest(events.bus_bytes)
-        power = size_class(meetings.largest(events.bytes))
-        rated = np.flatnonzero((bus > 0) & (power >= 0))
-        tag, op, size, label = (
-            np.asarray(column[one][rated], np.int64)
-            for column in (events.tag, events.op, events.group_size, events.group)
-        )
-        keys, place = classes(tag, op, power[rated], size, label)
+        rated = np.flatnonzero((all_.bus_bytes > 0) & (all_.power >= 0))
+        columns = (all_.tag, all_.op, all_.power, all_.group_size, all_.group)
+        keys, place = classes(*(np.asarray(each[rated], np.int64) for each in columns))
         count = keys.shape[1]
-        moved, took = (sums(place, each[rated], count) for each in (bus, meetings.transfer))
+        moved = sums(place, all_.bus_bytes[rated], count)
+        took = sums(place, all_.transfer[rated], count)
         return cls(
             keys=keys,
-            parts=[rated[rows] for rows in members(place, count)],
-            bus=bus,
+            counts=np.bincount(place, minlength=count),
+            moved=moved,
+            took=took,
             per_byte=np.where(took > 0, took / np.maximum(moved, 1), np.nan),
         )
 
@@ -97,44 +92,61 @@ class _Classes:
 
 
 def links(
-    events: Events, meetings: Meetings, groups: Mapping[Label, Group], step: Step
+    collectives: Collectives, groups: Mapping[Label, Group], step: Step
 ) -> tuple[Found, ...]:
     """A row a group and class of collectives, by tag, operation, size and ranks."""
-    by_class, found = _Classes.of(events, meetings), []
-    for columns in by_class.peers():
-        rates = by_class.per_byte[columns]
-        apart = {index for index, _, _ in above_peers(rates, 0.0)}
-        for index, column in enumerate(columns.tolist()):
-            own = by_class.parts[column]
-            peers = _median_of_others(rates, index)
-            excess = meetings.transfer[own] - by_class.bus[own] * peers
-            about = groups.get(int(by_class.keys[-1, column]))
-            link = Link(
-                group=about.description if about else None,
-                ranks=_members(events, meetings, own, about),
-                **_names(by_class.keys[:, column]),
-                count=len(own),
-                **_rates(float(rates[index]), peers),
-                excess_ns=None if np.isnan(peers) else float(excess.sum()) / step.count,
-                is_slow=index in apart and _is_slow(rates[index], peers, excess, step),
-            )
-            found.append(Found(link=link, meetings=own, excess=excess))
+    by_class = _Classes.of(collectives)
+    found = [
+        _link(by_class, column, middle, is_apart, groups, step)
+        for columns in by_class.peers()
+        for column, middle, is_apart in _beside(columns, by_class.per_byte[columns])
+    ]
     return tuple(sorted(found, key=_order))
 
 
-def _is_slow(rate: float, peers: float, excess: Floats, step: Step) -> bool:
-    longer = float(excess.sum()) / step.count
-    return bool(peers / rate < SLOW) and longer > LEAST_EXCESS * (step.ns or 0.0)
+def _beside(columns: Ints, rates: Floats) -> Iterator[tuple[int, float, bool]]:
+    """Each column with the median of the others, and whether it stands apart."""
+    apart = {index for index, _, _ in above_peers(rates, 0.0)}
+    others = medians_of_others(rates)
+    for index, column in enumerate(columns.tolist()):
+        yield column, float(others[index]), index in apart
+
+
+def _link(
+    by_class: _Classes,
+    column: int,
+    peers: float,
+    is_apart: bool,
+    groups: Mapping[Label, Group],
+    step: Step,
+) -> Found:
+    tag, op, power, _, label = by_class.keys[:, column].tolist()
+    moved, took = int(by_class.moved[column]), int(by_class.took[column])
+    own = float(by_class.per_byte[column])
+    excess = (took - moved * peers) / step.count
+    group = groups[label]
+    link = Link(
+        group=group.description,
+        ranks=group.ranks or group.seen,
+        tag=TAGS[tag],
+        op=OPS[op],
+        size_from=1 << power,
+        count=int(by_class.counts[column]),
+        **_rates(own, peers),
+        excess_ns=None if np.isnan(peers) else excess,
+        is_slow=is_apart and _is_slow(own, peers, excess, step),
+    )
+    expected = Expected(group=label, tag=tag, op=op, power=power, ns=0.0, ns_per_byte=peers)
+    return Found(link=link, expected=expected)
+
+
+def _is_slow(rate: float, peers: float, excess: float, step: Step) -> bool:
+    return peers / rate < SLOW and excess > LEAST_EXCESS * (step.ns or 0.0)
 
 
 def _order(found: Found) -> tuple[int, str, int, tuple[int, ...]]:
     link = found.link
     return TAGS.index(link.tag), link.op, link.size_from, link.ranks
-
-
-def _names(key: Ints) -> dict[str, Any]:
-    tag, op, power = key[:3].tolist()
-    return {"tag": TAGS[tag], "op": OPS[op], "size_from": 1 << power}
 
 
 def _rates(own: float, peers: float) -> dict[str, Any]:
@@ -146,31 +158,16 @@ def _rates(own: float, peers: float) -> dict[str, Any]:
     }
 
 
-def _median_of_others(values: Floats, index: int) -> float:
-    others = np.delete(values, index)
-    others = others[~np.isnan(others)]
-    return float(np.median(others)) if len(others) else np.nan
-
-
-def _members(
-    events: Events, meetings: Meetings, own: Ints, about: Group | None
-) -> tuple[int, ...]:
-    if about and about.ranks:
-        return about.ranks
-    rows = meetings.row[meetings.edges[own[0]] : meetings.edges[own[0] + 1]]
-    return tuple(sorted(events.rank[rows].tolist()))
-
-
-def alone_excess(
-    events: Events, meetings: Meetings, own: Ints, excess: Floats
-) -> dict[int, float]:
-    """By rank: what transfers took longer by while nothing else went on."""
-    rows = np.concatenate(
-        [np.arange(meetings.edges[each], meetings.edges[each + 1]) for each in own]
-    )
-    longer = np.repeat(excess, meetings.size[own])
-    alone = events.alone[meetings.row[rows]]
-    cost = np.clip(np.where(alone == UNKNOWN, longer, np.minimum(longer, alone)), 0, None)
-    ranks, place = np.unique(events.rank[meetings.row[rows]], return_inverse=True)
-    sums = np.bincount(place, cost, len(ranks))
-    return dict(zip(ranks.tolist(), sums.tolist(), strict=True))
+def medians_of_others(values: Floats) -> Floats:
+    """Of each value the median of all others but NaN; NaN where there is none."""
+    known = np.flatnonzero(~np.isnan(values))
+    found = np.full(len(values), np.median(values[known]) if len(known) else np.nan)
+    if len(known) == 1:
+        found[known] = np.nan
+    elif len(known):
+        order = known[np.argsort(values[known], kind="stable")]
+        ordered, place = values[order], np.arange(len(known))
+        # Without one of them, those behind it move up.
+        low, high = (len(known) - 2) // 2, (len(known) - 1) // 2
+        found[order] = (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
+    return found

@@ -3,16 +3,16 @@
 Rows are events, sorted by collective and arrival; `edges` says where each collective begins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.metrics.rates import column
 from fastcomm.metrics.view import UNKNOWN
 from fastcomm.trace import clocks as clocks_
-from fastcomm.trace.clocks import ClockOffset, clock_offsets
 from fastcomm.trace.matching import NONE, Calls, Matches, match
 from fastcomm.trace.schema import OP
 
@@ -22,7 +22,7 @@ TOGETHER = np.array([OP[name] for name in clocks_.ENDS_TOGETHER], np.int8)
 # Operations whose size is the same on every member.
 _EVEN = np.array([OP[name] for name in ("AllReduce", "AllGather", "ReduceScatter")], np.int8)
 # Collectives of one group that tell how far clocks are apart: more say nothing new.
-_MOST = 64
+_MOST = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +47,15 @@ class Events:
         if table["start_ns"].null_count:
             table = table.filter(table["start_ns"].is_valid())
 
-        def column(name: str) -> Ints:
-            found = table[name]
-            whole: Ints = (found.fill_null(UNKNOWN) if found.null_count else found).to_numpy()
-            return whole
-
-        start = column("start_ns")
+        start = column(table, "start_ns")
         return cls(
             tag=table["tag"].to_numpy(),
             op=table["op"].to_numpy(),
             start=start,
             stop=start + table["duration_ns"].to_numpy(),
-            alone=column("alone_ns"),
+            alone=column(table, "alone_ns"),
             **{
-                name: column(name)
+                name: column(table, name)
                 for name in ("rank", "group", "group_size", "seq", "bytes", "bus_bytes")
             },
         )
@@ -140,6 +135,13 @@ class Meetings:
         found: Ints = np.maximum.reduceat(values[self.row], self.first)
         return found
 
+    def total(self, values: Ints) -> Ints:
+        """Of each collective the sum over its rows."""
+        if not len(self.size):
+            return np.zeros(0, np.int64)
+        found: Ints = np.add.reduceat(values, self.first)
+        return found
+
     def _place(self) -> Ints:
         return np.arange(len(self.row)) - np.repeat(self.first, self.size)
 
@@ -159,8 +161,8 @@ def matches_of(events: Events, rows: Ints) -> Matches:
     )
 
 
-def offsets_of(events: Events, rows: Ints, matches: Matches) -> tuple[ClockOffset, ...]:
-    """How far clocks are apart, by a sample of the collectives of each group."""
+def sample_of(events: Events, rows: Ints, matches: Matches) -> pa.Table:
+    """The ends of a sample of the collectives of each group, numbered in place of groups."""
     matched = np.flatnonzero(matches.instance != NONE)
     number, row = matches.instance[matched], rows[matched]
     group = np.empty(matches.count, np.int64)
@@ -178,7 +180,7 @@ def offsets_of(events: Events, rows: Ints, matches: Matches) -> tuple[ClockOffse
             "stop": events.stop[row],
         }
     )
-    return clock_offsets(table.cast(clocks_.ENDS))
+    return table.cast(clocks_.ENDS)
 
 
 def _sample(group: Ints) -> NDArray[np.bool_]:
@@ -192,9 +194,8 @@ def _sample(group: Ints) -> NDArray[np.bool_]:
     return found
 
 
-def ahead_of(events: Events, offsets: Sequence[ClockOffset]) -> Ints:
-    """Of each event the offset of its rank's clock; 0 where nothing tells."""
-    by_rank = {each.rank: each.offset_ns for each in offsets}
+def ahead_of(events: Events, offsets: Mapping[int, int]) -> Ints:
+    """Of each event the offset of its rank's clock, by rank; 0 where nothing tells."""
     ranks, place = np.unique(events.rank, return_inverse=True)
-    known = np.array([by_rank.get(rank, 0) for rank in ranks.tolist()], np.int64)
+    known = np.array([offsets.get(rank, 0) for rank in ranks.tolist()], np.int64)
     return known[place]

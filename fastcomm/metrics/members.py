@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.metrics.classes import members
+
 Label = int
 
 
@@ -17,23 +19,32 @@ class Group:
     tag: str
     size: int | None
     ranks: tuple[int, ...] | None  # null where no trace names them
+    seen: tuple[int, ...]  # ranks that have it
 
 
 def by_label(groups: pa.Table) -> dict[Label, Group]:
     """The groups that more than one rank can be in."""
     table = groups.filter(groups["group"].is_valid())
-    labels = table["group"].to_numpy()
-    _, first = np.unique(labels, return_index=True)
-    found = {}
-    for row in table.take(pa.array(first)).to_pylist():
+    labels, order = np.unique(table["group"].to_numpy(), return_inverse=True)
+    rows = members(order, len(labels))
+    rank, found = table["rank"].to_numpy(), {}
+    chosen = table.take(pa.array([own[0] for own in rows], pa.int64()))
+    for row, own in zip(chosen.to_pylist(), rows, strict=True):
         found[row["group"]] = Group(
             label=row["group"],
             description=row["description"],
             tag=row["tag"],
             size=row["size"],
             ranks=tuple(row["ranks"]) if row["ranks"] else None,
+            seen=tuple(np.unique(rank[own]).tolist()),
         )
     return found
+
+
+def of_rank(groups: pa.Table, rank: int) -> set[Label]:
+    """The labels of a rank's groups that more than one rank can be in."""
+    own = groups.filter(pa.array(groups["rank"].to_numpy() == rank))
+    return set(own["group"].drop_null().to_pylist())
 
 
 def stages(groups: dict[Label, Group]) -> dict[int, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics.view import COMM, COMPUTE, MASKS, View, tag_bit
+from fastcomm.metrics.view import COMM, COMPUTE, MASKS, View, sets, tag_bit
 from fastcomm.trace.schema import TAGS
 
 
@@ -21,16 +21,20 @@ class Overlap:
     by_tag: dict[str, float | None]  # of the tags that communicate; null where unknown
 
 
+_ACTIVE = {
+    name: MASKS & bits != 0
+    for name, bits in (("comm", COMM), *((tag, tag_bit(t)) for t, tag in enumerate(TAGS)))
+}
+_NAMES = [f"{name}_{what}_ns" for name in _ACTIVE for what in ("union", "overlapped")]
+_SETS = sets(
+    *(each for active in _ACTIVE.values() for each in (active, active & (MASKS & COMPUTE != 0)))
+)
+
+
 def columns(view: View) -> dict[str, pa.Array]:
     """One row an iteration: ns of communication, and of it under compute, in all and by tag."""
-    columns = {}
-    for name, bits in (("comm", COMM), *((tag, tag_bit(t)) for t, tag in enumerate(TAGS))):
-        active = MASKS & bits != 0
-        columns[f"{name}_union_ns"] = pa.array(view.covered(active))
-        columns[f"{name}_overlapped_ns"] = pa.array(
-            view.covered(active & (MASKS & COMPUTE != 0))
-        )
-    return columns
+    covered = view.covered(_SETS)
+    return {name: pa.array(row) for name, row in zip(_NAMES, covered, strict=True)}
 
 
 def overlap(iterations: pa.Table, tags: Collection[str]) -> Overlap:

@@ -1,16 +1,26 @@
 """What is kept of a rank once its trace is read: small tables that merge in any order."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import bandwidth, breakdown, iterations, lacks, overlap, windows
+from fastcomm.metrics import (
+    bandwidth,
+    breakdown,
+    iterations,
+    lacks,
+    membership,
+    overlap,
+    pieces,
+    sums,
+    windows,
+)
+from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.view import ByteKind, View
-from fastcomm.trace import clocks
-from fastcomm.trace.schema import TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
 
 
@@ -32,9 +42,26 @@ class Partial:
 
     notes: tuple[RankNote, ...]
     iterations: pa.Table  # a row an iteration and rank
-    events: pa.Table  # a row a communication event
-    windows: pa.Table  # a row a window between phases
+    events: pa.Table  # a row a communication event that is in memory
+    windows: pa.Table  # a row a window between phases that is in memory
     groups: pa.Table  # a row a process group and rank
+    away: tuple[Piece, ...] = ()  # events that are in files
+    windows_away: tuple[Path, ...] = ()  # files of windows
+    sums: pa.Table | None = None  # of the ranks whose events are away, `sums.by_rank`
+
+    def pieces(self) -> tuple[Piece, ...]:
+        """All events."""
+        if self.away and not self.events.num_rows:
+            return self.away
+        return (*self.away, pieces.cut(self.events))
+
+    def all_windows(self) -> windows.Stock:
+        """All windows."""
+        return (*self.windows_away, self.windows)
+
+    def all_sums(self) -> pa.Table:
+        """`sums.by_rank` of all ranks."""
+        return _joined([self.sums, sums.by_rank(self.events)])
 
     @classmethod
     def of(
@@ -71,8 +98,22 @@ class Partial:
             ),
             events=lacks.in_events(bandwidth.rows(view), meta.lacks),
             windows=lacks.in_windows(windows.rows(view), meta.lacks),
-            groups=_groups(trace),
+            groups=membership.rows(trace, view.labels),
         )
+
+
+def put_away(part: Partial, path: Path) -> Partial:
+    """The same with its events and windows in files. Raises OSError."""
+    windows_path = path.with_name(f"{path.name}.windows")
+    pieces.write(part.windows, windows_path)
+    return replace(
+        part,
+        events=part.events.schema.empty_table(),
+        away=(*part.away, pieces.put_away(part.events, path)),
+        windows=part.windows.schema.empty_table(),
+        windows_away=(*part.windows_away, windows_path),
+        sums=_joined([part.sums, sums.by_rank(part.events)]),
+    )
 
 
 def merge(partials: Iterable[Partial]) -> Partial:
@@ -85,7 +126,15 @@ def merge(partials: Iterable[Partial]) -> Partial:
         events=_by_rank([part.events for part in parts]),
         windows=_by_rank([part.windows for part in parts]),
         groups=_by_rank([part.groups for part in parts]),
+        away=tuple(piece for part in parts for piece in part.away),
+        windows_away=tuple(path for part in parts for path in part.windows_away),
+        sums=_joined([part.sums for part in parts]),
     )
+
+
+def _joined(tables: list[pa.Table | None]) -> pa.Table | None:
+    known = [table for table in tables if table is not None]
+    return _by_rank(known) if known else None
 
 
 def _by_rank(tables: list[pa.Table]) -> pa.Table:
@@ -96,29 +145,3 @@ def _by_rank(tables: list[pa.Table]) -> pa.Table:
         # Rows are taken from whole columns: from many pieces it takes several times as long.
         table = table.take(pa.array(np.argsort(rank, kind="stable")))
     return table
-
-
-def _groups(trace: Trace) -> pa.Table:
-    """The process groups that communicated, with their tags in words."""
-    groups = trace.groups
-    tags = [TAGS[tag] for tag in groups["tag"].to_pylist()]
-    sources = [TAG_SOURCES[source] for source in groups["tag_source"].to_pylist()]
-    candidates = [
-        "/".join(TAGS[tag] for tag in fits) for fits in groups["candidates"].to_pylist()
-    ]
-    used = trace.comm["group"].drop_null().to_numpy()
-    events = [int((used == row).sum()) for row in range(groups.num_rows)]
-    return pa.table(
-        {
-            "rank": pa.array([trace.meta.rank] * groups.num_rows, pa.int64()),
-            "group": pa.array(clocks.labels(groups, described=True), pa.int64()),
-            "name": groups["name"],
-            "description": groups["description"],
-            "size": groups["size"],
-            "ranks": groups["ranks"],
-            "tag": pa.array(tags, pa.string()),
-            "tag_source": pa.array(sources, pa.string()),
-            "candidates": pa.array(candidates, pa.string()),
-            "events": pa.array(events, pa.int64()),
-        }
-    )

@@ -1,5 +1,6 @@
 """The answer to all questions, typed; it draws nothing and prints nothing."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -9,9 +10,11 @@ import pyarrow as pa
 
 from fastcomm.metrics import bandwidth as bandwidth_
 from fastcomm.metrics import lacks as lacks_
+from fastcomm.metrics import pieces as pieces_
+from fastcomm.metrics import rates
 from fastcomm.metrics import volume as volume_
 from fastcomm.metrics import windows as windows_
-from fastcomm.metrics.across import Across, ClockKind, across
+from fastcomm.metrics.across import Across, ClockKind, Material, across
 from fastcomm.metrics.bandwidth import Bandwidth
 from fastcomm.metrics.breakdown import Breakdown, breakdown
 from fastcomm.metrics.findings import Finding
@@ -19,9 +22,11 @@ from fastcomm.metrics.heat import Heat
 from fastcomm.metrics.iterations import IterationTimes, RankTime, iteration_times, rank_times
 from fastcomm.metrics.overlap import Overlap, overlap
 from fastcomm.metrics.partial import Partial
+from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.view import ByteKind
 from fastcomm.metrics.volume import Volume
 from fastcomm.metrics.windows import Window
+from fastcomm.spread import Spread, one_by_one
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.trace import LACKS
 
@@ -106,7 +111,7 @@ class Metrics:
         return dict(self.tables)
 
 
-def answer(
+def answer(  # noqa: PLR0913 - one word a choice
     partial: Partial,
     *,
     byte_kind: ByteKind,
@@ -114,8 +119,13 @@ def answer(
     warnings: Sequence[str] = (),
     failed: Sequence[Failure] = (),
     clocks: ClockKind = "aligned",
+    spread: Spread = one_by_one,
+    with_tables: bool = True,
 ) -> Metrics:
-    """Answer every question from the merged partial of all ranks."""
+    """Answer every question from the merged partial of all ranks.
+
+    `with_tables`: whether the tables with a row an event or a window are among the tables.
+    """
     ranks = tuple(note.rank for note in partial.notes)
     lacks = {
         word: found
@@ -125,8 +135,17 @@ def answer(
     timed = len(ranks) - len(lacks.get("times", ()))
     numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
     count = len(numbers) if timed else None
-    tags = {TAGS[tag] for tag in np.unique(partial.events["tag"].to_numpy())}
-    seen, tables = across(ranks, partial.iterations, partial.events, partial.groups, clocks)
+    pieces, sums = partial.pieces(), partial.all_sums()
+    tags = np.unique(sums["tag"].to_numpy()).tolist()
+    material = Material(
+        ranks=ranks,
+        iterations=partial.iterations,
+        pieces=pieces,
+        sums=sums,
+        groups=partial.groups,
+    )
+    seen, tables = across(material, clocks, spread)
+    p95 = dict(zip(tags, spread(functools.partial(rates.p95, pieces), tags), strict=True))
     per_iteration = bandwidth_.iteration_rates(partial.iterations, link)
     times = rank_times(partial.iterations)
     return Metrics(
@@ -138,10 +157,10 @@ def answer(
         iteration=iteration_times(partial.iterations),
         by_rank=times,
         breakdown=breakdown(partial.iterations),
-        windows=windows_.windows(partial.windows) if timed else None,
-        bandwidth=bandwidth_.bandwidth(partial.events, link),
-        volume=volume_.volume(partial.events, count, timed),
-        overlap=overlap(partial.iterations, tags),
+        windows=windows_.windows(partial.all_windows(), spread) if timed else None,
+        bandwidth=bandwidth_.bandwidth(sums, p95, link),
+        volume=volume_.volume(sums, count, timed),
+        overlap=overlap(partial.iterations, [TAGS[tag] for tag in tags]),
         across=seen,
         warnings=(*warnings, *lacks_.sentences(lacks, len(ranks)), *_warnings(partial)),
         failed=tuple(failed),
@@ -149,16 +168,33 @@ def answer(
         tables={
             "iterations": per_iteration,
             "ranks": _ranks_table(times),
-            "windows": _in_words(partial.windows, {"from": TAGS, "to": TAGS}),
-            "windows_cdf": windows_.cdf(partial.windows),
-            "events": _in_words(partial.events, {"tag": TAGS, "op": OPS}),
-            "bandwidth_by_rank": bandwidth_.by_rank(partial.events, link),
-            "collectives": bandwidth_.collectives(partial.events),
+            **(_large_tables(partial, pieces) if with_tables else {}),
+            "bandwidth_by_rank": bandwidth_.by_rank(sums, link),
+            "collectives": _collectives(pieces, spread),
             "groups": partial.groups,
             "group_tags": _group_tags(partial.groups),
             **tables,
         },
     )
+
+
+def _large_tables(partial: Partial, pieces: Sequence[Piece]) -> dict[str, pa.Table]:
+    """Those with a row an event or a window."""
+    windows = windows_.whole(partial.all_windows())
+    return {
+        "windows": _in_words(windows, {"from": TAGS, "to": TAGS}),
+        "windows_cdf": windows_.cdf(windows),
+        "events": _in_words(
+            pieces_.whole(pieces, partial.events.column_names), {"tag": TAGS, "op": OPS}
+        ),
+    }
+
+
+def _collectives(pieces: Sequence[Piece], spread: Spread) -> pa.Table:
+    """A row an operation, group size and power of two of the size."""
+    ops = sorted({op for piece in pieces for op in piece.ops})
+    found = spread(functools.partial(rates.collectives, pieces), ops)
+    return pa.concat_tables([rates.COLLECTIVES.empty_table(), *found])
 
 
 def _ranks_table(times: Sequence[RankTime]) -> pa.Table:

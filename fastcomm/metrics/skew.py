@@ -9,14 +9,16 @@ Of a collective that several ranks were matched in, with times on one clock:
 Without clocks that agree none of this can be told.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.metrics.classes import classes, members, sums
+from fastcomm.metrics.collectives import Collectives
 from fastcomm.metrics.meetings import Events, Meetings
-from fastcomm.metrics.view import UNKNOWN
 from fastcomm.trace.schema import OPS, TAGS
 
 Ints = NDArray[np.int64]
@@ -67,27 +69,23 @@ class Matching:
     messages: int  # SendRecv: the traces do not say which two belong together
 
 
-def skew(events: Events, meetings: Meetings, steps: int) -> tuple[Skew, ...]:
+def skew(collectives: Collectives, steps: int) -> tuple[Skew, ...]:
     """A row a class of collectives, those that cost the most waiting first."""
-    one = meetings.row[meetings.first]  # stands for the collective
-    power = size_class(meetings.largest(events.bytes))
-    keys, place = classes(events.tag[one], events.op[one], power)
-    spread = meetings.arrived - meetings.start[meetings.first]
-    transfer, waited = meetings.transfer, _by_meeting(meetings, meetings.wait)
-    there = waited + transfer * meetings.size
+    keys, place = classes(collectives.tag, collectives.op, collectives.power)
+    there = collectives.wait + collectives.transfer * collectives.members
     found = []
     for (tag, op, size), own in zip(
         keys.T.tolist(), members(place, keys.shape[1]), strict=True
     ):
-        wait, whole = int(waited[own].sum()), int(there[own].sum())
+        wait, whole = int(collectives.wait[own].sum()), int(there[own].sum())
         found.append(
             Skew(
                 op=OPS[op],
                 tag=TAGS[tag],
                 size_from=1 << size if size >= 0 else None,
                 count=len(own),
-                **_spread("skew", spread[own]),
-                **_spread("transfer", transfer[own]),
+                **_spread("skew", collectives.skew[own]),
+                **_spread("transfer", collectives.transfer[own]),
                 wait_ns=wait / steps,
                 wait_share=wait / whole if whole > 0 else None,
             )
@@ -95,23 +93,23 @@ def skew(events: Events, meetings: Meetings, steps: int) -> tuple[Skew, ...]:
     return tuple(sorted(found, key=lambda each: (-each.wait_ns, each.tag, each.op)))
 
 
-def size_class(count: Ints) -> Ints:
-    """The power of two below each size; -1 where it is unknown."""
-    power = np.frexp(np.maximum(count, 1).astype(np.float64))[1] - 1
-    return np.where(count == UNKNOWN, -1, power).astype(np.int64)
+@dataclass(frozen=True, slots=True)
+class WaitSums:
+    """Sums over the collectives of a rank and tag, which add up over groups of collectives."""
 
+    keys: Ints  # rank and tag
+    sums: Ints  # a row each: collectives, wait, transfer, last, held up, later
 
-def waits(events: Events, meetings: Meetings, steps: int) -> tuple[Wait, ...]:
-    """A row a rank and tag, in their order."""
-    keys, place = classes(events.rank[meetings.row], events.tag[meetings.row])
-    is_last, held_up = np.zeros((2, len(place)), np.int64)
-    # Where several come last at once nobody holds the others up.
-    held = meetings.arrived - meetings.start[meetings.last - 1]
-    is_last[meetings.last] = held > 0
-    held_up[meetings.last] = held
-    columns = [
-        sums(place, values, keys.shape[1]).tolist()
-        for values in (
+    @classmethod
+    def of(cls, events: Events, meetings: Meetings) -> Self:
+        """Those of some collectives."""
+        keys, place = classes(events.rank[meetings.row], events.tag[meetings.row])
+        is_last, held_up = np.zeros((2, len(place)), np.int64)
+        # Where several come last at once nobody holds the others up.
+        held = meetings.arrived - meetings.start[meetings.last - 1]
+        is_last[meetings.last] = held > 0
+        held_up[meetings.last] = held
+        columns = (
             np.ones(len(place), np.int64),
             meetings.wait,
             np.repeat(meetings.transfer, meetings.size),
@@ -119,7 +117,18 @@ def waits(events: Events, meetings: Meetings, steps: int) -> tuple[Wait, ...]:
             held_up,
             meetings.later,
         )
-    ]
+        return cls(keys, np.stack([sums(place, each, keys.shape[1]) for each in columns]))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Those of all collectives."""
+        keys, place = classes(*np.concatenate([part.keys for part in parts], axis=1))
+        rows = np.concatenate([part.sums for part in parts], axis=1)
+        return cls(keys, np.stack([sums(place, row, keys.shape[1]) for row in rows]))
+
+
+def waits(summed: WaitSums, steps: int) -> tuple[Wait, ...]:
+    """A row a rank and tag, in their order."""
     return tuple(
         Wait(
             rank=rank_,
@@ -133,17 +142,9 @@ def waits(events: Events, meetings: Meetings, steps: int) -> tuple[Wait, ...]:
             later_ns=later / steps,
         )
         for (rank_, tag_), count, wait, transfer, last, held_, later in zip(
-            keys.T.tolist(), *columns, strict=True
+            summed.keys.T.tolist(), *summed.sums.tolist(), strict=True
         )
     )
-
-
-def _by_meeting(meetings: Meetings, values: Ints) -> Ints:
-    """Sums over the members of each."""
-    if not len(meetings.size):
-        return np.zeros(0, np.int64)
-    sums: Ints = np.add.reduceat(values, meetings.first)
-    return sums
 
 
 def _spread(name: str, values: Ints) -> dict[str, float]:

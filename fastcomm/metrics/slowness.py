@@ -1,14 +1,15 @@
 """Links that are slow, and what they and hot experts make collectives take longer."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.metrics.classes import classes, members
+from fastcomm.metrics.classes import classes, sums
+from fastcomm.metrics.compared import Compared, Expected
 from fastcomm.metrics.findings import Evidence, Finding, Subject
-from fastcomm.metrics.links import Found, Step, alone_excess
-from fastcomm.metrics.meetings import Events, Meetings
+from fastcomm.metrics.links import Found, Step
+from fastcomm.metrics.members import Label
 from fastcomm.metrics.outliers import LEAST_SHARE
 from fastcomm.trace.schema import OP, TAG
 from fastcomm.units import format_bandwidth, format_ns
@@ -23,28 +24,18 @@ class _Suspect:
     cost_ns: float = 0.0
 
 
-def slow_links(
-    events: Events,
-    meetings: Meetings,
-    linked: Sequence[Found],
-    step: Step,
-) -> list[Finding]:
+def slow_links(linked: Sequence[Found], seen: Compared, step: Step) -> list[Finding]:
     """A finding for each set of ranks that slow groups share; it costs what nothing hides."""
     if not step.ns:
         return []
-    suspects: list[_Suspect] = []
-    for found in linked:
-        if found.link.is_slow:
-            cost = _cost(events, meetings, found) / step.count
-            _add(suspects, found, cost)
+    slow, suspects = [found for found in linked if found.link.is_slow], list[_Suspect]()
+    by_link = seen.excess([found.expected for found in slow])
+    for found, by_rank in zip(slow, by_link, strict=True):
+        cost = float(np.median(list(by_rank.values()))) if by_rank else 0.0
+        _add(suspects, found, cost / step.count)
     return [
         _finding(each, step.ns) for each in suspects if each.cost_ns > LEAST_SHARE * step.ns
     ]
-
-
-def _cost(events: Events, meetings: Meetings, found: Found) -> float:
-    by_rank = alone_excess(events, meetings, found.meetings, found.excess)
-    return float(np.median(list(by_rank.values()))) if by_rank else 0.0
 
 
 def _add(suspects: list[_Suspect], found: Found, cost: float) -> None:
@@ -79,19 +70,27 @@ def _finding(suspect: _Suspect, step_ns: float) -> Finding:
     )
 
 
-def longer_exchange(events: Events, meetings: Meetings, steps: int, rank: int) -> float | None:
+def longer_exchange(
+    seen: Compared, steps: int, own: Collection[Label], rank: int
+) -> float | None:
     """What a rank's all-to-alls of experts take longer than those of other groups, a step.
 
-    In ns, and only where nothing hides it. Null where no other group exchanges.
+    In ns, and only where nothing hides it; `own` are the groups of the rank. Null where no
+    other group exchanges.
     """
-    one = meetings.row[meetings.first]
-    chosen = np.flatnonzero((events.tag[one] == TAG["EP"]) & (events.op[one] == OP["AllToAll"]))
-    (labels,), place = classes(events.group[one][chosen])
-    mine = np.isin(labels, events.group[events.rank == rank])
+    collectives = seen.collectives
+    chosen = (collectives.tag == TAG["EP"]) & (collectives.op == OP["AllToAll"])
+    (labels,), place = classes(collectives.group[chosen])
+    mine = np.isin(labels, list(own))
     if mine.all() or not mine.any():
         return None
-    parts = [chosen[rows] for rows in members(place, len(labels))]
-    means = np.array([meetings.transfer[rows].mean() for rows in parts])
-    own = np.concatenate([rows for rows, is_mine in zip(parts, mine, strict=True) if is_mine])
-    excess = meetings.transfer[own] - float(np.median(means[~mine]))
-    return alone_excess(events, meetings, own, excess).get(rank, 0.0) / steps
+    count = np.bincount(place, minlength=len(labels))
+    means = sums(place, collectives.transfer[chosen], len(labels)) / count
+    usual = float(np.median(means[~mine]))
+    expected = [
+        Expected(
+            group=label, tag=TAG["EP"], op=OP["AllToAll"], power=None, ns=usual, ns_per_byte=0.0
+        )
+        for label in labels[mine].tolist()
+    ]
+    return sum(by_rank.get(rank, 0.0) for by_rank in seen.excess(expected)) / steps

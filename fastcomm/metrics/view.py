@@ -1,5 +1,6 @@
 """One rank as the metrics see it: its iterations, what covers them, its communication."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -22,13 +23,19 @@ UNKNOWN = segments.UNKNOWN
 COMPUTE, COPY, FIRST_TAG = 1 << 0, 1 << 1, 2
 COMM = sum(1 << FIRST_TAG + tag for tag in range(len(TAGS)))
 
-# Each set of classes that can be active at once.
+# Each mask of classes that can be active at once.
 MASKS = np.arange(intervals.MASKS)
+Sets = NDArray[np.int64]  # of masks: a row a set, 1 for each mask that is in it
 
 
 def tag_bit(tag: int) -> int:
     """The bit of a tag's class."""
     return 1 << FIRST_TAG + tag
+
+
+def sets(*wanted: NDArray[np.bool_]) -> Sets:
+    """Sets of masks, each by the truth of every mask."""
+    return np.stack(wanted).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,7 @@ class View:
     number: Ints  # of each iteration
     start: Ints
     stop: Ints
+    labels: tuple[int | None, ...]  # of the process groups, the same on every rank
     coverage: Ints  # by iteration and mask of classes: ns in which exactly these are active
     comm: Communication
 
@@ -69,18 +77,20 @@ class View:
             kept = np.isin(number, list(only))
             number, start, stop = number[kept], start[kept], stop[kept]
         classes = _classes(trace)
+        labels = tuple(clocks.labels(trace.groups, described=True))
         return cls(
             rank=trace.meta.rank,
             number=number,
             start=start,
             stop=stop,
+            labels=labels,
             coverage=intervals.coverage_by_class(classes, start, stop),
-            comm=_communication(trace, byte_kind, (start, stop), classes[0]),
+            comm=_communication(trace, byte_kind, (start, stop), classes[0], labels),
         )
 
-    def covered(self, wanted: NDArray[np.bool_]) -> Ints:
-        """Per iteration: how long one of the wanted masks holds. Clipped to the iteration."""
-        covered: Ints = self.coverage[:, wanted].sum(axis=1)
+    def covered(self, wanted: Sets) -> Ints:
+        """A row a set, of each iteration: how long one of its masks holds, clipped to it."""
+        covered: Ints = wanted @ self.coverage.T
         return covered
 
     @property
@@ -98,34 +108,42 @@ def _classes(trace: Trace) -> list[tuple[Ints, Ints]]:
     copies = (kind == KIND["memcpy"]) | (kind == KIND["memset"])
     classes = [(start[chosen], stop[chosen]) for chosen in (compute, copies)]
     tag, start, stop = (trace.comm[name].to_numpy() for name in ("tag", "start", "stop"))
-    return classes + [(start[tag == t], stop[tag == t]) for t in range(len(TAGS))]
+    of_tag = [tag == each for each in range(len(TAGS))]
+    return classes + [(start[chosen], stop[chosen]) for chosen in of_tag]
 
 
 def _communication(
-    trace: Trace, byte_kind: ByteKind, found: tuple[Ints, Ints], compute: tuple[Ints, Ints]
+    trace: Trace,
+    byte_kind: ByteKind,
+    found: tuple[Ints, Ints],
+    compute: tuple[Ints, Ints],
+    labels: Sequence[int | None],
 ) -> Communication:
     """The events inside of the iterations that were found."""
     comm = trace.comm
-    iteration = segments.segment_of(comm["start"].to_numpy(), *found)
-    inside = iteration >= 0
-    size = trace.groups["size"].combine_chunks()
-    label = pa.array(clocks.labels(trace.groups, described=True), pa.int64())
-    group = comm["group"].combine_chunks()
     times = comm["start"].to_numpy(), comm["stop"].to_numpy()
+    iteration = segments.segment_of(times[0], *found)
+    inside = np.flatnonzero(iteration >= 0)
+    group = comm["group"].fill_null(-1).to_numpy()[inside]
     return Communication(
         start=times[0][inside],
         stop=times[1][inside],
         alone=alone(times, compute)[inside],
         iteration=iteration[inside],
-        group=_filled(label.take(group))[inside],
+        group=_by_place(labels)[group],
         seq=_filled(comm["seq"])[inside],
-        group_size=_filled(size.take(group))[inside],
+        group_size=_by_place(trace.groups["size"].to_pylist())[group],
         bytes=_filled(comm[f"{byte_kind}_bytes"])[inside],
         bus_bytes=_filled(comm["bus_bytes"])[inside],
         **{name: comm[name].to_numpy()[inside] for name in ("tag", "op")},
     )
 
 
-def _filled(column: pa.Array | pa.ChunkedArray) -> Ints:
-    whole: Ints = column.cast(pa.int64()).fill_null(UNKNOWN).to_numpy()
+def _by_place(values: Sequence[int | None]) -> Ints:
+    """The values with UNKNOWN for none, and behind the last: at place -1."""
+    return np.array([UNKNOWN if each is None else each for each in (*values, None)], np.int64)
+
+
+def _filled(column: pa.ChunkedArray) -> Ints:
+    whole: Ints = (column.fill_null(UNKNOWN) if column.null_count else column).to_numpy()
     return whole

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics.view import UNKNOWN
 from fastcomm.trace.schema import TAGS
 
 
@@ -22,36 +21,35 @@ class Volume:
     bytes_per_step_per_gpu: float | None
 
 
-def volume(events: pa.Table, iterations: int | None, ranks: int) -> dict[str, Volume]:
-    """The volume of each tag that has events, in so many iterations of so many ranks.
+def volume(sums: pa.Table, iterations: int | None, ranks: int) -> dict[str, Volume]:
+    """The volume of each tag that has events, from `sums.by_rank`.
 
-    Those are the iterations and ranks whose times are known: null where none are.
+    It is that of so many iterations of so many ranks, those whose times are known: null where
+    none are.
     """
-    tags = events["tag"].to_numpy()
-    count = events["bytes"].fill_null(UNKNOWN).to_numpy()
-    inside = events["iteration"].is_valid().to_numpy()
+    tags = sums["tag"].to_numpy()
     return {
-        TAGS[tag]: _of_one_tag(count[tags == tag], inside[tags == tag], iterations, ranks)
+        TAGS[tag]: _of_one_tag(sums.filter(pa.array(tags == tag)), iterations, ranks)
         for tag in np.unique(tags)
     }
 
 
-def _of_one_tag(
-    count: np.ndarray, inside: np.ndarray, iterations: int | None, ranks: int
-) -> Volume:
-    total = _total(count)
+def _of_one_tag(sums: pa.Table, iterations: int | None, ranks: int) -> Volume:
+    total = _total(sums)
+    inside = sums.filter(sums["timed"])
     # Ranks that know their times and have no event of the tag move nothing of it.
-    timed = _total(count[inside]) if inside.any() or total is None else 0
+    timed = _total(inside) if inside.num_rows or total is None else 0
     if not iterations:
         timed = None
     return Volume(
         comm_bytes=total,
-        comm_events=len(count),
+        comm_events=int(sums["events"].to_numpy().sum()),
         bytes_per_iteration=None if timed is None else timed / (iterations or 1),
         bytes_per_step_per_gpu=None if timed is None else timed / ((iterations or 1) * ranks),
     )
 
 
-def _total(count: np.ndarray) -> int | None:
-    known = count[count != UNKNOWN]
-    return int(known.sum()) if len(known) else None
+def _total(sums: pa.Table) -> int | None:
+    if not sums["known_events"].to_numpy().sum():
+        return None
+    return int(sums["known_bytes"].to_numpy().sum())

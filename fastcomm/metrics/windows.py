@@ -1,12 +1,17 @@
 """METRIC 2: the windows between phases of communication of one tag."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.metrics.pieces import columns
 from fastcomm.metrics.view import View
+from fastcomm.spread import Spread
 from fastcomm.trace.schema import TAGS
 from fastcomm_kernels import phases
 
@@ -39,18 +44,42 @@ def rows(view: View) -> pa.Table:
     )
 
 
-def windows(table: pa.Table) -> tuple[Window, ...]:
+Stock = Sequence[pa.Table | Path]  # windows of some ranks each: in memory, or in a file
+
+
+def whole(stock: Stock) -> pa.Table:
+    """The windows of all ranks, by rank."""
+    names = ("rank", "iteration", "from", "to", "window_ns")
+    table = pa.concat_tables([columns(each, names) for each in stock]).combine_chunks()
+    return table.take(pa.array(np.argsort(table["rank"].to_numpy(), kind="stable")))
+
+
+def windows(stock: Stock, spread: Spread) -> tuple[Window, ...]:
     """The statistics of each pair of tags that follow each other, in the order of TAGS."""
-    return tuple(
-        Window(
-            source=TAGS[source],
-            target=TAGS[target],
-            count=len(length),
-            mean_ns=int(length.sum()) / len(length),
-            p50_ns=float(np.percentile(length, 50)),
-            p95_ns=float(np.percentile(length, 95)),
-        )
-        for (source, target), length in _by_pair(table)
+    by_source = spread(partial(_from, stock), range(len(TAGS)))
+    return tuple(window for each in by_source for window in each)
+
+
+def _from(stock: Stock, source: int) -> list[Window]:
+    """Those of the windows that begin behind phases of one tag."""
+    parts = [_own(columns(each, ("from", "to", "window_ns")), source) for each in stock]
+    target, length = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return [_statistics(source, to, length[target == to]) for to in np.unique(target).tolist()]
+
+
+def _own(table: pa.Table, source: int) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    own = table["from"].to_numpy() == source
+    return table["to"].to_numpy()[own], table["window_ns"].to_numpy()[own]
+
+
+def _statistics(source: int, target: int, length: NDArray[np.int64]) -> Window:
+    return Window(
+        source=TAGS[source],
+        target=TAGS[target],
+        count=len(length),
+        mean_ns=int(length.sum()) / len(length),
+        p50_ns=float(np.percentile(length, 50)),
+        p95_ns=float(np.percentile(length, 95)),
     )
 
 

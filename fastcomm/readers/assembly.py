@@ -106,8 +106,8 @@ def _span(events: Events) -> tuple[int, int]:
     """From the first to the end of the last of the events that every reading keeps."""
     start, stop = events.columns["start"], events.columns["stop"]
     kept = events.rows(*DEVICE_KINDS, "runtime", "annotation")
-    rows = kept if len(kept) else slice(None)
-    return int(start[rows][0]), int(stop[rows].max())
+    rows = kept if len(kept) else np.arange(len(start))
+    return int(start[rows[0]]), int(stop[rows].max())
 
 
 def _tags(
@@ -118,37 +118,36 @@ def _tags(
     Where the ranks fit several tags, each operation is asked for alone: one rank set may serve
     experts by its all-to-alls and gradients by its all-reduces.
     """
-    group, op = found.group.astype(np.int64), found.op.astype(np.int64)
-    tagged, answers = [], np.empty((len(found.groups) + 1, len(OPS)), np.object_)
-    for place, named in enumerate(found.groups):
-        own = group == place
-        counts = np.bincount(op[own], minlength=len(OPS))
-        ops = {each: int(counts[each]) for each in np.flatnonzero(counts).tolist()}
-        streams = tuple(s for s in np.unique(stream_of[own]).tolist() if s != NULL)
-        asked = replace(named, streams=streams)
-        whole = _ask(asked, ops, rules, iterations)
+    columns = found.group, found.op, found.name, stream_of
+    first, kind = alike(*columns)
+    kinds = list(zip(*(column[first].tolist() for column in columns), strict=True))
+    seen = [_Seen() for _ in (*found.groups, None)]  # the last of no group
+    for (group, op, _, stream), count in zip(kinds, np.bincount(kind).tolist(), strict=True):
+        seen[group].ops[op] = seen[group].ops.get(op, 0) + count
+        seen[group].streams |= {stream} - {NULL}
+    tagged, answers = [], {}
+    for place, (named, of_group) in enumerate(zip(found.groups, seen, strict=False)):
+        asked = replace(named, streams=tuple(sorted(of_group.streams)))
+        whole = _ask(asked, of_group.ops, rules, iterations)
         tagged.append(whole)
-        for each, count in ops.items():
-            alone = _ask(asked, {each: count}, rules, iterations) if whole.candidates else whole
-            answers[place, each] = alone
-    return tagged, _tag_of_each(found, answers)
-
-
-def _tag_of_each(found: Collectives, answers: NDArray[np.object_]) -> NDArray[np.int8]:
-    """Tag and source of each event: what was answered of its group and operation, or its name.
-
-    Events alike in all three are asked for once. The last row of `answers` is of no group.
-    """
-    parts = found.group, found.op, found.name
-    first, kind = alike(*parts)
-    tags = np.empty((len(first), 2), np.int8)
-    for row, at in enumerate(first.tolist()):
-        group, op, name = (int(part[at]) for part in parts)
-        said = answers[group, op] or _UNKNOWN
+        for op, count in of_group.ops.items():
+            alone = _ask(asked, {op: count}, rules, iterations) if whole.candidates else whole
+            answers[place, op] = alone
+    tags = np.empty((len(kinds), 2), np.int8)
+    for row, (group, op, name, _) in enumerate(kinds):
+        said = answers.get((group, op), _UNKNOWN)
         if said.source == "none" and (by_name := found.named[name].tag):
             said = Tagged(tag=by_name, source="heuristic")
         tags[row] = TAG[said.tag], _SOURCE[said.source]
-    return tags[kind]
+    return tagged, tags[kind]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What a group was seen to do."""
+
+    ops: dict[int, int] = field(default_factory=dict)  # events by operation
+    streams: set[int] = field(default_factory=set)
 
 
 _UNKNOWN = Tagged(tag="OTHER", source="none")
@@ -169,9 +168,15 @@ def _notes(events: Events, found: Collectives, lacks: Sequence[str]) -> list[str
             f"{unknown} of {len(found.row)} communication events have no known size "
             "(nothing says it): bandwidth and volume omit them"
         )
-    if fused := sum(found.named[name].fused for name in found.name.tolist()):
+    if fused := _fused(found):
         notes.append(f"{fused} communication kernels are fused with other work")
     return notes
+
+
+def _fused(found: Collectives) -> int:
+    """How many events do more than communicate."""
+    fused = np.array([named.fused for named in found.named], np.bool_)
+    return int(np.count_nonzero(fused[found.name]))
 
 
 def _host_only(events: Events) -> str:

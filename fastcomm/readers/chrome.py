@@ -6,6 +6,7 @@ Memory is the kept columns and a block or two, whatever the size of the file.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from numpy.typing import NDArray
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import envelope
 from fastcomm.readers.blocks import CutShortError, blocks
-from fastcomm_kernels import json_scan, json_wanted, words
+from fastcomm_kernels import json_numbers, json_scan, json_wanted, words
 from fastcomm_kernels._llvm import PADDING
 
 _CHUNK = 1 << 12
+# Most of it is never touched; but an allocator that has seen it freed once keeps as much at
+# hand, and the next of thousands of files finds its pages there.
+_WINDOW = 1 << 23
 _RESUMES = 8
 _EVENT_LIMIT = 1 << 26
 
@@ -32,7 +36,7 @@ _COLUMNS = (
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Selection:
     """Which events and which of their args are kept."""
 
@@ -44,6 +48,7 @@ class Selection:
     detail_texts: Sequence[str]  # texts that few events have
     positions: bool = False  # the place of an event among all, kept or not
 
+    @cached_property
     def wanted(self) -> json_wanted.Wanted:
         """The same, as the scanner takes it."""
         return json_wanted.Wanted(
@@ -55,13 +60,18 @@ class Selection:
             detail_texts=[name.encode() for name in self.detail_texts],
         )
 
+    @cached_property
+    def plan(self) -> Ints:
+        """The same as one column, made once for all files."""
+        return self.wanted.plan()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scanned:
     """What is kept of one file. NULL of `json_scan` stands for what an event lacks."""
 
     columns: dict[str, NDArray[Any]]  # one entry an event, in the order of the file
-    details: dict[str, Ints]  # one entry a detail; `columns["detail"]` points here, -1 at none
+    details: dict[str, Ints]  # `columns["detail"]` points here, -1 to the end, which is NULL
     texts: list[str]  # names and texts by code
     envelope: dict[str, Any]  # everything around the events
     seen: int  # whole events, kept or not
@@ -83,7 +93,7 @@ class _Window:
     """The part of the text that is at hand: `n` bytes, and NULs that a kernel may look at."""
 
     source: Iterator[bytes]
-    text: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(1 << 21, np.uint8))
+    text: NDArray[np.uint8] = field(default_factory=lambda: np.empty(_WINDOW, np.uint8))
     n: int = 0
     base: int = 0  # where in the file the window begins
     cut: bool = False  # a compressed file ended early
@@ -112,7 +122,7 @@ class _Window:
     def _append(self, block: bytes) -> None:
         size = self.n + len(block)
         if size + PADDING > len(self.text):
-            wider = np.zeros(2 * size + PADDING, np.uint8)
+            wider = np.empty(2 * size + PADDING, np.uint8)
             wider[: self.n] = self.text[: self.n]
             self.text = wider
         self.text[self.n : size] = np.frombuffer(block, np.uint8)
@@ -175,9 +185,8 @@ class _Reader:
     def _scan(self) -> bool:
         """Scan all events; False where the text ends before they do."""
         state, window = self.state, self.window
-        wanted = self.selection.wanted()
-        plan = wanted.plan()
-        rows = np.empty((_CHUNK, wanted.width()), np.int64)
+        plan = self.selection.plan
+        rows = np.empty((_CHUNK, self.selection.wanted.width()), np.int64)
         while True:
             state[json_scan.BASE] = window.base
             why = json_scan.scan(window.text, window.n, state, plan, self.strings, rows)
@@ -324,7 +333,8 @@ class _Reader:
         return envelope.known_members(text)
 
     def _scanned(self, members: dict[str, Any]) -> Scanned:
-        details = np.concatenate(self.detail_chunks)
+        no_detail = np.full((1, len(self.detail_names)), json_numbers.NULL)
+        details = np.concatenate([*self.detail_chunks, no_detail])
         return Scanned(
             columns={
                 name: np.concatenate([chunk.pop(name) for chunk in self.chunks])

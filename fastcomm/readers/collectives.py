@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,15 @@ from fastcomm.readers.patterns import Named, Pattern
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.alike import alike
 from fastcomm.trace.run import MOST_RANKS
-from fastcomm.trace.schema import OP
+from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import Group
 from fastcomm_kernels.json_numbers import NULL
 
 # Words of the metadata that name no operation: what the kernel does stands elsewhere.
 _NO_OPERATION = ("", "wait", "coalesced", "startCoalescing", "endCoalescing")
 
-_HOST_CALL = "record_param_comms"
+# The host's call, the range of the library in it, and the operator around.
+_PREFIXES = ("record_param_comms", "nccl:", "c10d::")
 _OUTPUT_FIRST = (
     "c10d::alltoall_base_",
     "c10d::_allgather_base_",
@@ -50,16 +51,21 @@ def find_collectives(
     """
     rows, name, names = communication(events, patterns)
     host = _Host.of(events, rows)
-    group, groups = _groups(host, known)
-    op = _operations(host, name, names)
-    members = np.array([group_.members or NULL for group_ in groups] + [NULL], np.int64)
+    said = _Said.of(host, name)
+    first, kind = alike(*said.columns.values())
+    said = said.only(first)
+    group, groups = _groups(said, known)
+    op = _operations(said, names)
+    members = np.array([each.members or NULL for each in groups] + [NULL], np.int64)
+    sizes = _sizes(said, op, members[group])
+    op, group = op[kind], group[kind]
     return Collectives(
         row=rows,
         op=op,
         seq=host.metadata("Seq"),
         group=group,
         groups=groups,
-        sizes=_sizes(host, op, members[group]),
+        sizes=byte_rules.Sizes(*(counts[kind] for counts in sizes)),
         named=names,
         name=name,
         partners=find_partners(events, rows, op, group, groups) if partners else None,
@@ -75,40 +81,97 @@ class _Host:
     call: Rows  # record_param_comms
     mark: Rows  # the innermost range nccl:...
     operator: Rows  # the innermost c10d::...
+    places: tuple[NDArray[np.int32], ...]  # of the details of `rows`, and of `call` if any is
 
     @classmethod
     def of(cls, events: Events, rows: Rows) -> "_Host":
         """Follow the launches, but for kernels that say everything themselves."""
         call, mark, operator = (np.full(len(rows), -1, np.int64) for _ in range(3))
+        own = events.places(rows)
         word = events.by_text(
-            events.detail("Collective name", rows), lambda text: int(text not in _NO_OPERATION)
+            events.details["Collective name"][own], lambda text: int(text not in _NO_OPERATION)
         )
         silent = np.flatnonzero(word != 1)
-        launches = events.launch_of(rows[silent])
-        for found, prefix in ((call, _HOST_CALL), (mark, "nccl:"), (operator, "c10d::")):
-            ranges = events.rows_named(
-                lambda name, prefix=prefix: name.startswith(prefix),  # type: ignore[misc]
-                "cpu_op",
-                "annotation",
-            )
-            found[silent] = events.enclosing(ranges, launches)
-            if found is call:
-                found[silent] = _by_external_id(
-                    events, ranges, rows[silent], launches, found[silent]
-                )
-        return cls(events=events, rows=rows, call=call, mark=mark, operator=operator)
+        if len(silent):
+            launches = events.launch_of(rows[silent])
+            calls, marks, operators = (_ranges(events, prefix) for prefix in _PREFIXES)
+            found = events.enclosing(calls, launches)
+            call[silent] = _by_external_id(events, calls, rows[silent], launches, found)
+            mark[silent] = events.enclosing(marks, launches)
+            operator[silent] = events.enclosing(operators, launches)
+        return cls(
+            events=events,
+            rows=rows,
+            call=call,
+            mark=mark,
+            operator=operator,
+            places=(own, events.places(call)) if (call >= 0).any() else (own,),
+        )
 
     def metadata(self, *names: str) -> Ints:
         """A value of the event's own metadata, else of the host's call, by the first name."""
-        value = np.full(len(self.rows), NULL, np.int64)
-        for name in names:
-            for rows in (self.rows, self.call):
-                value = np.where(value == NULL, self.events.detail(name, rows), value)
-        return value
+        details = self.events.details
+        said = (details[name][places] for name in names for places in self.places)
+        return reduce(lambda first, other: np.where(first == NULL, other, first), said)
+
+
+def _ranges(events: Events, prefix: str) -> Rows:
+    """The host's ranges whose name begins with a word."""
+    return events.rows_named(lambda name: name.startswith(prefix), "cpu_op", "annotation")
+
+
+# What is said of the bytes, the operation and the group: by one name, or by an older one.
+_METADATA = {
+    name: (name,)
+    for name in (
+        "Collective name",
+        "dtype",
+        "In split size",
+        "Out split size",
+        "Process Group Description",
+        "Process Group Ranks",
+        "Group size",
+    )
+} | {
+    "In msg nelems": ("In msg nelems", "In msg size"),
+    "Out msg nelems": ("Out msg nelems", "Out msg size"),
+    "Process Group Name": ("Process Group Name", "Process Group ID"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """What is said of communication, in codes and numbers: the rest follows from it.
+
+    Events of which the same is said are one kind, and one entry from `only` on.
+    """
+
+    events: Events  # for their texts
+    columns: dict[str, Ints]
+
+    @classmethod
+    def of(cls, host: _Host, name: Ints) -> "_Said":
+        """What each event, its host's call and ranges, and its name say."""
+        events = host.events
+        columns = {key: host.metadata(*names) for key, names in _METADATA.items()}
+        columns["named"] = name
+        columns["bytes"] = events.columns["bytes"][host.rows]
+        columns["kind"] = events.columns["kind"][host.rows]
+        for range_, rows in (("mark", host.mark), ("operator", host.operator)):
+            codes = events.columns["name"][rows].astype(np.int64)
+            columns[range_] = np.where(rows >= 0, codes, NULL)
+            places = events.places(rows)
+            columns |= {f"{range_} {key}": events.details[key][places] for key in _DIMENSIONS}
+        return cls(events=events, columns=columns)
+
+    def only(self, rows: Ints) -> "_Said":
+        """The same of some entries."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return _Said(events=self.events, columns=columns)
 
     def per_text(self, name: str, answer: Callable[[str], int]) -> Ints:
-        """The answer to a text of the metadata."""
-        return self.events.by_text(self.metadata(name), answer)
+        """The answer to a text."""
+        return self.events.by_text(self.columns[name], answer)
 
 
 def _by_external_id(
@@ -130,7 +193,7 @@ def _by_external_id(
     return np.where(fits, call, found)
 
 
-def _operations(host: _Host, name: Ints, names: Sequence[Named]) -> NDArray[np.int8]:
+def _operations(said: _Said, names: Sequence[Named]) -> NDArray[np.int8]:
     """The operation: the metadata's, else that of the host's range, else the name's."""
 
     def of_word(text: str) -> int:
@@ -141,31 +204,32 @@ def _operations(host: _Host, name: Ints, names: Sequence[Named]) -> NDArray[np.i
         op = byte_rules.op_of_annotation(text)
         return NULL if op is None else op
 
-    op = host.per_text("Collective name", of_word)
-    events = host.events
-    mark = np.where(host.mark >= 0, events.columns["name"][host.mark].astype(np.int64), NULL)
-    op = np.where(op == NULL, events.by_text(mark, of_mark), op)
-    by_name = np.array([OP[said.op] for said in names] + [OP["OTHER"]], np.int64)
-    return np.where(op == NULL, by_name[name], op).astype(np.int8)
+    op = said.per_text("Collective name", of_word)
+    op = np.where(op == NULL, said.per_text("mark", of_mark), op)
+    by_name = np.array([OP[each.op] for each in names] + [OP["OTHER"]], np.int64)
+    return np.where(op == NULL, by_name[said.columns["named"]], op).astype(np.int8)
 
 
-def _groups(host: _Host, known: Sequence[Group]) -> tuple[NDArray[np.int32], tuple[Group, ...]]:
-    """The group of each event, and the groups that differ in anything that is said of them."""
-    said = (
-        host.metadata("Process Group Name", "Process Group ID"),
-        host.metadata("Process Group Description"),
-        host.metadata("Process Group Ranks"),
-        host.metadata("Group size"),
-    )
-    first, kind = alike(*said)
-    text = host.events.text
+def _groups(said: _Said, known: Sequence[Group]) -> tuple[NDArray[np.int32], tuple[Group, ...]]:
+    """The group of each entry, and the groups that differ in anything that is said of them."""
+    columns = [said.columns[name] for name in _OF_GROUP]
+    first, kind = alike(*columns)
+    text = said.events.text
     groups: dict[Group | None, int] = {None: -1}
     place = []
-    for name, description, ranks, size in np.stack(said, axis=1)[first].tolist():
+    for name, description, ranks, size in np.stack(columns, axis=1)[first].tolist():
         group = _group(text(name), text(description), text(ranks), size, known)
         place.append(groups.setdefault(group, len(groups) - 1))
     made = tuple(group for group in groups if group is not None)
-    return np.array([*place, -1], np.int32)[kind], made
+    return np.array(place, np.int32)[kind], made
+
+
+_OF_GROUP = (
+    "Process Group Name",
+    "Process Group Description",
+    "Process Group Ranks",
+    "Group size",
+)
 
 
 def _group(
@@ -197,16 +261,16 @@ def _group(
 def _ranks(text: str | None) -> tuple[int, ...] | None:
     """The ranks of a list such as "[0, 1]"; None where it is cut or empty."""
     try:
-        ranks = json.loads(text or "")
+        return _members(json.loads(text or ""))
     except (ValueError, RecursionError):
         return None
-    if not isinstance(ranks, list) or not all(map(_is_rank, ranks)):
+
+
+def _members(ranks: object) -> tuple[int, ...] | None:
+    """The ranks of a list, sorted; None where it is none of ranks, or empty."""
+    if not isinstance(ranks, list) or set(map(type, ranks)) != {int}:
         return None
-    return tuple(sorted(ranks)) or None
-
-
-def _is_rank(found: object) -> bool:
-    return type(found) is int and 0 <= found < MOST_RANKS
+    return tuple(sorted(ranks)) if min(ranks) >= 0 and max(ranks) < MOST_RANKS else None
 
 
 def known_groups(info: Mapping[str, Any]) -> tuple[Group, ...]:
@@ -219,7 +283,7 @@ def known_groups(info: Mapping[str, Any]) -> tuple[Group, ...]:
             continue
         size = entry.get("pg_size")
         ranks = entry.get("ranks")
-        members = _ranks(ranks if isinstance(ranks, str) else json.dumps(ranks))
+        members = _ranks(ranks) if isinstance(ranks, str) else _members(ranks)
         size = size if type(size) is int and 0 < size <= MOST_RANKS else None
         if members is None and size is not None and size == world:
             members = tuple(range(size))
@@ -234,66 +298,52 @@ def known_groups(info: Mapping[str, Any]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _sizes(host: _Host, op: NDArray[np.int8], members: Ints) -> byte_rules.Sizes:
-    given, got = _of_metadata(host)
-    marked_given, marked_got = _of_ranges(host)
-    silent = (given == NULL) & (got == NULL) & ~_coalesced(host)
+def _sizes(said: _Said, op: NDArray[np.int8], members: Ints) -> byte_rules.Sizes:
+    coalesced = _coalesced(said)
+    given, got = _of_metadata(said, coalesced)
+    marked_given, marked_got = _of_ranges(said)
+    silent = (given == NULL) & (got == NULL) & ~coalesced
     given = np.where(silent, marked_given, given)
     got = np.where(silent, marked_got, got)
-    copied = host.events.columns["bytes"][host.rows]
-    copies = host.events.columns["kind"][host.rows] != _KERNEL
-    given = np.where(copies, copied, given)
+    copies = said.columns["kind"] != KIND["kernel"]
+    given = np.where(copies, said.columns["bytes"], given)
     half = (op == OP["AllToAll"]) & ((given == NULL) | (got == NULL))
     unknown = half | (op == OP["OTHER"])
     given, got = np.where(unknown, NULL, given), np.where(unknown, NULL, got)
     uneven = np.zeros(len(op), np.bool_)
     for name in ("In split size", "Out split size"):
-        uneven |= host.per_text(name, _is_uneven) == 1
+        uneven |= said.per_text(name, _is_uneven) == 1
     return byte_rules.sizes(op, given, got, members, uneven)
 
 
-_KERNEL = 0
-
-
-def _coalesced(host: _Host) -> NDArray[np.bool_]:
+def _coalesced(said: _Said) -> NDArray[np.bool_]:
     """Events of which the host says only that they end a group: their counts mean nothing."""
     says_so: NDArray[np.bool_] = (
-        host.per_text("Collective name", lambda text: int(text in _NO_OPERATION)) == 1
+        said.per_text("Collective name", lambda text: int(text in _NO_OPERATION)) == 1
     )
     return says_so
 
 
-def _of_metadata(host: _Host) -> tuple[Ints, Ints]:
+def _of_metadata(said: _Said, coalesced: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """Bytes in and out by the counts of elements; both NULL where one overflowed."""
-    element = host.per_text("dtype", lambda text: byte_rules.element_size(text) or NULL)
-    counts = [
-        host.metadata("In msg nelems", "In msg size"),
-        host.metadata("Out msg nelems", "Out msg size"),
-    ]
-    broken = _coalesced(host)
+    element = said.per_text("dtype", lambda text: byte_rules.element_size(text) or NULL)
+    counts = [said.columns["In msg nelems"], said.columns["Out msg nelems"]]
+    broken = coalesced
     for count in counts:
-        broken |= (count < 0) & (count != NULL)
+        broken = broken | ((count < 0) & (count != NULL))
     given, got = (byte_rules.byte_counts(count, element) for count in counts)
     return np.where(broken, NULL, given), np.where(broken, NULL, got)
 
 
-def _of_ranges(host: _Host) -> tuple[Ints, Ints]:
+def _of_ranges(said: _Said) -> tuple[Ints, Ints]:
     """Bytes in and out by the dimensions on the host's ranges, as traces before 2024 have them.
 
     The range of the library shows the input; the operator shows the output first.
     """
-    dims, types = (host.events.detail(name, host.mark) for name in _DIMENSIONS)
-    given = _per_pair(host.events, dims, types, _total)
-    got = np.full(len(given), NULL, np.int64)
-    base = host.operator.copy()
-    first = host.events.by_text(
-        np.where(base >= 0, host.events.columns["name"][base].astype(np.int64), NULL),
-        lambda text: int(text in _OUTPUT_FIRST),
-    )
-    base[first != 1] = -1
-    dims, types = (host.events.detail(name, base) for name in _DIMENSIONS)
-    got = _per_pair(host.events, dims, types, lambda tensors: _total(tensors[:1]))
-    inner = _per_pair(host.events, dims, types, lambda tensors: _total(tensors[1:2]))
+    given = _per_pair(said, "mark", said.columns["mark"] != NULL, _total)
+    shows = said.per_text("operator", lambda text: int(text in _OUTPUT_FIRST)) == 1
+    got = _per_pair(said, "operator", shows, lambda tensors: _total(tensors[:1]))
+    inner = _per_pair(said, "operator", shows, lambda tensors: _total(tensors[1:2]))
     return np.where(inner == NULL, given, inner), got
 
 
@@ -302,13 +352,22 @@ _Tensors = Sequence[tuple[Any, str]]
 
 
 def _per_pair(
-    events: Events, dims: Ints, types: Ints, answer: Callable[[_Tensors], int]
+    said: _Said, range_: str, shows: NDArray[np.bool_], answer: Callable[[_Tensors], int]
 ) -> Ints:
-    """The answer to the dimensions and types of each event's tensors, asked once a pair."""
+    """The answer to the dimensions and types of a range's tensors, asked once a pair.
+
+    NULL where the range shows none.
+    """
+    answers = np.full(len(shows), NULL, np.int64)
+    rows = np.flatnonzero(shows)
+    if not len(rows):
+        return answers
+    dims, types = (said.columns[f"{range_} {name}"][rows] for name in _DIMENSIONS)
     first, kind = alike(dims, types)
     pairs = zip(dims[first].tolist(), types[first].tolist(), strict=True)
-    answers = [NULL if NULL in pair else answer(_tensors(events, *pair)) for pair in pairs]
-    return np.array(answers, np.int64)[kind]
+    asked = [NULL if NULL in pair else answer(_tensors(said.events, *pair)) for pair in pairs]
+    answers[rows] = np.array(asked, np.int64)[kind]
+    return answers
 
 
 def _tensors(events: Events, dims: int, types: int) -> _Tensors:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.events import Events, Ints, Rows
 from fastcomm.readers.partners import Partners
-from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, named
+from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, namer
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.tags import Group
 
@@ -35,8 +35,10 @@ def communication(
     found: list[Named] = []
 
     def asking(table: tuple[Pattern, ...]) -> Callable[[str], int]:
+        said_by = namer(table)
+
         def ask(name: str) -> int:
-            if (said := named(name, table)) is None:
+            if (said := said_by(name)) is None:
                 return -1
             found.append(said)
             return len(found) - 1
@@ -47,8 +49,9 @@ def communication(
     for kind, table in (("kernel", (*patterns, *PATTERNS)), ("memcpy", PEER_COPIES)):
         asked = events.rows(kind)
         answer = events.by_text(events.columns["name"][asked], asking(table))
-        rows.append(asked[answer >= 0])
-        answers.append(answer[answer >= 0])
+        said = answer >= 0
+        rows.append(asked[said])
+        answers.append(answer[said])
     merged = np.concatenate(rows)
     order = np.argsort(merged)
     return merged[order], np.concatenate(answers)[order], tuple(found)

@@ -21,7 +21,7 @@ class Events:
     """All kept events of a file, sorted by start. NULL is unknown; row -1 is no event."""
 
     columns: dict[str, NDArray[Any]]
-    details: dict[str, Ints]
+    details: dict[str, Ints]  # at -1, their end, is NULL
     texts: Sequence[str]
     lane: NDArray[np.int32]
 
@@ -40,12 +40,14 @@ class Events:
 
     def by_text(self, codes: NDArray[Any], answer: Callable[[str], int]) -> Ints:
         """The answer to each text, asked once a text; NULL where there is no text."""
-        present = codes != NULL
-        met = np.bincount(codes[present], minlength=len(self.texts)) > 0
-        answers = np.full(len(self.texts) + 1, NULL, np.int64)
-        for code in np.flatnonzero(met).tolist():
-            answers[code] = answer(self.texts[code])
-        return answers[np.where(present, codes, len(self.texts))]
+        codes = np.where(codes == NULL, len(self.texts), codes)
+        met = np.zeros(len(self.texts) + 1, np.bool_)
+        met[codes] = True
+        asked = np.flatnonzero(met[:-1])
+        answers = np.full(len(met), NULL, np.int64)
+        answers[asked] = [answer(self.texts[code]) for code in asked.tolist()]
+        found: Ints = answers[codes]
+        return found
 
     def text(self, code: int) -> str | None:
         """The text of a code; None of NULL."""
@@ -57,9 +59,12 @@ class Events:
 
     def detail(self, name: str, rows: Rows) -> Ints:
         """A detail of some events; NULL where they have none."""
-        column = np.append(self.details[name], NULL)
-        at = np.where(rows >= 0, self.columns["detail"][rows], -1)
-        return column[at]
+        found: Ints = self.details[name][self.places(rows)]
+        return found
+
+    def places(self, rows: Rows) -> NDArray[np.int32]:
+        """Where the details of some events stand in the columns of `details`."""
+        return np.where(rows >= 0, self.columns["detail"][rows], np.int32(-1))
 
     @cached_property
     def _launches(self) -> tuple[Ints, Rows]:

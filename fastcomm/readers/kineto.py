@@ -21,9 +21,9 @@ from fastcomm.readers.events import Events
 from fastcomm.readers.formats import Found, OpenOptions, agreed_world, check_count
 from fastcomm.readers.kineto_layout import ARG_NAMES, EVERYTHING, METRICS
 from fastcomm.readers.ranks import NAME_PATTERNS, rank_from_name
-from fastcomm.trace.alike import alike
+from fastcomm.trace.alike import first_seen
 from fastcomm.trace.run import Source
-from fastcomm.trace.schema import KIND
+from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import Meta, Trace
 from fastcomm_kernels.json_numbers import NULL
 from fastcomm_kernels.json_scan import WORD
@@ -208,29 +208,24 @@ def _base(
     return 0, None, ["no baseTimeNanoseconds: the absolute time of the events is unknown"]
 
 
+_ON_DEVICE = np.isin(KINDS, (*DEVICE_KINDS, "gpu_annotation"))  # by kind
+
+
 def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.int32], pa.Table]:
     """The lane of each event, and the lanes in the order of their first event."""
-    kind = columns["kind"]
-    is_device = np.isin(kind, [KIND[name] for name in (*DEVICE_KINDS, "gpu_annotation")])
     # A row about waiting stands on a stream if it has a device.
-    is_device |= (kind == KIND["sync"]) & (columns["device"] != NULL)
+    is_device = _ON_DEVICE[columns["kind"]]
+    is_device |= (columns["kind"] == KIND["sync"]) & (columns["device"] != NULL)
     process, thread = columns.pop("process"), columns.pop("thread")
-    # A hash of the three finds the lanes; that it does not lie is checked.
-    key = (process * 1_000_003) ^ (thread * 2 + is_device)
-    encoded = pa.array(key).dictionary_encode()
-    lane = encoded.indices.to_numpy()
-    first = np.zeros(len(encoded.dictionary), np.int64)
-    first[lane[::-1]] = np.arange(len(lane))[::-1]
-    if not ((process[first][lane] == process) & (thread[first][lane] == thread)).all():
-        first, lane = alike(process, thread, is_device)
+    first, lane = first_seen(process, thread, is_device)
 
     device = columns["device"][first]
     device = np.where(is_device[first] & (device == NULL), process[first], device)
     no_device = ~is_device[first] | (device < 0) | (device > _MOST_DEVICES)
     lanes = pa.table(
         {
-            "process": _lane_words(process[first], texts),
-            "thread": _lane_words(thread[first], texts),
+            "process": pa.array(_lane_words(process[first], texts), pa.string()),
+            "thread": pa.array(_lane_words(thread[first], texts), pa.string()),
             "device": pa.array(device, mask=no_device),
             "is_device": is_device[first],
         }

@@ -5,6 +5,7 @@ is known; the name's is the second best: an all-to-all runs as `ncclDevKernel_Se
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -106,11 +107,23 @@ class Named:
     fused: bool
 
 
-@lru_cache(maxsize=1 << 14)  # every rank of a run has the same names
 def named(name: str, patterns: tuple[Pattern, ...]) -> Named | None:
     """What the first pattern that matches says of `name`; None: it is no communication."""
-    for pattern in patterns:
-        if found := re.search(pattern.regex, name):
-            op = pattern.op or _CAMEL.get(found[1], "OTHER")
-            return Named(library=pattern.library, op=op, tag=pattern.tag, fused=pattern.fused)
-    return None
+    return namer(patterns)(name)
+
+
+@lru_cache(maxsize=16)  # every rank of a run has the same names, and asks by the same patterns
+def namer(patterns: tuple[Pattern, ...]) -> Callable[[str], Named | None]:
+    """What `named` says by these patterns, each name searched once."""
+
+    @lru_cache(maxsize=1 << 14)
+    def ask(name: str) -> Named | None:
+        for pattern in patterns:
+            if found := re.search(pattern.regex, name):
+                op = pattern.op or _CAMEL.get(found[1], "OTHER")
+                return Named(
+                    library=pattern.library, op=op, tag=pattern.tag, fused=pattern.fused
+                )
+        return None
+
+    return ask

@@ -1,6 +1,7 @@
 """A source that is not what it was when its reading began is an error, not a mixture."""
 
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -44,8 +45,9 @@ def _check(path: Path, before: _State, error: Exception | None) -> None:
 def _state(path: Path) -> _State:
     """Name, place, size and age of a file, or of the files of a directory; empty: none."""
     try:
-        if not path.is_dir():
-            return (_of(path.name, path.stat()),)
+        status = path.stat()
+        if not stat.S_ISDIR(status.st_mode):
+            return (_of(path.name, status),)
         if not is_local(path):
             return tuple(sorted(_of(each.name, each.stat()) for each in path.iterdir()))
         with os.scandir(path) as entries:

@@ -1,8 +1,8 @@
 """Runs that `fastcomm ingest` stored: a directory of Parquet, one file a rank."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,16 +41,15 @@ _META = {
     "clock": str | None,
 }
 _EVENTS = {name: layout.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
+_ALONE = pa.schema([field for field in schema.COMM if field.name not in schema.PARTNERS])
 _COMM = {
-    name: layout.COMM_NAMES.get(name, name)
-    for name in schema.COMM.names
-    if name not in ("start", "stop", "event")
+    name: layout.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
 }
+_WORDS = [field.name for field in layout.COLUMNS if pa.types.is_dictionary(field.type)]
 _DAMAGE = (
     *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
     *(AttributeError, OverflowError, RecursionError),
 )
-_NAMES = {*layout.COLUMNS.names, *schema.ARGS.names}
 _TEXTS = {
     *(pa.string(), pa.large_string(), pa.string_view()),
     *(pa.binary(), pa.large_binary(), pa.binary_view()),
@@ -148,6 +147,8 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     What the options say of tags and iterations lies over what was said when it was stored, and
     is applied again. TraceFileError where the file is damaged or lacks what is asked for.
     """
+    from fastcomm import parquet
+
     with _opened(path) as file:
         said = _about(file, path)
         if rank is not None and said["meta"]["rank"] != rank:
@@ -162,7 +163,11 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
         wanted = store_said.over(options, stored)
         anew = wanted != stored
         names = list(layout.SECTIONS)[: None if options.whole else 2 if anew else 1]
-        trace = _trace(_rows(file, said, len(names), options.whole), said, path)
+        groups = range(sum(said["row_groups"][: len(names)]))
+        columns = _columns(file, said, options.whole)
+        _check_texts(file.schema_arrow, columns)
+        parquet.check(file.metadata, path.stat().st_size, path, columns, groups)
+        trace = _trace(_rows(file, groups, columns), said, path)
     return reapplied(trace, wanted, stored) if anew else trace
 
 
@@ -171,18 +176,14 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
     """The file; whatever is wrong with it while it is open is an error with its path."""
     import pyarrow.parquet as pq  # every run asks this module first, and few are stores
 
-    from fastcomm import parquet
-
     try:
         inputs.check(path)
-        words = [field.name for field in layout.COLUMNS if pa.types.is_dictionary(field.type)]
         with (
             remote.named(path) as source,
             pq.ParquetFile(
-                source, read_dictionary=words, page_checksum_verification=True
+                source, read_dictionary=_WORDS, page_checksum_verification=True
             ) as file,
         ):
-            parquet.check(file.metadata, path.stat().st_size, path)
             yield file
     except FileNotFoundError as error:
         raise TraceFileError(
@@ -199,15 +200,14 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
         ) from error
 
 
-def _check_texts(found: pa.Schema) -> None:
+def _check_texts(found: pa.Schema, columns: Iterable[str]) -> None:
     """TypeError for texts in place of numbers: one word a million times would be many."""
-    for name, kind in zip(found.names, found.types, strict=True):
-        if kind in _TEXTS and name in _NAMES:
+    for name in columns:
+        if found.field(name).type in _TEXTS:
             raise TypeError(f"column {name} holds texts")
 
 
 def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
-    _check_texts(file.schema_arrow)
     said: dict[str, Any] = orjson.loads((file.metadata.metadata or {})[layout.ABOUT])
     layout.checked_layout(said["layout"], str(path))
     meta = said["meta"]
@@ -228,65 +228,83 @@ def _check_places(column: pa.ChunkedArray, count: int, name: str) -> None:
         raise IndexError(f"{name} {least} to {most}, of {count}")
 
 
-def _rows(file: "pq.ParquetFile", said: dict[str, Any], sections: int, whole: bool) -> pa.Table:
-    """The rows of the first sections, by start."""
+def _columns(file: "pq.ParquetFile", said: dict[str, Any], whole: bool) -> list[str]:
+    """The columns that are needed; not those of partners where the file says it has none."""
+    names = {*_EVENTS.values(), *_COMM.values(), "event"}
+    if said.get("partners") is False:
+        names -= set(schema.PARTNERS)
+    if whole:
+        names |= set(schema.ARGS.names) & set(file.schema_arrow.names)
+    return sorted(names)
+
+
+def _rows(file: "pq.ParquetFile", groups: range, columns: list[str]) -> pa.Table:
+    """Their rows by place among all events, with numbers where the file has words."""
     from fastcomm import parquet
 
-    names = {*_EVENTS.values(), *_COMM.values(), "event"}
-    if whole:
-        names |= {name for name in schema.ARGS.names if name in file.schema_arrow.names}
-    groups = sum(said["row_groups"][:sections])
     # Ranks are read side by side; for a small one, handing columns to threads costs more.
     table = file.read_row_groups(
-        list(range(groups)),
-        columns=sorted(names),
-        use_threads=file.metadata.num_rows > layout.ROW_GROUP,
+        list(groups), columns=columns, use_threads=file.metadata.num_rows > layout.ROW_GROUP
     )
-    parquet.check_words(table)
-    table = table.unify_dictionaries().combine_chunks()
+    table = _in_numbers(table)
+    parquet.check_words(table.select(["name"]))
+    if len(groups) > 1:
+        table = table.unify_dictionaries().combine_chunks()
     event = table["event"].to_numpy()
     if (event[1:] < event[:-1]).any():
         table = table.take(pa.array(np.argsort(event, kind="stable")))
     return table
 
 
-def _trace(table: pa.Table, said: dict[str, Any], path: Path) -> Trace:
-    events = {name: _numbers(table, name, column) for name, column in _EVENTS.items()}
-    row = np.flatnonzero(table["op"].is_valid().to_numpy())
-    chosen = table.take(pa.array(row))
-    comm = {
-        name: _numbers(chosen, name, column)
-        for name, column in _COMM.items()
-        if column in table.column_names or name not in schema.PARTNERS
-    }
-    comm |= {name: chosen[name] for name in ("start", "stop")}
-    comm["event"] = pa.array(row.astype(np.int32))
-    args = [name for name in schema.ARGS.names if name in table.column_names]
+@lru_cache(maxsize=64)
+def _numbers(name: str, words: tuple[str, ...]) -> pa.Array:
+    """What `trace.schema` has for words of a column; KeyError where it has none."""
+    return pa.array([_NUMBERS[name][word] for word in words], pa.int8())
+
+
+def _in_numbers(table: pa.Table) -> pa.Table:
+    """The table with the numbers of `trace.schema`; KeyError or IndexError for no such word."""
+    for name in _NUMBERS:
+        # Taking looks at the codes: none reaches behind the words.
+        chunks = [
+            _numbers(name, tuple(chunk.dictionary.to_pylist())).take(chunk.indices)
+            for chunk in table[name].chunks
+        ]
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, pa.chunked_array(chunks, pa.int8()))
+    return table
+
+
+def _trace(rows: pa.Table, said: dict[str, Any], path: Path) -> Trace:
+    found = set(rows.schema.names)
+    args = [name for name in schema.ARGS.names if name in found]
     small = {
         name: pa.table(said[name], getattr(schema, name.upper()))
         for name in ("lanes", "groups", "iterations")
     }
-    _check_places(table["lane"], small["lanes"].num_rows, "lane")
-    _check_places(table["group_id"], small["groups"].num_rows, "group")
+    _check_places(rows["lane"], small["lanes"].num_rows, "lane")
+    _check_places(rows["group_id"], small["groups"].num_rows, "group")
     meta: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in said["meta"].items()
     }
     return Trace.of(
-        events=pa.table(events),
-        comm=pa.table(comm),
+        events=pa.Table.from_arrays(
+            [rows[column] for column in _EVENTS.values()], schema=schema.EVENTS
+        ),
+        comm=_communication(rows),
         **small,
         meta=Meta(**meta, path=str(path)),
-        args=table.select(args) if args else None,
+        args=rows.select(args) if args else None,
     )
 
 
-def _numbers(table: pa.Table, name: str, column: str) -> pa.Array:
-    """A column as `trace.schema` has it: words become numbers again."""
-    found = table[column].combine_chunks()
-    if name not in _NUMBERS:
-        return found
-    if isinstance(found, pa.ChunkedArray):
-        found = pa.concat_arrays(found.chunks or [pa.array([], found.type)])
-    numbers = [_NUMBERS[name][word] for word in found.dictionary.to_pylist()]
-    return pa.array(numbers, pa.int8()).take(found.indices)
+def _communication(rows: pa.Table) -> pa.Table:
+    """The rows that communicate, as `schema.COMM` has them, with or without partners."""
+    event = pc.indices_nonzero(rows["op"].is_valid())
+    known = set(rows.column_names).issuperset(schema.PARTNERS)
+    wanted = schema.COMM if known else _ALONE
+    names = [name for name in wanted.names if name != "event"]
+    chosen = rows.select([_COMM[name] for name in names]).take(event)
+    comm = dict(zip(names, chosen.columns, strict=True), event=event.cast(pa.int32()))
+    return pa.Table.from_arrays([comm[name] for name in wanted.names], schema=wanted)

@@ -21,6 +21,7 @@ ABOUT = b"fastcomm"  # the key of what a rank's file says of itself, as JSON
 
 ROW_GROUP = 1 << 18  # rows
 COMPRESSION = "zstd"
+LEVEL = 3  # of zstd: level 1 is no faster, and its files are larger
 
 # Sections in the order of the file, and the kinds of event in each. Communication is in the
 # first, whatever its kind.
@@ -76,6 +77,13 @@ COMM_NAMES = {"group": "group_id"}
 GROWING = (
     *("event", "start", "stop", "correlation", "text_offset", "seq"),
     *("position", "external_id", "sequence", "record_function", "wait_correlation"),
+)
+# Columns that metrics read and that zstd hardly makes smaller: to unpack a page takes zstd as
+# long as all else that is done for it, Snappy next to nothing.
+QUICK = (
+    *("kind", "lane", "op", "stream", "group_id", "seq"),
+    *("tag", "tag_source", "msg_bytes", "payload_bytes", "bus_bytes"),
+    *("root", "sends_to", "receives_from"),
 )
 # What queries choose rows by.
 CHOSEN_BY = ("rank", "start", "stop", "kind", "is_device", "op", "tag")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fastcomm.aside import aside
 from fastcomm.errors import SchemaError
 from fastcomm.readers import store_layout as layout
-from fastcomm.trace.schema import KIND, KINDS, OPS, TAG_SOURCES, TAGS
+from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
 
 Rows = NDArray[np.int64]
@@ -41,6 +41,7 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
         },
         "events": trace.events.num_rows,
         "whole": trace.args is not None,
+        "partners": any(comm[name].null_count < comm.num_rows for name in PARTNERS),
         "row_groups": [-(-len(rows) // layout.ROW_GROUP) for rows in sections],
     }
     with aside(path) as unfinished, _writer(unfinished, table.schema) as writer:
@@ -69,10 +70,17 @@ def _compact(table: pa.Table) -> pa.Table:
 
 def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     growing = [name for name in schema.names if name in layout.GROWING]
+    packed = {
+        _leaf(field): "snappy" if field.name in layout.QUICK else layout.COMPRESSION
+        for field in schema
+    }
     return pq.ParquetWriter(
         path,
         schema,
-        compression=layout.COMPRESSION,
+        compression=packed,
+        compression_level={
+            leaf: layout.LEVEL for leaf, kind in packed.items() if kind == layout.COMPRESSION
+        },
         use_dictionary=[name for name in schema.names if name not in growing],
         column_encoding=dict.fromkeys(growing, "DELTA_BINARY_PACKED"),
         write_statistics=list(layout.CHOSEN_BY),
@@ -80,6 +88,11 @@ def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
         # What a reader needs stands in Parquet's own schema; Arrow's takes kilobytes a file.
         store_schema=False,
     )
+
+
+def _leaf(field: pa.Field) -> str:
+    """The name that Parquet has for what a column holds."""
+    return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
 
 
 def _ordered(trace: Trace) -> pa.Table:

@@ -5,19 +5,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm_kernels.kinds import kinds
+
 Ints = NDArray[np.int64]
 
 
 def alike(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
     """The first row of each kind of row, in the order of the columns' values; each row's kind.
 
-    What `np.unique` says of the stacked columns, several times faster: one sort a column.
+    What `np.unique` says of the stacked columns of integers, but only the kinds are sorted.
     """
-    kind = np.zeros(len(columns[0]), np.int64)
-    first = kind[:0]
-    for column in columns:
-        values, code = np.unique(column, return_inverse=True)
-        _, first, kind = np.unique(
-            kind * len(values) + code, return_index=True, return_inverse=True
-        )
+    first, kind = first_seen(*columns)
+    order = np.lexsort([column[first] for column in reversed(columns)])
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return first[order], place[kind]
+
+
+def first_seen(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
+    """The first row of each kind of row, in the order of the rows; each row's kind."""
+    whole = np.empty((len(columns), len(columns[0])), np.int64)
+    for place, column in enumerate(columns):
+        whole[place] = column
+    kind, first = kinds(whole)
     return first, kind

@@ -161,7 +161,9 @@ def _bus(op: NDArray[np.int8], payload: Ints, n: Ints) -> Ints:
 
 
 def _is(op: NDArray[np.int8], *names: str) -> NDArray[np.bool_]:
-    return np.isin(op, [OP[name] for name in names])
+    wanted = np.zeros(len(OPS), np.bool_)
+    wanted[[OP[name] for name in names]] = True
+    return wanted[op]
 
 
 def _known(counts: Ints) -> Ints:

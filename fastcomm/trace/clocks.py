@@ -5,7 +5,7 @@ makes them the reference's. Ranks that no collective joins, directly or through 
 nothing to be compared by.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from heapq import heappop, heappush
@@ -25,6 +25,8 @@ ENDS_TOGETHER = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier
 
 # Of one operation in one group and iteration: more of them say nothing new.
 _MOST = 8
+# And of matched ones so many of one group.
+_SPREAD = 64
 # An offset applies from so many matches on, and if it is so many times its spread.
 LEAST_MATCHES = 3
 FAR = 10
@@ -92,6 +94,44 @@ def ends(trace: Trace) -> pa.Table:
         }
     )
     return table.filter(pa.array(place < _MOST)).cast(ENDS)
+
+
+def offsets_of(rank: Ints, group: Ints, instance: Ints, stop: Ints) -> tuple[ClockOffset, ...]:
+    """The offsets that collectives tell which are matched: a row an end, `instance` whose.
+
+    Only operations of ENDS_TOGETHER tell. Of those of a group a few are enough.
+    """
+    chosen = _sample(group, instance)
+    zero = np.zeros(len(chosen), np.int64)
+    table = pa.table(
+        {
+            "rank": rank[chosen],
+            "group": instance[chosen],
+            "op": zero,
+            "iteration": zero,
+            "place": zero,
+            "stop": stop[chosen],
+        }
+    )
+    return clock_offsets(table.cast(ENDS))
+
+
+def _sample(group: Ints, instance: Ints) -> Ints:
+    """The rows of some of the instances of each group, evenly spread."""
+    number, first, place = np.unique(instance, return_index=True, return_inverse=True)
+    of_each = group[first]
+    order = np.argsort(of_each, kind="stable")
+    _, begin, size = np.unique(of_each[order], return_index=True, return_counts=True)
+    within = np.arange(len(number)) - np.repeat(begin, size)
+    chosen = np.zeros(len(number), np.bool_)
+    chosen[order] = within % np.repeat(-(-size // _SPREAD), size) == 0
+    return np.flatnonzero(chosen[place])
+
+
+def by_rank(rank: Ints, offsets: Mapping[int, int]) -> Ints:
+    """Of each row the offset of its rank's clock; 0 where nothing tells."""
+    ranks, place = np.unique(rank, return_inverse=True)
+    return np.array([offsets.get(each, 0) for each in ranks.tolist()], np.int64)[place]
 
 
 def labels(groups: pa.Table, *, described: bool = False) -> Iterator[int | None]:

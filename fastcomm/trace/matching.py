@@ -4,42 +4,50 @@ Two are one if their groups have the same members and their sequence numbers are
 group where not every event has a number of its own they are brought in line: by operation and
 size, and by their ends, which all members reach at the same time. So a rank that lost some
 events, at the edge of its trace or between, does not shift all that follow.
+
+Operations with a root, and messages of two that do not say who sends, end on one rank before
+they end on another. They are series of their own, an operation each, and come after the others,
+by whose ends the clocks are set.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm_kernels import alignment
+from fastcomm.trace import sequences
+from fastcomm.trace.clocks import ENDS_TOGETHER, by_rank, offsets_of
+from fastcomm.trace.schema import OPS
+from fastcomm.trace.sequences import NONE, edges
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-UNKNOWN = np.iinfo(np.int64).min
-NONE = -1
-_RANK_BITS = 40
+__all__ = ["NONE", "UNKNOWN", "Calls", "Matches", "match"]
 
-# So many events of one rank may lack before another rank's, or the rank is not matched.
-MOST_LOST = 64
-# Ends of one collective differ by less, but for the offset of the clocks.
-APART_NS = 250_000
-# Ends that agree agree within this; of so many events the offset of two clocks is estimated.
-_AGREE_NS = 200_000
-_SAMPLE = 256
+UNKNOWN = np.iinfo(np.int64).min
+_RANK_BITS = 40
+_ENDS_APART = np.array([name not in ENDS_TOGETHER for name in OPS])
+# Groups are hashes; what an operation's own series adds to one has to be large, too.
+_SERIES = 0x632BE59BD9B4E019
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """Events that are one rank's part in a collective each, in any order; a row an event."""
+    """Events that are one rank's part in a collective each, in any order; a row an event.
+
+    That is whatever a group does together: operations of `clocks.ENDS_TOGETHER`, operations
+    with a root, and messages in a group of two whose direction is not known.
+    """
 
     rank: Ints
     group: Ints  # the label of its members
-    op: Ints
+    op: Ints  # index into OPS
     seq: Ints  # UNKNOWN where there is none
-    size: Ints  # bytes that are the same on all members; UNKNOWN
+    size: Ints  # bytes, where they have to be the same on all members; else UNKNOWN
     stop: Ints  # ns, on the rank's clock
+    root: Ints | None = None  # global rank; UNKNOWN where there is none. None: nowhere known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +57,43 @@ class Matches:
     instance: Ints
     count: int  # of collectives
     dropped: int  # rows of ranks that could not be brought in line with their group
+    refused: Ints  # as `instance`: those left out, whose members disagree in size or root
 
 
 def match(calls: Calls) -> Matches:
     """Find the collectives that several ranks have."""
+    apart = _ENDS_APART[calls.op]
+    series = _series(calls, apart)
+    instance, rest = _by_number(series)
+    done, dropped = int(instance.max(initial=NONE)) + 1, 0
+    for ends_apart in (False, True):
+        rows = rest[apart[rest] == ends_apart]
+        if ends_apart and len(rows):
+            series = replace(series, stop=calls.stop - _ahead(calls, instance, ~apart))
+        for own in _groups(series, rows):
+            places, lost = _by_order(series, own, ends_apart=ends_apart)
+            dropped += lost
+            instance[own] = np.where(places == NONE, NONE, places + done)
+            done += int(places.max(initial=NONE)) + 1
+    contradicts = _contradicts(calls, instance, done)
+    found, count = _of_several(instance, ~contradicts)
+    refused = np.broadcast_to(np.int64(NONE), len(instance))
+    if contradicts.any():
+        refused, _ = _of_several(instance, contradicts)
+    return Matches(instance=found, count=count, dropped=dropped, refused=refused)
+
+
+def _series(calls: Calls, apart: Flags) -> Calls:
+    """The same calls with a group of its own for each operation that does not end together."""
+    if not apart.any():
+        return calls
+    group = calls.group.copy()
+    group[apart] ^= calls.op[apart] * _SERIES
+    return replace(calls, group=group)
+
+
+def _by_number(calls: Calls) -> tuple[Ints, Ints]:
+    """The collective of each row by its number; and the rows that numbers tell nothing of."""
     # One sort tells it where there are numbers; a rank and an operation are one key.
     member = calls.op << _RANK_BITS | calls.rank
     order = np.lexsort((member, calls.seq, calls.group))
@@ -61,14 +102,7 @@ def match(calls: Calls) -> Matches:
     instance = np.full(len(order), NONE, np.int64)
     number = np.cumsum(sorted_.begins_another() & numbered) - 1
     instance[order[numbered]] = number[numbered]
-    done, dropped = int(number[-1]) + 1 if len(number) else 0, 0
-    for rows in _groups(calls, order[~numbered]):
-        places, lost = _by_order(calls, rows)
-        dropped += lost
-        instance[rows] = np.where(places == NONE, NONE, places + done)
-        done += int(places.max(initial=NONE)) + 1
-    instance, count = _of_several(instance, done)
-    return Matches(instance=instance, count=count, dropped=dropped)
+    return instance, order[~numbered]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +117,7 @@ class _Sorted:
         """Whether each event has its own, of a rank and an operation, all over its group."""
         bad: Flags = self.seq == UNKNOWN
         bad[1:] |= ~self._differ(self.group, self.seq, self.member)
-        starts = _edges(self.group)
+        starts = edges(self.group)
         if not len(starts):
             return bad
         spoilt = np.logical_or.reduceat(bad, starts)
@@ -104,105 +138,57 @@ class _Sorted:
         return differ
 
 
-def _edges(sorted_values: Ints) -> Ints:
-    """Where each run of equal values begins."""
-    new = np.ones(len(sorted_values), np.bool_)
-    new[1:] = sorted_values[1:] != sorted_values[:-1]
-    return np.flatnonzero(new)
-
-
 def _groups(calls: Calls, rows: Ints) -> Iterator[Ints]:
     """The rows of each group, by rank and end."""
     rows = rows[np.lexsort((calls.stop[rows], calls.rank[rows], calls.group[rows]))]
-    edges = _edges(calls.group[rows])
-    yield from np.split(rows, edges[1:]) if len(rows) else ()
+    yield from np.split(rows, edges(calls.group[rows])[1:]) if len(rows) else ()
 
 
-def _by_order(calls: Calls, rows: Ints) -> tuple[Ints, int]:
+def _by_order(calls: Calls, rows: Ints, *, ends_apart: bool) -> tuple[Ints, int]:
     """Places of a group's rows in the sequence that its ranks share; how many have none."""
-    rank, stop = calls.rank[rows], calls.stop[rows]
-    code = _codes(calls, rows)
-    edges = _edges(rank)
-    lengths = np.diff(np.append(edges, len(rows)))
-    if len(edges) > 1 and (lengths == lengths[0]).all():
-        shape = (len(edges), int(lengths[0]))
-        if _in_line(code.reshape(shape), stop.reshape(shape)):
-            return np.tile(np.arange(shape[1]), shape[0]), 0
-    return _brought_in_line(code, stop, np.split(np.arange(len(rows)), edges[1:]))
+    code, first = _codes(calls, rows), edges(calls.rank[rows])
+    bring = sequences.of_ends_apart if ends_apart else sequences.of_one_end
+    return bring(code, calls.stop[rows], first)
 
 
 def _codes(calls: Calls, rows: Ints) -> Ints:
-    """One number for each pair of operation and size."""
-    pairs = np.stack([calls.op[rows], calls.size[rows]])
-    _, code = np.unique(pairs, axis=1, return_inverse=True)
-    return code.reshape(-1).astype(np.int64)
+    """One number for each pair of operation and size; for an operation where a size lacks."""
+    op, size = calls.op[rows], calls.size[rows]
+    unsized = np.isin(op, op[size == UNKNOWN])
+    sizes, code = np.unique(np.where(unsized, UNKNOWN, size), return_inverse=True)
+    return op * len(sizes) + code
 
 
-def _in_line(code: Ints, stop: Ints) -> bool:
-    """Whether rows of events are the same sequence: in codes, and in the gaps of their ends."""
-    if (code != code[0]).any():
-        return False
-    ahead = stop - stop[0]
-    off = np.abs(ahead - np.median(ahead, axis=1, keepdims=True).astype(np.int64))
-    return bool((off <= _AGREE_NS).all())
+def _ahead(calls: Calls, instance: Ints, together: Flags) -> Ints:
+    """What the clock of each row's rank is ahead by, as far as the collectives so far tell."""
+    rows = np.flatnonzero((instance != NONE) & together)
+    found = offsets_of(calls.rank[rows], calls.group[rows], instance[rows], calls.stop[rows])
+    return by_rank(calls.rank, {each.rank: each.offset_ns for each in found})
 
 
-def _brought_in_line(code: Ints, stop: Ints, ranks: list[Ints]) -> tuple[Ints, int]:
-    """Places in the sequence of all, which begins as the longest rank's and grows."""
-    ranks = sorted(ranks, key=lambda own: (-len(own), own[0]))
-    found = np.full(len(code), NONE, np.int64)
-    first = ranks[0]
-    found[first] = np.arange(len(first))
-    all_code, all_stop, number = code[first], stop[first], np.arange(len(first))
-    lost = 0
-    for own in ranks[1:]:
-        shifted = stop[own] - offset(all_code, all_stop, code[own], stop[own])
-        if abs(len(all_code) - len(own)) > 2 * MOST_LOST:
-            lost += len(own)
+def _contradicts(calls: Calls, instance: Ints, count: int) -> Flags:
+    """Of each collective whether two of its members say another size or root."""
+    found = np.zeros(count, np.bool_)
+    for said in (calls.size, calls.root):
+        if said is None:
             continue
-        place = alignment.align(all_code, all_stop, code[own], shifted, MOST_LOST, APART_NS)
-        known = place != NONE
-        if (~known).sum() > min(MOST_LOST, len(own) // 2):
-            lost += len(own)
+        one = np.full(count + 1, UNKNOWN)  # one behind the last for NONE
+        one[instance] = said
+        if (one[instance] == said)[instance != NONE].all():
             continue
-        found[own[known]] = number[place[known]]
-        fresh = len(number) + np.arange(int((~known).sum()))
-        found[own[~known]] = fresh
-        merged = np.append(all_stop, shifted[~known])
-        order = np.argsort(merged, kind="stable")
-        all_stop = merged[order]
-        all_code = np.append(all_code, code[own[~known]])[order]
-        number = np.append(number, fresh)[order]
-    return found, lost
+        known = np.flatnonzero((instance != NONE) & (said != UNKNOWN))
+        number, value = instance[known], said[known]
+        one[number] = value
+        found[number[one[number] != value]] = True
+    return found
 
 
-def offset(a_code: Ints, a_stop: Ints, b_code: Ints, b_stop: Ints) -> int:
-    """How far b's clock is ahead of a's: what most pairs of ends that could be one agree on.
-
-    Of several that equally many agree on it is the smallest.
-    """
-    chosen = np.linspace(0, len(b_stop) - 1, min(_SAMPLE, len(b_stop))).astype(np.int64)
-    shift = np.arange(-MOST_LOST, MOST_LOST + 1)
-    # Events may lack at the beginning of one, at its end, or between.
-    place = chosen[:, None] + np.append(shift, shift + len(a_stop) - len(b_stop))[None, :]
-    inside = (place >= 0) & (place < len(a_stop))
-    own = np.broadcast_to(chosen[:, None], place.shape)[inside]
-    place = place[inside]
-    same = a_code[place] == b_code[own]
-    pairs = np.unique(np.stack([own[same], place[same]]), axis=1)
-    ahead = np.sort(b_stop[pairs[0]] - a_stop[pairs[1]])
-    if not len(ahead):
-        return 0
-    agree = np.searchsorted(ahead, ahead + _AGREE_NS, side="right") - np.arange(len(ahead))
-    best = np.flatnonzero(agree == agree.max())
-    middle = ahead[best + (agree.max() - 1) // 2]
-    return int(middle[np.argmin(np.abs(middle))])
-
-
-def _of_several(instance: Ints, count: int) -> tuple[Ints, int]:
-    """Instances numbered anew, those of one rank alone left out."""
+def _of_several(instance: Ints, counts: Flags) -> tuple[Ints, int]:
+    """Instances numbered anew, without those of one rank alone and those that do not count."""
     known = instance != NONE
-    several = np.bincount(instance[known], minlength=count) > 1
+    several = (np.bincount(instance[known], minlength=len(counts)) > 1) & counts
+    if several.all():
+        return instance, len(several)
     number = np.where(several, np.cumsum(several) - 1, NONE)
     found = np.full(len(instance), NONE, np.int64)
     found[known] = number[instance[known]]

@@ -37,18 +37,27 @@ class Meta:
 
 def checked(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
     """`table` cast to the schema `wanted`; SchemaError where that fails or finds a null."""
-    if missing := [column for column in wanted.names if column not in table.column_names]:
-        raise SchemaError(f"{name}: no column {', '.join(missing)}; found {table.column_names}")
+    found = table.column_names
+    if missing := [column for column in wanted.names if column not in found]:
+        raise SchemaError(f"{name}: no column {', '.join(missing)}; found {found}")
+    if not table.schema.equals(wanted):
+        table = _cast(table, wanted, name)
+    for place, field in enumerate(wanted):
+        if not field.nullable and (nulls := table.column(place).null_count):
+            raise SchemaError(f"{name}.{field.name}: {nulls} nulls, none allowed")
+    return table.combine_chunks()
+
+
+def _cast(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
+    """The table with columns, types and nullability as wanted; nulls are not looked for."""
     try:
-        cast = table.select(wanted.names).cast(wanted).combine_chunks()
+        pairs = [(table[field.name], field.type) for field in wanted]
+        columns = [
+            column if column.type == type_ else column.cast(type_) for column, type_ in pairs
+        ]
     except (pa.ArrowException, ValueError) as error:
         raise SchemaError(f"{name}: {error}") from error
-    for column in wanted:
-        if not column.nullable and cast[column.name].null_count:
-            raise SchemaError(
-                f"{name}.{column.name}: {cast[column.name].null_count} nulls, none allowed"
-            )
-    return cast
+    return pa.Table.from_arrays(columns, schema=wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +107,9 @@ class Trace:
 
 def _with_partners(comm: pa.Table) -> pa.Table:
     """The table with all of `schema.PARTNERS`, null where nobody said them."""
+    found = comm.column_names
     for name in schema.PARTNERS:
-        if name not in comm.column_names:
+        if name not in found:
             nothing = pa.nulls(comm.num_rows, schema.COMM.field(name).type)
             comm = comm.append_column(name, nothing)
     return comm

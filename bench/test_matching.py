@@ -1,0 +1,62 @@
+"""What several ranks did together, matched where numbers tell nothing and events are lost."""
+
+import numpy as np
+
+from fastcomm.trace.matching import UNKNOWN, Calls, match
+from fastcomm.trace.messages import Messages, match_messages
+
+RANKS, MEMBERS, CALLS, LOST = 64, 8, 10_000, 200
+
+
+def kept(count, numbers):
+    """The rows that are left when some are lost."""
+    return np.delete(np.arange(count), numbers.choice(count, LOST, replace=False))
+
+
+def test_matched_in_order(bar):
+    numbers = np.random.default_rng(0)
+    rank, call = np.repeat(np.arange(RANKS), CALLS), np.tile(np.arange(CALLS), RANKS)
+    at = np.cumsum(numbers.integers(200_000, 3_000_000, CALLS))
+    stop = at[call] + numbers.integers(0, 20_000, len(call)) + 1_000_000_000 * rank
+    rows = kept(len(rank), numbers)
+    unknown = np.full(len(rows), UNKNOWN)
+    calls = Calls(
+        rank=rank[rows],
+        group=rank[rows] // MEMBERS,
+        op=call[rows] % 3,
+        seq=unknown,
+        size=unknown,
+        stop=stop[rows],
+        root=unknown,
+    )
+    found = match(calls)
+    assert (found.dropped, found.count) == (0, RANKS // MEMBERS * CALLS)
+    keys = (calls.stop, calls.rank, calls.group)
+    bar("matched_in_order", lambda: match(calls), lambda: np.lexsort(keys), count=len(rows))
+
+
+def test_matched_messages(bar):
+    numbers = np.random.default_rng(0)
+    sender, call = np.repeat(np.arange(RANKS), CALLS), np.tile(np.arange(CALLS), RANKS)
+    receiver = (sender + 1) % RANKS
+    at = np.cumsum(numbers.integers(3_000_000, 9_000_000, CALLS))[call]
+    rows = kept(2 * len(call), numbers)
+    unknown = np.full(len(rows), UNKNOWN)
+    messages = Messages(
+        rank=np.append(sender, receiver)[rows],
+        peer=np.append(receiver, sender)[rows],
+        is_send=np.repeat([True, False], len(call))[rows],
+        group=np.zeros(len(rows), np.int64),
+        seq=unknown,
+        size=unknown,
+        stop=(np.tile(at, 2) + numbers.integers(0, 20_000, 2 * len(call)))[rows],
+    )
+    whole = np.bincount(rows % len(call)) == 2
+    assert match_messages(messages).count == whole.sum()
+    keys = (messages.stop, messages.peer, messages.rank)
+    bar(
+        "matched_messages",
+        lambda: match_messages(messages),
+        lambda: np.lexsort(keys),
+        count=len(rows),
+    )

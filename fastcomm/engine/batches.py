@@ -1,0 +1,108 @@
+"""Ranks in batches, so that what is small does not cost a message and a merge each.
+
+A batch ends with the first rank that fails, and after a moment: large ranks are batches of
+their own, and whoever waits sees that it goes on.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import islice
+from time import monotonic
+from typing import Generic, TypeVar
+
+from fastcomm.engine.engine import died, measured
+from fastcomm.engine.processes import Processes
+from fastcomm.errors import FastcommError
+from fastcomm.trace.run import Source
+from fastcomm.trace.trace import Trace
+
+P = TypeVar("P")
+
+WIDTH = 64  # ranks of a batch, at most
+_TAKES_S = 1.0
+_SHARES = 4  # of a worker, at least: so that all are done at about the same time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch(Generic[P]):
+    """Ranks that are done: those that are well in one partial, and the error of the last."""
+
+    sources: tuple[Source, ...]
+    partial: P | None
+    error: FastcommError | None = None
+
+
+_Done = tuple[int, P | None, FastcommError | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work(Generic[P]):
+    """What is done with some ranks at a time, by one process."""
+
+    measure: Callable[[Trace], P]
+    merge: Callable[[Sequence[P]], P]
+    put_away: Callable[[int, P], P] | None = None
+
+    def __call__(self, sources: Sequence[Source]) -> _Done[P]:
+        """How many are done, their partial, and the error of the last."""
+        parts, error, until = list[P](), None, monotonic() + _TAKES_S
+        for source in sources:
+            try:
+                parts.append(measured(source, self.measure))
+            except FastcommError as found:
+                error = found
+            if error is not None or monotonic() > until:
+                break
+        done = len(parts) + (error is not None)
+        if not parts:
+            return done, None, error
+        whole = self.merge(parts)
+        return done, self.put_away(sources[0].rank, whole) if self.put_away else whole, error
+
+
+def in_batches(
+    sources: Sequence[Source], work: Work[P], processes: Processes
+) -> Generator[Batch[P], None, None]:
+    """All ranks, as they are done; a bug in `measure` is raised as it is.
+
+    Where a worker dies, the ranks that were with workers are read again, one at a time: the
+    one that is at fault is known then, and costs no other.
+    """
+    width = max(1, min(WIDTH, len(sources) // (_SHARES * processes.number)))
+    most = 1 if processes.number == 1 else 2 * processes.number
+    rest = deque(sources)
+    while rest:
+        held = yield from _while_well(rest, work, processes, width, most)
+        for source in held:
+            again = yield from _while_well(deque([source]), work, processes, 1, 1)
+            if again:
+                yield Batch(sources=(source,), partial=None, error=died(source))
+
+
+def _while_well(
+    rest: deque[Source], work: Work[P], processes: Processes, width: int, most: int
+) -> Generator[Batch[P], None, list[Source]]:
+    """The batches until none is left, or a worker dies: then it gives what workers had.
+
+    Workers have at most so many batches at a time, as memory must not grow.
+    """
+    waiting: dict[Future[_Done[P]], list[Source]] = {}
+    while rest or waiting:
+        try:
+            while rest and len(waiting) < most:
+                batch = list(islice(rest, width))
+                waiting[processes.submit(work, batch)] = batch
+                for _ in batch:
+                    rest.popleft()
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                done, partial, error = future.result()
+                batch = waiting.pop(future)
+                rest.extendleft(reversed(batch[done:]))
+                yield Batch(sources=tuple(batch[:done]), partial=partial, error=error)
+        except BrokenProcessPool:
+            processes.replace()
+            return [source for batch in waiting.values() for source in batch]
+    return []

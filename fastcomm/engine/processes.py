@@ -1,0 +1,114 @@
+"""Processes of this machine that call functions, and end with the work or with this process."""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Self, TypeVar
+
+from fastcomm.engine.interrupts import held_back
+from fastcomm.errors import FastcommError
+from fastcomm.spread import one_by_one
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+# What a worker needs; the server that they are forked from imports it once.
+_PRELOAD = ["fastcomm.engine.preload"]
+
+
+def start_early() -> None:
+    """Start the server that workers are forked from, so that it imports while we do."""
+    from multiprocessing import forkserver
+
+    multiprocessing.set_forkserver_preload(_PRELOAD)
+    with held_back():
+        forkserver.ensure_running()
+
+
+class Processes:
+    """So many workers, started when they are first needed; one is this process itself."""
+
+    def __init__(self, number: int) -> None:
+        self.number = max(1, number)
+        self._stack = ExitStack()
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def submit(self, function: Callable[[A], B], thing: A) -> Future[B]:
+        """Begin a call; BrokenProcessPool where a worker has died, now or later."""
+        if self.number == 1:
+            return _called(function, thing)
+        if self._pool is None:
+            self._pool = self._stack.enter_context(_pool(self.number))
+        return self._pool.submit(function, thing)
+
+    def replace(self) -> None:
+        """End the workers, as one of them has died; others take their place."""
+        self._stack.close()
+        self._pool = None
+
+    def spread(self, function: Callable[[A], B], things: Sequence[A], /) -> list[B]:
+        """See `engine.Spread`; FastcommError where a worker dies."""
+        if self.number == 1 or len(things) == 1:
+            return one_by_one(function, things)
+        try:
+            return [
+                each.result() for each in [self.submit(function, thing) for thing in things]
+            ]
+        except BrokenProcessPool as error:
+            raise FastcommError(
+                "a worker was killed while ranks were compared; out of memory, most likely: "
+                "wanted fewer workers, or some --iterations alone"
+            ) from error
+
+
+def _called(function: Callable[[A], B], thing: A) -> Future[B]:
+    """A call that is done."""
+    future: Future[B] = Future()
+    future.set_result(function(thing))
+    return future
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end at once where the work is broken off, or where this process ends."""
+    start_early()
+    context = multiprocessing.get_context("forkserver")
+    theirs, ours = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_end_with, initargs=(theirs,)
+    )
+    try:
+        yield pool
+        pool.shutdown()
+    finally:
+        ours.close()
+        pool.shutdown(cancel_futures=True)
+        theirs.close()
+
+
+def _end_with(line: Connection) -> None:
+    """In a worker: end when the other end of a pipe is closed, by whatever."""
+
+    def watch() -> None:
+        multiprocessing.connection.wait([line])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,59 @@
+"""What is left of the events of a collective once its members have been compared: one row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.metrics.meetings import Events, Meetings
+from fastcomm.metrics.view import UNKNOWN
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """A row a collective that several ranks were matched in; times in ns."""
+
+    tag: NDArray[np.int8]
+    op: NDArray[np.int8]
+    power: NDArray[np.int8]  # of two, below the size of the largest member; -1 if unknown
+    group: Ints  # label
+    group_size: Ints
+    bus_bytes: Ints  # of the member that moves the most; UNKNOWN
+    members: NDArray[np.int32]  # that were matched
+    skew: Ints  # last arrival - first
+    transfer: Ints
+    wait: Ints  # of all members together
+
+    @classmethod
+    def of(cls, events: Events, meetings: Meetings) -> Self:
+        """Those that were met in."""
+        one = meetings.row[meetings.first]  # stands for the collective
+        return cls(
+            tag=events.tag[one],
+            op=events.op[one],
+            power=_power(meetings.largest(events.bytes)),
+            group=events.group[one],
+            group_size=events.group_size[one],
+            bus_bytes=meetings.largest(events.bus_bytes),
+            members=meetings.size.astype(np.int32),
+            skew=meetings.arrived - meetings.start[meetings.first],
+            transfer=meetings.transfer,
+            wait=meetings.total(meetings.wait),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """All of several."""
+        columns = (field.name for field in fields(cls))
+        return cls(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in columns)
+        )
+
+
+def _power(count: Ints) -> NDArray[np.int8]:
+    power = np.frexp(np.maximum(count, 1).astype(np.float64))[1] - 1
+    return np.where(count == UNKNOWN, -1, power).astype(np.int8)

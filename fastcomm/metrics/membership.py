@@ -1,0 +1,34 @@
+"""The process groups of a rank in words, and how often each communicates."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.trace.schema import TAG_SOURCES, TAGS
+from fastcomm.trace.trace import Trace
+
+_TAGS, _SOURCES = pa.array(TAGS), pa.array(TAG_SOURCES)
+
+
+def rows(trace: Trace, labels: Sequence[int | None]) -> pa.Table:
+    """One row a process group; `labels` are what `clocks.labels` says of them as described."""
+    groups = trace.groups
+    candidates = [
+        "/".join(TAGS[tag] for tag in fits) for fits in groups["candidates"].to_pylist()
+    ]
+    used = trace.comm["group"].drop_null().to_numpy()
+    return pa.table(
+        {
+            "rank": np.full(groups.num_rows, trace.meta.rank),
+            "group": pa.array(labels, pa.int64()),
+            "name": groups["name"],
+            "description": groups["description"],
+            "size": groups["size"],
+            "ranks": groups["ranks"],
+            "tag": _TAGS.take(groups["tag"].combine_chunks()),
+            "tag_source": _SOURCES.take(groups["tag_source"].combine_chunks()),
+            "candidates": pa.array(candidates, pa.string()),
+            "events": np.bincount(used, minlength=groups.num_rows),
+        }
+    )

@@ -1,0 +1,105 @@
+"""Communication events in pieces: each of some whole ranks, in memory or in a file.
+
+Ranks are compared group by group. So a piece is cut by group into cells, the same on all
+pieces: who reads one cell of every piece has all events of its groups, and needs no more memory
+than that. What thousands of ranks leave is never in memory at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+CELLS = 256  # of known groups; one more has the events of no known group
+_SHIFT = 64 - CELLS.bit_length() + 1
+_ROWS = 65_536  # of cells that are read at once, where more than one are
+
+Cells = range
+ALL = Cells(CELLS + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows by cell, those of a cell by rank and then in the order of the rank."""
+
+    where: pa.Table | Path  # the file has one batch
+    rows: tuple[int, ...]  # of each cell
+    ops: tuple[int, ...]  # that there are
+
+
+def cell_of(group: Ints) -> Ints:
+    """The cell of each group's label; a label is a hash, so that cells are about alike."""
+    return (group >> _SHIFT) + CELLS // 2
+
+
+def cut(events: pa.Table) -> Piece:
+    """A piece of rows that are by rank."""
+    known = events["group"].is_valid().to_numpy()
+    cell = np.where(known, cell_of(events["group"].fill_null(0).to_numpy()), CELLS)
+    order = np.argsort(cell.astype(np.int16), kind="stable")
+    # Rows are taken from whole columns: from many pieces it takes several times as long.
+    whole = events.append_column("place", pa.array(np.arange(len(cell)))).combine_chunks()
+    return Piece(
+        where=whole.take(pa.array(order)),
+        rows=tuple(np.bincount(cell, minlength=len(ALL)).tolist()),
+        ops=tuple(np.flatnonzero(np.bincount(events["op"].to_numpy())).tolist()),
+    )
+
+
+def put_away(events: pa.Table, path: Path) -> Piece:
+    """Write rows that are by rank to a file. Raises OSError."""
+    piece = cut(events)
+    write(piece.where, path)
+    return replace(piece, where=path)
+
+
+def write(table: pa.Table, path: Path) -> None:
+    """Write a table that `columns` reads. Raises OSError."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+        out.write_table(table.combine_chunks())
+
+
+def columns(where: pa.Table | Path, names: Sequence[str]) -> pa.Table:
+    """Some columns of a piece, in its order: views of the file while they are used."""
+    if isinstance(where, pa.Table):
+        return where.select(names)
+    with pa.memory_map(str(where)) as source:
+        return pa.ipc.open_file(source).read_all().select(names)
+
+
+def read(pieces: Sequence[Piece], cells: Cells, names: Sequence[str]) -> pa.Table:
+    """Some columns of the rows of some cells, by rank, and those of a cell in their order."""
+    found = []
+    for piece in pieces:
+        begin, count = sum(piece.rows[: cells.start]), sum(piece.rows[cells.start : cells.stop])
+        if count:
+            found.append(columns(piece.where, names).slice(begin, count))
+    table = pa.concat_tables(found or [columns(pieces[0].where, names)[:0]]).combine_chunks()
+    rank = table["rank"].to_numpy()
+    if (rank[1:] < rank[:-1]).any():
+        table = table.take(pa.array(np.argsort(rank, kind="stable")))
+    return table
+
+
+def whole(pieces: Sequence[Piece], names: Sequence[str]) -> pa.Table:
+    """All rows, by rank and in the order of the rank, as they were before they were cut."""
+    table = read(pieces, ALL, [*names, "place"])
+    order = np.lexsort((table["place"].to_numpy(), table["rank"].to_numpy()))
+    return table.take(pa.array(order)).select(names)
+
+
+def shares(pieces: Sequence[Piece]) -> list[Cells]:
+    """All cells of known groups, as many at a time as are read at once."""
+    rows = np.sum([piece.rows for piece in pieces], axis=0).tolist()
+    found, begin, held = [], 0, 0
+    for cell in range(CELLS):
+        if held and held + rows[cell] > _ROWS:
+            found.append(Cells(begin, cell))
+            begin, held = cell, 0
+        held += rows[cell]
+    return [*found, Cells(begin, CELLS)]

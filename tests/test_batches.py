@@ -1,0 +1,123 @@
+"""Ranks in batches: none is lost or counted twice, whatever goes wrong in the middle of one."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import dask_cluster as c
+import pytest
+
+from fastcomm.engine import batches
+from fastcomm.engine.batches import Work, in_batches
+from fastcomm.engine.local import Local
+from fastcomm.engine.processes import Processes
+from fastcomm.errors import FastcommError
+
+MANY = 3 * batches.WIDTH
+
+
+@pytest.fixture(autouse=True)
+def preload_nothing(monkeypatch):
+    """Workers of these tests need no kernel."""
+    monkeypatch.setattr("fastcomm.engine.processes._PRELOAD", [])
+
+
+def done(sources, workers=1):
+    """The batches of a run, as lists of ranks and errors."""
+    with Processes(workers) as processes:
+        return [
+            ([source.rank for source in each.sources], each.error)
+            for each in in_batches(sources, Work(measure=c.itself, merge=c.merge), processes)
+        ]
+
+
+def test_a_batch_ends_with_a_rank_that_fails_and_all_others_are_done():
+    reads = [c.fine] * MANY
+    for rank in (0, 70, 71, MANY - 1):
+        reads[rank] = c.bad
+    found = done(c.run_of(*reads).sources)
+    assert [rank for ranks, _ in found for rank in ranks] == list(range(MANY))
+    assert [ranks[-1] for ranks, error in found if error] == [0, 70, 71, MANY - 1]
+    assert max(len(ranks) for ranks, _ in found) <= batches.WIDTH
+
+
+def test_large_ranks_are_batches_of_their_own(monkeypatch):
+    monkeypatch.setattr(batches, "_TAKES_S", 0.01)
+    found = done(c.run_of(*[partial(c.slow, seconds=0.02)] * 5, *[c.fine] * 3).sources)
+    assert [len(ranks) for ranks, _ in found[:5]] == [1] * 5
+
+
+@pytest.mark.compiled
+def test_workers_share_few_ranks(tmp_path):
+    """No batch is so large that one worker has it all."""
+    found = done(c.run_of(*[c.fine] * 16).sources, workers=2)
+    assert {len(ranks) for ranks, _ in found} == {2}
+    assert sorted(rank for ranks, _ in found for rank in ranks) == list(range(16))
+
+
+@pytest.mark.compiled
+def test_a_worker_that_dies_in_a_batch_costs_the_rank_at_fault_alone(tmp_path):
+    reads = [c.fine] * MANY
+    reads[10] = partial(c.deadly_once, tmp_path / "killed")
+    reads[100], reads[101] = c.deadly, c.bad
+    merged, lost = Local(workers=2).gather(c.run_of(*reads), c.COUNT, keep_going=True)
+    assert merged == dict.fromkeys(sorted({*range(MANY)} - {100, 101}), 1)
+    assert [(each.rank, "killed" in each.error) for each in lost] == [(100, True), (101, False)]
+
+
+def into_files(part, path):
+    path.write_text(" ".join(map(str, part)))
+    return {path: 1}
+
+
+def put_together(whole, left_out, spread):
+    """The ranks in each file, read where the work is spread; and where the files were."""
+    paths = sorted(whole)
+    return spread(read, paths), paths, left_out
+
+
+def read(path):
+    return [int(each) for each in path.read_text().split()]
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.compiled)])
+def test_what_is_put_away_is_there_for_the_answer_and_gone_after(workers):
+    task = replace(c.COUNT, put_away=into_files, finish=put_together)
+    ranks, paths, _ = Local(workers=workers).gather(c.run_of(*[c.fine] * MANY), task)
+    assert sorted(rank for each in ranks for rank in each) == list(range(MANY))
+    assert paths
+    assert not any(path.parent.exists() for path in paths)
+    # Few ranks stay in memory.
+    whole, _ = Local(workers=workers).gather(
+        c.run_of(*[c.fine] * 4), replace(task, finish=c.both)
+    )
+    assert whole == dict.fromkeys(range(4), 1)
+
+
+def no_room(part, path):
+    raise OSError(28, "No space left on device", str(path))
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.compiled)])
+def test_a_disk_that_is_full_says_which_and_what_to_do(workers, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    task = replace(c.COUNT, put_away=no_room)
+    words = rf"{tmp_path}.*: No space left on device; wanted room .* as TMPDIR"
+    with pytest.raises(FastcommError, match=words):
+        Local(workers=workers).gather(c.run_of(*[c.fine] * MANY), task)
+    assert not list(Path(tmp_path).iterdir())
+
+
+def killed_while_answering(_):
+    c.deadly(0)
+
+
+def spread_death(whole, left_out, spread):
+    return spread(killed_while_answering, [1, 2, 3])
+
+
+@pytest.mark.compiled
+def test_a_worker_that_dies_while_ranks_are_compared_is_an_error():
+    task = replace(c.COUNT, put_away=into_files, finish=spread_death)
+    with pytest.raises(FastcommError, match="a worker was killed while ranks were compared"):
+        Local(workers=2).gather(c.run_of(*[c.fine] * MANY), task)

@@ -1,0 +1,158 @@
+"""Which message is which: by order, by number, and after some were lost."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import oracle_matching as oracle
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm.trace.matching import NONE, UNKNOWN
+from fastcomm.trace.messages import Messages, Sides, match_messages
+
+ROUTES = st.sampled_from([(0, 1), (1, 0), (0, 2), (2, 1)])
+
+
+@st.composite
+def sides(draw, *, lossy=True, seqs=None):
+    """The sides of messages on some routes of two groups; one side of a route may lack some.
+
+    `seqs` is how they are numbered: by "message", or by what a "rank" has done so far.
+    """
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32)))
+    found = []
+    routes = draw(st.sets(st.tuples(st.sampled_from([7, 8]), ROUTES), min_size=1, max_size=4))
+    for group, (sender, receiver) in sorted(routes):
+        length = draw(st.integers(1, 40))
+        at = np.cumsum(numbers.integers(3_000_000, 40_000_000, length)).tolist()
+        size = draw(
+            st.lists(st.sampled_from([64, 128, None]), min_size=length, max_size=length)
+        )
+        lost = (
+            draw(st.sets(st.integers(0, length - 1), max_size=length // 2)) if lossy else set()
+        )
+        loser = draw(st.booleans())
+        for is_send, rank, peer in ((True, sender, receiver), (False, receiver, sender)):
+            for number in sorted(set(range(length)) - (lost if loser is is_send else set())):
+                late = int(numbers.integers(0, 300_001))
+                said = {"stop": at[number] + late, "size": size[number], "true": number}
+                said |= {"seq": number if seqs == "message" else None, "peer": peer}
+                found.append(SimpleNamespace(rank=rank, group=group, is_send=is_send, **said))
+    if seqs == "rank":
+        for k, side in enumerate(sorted(found, key=lambda side: side.stop)):
+            side.seq = k
+    return found
+
+
+def messages_of(found):
+    """The sides as columns."""
+
+    def column(name):
+        values = [getattr(side, name) for side in found]
+        return np.array([UNKNOWN if v is None else v for v in values], np.int64)
+
+    is_send = np.array([side.is_send for side in found], np.bool_)
+    names = ("rank", "peer", "group", "seq", "size", "stop")
+    return Messages(is_send=is_send, **{name: column(name) for name in names})
+
+
+def check(found, random):
+    """What is matched is what is one."""
+    random.shuffle(found)
+    columns = messages_of(found)
+    matches = match_messages(columns)
+    sender, receiver = matches.pairs(columns.is_send)
+    wanted = oracle.messages(found)
+    pairs = {(id(found[s]), id(found[r])) for s, r in zip(sender, receiver, strict=True)}
+    assert pairs == {(id(sent), id(received)) for sent, received in wanted}
+    assert matches.count == len(wanted)
+    paired = {id(side) for pair in wanted for side in pair}
+    ranks = {side.rank for side in found}
+    lacking = [id(side) not in paired and side.peer in ranks for side in found]
+    assert matches.lacking(columns).tolist() == lacking
+
+
+@pytest.mark.parametrize("seqs", [None, "message", "rank"])
+def test_a_lost_message_shifts_no_other(seqs):
+    @given(sides(seqs=seqs), st.randoms())
+    def judged(found, random):
+        check(found, random)
+
+    judged()
+
+
+@given(sides(lossy=False), st.randoms(), st.integers(0, 2**32), st.booleans())
+def test_what_is_complete_goes_by_place_however_late_it_is_received(
+    found, random, seed, by_size
+):
+    late, last = np.random.default_rng(seed), {}
+    for side in sorted(found, key=lambda side: side.stop):
+        if not side.is_send:
+            route = side.group, side.peer, side.rank
+            side.stop += int(late.integers(0, 10**9))
+            side.stop = last[route] = max(side.stop, last.get(route, 0) + 1)
+        side.size = side.size if by_size else 100 + side.is_send
+    check(found, random)
+
+
+@given(sides(seqs="message"), st.sets(st.integers(0, 39), max_size=4), st.randoms())
+def test_numbers_tell_where_both_sides_lack_some(found, lost, random):
+    first = found[0]
+    route = {first.rank, first.peer}
+    left = [
+        side
+        for side in found
+        if {side.rank, side.peer} != route or side.is_send or side.true not in lost
+    ]
+    # Of very few that both have nobody would believe the numbers.
+    if all(2 * len(of_both) > 1.5 * len(each) for each, of_both in routes(left)):
+        check(left, random)
+
+
+def routes(found):
+    """The sides of each route that have the fewer, and its messages."""
+    of = {}
+    for side in found:
+        key = side.group, *((side.rank, side.peer)[:: 1 if side.is_send else -1])
+        of.setdefault(key, ([], []))[side.is_send].append(side)
+    for both in of.values():
+        yield min(both, key=len), oracle.messages([*both[0], *both[1]])
+
+
+def test_messages_of_one_moment_are_in_their_own_order():
+    found = [
+        SimpleNamespace(rank=r, peer=1 - r, group=7, is_send=not r, seq=None, size=None, stop=9)
+        for r in (0, 0, 1, 1)
+    ]
+    assert match_messages(messages_of(found)).instance.tolist() == [0, 1, 0, 1]
+
+
+def test_clocks_that_do_not_agree_are_compared_by_the_messages():
+    ends = np.cumsum(np.random.default_rng(0).integers(10**7, 4 * 10**7, 60)).tolist()
+    sent = [(0, 1, True, end) for end in ends]
+    received = [(1, 0, False, end + 5 * 10**9) for end in [*ends[:20], *ends[21:]]]
+    found = [
+        SimpleNamespace(rank=r, peer=p, is_send=s, group=7, seq=None, size=None, stop=end)
+        for r, p, s, end in (*sent, *received)
+    ]
+    instance = match_messages(messages_of(found)).instance
+    assert instance[20] == NONE
+    assert np.delete(instance[:60], 20).tolist() == instance[60:].tolist()
+
+
+def test_nothing_is_matched_in_nothing():
+    found = match_messages(messages_of([]))
+    assert (found.count, len(found.instance)) == (0, 0)
+
+
+def test_an_event_is_a_row_for_each_of_its_messages():
+    lists = pa.list_(pa.int32())
+    found = Sides.of(
+        pa.array([[1, 2], None, [], [0]], lists), pa.array([[3], None, [5], []], lists)
+    )
+    assert found.event.tolist() == [0, 0, 0, 2, 3]
+    assert found.peer.tolist() == [1, 2, 3, 5, 0]
+    assert found.is_send.tolist() == [True, True, False, False, True]
+    assert found.is_only.tolist() == [False, False, False, True, True]

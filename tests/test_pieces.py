@@ -1,0 +1,126 @@
+"""Events in pieces: however they are cut, and wherever they are, the answers are the same."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from job_traces import job_partials
+
+from fastcomm.metrics import pieces, rates
+from fastcomm.metrics.partial import merge, put_away
+from fastcomm.metrics.result import answer
+from fastcomm.synthetic import Job
+
+LABELS = st.none() | st.integers(-(2**63), 2**63 - 1)
+
+
+@st.composite
+def events(draw):
+    """Events of some ranks, by rank."""
+    rows = draw(st.lists(st.tuples(st.integers(0, 3), LABELS, st.integers(0, 2)), max_size=30))
+    rank, group, op = (
+        zip(*sorted(rows, key=lambda row: row[0]), strict=True) if rows else [()] * 3
+    )
+    return pa.table(
+        {
+            "rank": pa.array(rank, pa.int64()),
+            "group": pa.array(group, pa.int64()),
+            "op": pa.array(op, pa.int8()),
+            "number": pa.array(range(len(rank)), pa.int64()),
+        }
+    )
+
+
+def by_ranks(table, folder=None):
+    """A piece each of the even and of the odd ranks, in memory or in files."""
+    odd = table["rank"].to_numpy() % 2
+    parts = [table.filter(pa.array(odd == each)) for each in (1, 0)]
+    if folder is None:
+        return [pieces.cut(part) for part in parts]
+    return [pieces.put_away(part, folder / str(n)) for n, part in enumerate(parts)]
+
+
+@given(
+    table=events(), is_away=st.booleans(), first=st.integers(0, 256), more=st.integers(1, 256)
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_cells_have_all_events_of_their_groups_and_no_others(
+    tmp_path, table, is_away, first, more
+):
+    cut = by_ranks(table, tmp_path if is_away else None)
+    names = ["rank", "group", "number"]
+    cells = range(first, min(first + more, 257))
+    found = pieces.read(cut, cells, names).to_pylist()
+    wanted = [row for row in table.select(names).to_pylist() if cell(row["group"]) in cells]
+    # By rank; those of a cell in their order.
+    key = [(row["rank"], cell(row["group"]), row["number"]) for row in wanted]
+    assert found == [row for _, row in sorted(zip(key, wanted, strict=True))]
+    assert pieces.whole(cut, table.column_names).equals(table)
+    shared = pieces.shares(cut)
+    assert [each for cells in shared for each in cells] == list(range(256))
+    assert sorted({op for piece in cut for op in piece.ops}) == sorted(
+        set(table["op"].to_pylist())
+    )
+
+
+def cell(label):
+    """The highest byte of a label, the negative ones first; the last is for no label."""
+    return 256 if label is None else (label + 2**63) // 2**56
+
+
+@pytest.fixture(scope="module")
+def partials():
+    return job_partials(Job.of(fault="slow_link", steps=2))
+
+
+@pytest.mark.compiled
+def test_the_answer_is_the_same_however_ranks_are_put_away(partials, tmp_path, monkeypatch):
+    here = told(merge(partials))
+    monkeypatch.setattr(pieces, "_ROWS", 100)
+    for number, batches in enumerate(
+        ([[0, 5], [1, 2, 3, 4, 7], [6]], [[7], [0, 1, 2, 3, 4, 5, 6]])
+    ):
+        parts = [
+            put_away(merge([partials[rank] for rank in ranks]), tmp_path / f"{number}.{n}")
+            for n, ranks in enumerate(batches)
+        ]
+        assert told(merge(parts)) == here
+        assert told(merge(parts[::-1])) == here
+    # Some in memory, others not.
+    assert told(merge([*parts[1:], *[partials[rank] for rank in batches[0]]])) == here
+
+
+def told(partial):
+    """All that is answered, with all tables."""
+    found = answer(partial, byte_kind="payload", link=50e9)
+    tables = {name: table.to_pylist() for name, table in found.to_arrow().items()}
+    lean = answer(partial, byte_kind="payload", link=50e9, with_tables=False)
+    assert lean.to_dict() == found.to_dict()
+    assert set(tables) - set(lean.to_arrow()) == {"events", "windows", "windows_cdf"}
+    return found.to_dict(), tables
+
+
+@pytest.mark.compiled
+def test_rates_of_pieces_are_those_of_all_events(partials):
+    whole = merge(partials)
+    table = whole.events
+    cut = [pieces.cut(part.events) for part in partials]
+    size, duration = (table[name].to_numpy() for name in ("bytes", "duration_ns"))
+    for tag in np.unique(table["tag"].to_numpy()).tolist():
+        own = (table["tag"].to_numpy() == tag) & (duration > 0)
+        wanted = np.percentile(size[own] / duration[own] * 1e9, 95)
+        assert rates.p95(cut, tag) == pytest.approx(wanted, rel=1e-12)
+    assert np.isnan(rates.p95(cut, 99))
+
+
+def test_a_piece_without_events_is_a_piece(tmp_path):
+    empty = pa.table(
+        {"rank": pa.array([], "i8"), "group": pa.array([], "i8"), "op": pa.array([], "i1")}
+    )
+    for piece in (pieces.cut(empty), pieces.put_away(empty, tmp_path / "empty")):
+        assert (sum(piece.rows), piece.ops) == (0, ())
+        assert pieces.whole([piece], empty.column_names).equals(empty)
+        assert replace(piece) == piece
