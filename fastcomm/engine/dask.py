@@ -161,6 +161,8 @@ class Dask:
             found = {"the scheduler": self.client.run_on_scheduler(versions)}
             answers = self.client.run(versions, on_error="return")
         for worker, answer in answers.items():
+            if isinstance(answer, OSError):
+                continue  # it went away meanwhile
             if isinstance(answer, Exception):
                 raise self._no_fastcomm(worker, answer)
             found[worker] = answer
