@@ -243,7 +243,8 @@ def _parquet(path: Path, rng: Random) -> None:
 def _arrow(path: Path, rng: Random) -> None:
     with pa.ipc.open_stream(path.read_bytes()) as reader:
         table = _table(_sound(reader.read_all()), rng)
-    with pa.ipc.new_stream(path, table.schema) as stream:
+    codec = pa.ipc.IpcWriteOptions(compression=rng.choice([None, "zstd", "lz4"]))
+    with pa.ipc.new_stream(path, table.schema, options=codec) as stream:
         stream.write_table(table)
 
 
