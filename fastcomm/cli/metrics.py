@@ -69,9 +69,9 @@ def run(
 def show(found: "Metrics", as_json: bool) -> None:
     """Print the result to stdout, for a machine or for a person."""
     if as_json:
-        import json
+        from fastcomm.report import json_text
 
-        click.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        click.echo(json_text.text(found.to_dict()))
         return
 
     from fastcomm.report import terminal

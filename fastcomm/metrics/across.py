@@ -51,18 +51,18 @@ class Across:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of the JSON object."""
-        many = {name: _plain(getattr(self, name)) for name in ("skew", "waits", "links")}
+        many = {name: plain(getattr(self, name)) for name in ("skew", "waits", "links")}
         return {
-            "clocks": {"times": self.clocks, "offsets": _plain(self.offsets)},
+            "clocks": {"times": self.clocks, "offsets": plain(self.offsets)},
             "matching": asdict(self.matching),
             **many,
-            "heat": asdict(self.heat),
-            "outliers": _plain(self.outliers),
+            "heat": self.heat.to_dict(),
+            "outliers": plain(self.outliers),
             "findings": [asdict(each) for each in self.findings],
         }
 
 
-def _plain(rows: Sequence[Any]) -> list[dict[str, Any]]:
+def plain(rows: Sequence[Any]) -> list[dict[str, Any]]:
     """Flat dataclasses as objects; `asdict`, which copies, takes seconds for thousands."""
     return [{name: getattr(row, name) for name in row.__slots__} for row in rows]
 

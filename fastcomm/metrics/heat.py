@@ -1,6 +1,6 @@
 """Where and when time goes: a row a rank, a column an iteration."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ class Heat:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import rates
 from fastcomm.metrics import volume as volume_
 from fastcomm.metrics import windows as windows_
-from fastcomm.metrics.across import Across, ClockKind, Material, across
+from fastcomm.metrics.across import Across, ClockKind, Material, across, plain
 from fastcomm.metrics.bandwidth import Bandwidth
 from fastcomm.metrics.breakdown import Breakdown, breakdown
 from fastcomm.metrics.findings import Finding
@@ -84,9 +84,11 @@ class Metrics:
             {window_keys.get(key, key): value for key, value in asdict(window).items()}
             for window in self.windows or ()
         ]
-        iteration = asdict(self.iteration)
-        iteration["slowest_rank"] = self.slowest.rank if self.slowest else None
-        iteration["by_rank"] = [asdict(each) for each in self.by_rank]
+        iteration = {
+            **asdict(self.iteration),
+            "slowest_rank": self.slowest.rank if self.slowest else None,
+            "by_rank": plain(self.by_rank),
+        }
         return {
             "ranks": list(self.ranks),
             "iterations": self.iterations,
@@ -199,7 +201,7 @@ def _collectives(pieces: Sequence[Piece], spread: Spread) -> pa.Table:
 
 def _ranks_table(times: Sequence[RankTime]) -> pa.Table:
     """A row a rank; the columns are there even if no rank is."""
-    return pa.Table.from_pylist([asdict(each) for each in times], schema=_RANKS)
+    return pa.Table.from_pylist(plain(times), schema=_RANKS)
 
 
 _RANKS = pa.schema(

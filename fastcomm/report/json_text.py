@@ -1,0 +1,35 @@
+"""Large results as JSON that a person can read, too: a row a line."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_STEP = "  "
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """An object with a line for each value, and for each item of a value; ValueError for NaN.
+
+    To indent what is deeper would be most of the time, and of the text, for thousands of ranks.
+    """
+    values = (f"{_STEP}{_plain(str(key))}: {_value(each)}" for key, each in found.items())
+    return _block("{", values, "", "}")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping) and value:
+        items = (
+            f"{_STEP * 2}{_plain(str(key))}: {_plain(each)}" for key, each in value.items()
+        )
+        return _block("{", items, _STEP, "}")
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return _block("[", (f"{_STEP * 2}{_plain(row)}" for row in value), _STEP, "]")
+    return _plain(value)
+
+
+def _block(begin: str, lines: Iterable[str], indent: str, end: str) -> str:
+    return "\n".join((begin, ",\n".join(lines), indent + end))
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)

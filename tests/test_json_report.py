@@ -1,0 +1,51 @@
+"""Large results as JSON: what is read back is what was said, a row a line."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm.report import json_text
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), values, max_size=5))
+def test_what_is_read_back_is_what_was_said(found):
+    assert json.loads(json_text.text(found)) == found
+
+
+def test_a_row_is_a_line():
+    rows = [{"rank": rank, "heat": [1, [2, 3]]} for rank in range(3)]
+    text = json_text.text({"rows": rows, "about": {"ranks": [0, 1, 2], "none": {}}, "a": 1})
+    assert text.splitlines() == [
+        "{",
+        '  "rows": [',
+        '    {"rank": 0, "heat": [1, [2, 3]]},',
+        '    {"rank": 1, "heat": [1, [2, 3]]},',
+        '    {"rank": 2, "heat": [1, [2, 3]]}',
+        "  ],",
+        '  "about": {',
+        '    "ranks": [0, 1, 2],',
+        '    "none": {}',
+        "  },",
+        '  "a": 1',
+        "}",
+    ]
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"a": float("inf")}, [{"a": float("nan")}]])
+def test_what_is_no_number_is_refused(value):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json_text.text({"value": value})
