@@ -231,8 +231,10 @@ def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.in
     return lane.astype(np.int32), lanes
 
 
-def _lane_words(column: Ints, texts: Sequence[str]) -> list[str]:
+def _lane_words(column: Ints, texts: Sequence[str]) -> pa.Array | list[str]:
     """Processes or threads in words: a number, the word that stood for it, or nothing."""
+    if (column > WORD).all():  # of millions no object is made
+        return pa.array(column).cast(pa.string())
     return [
         "" if value == NULL else texts[WORD - value] if value <= WORD else str(value)
         for value in column.tolist()
