@@ -12,6 +12,7 @@ import dask_cluster as c
 import kineto_text as k
 import pytest
 
+from fastcomm.engine.batches import WIDTH
 from fastcomm.engine.local import Local
 from fastcomm.errors import FastcommError
 
@@ -100,7 +101,7 @@ def many(tmp_path_factory):
     step = [k.mark("ProfilerStep#0", 0, 100_000)]
     step += [k.kernel("gemm", 5 * n, 3) for n in range(15_000)]
     k.write(folder / "rank0.json", step, rank=None, world=None)
-    for rank in range(1, 60):
+    for rank in range(1, WIDTH + 6):
         os.link(folder / "rank0.json", folder / f"rank{rank}.json")
     return folder
 
@@ -140,6 +141,23 @@ def test_ctrl_c_leaves_no_half_file_and_no_orphan(many, tmp_path, command, whom,
     assert not list(output.glob(".*"))
     if command == "metrics":
         assert not output.exists()
+
+
+def test_a_batch_system_that_ends_the_command_finds_nothing_left(many, tmp_path):
+    """By SIGTERM, while events of a first batch of ranks lie in the folder for such."""
+    words = ["metrics", many, "--workers", "2"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "fastcomm.cli", *map(str, words)],
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    while started.poll() is None and not list(tmp_path.glob("fastcomm-*/*")):
+        sleep(0.002)
+    processes = below(started.pid)
+    started.terminate()
+    assert started.wait(timeout=30) == 128 + signal.SIGTERM
+    assert all_end(processes)
+    assert not list(tmp_path.glob("fastcomm-*"))
 
 
 def test_workers_end_with_a_killed_command(many, tmp_path):

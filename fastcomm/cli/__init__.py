@@ -1,11 +1,15 @@
 """The command line: words in, a report out. No command computes.
 
 Exit codes: 0 done, 1 a user's error in one line, 2 wrong usage, 3 done but ranks were left out,
-4 a condition of `compare --fail-if` holds.
+4 a condition of `compare --fail-if` holds, 143 ended by SIGTERM.
 """
 
 import logging
-from collections.abc import Callable
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from errno import EPIPE
 from importlib import import_module
 
@@ -66,7 +70,8 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return super().invoke(ctx)
+            with _told_to_end():
+                return super().invoke(ctx)
         except FastcommError as error:
             _LOG.debug("where this is from:", exc_info=error)
             raise click.ClickException(inert_lines(str(error))) from error
@@ -78,6 +83,19 @@ class _Group(click.Group):
             if error.errno == EPIPE:  # whoever read our output has seen enough
                 raise
             raise click.ClickException(inert_lines(_words(error))) from error
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """Batch systems send SIGTERM: what is half done is cleared away then, as for Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _let_talk(command: click.Command) -> None:

@@ -91,8 +91,14 @@ def _put_away(run: Run, task: Task[P, R]) -> Iterator[Callable[[int, P], P] | No
     if task.put_away is None or len(run.sources) <= WIDTH:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="fastcomm-", ignore_cleanup_errors=True) as folder:
-        yield partial(_into, task.put_away, Path(folder))
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="fastcomm-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise FastcommError(
+            f"no temporary folder: {error.strerror}; wanted one that can be written, as TMPDIR"
+        ) from error
+    with folder as path:
+        yield partial(_into, task.put_away, Path(path))
 
 
 def _into(put_away: Callable[[P, Path], P], folder: Path, number: int, part: P) -> P:
