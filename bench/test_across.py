@@ -32,6 +32,8 @@ def events():
             "alone_ns": np.zeros(len(call), np.int64),
             "bytes": size,
             "bus_bytes": size,
+            "partner": pa.nulls(len(call), pa.int64()),
+            "sends": np.zeros(len(call), np.bool_),
         }
     )
 

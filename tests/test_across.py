@@ -74,8 +74,10 @@ def table(events):
         "alone_ns",
         "bytes",
         "bus_bytes",
+        "partner",
     ]
     columns = {name: pa.array([e.get(name) for e in events], pa.int64()) for name in whole}
+    columns["sends"] = pa.array([e.get("sends", False) for e in events], pa.bool_())
     columns["tag"] = pa.array([TAG[e["tag"]] for e in events], pa.int8())
     columns["op"] = pa.array([OP[e["op"]] for e in events], pa.int8())
     return pa.table(columns)

@@ -1,6 +1,7 @@
 """How far clocks are apart: recovered where collectives join ranks, unknown where none does."""
 
 import kineto_text as k
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from oracle_clocks import least_spread, pair_offsets
 from fastcomm.readers import kineto
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.synthetic import Job, write
-from fastcomm.trace.clocks import ENDS, ClockOffset, clock_offsets, ends
+from fastcomm.trace.clocks import ENDS, ClockOffset, by_rank, clock_offsets, ends, offsets_of
 
 GROUPS = [(0, 1), (1, 2), (0, 2, 3), (4, 5), (6,)]
 
@@ -52,6 +53,25 @@ def test_offsets_are_exact_where_ends_coincide(job):
     for found in clock_offsets(table(rows)):
         assert found.offset_ns == offsets[found.rank] - offsets[found.reference]
         assert found.spread_ns == 0
+
+
+@given(st.integers(1, 300), st.integers(0, 2**32))
+def test_of_many_that_are_matched_a_few_are_enough(count, seed):
+    numbers, ahead = np.random.default_rng(seed), {0: 0, 1: 10**9, 2: -7}
+    instance, rank = np.repeat(np.arange(count), 3), np.tile(np.arange(3), count)
+    stop = numbers.integers(0, 10**12, count)[instance] + by_rank(rank, ahead)
+    rows = numbers.permutation(len(rank))
+    found = offsets_of(rank[rows], instance[rows] % 2, instance[rows], stop[rows])
+    assert {each.rank: each.offset_ns for each in found} == ahead
+    per_group = [-(-count // 2), count // 2]
+    used = sum(-(-size // -(-size // 64)) for size in per_group if size)
+    assert {each.matches for each in found} == {used}
+    assert used <= 2 * 64
+
+
+def test_nothing_is_known_of_the_clock_of_a_rank_that_meets_nobody():
+    assert by_rank(np.array([3, 4, 3]), {3: 5}).tolist() == [5, 0, 5]
+    assert offsets_of(*np.zeros((4, 0), np.int64)) == ()
 
 
 @given(jobs(jitter=1_000_000))

@@ -251,6 +251,34 @@ def test_sizes_that_one_rank_does_not_know_tell_nothing():
     assert match(calls_of(rows)).instance.tolist() == [0, 1, 2, 0, 1, 2]
 
 
+FEW = st.sampled_from([0, 1, UNKNOWN])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            *(st.integers(0, 2), st.integers(0, 1), st.sampled_from(sorted(OP))),
+            *(FEW, FEW, FEW, st.integers(0, 3_000_000)),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_ranks_say_a_collective_has_one_event_of_each(said):
+    names = ("rank", "group", "op", "seq", "size", "root", "stop")
+    events = [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in said]
+    found = match(calls_of(events))
+    members = found_sets(events, found.instance)
+    assert len(members) == found.count
+    for each in members:
+        assert len({(event.group, event.op) for event in each}) == 1
+        assert len({event.rank for event in each}) == len(each) > 1
+        for name in oracle.WORDS:
+            assert len({getattr(event, name) for event in each} - {UNKNOWN}) <= 1
+    assert not set(np.flatnonzero(found.instance != NONE)) & set(
+        np.flatnonzero(found.refused != NONE)
+    )
+
+
 def test_nothing_is_matched_in_nothing():
     found = match(calls([]))
     assert (found.count, found.dropped, len(found.instance)) == (0, 0, 0)

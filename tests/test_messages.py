@@ -1,5 +1,6 @@
 """Which message is which: by order, by number, and after some were lost."""
 
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -58,9 +59,9 @@ def messages_of(found):
     return Messages(is_send=is_send, **{name: column(name) for name in names})
 
 
-def check(found, random):
+def check(found, order):
     """What is matched is what is one."""
-    random.shuffle(found)
+    order.shuffle(found)
     columns = messages_of(found)
     matches = match_messages(columns)
     sender, receiver = matches.pairs(columns.is_send)
@@ -77,15 +78,15 @@ def check(found, random):
 @pytest.mark.parametrize("seqs", [None, "message", "rank"])
 def test_a_lost_message_shifts_no_other(seqs):
     @given(sides(seqs=seqs), st.randoms())
-    def judged(found, random):
-        check(found, random)
+    def judged(found, order):
+        check(found, order)
 
     judged()
 
 
 @given(sides(lossy=False), st.randoms(), st.integers(0, 2**32), st.booleans())
 def test_what_is_complete_goes_by_place_however_late_it_is_received(
-    found, random, seed, by_size
+    found, order, seed, by_size
 ):
     late, last = np.random.default_rng(seed), {}
     for side in sorted(found, key=lambda side: side.stop):
@@ -94,11 +95,11 @@ def test_what_is_complete_goes_by_place_however_late_it_is_received(
             side.stop += int(late.integers(0, 10**9))
             side.stop = last[route] = max(side.stop, last.get(route, 0) + 1)
         side.size = side.size if by_size else 100 + side.is_send
-    check(found, random)
+    check(found, order)
 
 
 @given(sides(seqs="message"), st.sets(st.integers(0, 39), max_size=4), st.randoms())
-def test_numbers_tell_where_both_sides_lack_some(found, lost, random):
+def test_numbers_tell_where_both_sides_lack_some(found, lost, order):
     first = found[0]
     route = {first.rank, first.peer}
     left = [
@@ -108,7 +109,7 @@ def test_numbers_tell_where_both_sides_lack_some(found, lost, random):
     ]
     # Of very few that both have nobody would believe the numbers.
     if all(2 * len(of_both) > 1.5 * len(each) for each, of_both in routes(left)):
-        check(left, random)
+        check(left, order)
 
 
 def routes(found):
@@ -140,6 +141,79 @@ def test_clocks_that_do_not_agree_are_compared_by_the_messages():
     instance = match_messages(messages_of(found)).instance
     assert instance[20] == NONE
     assert np.delete(instance[:60], 20).tolist() == instance[60:].tolist()
+
+
+def route(sent, received):
+    """The sides of one route: pairs of what a message is, and when its side ends."""
+    return [
+        SimpleNamespace(
+            rank=rank,
+            peer=1 - rank,
+            is_send=not rank,
+            group=7,
+            size=None,
+            true=true,
+            stop=stop,
+            seq=None,
+        )
+        for rank, side in enumerate((sent, received))
+        for true, stop in side
+    ]
+
+
+ENDS = list(
+    enumerate(np.cumsum(np.random.default_rng(1).integers(10**7, 4 * 10**7, 40)).tolist())
+)
+
+
+def test_as_many_on_both_sides_are_not_the_same_if_nearly_all_ends_say_otherwise():
+    check(route(ENDS[1:], ENDS[:-1]), random.Random(0))
+
+
+def test_a_late_message_goes_between_its_neighbours():
+    late = [(true, stop + 9 * 10**6 * (true == 20)) for true, stop in ENDS]
+    check(route(ENDS, late[:3] + late[4:]), random.Random(0))
+
+
+def test_a_side_that_lacks_most_is_left_alone():
+    many = [(k, 10**6 * k) for k in range(200)]
+    found = route(many, many[:9])
+    assert match_messages(messages_of(found)).count == 0
+
+
+def test_numbers_that_count_other_messages_too_tell_nothing():
+    found = route(ENDS, [(true, stop + 2 * 10**6) for true, stop in ENDS])
+    for side in found:
+        # The receiver has a message from somebody else after each three of these.
+        side.seq = side.true + (0 if side.is_send else side.true // 3)
+    check(found, random.Random(0))
+
+
+FEW = st.sampled_from([0, 1, None])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            *(st.integers(0, 2), st.integers(0, 3), st.booleans(), st.integers(0, 1)),
+            *(FEW, FEW, st.integers(0, 5_000_000)),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_ranks_say_a_message_has_two_sides_of_one_route(said):
+    names = ("rank", "peer", "is_send", "group", "seq", "size", "stop")
+    found = [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in said]
+    columns = messages_of(found)
+    matches = match_messages(columns)
+    assert sorted(matches.instance[matches.instance != NONE].tolist()) == sorted(
+        [*range(matches.count)] * 2
+    )
+    for s, r in zip(*matches.pairs(columns.is_send), strict=True):
+        sent, received = found[s], found[r]
+        assert (sent.is_send, received.is_send) == (True, False)
+        assert (sent.rank, sent.peer) == (received.peer, received.rank)
+        assert sent.group == received.group
 
 
 def test_nothing_is_matched_in_nothing():

@@ -160,8 +160,9 @@ def _matching(matched: Matched, sums: pa.Table) -> Matching:
         matched=matched.joined,
         share=matched.joined / matched.events if matched.events else None,
         collectives=matched.collectives,
+        messages=matched.messages,
         dropped=matched.dropped,
-        messages=int(sums["messages"].to_numpy().sum()),
+        unsaid=int(sums["messages"].to_numpy().sum()) - matched.sides,
     )
 
 

@@ -53,6 +53,8 @@ def rows(view: View) -> pa.Table:
             "alone_ns": comm.alone,
             "bytes": _nullable(comm.bytes),
             "bus_bytes": _nullable(comm.bus_bytes),
+            "partner": _nullable(comm.partner),
+            "sends": comm.sends,
         }
     )
 

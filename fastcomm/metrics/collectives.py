@@ -1,4 +1,4 @@
-"""What is left of the events of a collective once its members have been compared: one row."""
+"""What is left of the events of a collective, or message, once they are compared: one row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -7,15 +7,19 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.metrics.meetings import Events, Meetings
+from fastcomm.metrics.calls import Events
+from fastcomm.metrics.meetings import Meetings
 from fastcomm.metrics.view import UNKNOWN
+from fastcomm.trace.schema import OP
 
 Ints = NDArray[np.int64]
+
+NO_PAIR = (-1, -1)  # of what is no message
 
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """A row a collective that several ranks were matched in; times in ns."""
+    """A row a collective or message that several ranks were matched in; times in ns."""
 
     tag: NDArray[np.int8]
     op: NDArray[np.int8]
@@ -27,11 +31,15 @@ class Collectives:
     skew: Ints  # last arrival - first
     transfer: Ints
     wait: Ints  # of all members together
+    low: NDArray[np.int32]  # the lower rank of a message; as in NO_PAIR
+    high: NDArray[np.int32]  # the other
 
     @classmethod
     def of(cls, events: Events, meetings: Meetings) -> Self:
         """Those that were met in."""
-        one = meetings.row[meetings.first]  # stands for the collective
+        one = meetings.row[meetings.first]  # stands for all of them
+        is_message = events.op[one] == OP["SendRecv"]
+        low, high = meetings.smallest(events.rank), meetings.largest(events.rank)
         return cls(
             tag=events.tag[one],
             op=events.op[one],
@@ -43,6 +51,8 @@ class Collectives:
             skew=meetings.arrived - meetings.start[meetings.first],
             transfer=meetings.transfer,
             wait=meetings.total(meetings.wait),
+            low=np.where(is_message, low, NO_PAIR[0]).astype(np.int32),
+            high=np.where(is_message, high, NO_PAIR[1]).astype(np.int32),
         )
 
     @classmethod

@@ -15,20 +15,27 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.metrics import pieces as pieces_
+from fastcomm.metrics.calls import (
+    Events,
+    joined,
+    matches_of,
+    met_in_collectives,
+    met_in_messages,
+)
 from fastcomm.metrics.collectives import Collectives
-from fastcomm.metrics.meetings import Events, Meetings, ahead_of, matches_of, sample_of
+from fastcomm.metrics.meetings import Meetings
 from fastcomm.metrics.pieces import Cells, Piece
 from fastcomm.metrics.skew import WaitSums
 from fastcomm.metrics.view import UNKNOWN
 from fastcomm.spread import Spread
-from fastcomm.trace.clocks import ENDS, ClockOffset, clock_offsets
-from fastcomm.trace.matching import NONE, Matches
+from fastcomm.trace.clocks import ENDS, ClockOffset, by_rank, clock_offsets, matched_ends
+from fastcomm.trace.matching import NONE
 
 Ints = NDArray[np.int64]
 
 _MATCHED_BY = (
     *("rank", "tag", "op", "group", "group_size", "seq", "start_ns", "duration_ns"),
-    *("alone_ns", "bytes", "bus_bytes"),
+    *("alone_ns", "bytes", "bus_bytes", "partner", "sends"),
 )
 
 
@@ -36,9 +43,18 @@ class Matched(NamedTuple):
     """How many events were matched across ranks."""
 
     events: int  # that can be matched
+    sides: int  # of messages, among these
     joined: int
     collectives: int
+    messages: int
     dropped: int
+
+
+class _Clocks(NamedTuple):
+    """How far clocks are ahead, by rank in ns, and whether times are corrected by it."""
+
+    offsets: Mapping[int, int]
+    is_aligned: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +65,7 @@ class Expected:
     tag: int
     op: int
     power: int | None  # of the size; null: all sizes
+    pair: tuple[int, int]  # the ranks of a message, the lower first; `NO_PAIR`
     ns: float
     ns_per_byte: float  # of the bus
 
@@ -60,77 +77,80 @@ class Compared:
     pieces: Sequence[Piece]
     spread: Spread
     offsets: tuple[ClockOffset, ...]
-    ahead: Mapping[int, int]  # ns by rank, that times were corrected by
+    clocks: _Clocks
     matched: Matched
     collectives: Collectives
     waits: WaitSums
 
     def excess(self, expected: Sequence[Expected]) -> list[dict[int, float]]:
         """Of each, by rank: ns that transfers took longer while nothing else went on."""
-        return self.spread(partial(_alone_excess, self.pieces, self.ahead), expected)
+        return self.spread(partial(_alone_excess, self.pieces, self.clocks), expected)
 
 
 def compare_all(pieces: Sequence[Piece], spread: Spread, *, is_aligned: bool) -> Compared:
     """Compare all ranks, on clocks that are aligned by ends of collectives, or as they are."""
     shares = pieces_.shares(pieces)
-    offsets, matched = _clocks(spread(partial(_ends, pieces), shares))
-    ahead = {each.rank: each.offset_ns for each in offsets} if is_aligned else {}
-    parts = spread(partial(_compare, pieces, ahead), shares)
+    offsets = _clocks(spread(partial(_ends, pieces), shares))
+    clocks = _Clocks({each.rank: each.offset_ns for each in offsets}, is_aligned)
+    parts = spread(partial(_compare, pieces, clocks), shares)
+    collectives, waits, matched = zip(*parts, strict=True)
     return Compared(
         pieces=pieces,
         spread=spread,
         offsets=offsets,
-        ahead=ahead,
-        matched=matched,
-        collectives=Collectives.joined([collectives for collectives, _ in parts]),
-        waits=WaitSums.joined([waits for _, waits in parts]),
+        clocks=clocks,
+        matched=Matched(*map(sum, zip(*matched, strict=True))),
+        collectives=Collectives.joined(collectives),
+        waits=WaitSums.joined(waits),
     )
 
 
-_Ends = tuple[pa.Table, Matched]  # `clocks.ENDS` of a sample, where a group is a collective
+_Ends = tuple[pa.Table, int]  # `clocks.ENDS` of a sample, a group is one of so many collectives
 
 
 def _ends(pieces: Sequence[Piece], cells: Cells) -> _Ends:
-    """Match the collectives of some cells."""
-    events, rows, matches = _matched(_events(pieces, cells))
-    matched = Matched(
-        events=len(rows),
-        joined=int((matches.instance != NONE).sum()),
-        collectives=matches.count,
-        dropped=matches.dropped,
-    )
-    return sample_of(events, rows, matches), matched
+    """The ends of collectives of some cells."""
+    events = Events.of(_events(pieces, cells))
+    rows = events.together
+    matches = matches_of(events, rows)
+    matched = np.flatnonzero(matches.instance != NONE)
+    row = rows[matched]
+    columns = events.rank[row], events.group[row], matches.instance[matched], events.stop[row]
+    return matched_ends(*columns), matches.count
 
 
-def _clocks(ends: Sequence[_Ends]) -> tuple[tuple[ClockOffset, ...], Matched]:
-    """The clocks' offsets, by collectives that are numbered through; what was matched."""
+def _clocks(ends: Sequence[_Ends]) -> tuple[ClockOffset, ...]:
+    """The clocks' offsets, by collectives that are numbered through."""
     tables, done = [], 0
-    for table, matched in ends:
+    for table, count in ends:
         number = pc.add(table["group"], done)
         place = table.schema.get_field_index("group")
         tables.append(table.set_column(place, ENDS.field("group"), number))
-        done += matched.collectives
-    sums = (sum(each) for each in zip(*(matched for _, matched in ends), strict=True))
-    return clock_offsets(pa.concat_tables(tables)), Matched(*sums)
+        done += count
+    return clock_offsets(pa.concat_tables(tables))
 
 
-def _compare(
-    pieces: Sequence[Piece], ahead: Mapping[int, int], cells: Cells
-) -> tuple[Collectives, WaitSums]:
-    """Who comes when, in the collectives of some cells."""
-    events, meetings = _met(_events(pieces, cells), ahead)
-    return Collectives.of(events, meetings), WaitSums.of(events, meetings)
+_Part = tuple[Collectives, WaitSums, Matched]
+
+
+def _compare(pieces: Sequence[Piece], clocks: _Clocks, cells: Cells) -> _Part:
+    """Who comes when, in what those of some cells do together."""
+    events = Events.of(_events(pieces, cells))
+    meetings, matched = _met(events, clocks)
+    return Collectives.of(events, meetings), WaitSums.of(events, meetings), matched
 
 
 def _alone_excess(
-    pieces: Sequence[Piece], ahead: Mapping[int, int], expected: Expected
+    pieces: Sequence[Piece], clocks: _Clocks, expected: Expected
 ) -> dict[int, float]:
     """By rank: what transfers took longer than expected while nothing else went on."""
     (cell,) = pieces_.cell_of(np.array([expected.group])).tolist()
     table = _events(pieces, Cells(cell, cell + 1))
-    events, met = _met(table.filter(pa.array(_is_of(table, expected.group))), ahead)
+    events = Events.of(table.filter(pa.array(table["group"].to_numpy() == expected.group)))
+    met, _ = _met(events, clocks)
     found = Collectives.of(events, met)
     own = (found.tag == expected.tag) & (found.op == expected.op)
+    own &= (found.low == expected.pair[0]) & (found.high == expected.pair[1])
     if expected.power is not None:
         own &= found.power == expected.power
     bus = np.where(own & (found.bus_bytes != UNKNOWN), found.bus_bytes, 0)
@@ -148,17 +168,21 @@ def _events(pieces: Sequence[Piece], cells: Cells) -> pa.Table:
     return pieces_.read(pieces, cells, _MATCHED_BY)
 
 
-def _is_of(table: pa.Table, group: int) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = table["group"].to_numpy() == group
-    return found
-
-
-def _matched(table: pa.Table) -> tuple[Events, Ints, Matches]:
-    events = Events.of(table)
-    rows = np.flatnonzero(events.joins)
-    return events, rows, matches_of(events, rows)
-
-
-def _met(table: pa.Table, ahead: Mapping[int, int]) -> tuple[Events, Meetings]:
-    events, rows, matches = _matched(table)
-    return events, Meetings.of(events, rows, matches, ahead_of(events, ahead))
+def _met(events: Events, clocks: _Clocks) -> tuple[Meetings, Matched]:
+    """All that several ranks met in."""
+    known = by_rank(events.rank, clocks.offsets)
+    rows, sides = events.collectives, events.messages
+    matches = matches_of(events, rows)
+    collectives = met_in_collectives(events, rows, matches)
+    messages = met_in_messages(events, sides, known)
+    met = joined(collectives, messages)
+    matched = Matched(
+        events=len(rows) + len(sides),
+        sides=len(sides),
+        joined=len(met.row),
+        collectives=collectives.count,
+        messages=messages.count,
+        dropped=matches.dropped,
+    )
+    ahead = known if clocks.is_aligned else np.zeros_like(known)
+    return Meetings.of(events, met, ahead), matched

@@ -12,7 +12,7 @@ from fastcomm.metrics.collectives import Collectives
 from fastcomm.metrics.compared import Expected
 from fastcomm.metrics.members import Group, Label
 from fastcomm.metrics.outliers import above_peers
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.schema import OP, OPS, TAGS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -22,11 +22,12 @@ NS = 1e9  # of a second
 # transfers take longer by more of a step.
 SLOW = 0.8
 LEAST_EXCESS = 0.001
+_PEERS = 4  # so many columns of the classes are the same for peers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One group in the collectives of one class, beside the other groups of that class."""
+    """One group, or pair, in the collectives of one class, beside the others of that class."""
 
     group: str | None  # description
     ranks: tuple[int, ...]
@@ -61,7 +62,7 @@ class Found:
 class _Classes:
     """Collectives by class and group; columns go together."""
 
-    keys: Ints  # rows: tag, op, power of two of the size, ranks of the group, label
+    keys: Ints  # rows: tag, op, power of two of the size, ranks of the group, label, pair
     counts: Ints
     moved: Ints  # bytes, of the member of each collective that moves the most
     took: Ints  # ns
@@ -71,7 +72,15 @@ class _Classes:
     def of(cls, all_: Collectives) -> Self:
         """The collectives of known sizes."""
         rated = np.flatnonzero((all_.bus_bytes > 0) & (all_.power >= 0))
-        columns = (all_.tag, all_.op, all_.power, all_.group_size, all_.group)
+        columns = (
+            all_.tag,
+            all_.op,
+            all_.power,
+            all_.group_size,
+            all_.group,
+            all_.low,
+            all_.high,
+        )
         keys, place = classes(*(np.asarray(each[rated], np.int64) for each in columns))
         count = keys.shape[1]
         moved = sums(place, all_.bus_bytes[rated], count)
@@ -86,7 +95,7 @@ class _Classes:
 
     def peers(self) -> list[Ints]:
         """Columns of the same class, which differ in the group alone; they lie together."""
-        _, kind = classes(*self.keys[:-1])
+        _, kind = classes(*self.keys[:_PEERS])
         edges = np.flatnonzero(np.diff(kind)) + 1
         return np.split(np.arange(len(kind)), edges) if len(kind) else []
 
@@ -120,14 +129,14 @@ def _link(
     groups: Mapping[Label, Group],
     step: Step,
 ) -> Found:
-    tag, op, power, _, label = by_class.keys[:, column].tolist()
+    tag, op, power, _, label, *pair = by_class.keys[:, column].tolist()
     moved, took = int(by_class.moved[column]), int(by_class.took[column])
     own = float(by_class.per_byte[column])
     excess = (took - moved * peers) / step.count
     group = groups[label]
     link = Link(
         group=group.description,
-        ranks=group.ranks or group.seen,
+        ranks=tuple(pair) if op == OP["SendRecv"] else group.ranks or group.seen,
         tag=TAGS[tag],
         op=OPS[op],
         size_from=1 << power,
@@ -136,7 +145,15 @@ def _link(
         excess_ns=None if np.isnan(peers) else excess,
         is_slow=is_apart and _is_slow(own, peers, excess, step),
     )
-    expected = Expected(group=label, tag=tag, op=op, power=power, ns=0.0, ns_per_byte=peers)
+    expected = Expected(
+        group=label,
+        tag=tag,
+        op=op,
+        power=power,
+        pair=(pair[0], pair[1]),
+        ns=0.0,
+        ns_per_byte=peers,
+    )
     return Found(link=link, expected=expected)
 
 

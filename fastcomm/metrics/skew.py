@@ -16,9 +16,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.metrics.calls import Events
 from fastcomm.metrics.classes import classes, members, sums
 from fastcomm.metrics.collectives import Collectives
-from fastcomm.metrics.meetings import Events, Meetings
+from fastcomm.metrics.meetings import Meetings
 from fastcomm.trace.schema import OPS, TAGS
 
 Ints = NDArray[np.int64]
@@ -61,12 +62,13 @@ class Wait:
 class Matching:
     """How much of the communication was matched across ranks."""
 
-    events: int  # that can be matched: of known groups of several ranks, and no messages
+    events: int  # that can be matched: of known groups of several ranks, with known partners
     matched: int
     share: float | None
     collectives: int  # that several ranks were matched in
+    messages: int  # of which both sides were found
     dropped: int  # of a group whose events could not be brought in line
-    messages: int  # SendRecv: the traces do not say which two belong together
+    unsaid: int  # SendRecv that do not say their one partner, or their group
 
 
 def skew(collectives: Collectives, steps: int) -> tuple[Skew, ...]:
@@ -106,7 +108,7 @@ class WaitSums:
         keys, place = classes(events.rank[meetings.row], events.tag[meetings.row])
         is_last, held_up = np.zeros((2, len(place)), np.int64)
         # Where several come last at once nobody holds the others up.
-        held = meetings.arrived - meetings.start[meetings.last - 1]
+        held = meetings.held_up
         is_last[meetings.last] = held > 0
         held_up[meetings.last] = held
         columns = (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastcomm.metrics.classes import classes, sums
+from fastcomm.metrics.collectives import NO_PAIR
 from fastcomm.metrics.compared import Compared, Expected
 from fastcomm.metrics.findings import Evidence, Finding, Subject
 from fastcomm.metrics.links import Found, Step
@@ -89,7 +90,13 @@ def longer_exchange(
     usual = float(np.median(means[~mine]))
     expected = [
         Expected(
-            group=label, tag=TAG["EP"], op=OP["AllToAll"], power=None, ns=usual, ns_per_byte=0.0
+            group=label,
+            tag=TAG["EP"],
+            op=OP["AllToAll"],
+            power=None,
+            pair=NO_PAIR,
+            ns=usual,
+            ns_per_byte=0.0,
         )
         for label in labels[mine].tolist()
     ]

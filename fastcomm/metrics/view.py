@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics.exposure import alone
 from fastcomm.trace import clocks
+from fastcomm.trace.messages import Sides
 from fastcomm.trace.schema import KIND, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals, segments
@@ -54,6 +55,8 @@ class Communication:
     bytes: Ints  # of the kind that was asked for
     bus_bytes: Ints
     alone: Ints  # ns before its end in which no compute runs, and no other communication
+    partner: Ints  # the root of the operation, or the other rank of an event of one message
+    sends: NDArray[np.bool_]  # whether it sends that message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +131,10 @@ def _communication(
     iteration = segments.segment_of(times[0], *found)
     inside = np.flatnonzero(iteration >= 0)
     group = _filled(comm["group"], -1)[inside]
+    partner, sends = _partners(comm)
     return Communication(
+        partner=partner[inside],
+        sends=sends[inside],
         start=times[0][inside],
         stop=times[1][inside],
         alone=alone(times, compute)[inside],
@@ -140,6 +146,19 @@ def _communication(
         bus_bytes=_filled(comm["bus_bytes"])[inside],
         **{name: comm[name].to_numpy()[inside] for name in ("tag", "op")},
     )
+
+
+def _partners(comm: pa.Table) -> tuple[Ints, NDArray[np.bool_]]:
+    """The root or the one other rank of each event, and whether it sends to that."""
+    partner = _filled(comm["root"].cast(pa.int64()))
+    sends = np.zeros(len(partner), np.bool_)
+    lists = [comm[name].combine_chunks() for name in ("sends_to", "receives_from")]
+    if any(each.null_count < len(each) for each in lists):
+        sides = Sides.of(*lists)
+        only = sides.event[sides.is_only]
+        partner = partner.copy()
+        partner[only], sends[only] = sides.peer[sides.is_only], sides.is_send[sides.is_only]
+    return partner, sends
 
 
 def _by_place(values: Sequence[int | None]) -> Ints:

@@ -183,7 +183,7 @@ def _events(scanned: Scanned) -> tuple[Events, pa.Table, tuple[int, str | None],
     start = columns["start"]
     if (start[1:] < start[:-1]).any():
         order = np.argsort(start, kind="stable")
-        columns = {name: column[order] for name, column in columns.items()}
+        columns = {name: column.take(order) for name, column in columns.items()}
     lane, lanes = _lanes(columns, scanned.texts)
     base, clock, notes = _base(columns["start"], columns["stop"], scanned.envelope)
     columns["start"] += base

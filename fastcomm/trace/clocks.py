@@ -26,7 +26,7 @@ ENDS_TOGETHER = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier
 # Of one operation in one group and iteration: more of them say nothing new.
 _MOST = 8
 # And of matched ones so many of one group.
-_SPREAD = 64
+_SPREAD = 32
 # An offset applies from so many matches on, and if it is so many times its spread.
 LEAST_MATCHES = 3
 FAR = 10
@@ -97,9 +97,14 @@ def ends(trace: Trace) -> pa.Table:
 
 
 def offsets_of(rank: Ints, group: Ints, instance: Ints, stop: Ints) -> tuple[ClockOffset, ...]:
-    """The offsets that collectives tell which are matched: a row an end, `instance` whose.
+    """The offsets that collectives tell which are matched: a row an end, `instance` whose."""
+    return clock_offsets(matched_ends(rank, group, instance, stop))
 
-    Only operations of ENDS_TOGETHER tell. Of those of a group a few are enough.
+
+def matched_ends(rank: Ints, group: Ints, instance: Ints, stop: Ints) -> pa.Table:
+    """The ends of collectives that are matched, `instance` in place of the group.
+
+    Only operations of ENDS_TOGETHER tell of clocks. Of those of a group a few are enough.
     """
     chosen = _sample(group, instance)
     zero = np.zeros(len(chosen), np.int64)
@@ -113,7 +118,7 @@ def offsets_of(rank: Ints, group: Ints, instance: Ints, stop: Ints) -> tuple[Clo
             "stop": stop[chosen],
         }
     )
-    return clock_offsets(table.cast(ENDS))
+    return table.cast(ENDS)
 
 
 def _sample(group: Ints, instance: Ints) -> Ints:

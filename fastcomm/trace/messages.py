@@ -183,7 +183,7 @@ class _Routes:
             place, lost = sequences.of_ends_apart(each, self.stop[rows], first)
             if not lost:
                 break
-        _, here, there = np.intersect1d(
-            place[: len(ours)], np.where(place == NONE, -2, place)[len(ours) :], True, True
-        )
+        own, other = place[: len(ours)], place[len(ours) :]
+        theirs, other = theirs[other != NONE], other[other != NONE]
+        _, here, there = np.intersect1d(own, other, assume_unique=True, return_indices=True)
         return ours[here], theirs[there]
