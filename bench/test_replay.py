@@ -5,8 +5,11 @@ import heapq
 import numpy as np
 import orjson
 
-from fastcomm.replay import uniform_scan
+from fastcomm.replay import operations, uniform_scan
+from fastcomm.replay.model import Model
+from fastcomm.replay.scenarios import Some, each_rank
 from fastcomm.replay.statistics import statistics
+from fastcomm.synthetic import TableJob, write_table
 from fastcomm_kernels import durations, replay, simulate
 
 EVENTS = 1_000_000
@@ -181,4 +184,18 @@ def test_simulate(bar):
         ),
         numpys,
         count=ops * lanes,
+    )
+
+
+def test_straggler_ranks(bar, tmp_path):
+    """A job of 64 data ranks, each alone as measured; a sixteenth of that one by one."""
+    table, _ = write_table(TableJob(dp=64), tmp_path)
+    model = Model.of(operations.read(table))
+    few = [Some(way="alone", kind="dp_rank", keys=(d,)) for d in range(4)]
+    bar(
+        "straggler_ranks",
+        lambda: [each(model) for each in each_rank(64)],
+        lambda: [each(model) for each in few],
+        count=64,
+        yardstick_count=4,
     )

@@ -50,12 +50,12 @@ class Limits:
         ratio, text, document = map(_said, USUAL)
         return cls(ratio=ratio, text=text * _GIB, document=document * _GIB)
 
-    def check(self, made: int, size: int, path: Path) -> None:
+    def check(self, made: float, size: int, path: Path) -> None:
         """TraceFileError where `size` bytes of a file become more than they may."""
         if made > max(SMALL, self.ratio * size):
             raise TraceFileError(
-                f"{path}: {size} bytes become more than {made}, {self.ratio:g} times as many; "
-                f"wanted no bomb: {RATIO}=N allows N times as many"
+                f"{path}: {size} bytes become more than {made:.0f}, {self.ratio:g} times as "
+                f"many; wanted no bomb: {RATIO}=N allows N times as many"
             )
         if made > self.text:
             raise TraceFileError(

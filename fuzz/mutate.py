@@ -221,8 +221,14 @@ def _table(table: pa.Table, rng: Random) -> pa.Table:
     return table.set_column(place, name, column)
 
 
+def _sound(table: pa.Table) -> pa.Table:
+    """The table; ArrowInvalid where working on it would end this process."""
+    table.validate(full=True)
+    return table
+
+
 def _parquet(path: Path, rng: Random) -> None:
-    table = pq.read_table(path)
+    table = _sound(pq.read_table(path))
     if rng.random() < 0.3:
         said = {
             key: _json_bytes(value, rng) if value[:1] == b"{" else _bytes(value, rng)
@@ -236,8 +242,9 @@ def _parquet(path: Path, rng: Random) -> None:
 
 def _arrow(path: Path, rng: Random) -> None:
     with pa.ipc.open_stream(path.read_bytes()) as reader:
-        table = _table(reader.read_all(), rng)
-    with pa.ipc.new_stream(path, table.schema) as stream:
+        table = _table(_sound(reader.read_all()), rng)
+    codec = pa.ipc.IpcWriteOptions(compression=rng.choice([None, "zstd", "lz4"]))
+    with pa.ipc.new_stream(path, table.schema, options=codec) as stream:
         stream.write_table(table)
 
 
@@ -250,7 +257,7 @@ def _zip(path: Path, rng: Random) -> None:
         members[name] = _json_bytes(members[name], rng)
     elif name.endswith(".parquet") and rng.random() < 0.6:
         buffer = io.BytesIO()
-        pq.write_table(_table(pq.read_table(io.BytesIO(members[name])), rng), buffer)
+        pq.write_table(_table(_sound(pq.read_table(io.BytesIO(members[name]))), rng), buffer)
         members[name] = buffer.getvalue()
     else:
         members[name] = _bytes(members[name], rng)

@@ -27,10 +27,11 @@ from fastcomm.readers import cards, config, execution_trace
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.readers.table_mapping import Kind, TableMapping
 from fastcomm.replay import inputs, operations, what_if
+from fastcomm.replay.model import Model
 from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import step_time
-from fastcomm.replay.stragglers import Model, stragglers
-from fastcomm.synthetic import Job, write, write_nsys
+from fastcomm.replay.stragglers import stragglers
+from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
 
 _DATA = Path(__file__).parents[2] / "shared" / "data" / "replay"
 SHAPE = {"num_nodes": 1, "gpus_per_node": 8, "experts_per_gpu": 1}
@@ -324,6 +325,12 @@ def _study(path: Path) -> None:
     pq.write_table(table.filter(pa.array([each <= min(step) + 1 for each in step])), path)
 
 
+def _job(path: Path) -> None:
+    job = TableJob(dp=2, pp=2, micro_batches=1, steps=2, slow_stage=1)
+    made, _ = write_table(job, path.parent / "made")
+    shutil.move(made, path)
+
+
 def _trial(path: Path) -> None:
     shutil.copytree(_DATA / "trial" / "trace", path)
     for file in [path, *path.rglob("*")]:
@@ -342,6 +349,7 @@ _SEEDS = (
     Seed(name="table.parquet", make=lambda p: pq.write_table(_operations(), p), read=_table),
     Seed(name="table.csv", make=lambda p: pa_csv.write_csv(_operations(), p), read=_table),
     Seed(name="study.parquet", make=_study, read=_stragglers),
+    Seed(name="job.parquet", make=_job, read=_stragglers),
     Seed(name="meta.yaml", make=_text("dp_size: 2\npp_size: 2\nvpp_size: 1\n"), read=_meta),
     Seed(name="uniform.json", make=_text(_UNIFORM), read=_stats),
     Seed(name="scanned.json", make=_text(_UNIFORM), read=_scanned),

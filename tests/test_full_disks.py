@@ -1,7 +1,9 @@
 """Disks that are full: a line that says so, nothing half written, and what was there stays."""
 
 import json
+import os
 import resource
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -151,3 +153,48 @@ def test_a_result_that_nobody_can_take_is_an_error(inputs):
         )
     assert done.returncode == 1
     assert done.stderr.decode().strip() == "Error: output: No space left on device"
+
+
+SMALL_DISK = """
+import sys
+from contextlib import suppress
+from pathlib import Path
+from fault_tools import refused, run
+inputs, disk = map(Path, sys.argv[1:])
+(disk / "out").mkdir()
+before = run("stats", inputs / "trace.json", "--output", disk / "out")
+assert before[0] == 0, before
+kept = {path: path.read_bytes() for path in (disk / "out").iterdir()}
+with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+    filler.write(bytes((3 << 20) - (20 << 10) - sum(each.stat().st_size for each in kept)))
+for words in (
+    ("ingest", inputs / "rank0.json", "-o", disk / "store"),
+    ("stats", inputs / "trace.json", "--output", disk / "out"),
+    ("metrics", inputs / "rank0.json", "--html", disk / "page.html"),
+):
+    said = refused(*words)
+    assert "No space left on device" in said and str(disk) in said, said
+assert {path: path.read_bytes() for path in (disk / "out").iterdir()} == kept
+left = [path.name for path in disk.rglob("*") if path.is_file()]
+assert not [name for name in left if "unfinished" in name], left
+print("held")
+"""
+
+
+def test_a_file_system_that_is_full_is_one_line_and_leaves_what_was_there(inputs, tmp_path):
+    """A real one, of 3 MiB, where a user may mount such."""
+    mount = f'mount -t tmpfs -o size=3m none "{tmp_path}" && exec "$0" "$@"'
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]
+    can = shutil.which("unshare") and not subprocess.call([*namespace, "true"])
+    if not can:
+        pytest.skip("no mount without a privilege")
+    path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    done = subprocess.run(
+        [*namespace, sys.executable, "-c", SMALL_DISK, inputs, tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.stdout == "held\n", done.stderr
+    assert list(tmp_path.iterdir()) == []

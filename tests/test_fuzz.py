@@ -16,13 +16,17 @@ SOME = (2, 3)
 FOUND = {
     "all_reduce.log": [1, 1000],
     "cluster.toml": [100107],
+    "links.toml": [1795290635],
     "model.toml": [36],
-    "store": [24, 100114, 100137],
+    "path.zip": [1795290634, 1795290925],
+    "scanned.json": [1795290950],
+    "store": [24, 100114, 100137, 1795291512],
     "study.parquet": [22, 100050],
     "table.parquet": [51, 100132],
     "trial": [56, 1031, 100148],
     "uniform.json": [11, 13, 30, 45, 60, 61],
-    "w.parquet": [67],
+    "w.parquet": [67, 1795290546],
+    "workload": [1795292769],
 }
 
 

@@ -14,12 +14,12 @@ from replay_data import FOLDER, needed
 
 from fastcomm.replay import operations, stragglers, trial
 from fastcomm.replay.daydream import daydream
+from fastcomm.replay.model import Model
 from fastcomm.replay.replayer import Options
 from fastcomm.replay.session import session
 from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import step_time
 from fastcomm.replay.steps import with_steps
-from fastcomm.replay.stragglers import Model
 from fastcomm.replay.what_if import Change, durations
 from fastcomm_kernels.json_numbers import NULL
 
@@ -287,7 +287,7 @@ def test_numbers_of_the_table_of_operations():
     )
     effects = (found.last_stage, found.worst)
     assert [each.rem for each in effects] == pytest.approx([1.219356, 0.031404], abs=6e-7)
-    assert [model().ideal()[name] / 1e9 for name in IDEAL_S] == pytest.approx(
+    assert [model().ideal_ns[name] / 1e9 for name in IDEAL_S] == pytest.approx(
         list(IDEAL_S.values()), abs=6e-10
     )
     for key, wanted in SLOWDOWNS.items():

@@ -15,8 +15,9 @@ from replay_data import FOLDER, assert_same, document, needed
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.replay import operation_graph, operations, stragglers
-from fastcomm.replay.stragglers import Model
+from fastcomm.replay.model import Model
 from fastcomm.report import stragglers as report
+from fastcomm_kernels.simulate import simulate
 
 TABLE = FOLDER / "straggler" / "trace-ST.parquet"
 META = FOLDER / "straggler" / "meta-ST.yaml"
@@ -165,7 +166,7 @@ def test_any_graph_replays_as_the_definition_says(data):
     values = st.lists(st.integers(0, 50), min_size=ranks * steps, max_size=ranks * steps)
     time = np.array([data.draw(values) for _ in range(size)], np.float64)
     delay = np.array([data.draw(values) for _ in range(size)], np.float64)
-    start, end = stragglers.simulate(
+    start, end = simulate(
         made.order, made.before, made.closes, made.members, time, delay, np.int64(ranks)
     )
     shape = size, ranks, steps

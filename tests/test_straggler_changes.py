@@ -10,10 +10,10 @@ from replay_data import FOLDER, document, needed
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
-from fastcomm.replay import operations, straggler_changes
+from fastcomm.replay import operations, straggler_changes, straggler_trace
+from fastcomm.replay.model import Model
 from fastcomm.replay.straggler_changes import Change
-from fastcomm.replay.stragglers import Model, stragglers
-from fastcomm.report import straggler_trace
+from fastcomm.replay.stragglers import stragglers
 from fastcomm.synthetic import TableJob, write_table
 
 TABLE = FOLDER / "straggler" / "trace-ST.parquet"

@@ -95,4 +95,4 @@ def _table(ctx: click.Context, folder: "Path", ranks: int, fault: str) -> None:
     table, meta = write_table(TableJob.of(ranks, slowdown), folder)
     command = f"fastcomm stragglers {table} --meta {meta}"
     say(f"wrote {table} and {meta}; now: {command}", "")
-    ctx.invoke(stragglers.run, table=table, meta_path=meta, threshold=1.03)
+    ctx.invoke(stragglers.run, table=str(table), meta_path=meta, threshold=1.03)

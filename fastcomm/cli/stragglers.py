@@ -1,24 +1,29 @@
 """``fastcomm stragglers``."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.options import FileOrUrl, cluster_options
 from fastcomm.cli.results import result_options
 from fastcomm.cli.said import warn
+
+if TYPE_CHECKING:
+    from fastcomm.engine.stragglers import Found
 
 _EXAMPLES = """\b
 Examples:
   fastcomm stragglers trace.parquet --meta meta.yaml
   fastcomm stragglers trace.parquet --what-if ideal-stage.json --trace replayed.json
+  fastcomm stragglers s3://bucket/trace.parquet --dask tcp://head:8786
   fastcomm stragglers trace.parquet --steps 12,20-23 --json | jq .slowdown_by_optype
 """
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FILE = FileOrUrl(exists=True, dir_okay=False)
 
 
 @click.command("stragglers", epilog=_EXAMPLES)
-@click.argument("table", type=_FILE, metavar="TABLE.parquet")
+@click.argument("table", metavar="TABLE.parquet")
 @click.option("--meta", "meta_path", type=_FILE, metavar="META.yaml", help="Sizes of the job.")
 @click.option("--steps", metavar="LIST", help="Only these steps: 12,20-23.")
 @click.option(
@@ -42,16 +47,15 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="FILE",
     help="Write the replayed steps for Perfetto; with --what-if the changed ones.",
 )
+@cluster_options
 @result_options(
     "Write stragglers.json, and the files of the published study: result, ms, mw.", xlsx=False
 )
 def run(
-    table: Path,
-    meta_path: Path | None,
-    changes: Path | None,
+    table: str,
+    meta_path: str | None,
+    changes: str | None,
     trace_path: Path | None,
-    as_json: bool,
-    output: Path | None,
     **words: Any,
 ) -> None:
     """Find which ranks, stages and operations hold a production job up.
@@ -59,36 +63,51 @@ def run(
     TABLE has one row an operation (dp_rank, stage, rank, step, optype, start_ts, duration,
     seq_id, mc, gmc), as ByteDance's StragglerAnalysis publishes them. The step is replayed as
     measured, with ideal operations, and with those of one rank, stage or type as measured.
+    TABLE may be a URL; with --dask the workers read it.
     """
+    from fastcomm.cli.options import engine_of, numbers, seen_by
+    from fastcomm.engine.stragglers import find_stragglers
+    from fastcomm.remote import place
+    from fastcomm.replay import operations, straggler_changes
+
+    meta = None if meta_path is None else operations.meta(place(meta_path))
+    with engine_of({**words, "workers": 1}) as engine:
+        found = find_stragglers(
+            *seen_by((table,), words),
+            shards=(meta or {}).get("dsp_size", 1),
+            steps=numbers("--steps", words["steps"]) if words["steps"] else None,
+            threshold=words["threshold"],
+            changes=None if changes is None else straggler_changes.read(place(changes)),
+            trace=trace_path is not None,
+            engine=engine,
+        )
+    warn(found.stragglers.warnings)
+    _say(found, table, meta, trace_path, words)
+
+
+def _say(
+    found: "Found",
+    table: str,
+    meta: dict[str, Any] | None,
+    trace_path: Path | None,
+    words: dict[str, Any],
+) -> None:
+    """Write what was asked for, and print."""
     import json
 
-    from fastcomm.cli.options import numbers
-    from fastcomm.replay import operations, straggler_changes
-    from fastcomm.replay.stragglers import Model, chosen, stragglers
-    from fastcomm.report import straggler_trace
     from fastcomm.report import stragglers as report
 
-    meta = None if meta_path is None else operations.meta(meta_path)
-    read = operations.read(table)
-    warn(read.warnings)
-    model = Model.of(read, shards=(meta or {}).get("dsp_size", 1))
-    if words["steps"]:
-        model = chosen(model, numbers("--steps", words["steps"]))
-    times, changed = model.measured, None
-    if changes is not None:
-        times = straggler_changes.times(model, straggler_changes.read(changes))
-        changed = model.replay(times)
-    found = stragglers(model, threshold=words["threshold"])
-    if trace_path is not None:
-        report.write_trace(straggler_trace.trace(model, times), trace_path)
-    if output is not None:
-        report.write(found, meta, output)
+    if trace_path is not None and found.trace is not None:
+        report.write_trace(found.trace, trace_path)
+    if words["output"] is not None:
+        report.write(found.stragglers, meta, words["output"])
     if words["html"] is not None:
         from fastcomm.report.html import render
         from fastcomm.report.html import stragglers as html
 
-        render.write(html.page(found, str(table)), words["html"])
-    if as_json:
-        click.echo(json.dumps(report.to_dict(found, changed), indent=2, allow_nan=False))
+        render.write(html.page(found.stragglers, table), words["html"])
+    if words["as_json"]:
+        said = report.to_dict(found.stragglers, found.changed)
+        click.echo(json.dumps(said, indent=2, allow_nan=False))
     else:
-        report.show(found, changed)
+        report.show(found.stragglers, found.changed)

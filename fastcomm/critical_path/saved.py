@@ -165,6 +165,8 @@ def _path(table: pa.Table, graph: Graph, last: Any) -> tuple[GraphPath, Any]:
         raise ValueError("the path names edges that are not there")
     if last is None:
         return GraphPath(nodes=np.empty(0, np.int32), edges=edges), None
+    if type(last) is not int or not 0 <= last < len(graph.event):
+        raise ValueError(f"the path ends at node {str(last)[:40]}, of {len(graph.event)}")
     nodes = np.append(graph.source[edges], np.int32(last))
     slack = None if table["slack"].null_count else table["slack"].to_numpy()
     return GraphPath(nodes=nodes, edges=edges), slack
@@ -173,9 +175,8 @@ def _path(table: pa.Table, graph: Graph, last: Any) -> tuple[GraphPath, Any]:
 def _table(archive: zipfile.ZipFile, name: str, path: Path) -> pa.Table:
     """A table, once its own words say that it fits into memory."""
     content = archive.read(f"{name}.parquet")
-    file = pq.ParquetFile(io.BytesIO(content))
-    parquet.check(file.metadata, len(content), path)
-    return checked(file.read(), _SCHEMAS[name], f"{path}: {name}")
+    table = parquet.read_open(io.BytesIO(content), len(content), path)
+    return checked(table, _SCHEMAS[name], f"{path}: {name}")
 
 
 def _check(graph: Graph, events: int, path: Path) -> None:

@@ -13,6 +13,7 @@ from fastcomm.inputs import parsed_toml, text
 from fastcomm.units import parse_bandwidth
 
 _KEYS = ("gpus_per_node", "bw_intra", "bw_node")
+_MOST_GPUS = 1 << 20  # of a node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +50,9 @@ def _parsed(words: str, name: str) -> Hardware:
     if missing := [key for key in _KEYS if key not in said]:
         raise ConfigError(f"{name}: no key {', '.join(missing)}")
     gpus = said["gpus_per_node"]
-    if not isinstance(gpus, int) or gpus < 1:
+    if type(gpus) is not int or not 1 <= gpus <= _MOST_GPUS:
         raise ConfigError(
-            f"{name}: gpus_per_node: found {gpus!r}, wanted a whole number from 1"
+            f"{name}: gpus_per_node: found {str(gpus)[:40]}, wanted 1 to {_MOST_GPUS}"
         )
     try:
         node, intra = (parse_bandwidth(str(said[key])) for key in ("bw_node", "bw_intra"))

@@ -12,6 +12,8 @@ from fastcomm.errors import ConfigError
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8": 1}
 SAMPLERS = ("seed", "zipf", "bounded", "uniform", "popularity", "gate", "bimodal", "table")
 DISTINCT = ("uniform", "resample")
+_KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+_MOST_EXPERTS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ class Recipe:
     def of(cls, **words: Any) -> Self:
         """Check the words and make the recipe."""
         recipe = cls(**words)
+        _check_kinds(recipe)
         _check_numbers(recipe)
         _check_words(recipe)
         return recipe
@@ -85,12 +88,24 @@ class Recipe:
         return type(self).of(**asdict(replace(self, **words)))
 
 
+def _check_kinds(recipe: Recipe) -> None:
+    """ConfigError for a word where a number belongs, and the other way round."""
+    for field in fields(recipe):
+        value, kind = getattr(recipe, field.name), type(field.default)
+        if kind is float and type(value) is int:
+            continue
+        if type(value) is not kind:
+            raise ConfigError(f"{field.name}: found {str(value)[:40]!r}, wanted {_KINDS[kind]}")
+
+
 def _check_numbers(recipe: Recipe) -> None:
     for field in fields(recipe):
         value = getattr(recipe, field.name)
         low = 0 if field.name in {"seed", "zipf_alpha", "seq_len", "batch_size"} else 1
         if not isinstance(value, (str, bool)) and not low <= value < float("inf"):
             raise ConfigError(f"{field.name}: found {value}, wanted at least {low}")
+    if recipe.experts > _MOST_EXPERTS:
+        raise ConfigError(f"{recipe.experts} experts; wanted at most {_MOST_EXPERTS}")
     if recipe.topk > recipe.experts:
         raise ConfigError(
             f"topk: found {recipe.topk}, wanted at most the {recipe.experts} experts: "

@@ -18,18 +18,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastcomm.engine.engine import (
-    Fold,
-    Lost,
-    Progress,
-    Task,
-    by_rank,
-    died,
-    lost,
-    measured,
-)
+from fastcomm.engine.engine import Fold, Lost, Progress, Task, by_rank, died, lost, measured
+from fastcomm.engine.held import Held
+from fastcomm.engine.held_dask import There
 from fastcomm.engine.interrupts import held_back
-from fastcomm.engine.versions import check_same, code, versions
+from fastcomm.engine.versions import check_code, check_same, code, versions
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
 from fastcomm.spread import one_by_one
 from fastcomm.trace.run import Run, Source
@@ -168,6 +161,8 @@ class Dask:
             found = {"the scheduler": self.client.run_on_scheduler(versions)}
             answers = self.client.run(versions, on_error="return")
         for worker, answer in answers.items():
+            if isinstance(answer, OSError):
+                continue  # it went away meanwhile
             if isinstance(answer, Exception):
                 raise self._no_fastcomm(worker, answer)
             found[worker] = answer
@@ -223,22 +218,26 @@ class Dask:
                 if progress is not None:
                     progress(source)
             failed = by_rank(left_out, every)
-            return self._answer(self._submit(task.finish, fold.joined(), failed, one_by_one))
+            return self.answer(self._submit(task.finish, fold.joined(), failed, one_by_one))
         finally:
             work.cancel()
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function on a worker."""
         try:
-            return self._answer(self._submit(function))
+            return self.answer(self._submit(function))
         except _killed() as error:
             raise self._too_large() from error
+
+    def hold(self, make: Callable[[], T]) -> Held[T]:
+        """Make it on a worker, from which others get it."""
+        return There(self, make)
 
     def _submit(self, function: Callable[..., T], *args: Any) -> "Future[T]":
         # Merging goes before reading on: it makes room.
         return self.client.submit(function, *args, pure=False, priority=1)
 
-    def _answer(self, future: "Future[T]") -> T:
+    def answer(self, future: "Future[T]") -> T:
         """What a future holds, from its worker; its error is raised."""
         done: SimpleQueue[Any] = SimpleQueue()
         future.add_done_callback(done.put)
@@ -375,11 +374,7 @@ class _Work:
 
 def _measured(source: Source, *, measure: Callable[[Trace], P], wanted: str) -> P:
     """On a worker: what is measured of one rank, by the same fastcomm as the caller's."""
-    if code() != wanted:
-        raise ClusterError(
-            f"a worker runs fastcomm {versions()['fastcomm']}, wanted the text {wanted}: "
-            "install it there and start the workers again"
-        )
+    check_code(wanted)
     return measured(source, measure)
 
 

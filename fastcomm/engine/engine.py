@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+from fastcomm.engine.held import Held
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.spread import Spread
 from fastcomm.trace.run import Run, Source
@@ -72,6 +73,10 @@ class Engine(Protocol):
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function where the files can be seen."""
+        ...
+
+    def hold(self, make: Callable[[], T]) -> Held[T]:
+        """Make something where the files can be seen, to ask it one question after another."""
         ...
 
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from fastcomm.engine.batches import WIDTH, Work, in_batches
 from fastcomm.engine.engine import Engine, Fold, Lost, Progress, Task, by_rank, lost
+from fastcomm.engine.held import Held, Here
 from fastcomm.engine.processes import Processes
 from fastcomm.errors import FastcommError
 from fastcomm.spread import one_by_one
@@ -73,6 +74,10 @@ class Local:
     def call(self, function: Callable[[], T]) -> T:
         """Call it."""
         return function()
+
+    def hold(self, make: Callable[[], T]) -> Held[T]:
+        """Make it here, to be asked by this process alone."""
+        return Here(made=make())
 
 
 def engine_of(workers: int | Engine) -> Engine:

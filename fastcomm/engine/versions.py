@@ -37,6 +37,15 @@ def versions() -> dict[str, str]:
     }
 
 
+def check_code(wanted: str) -> None:
+    """On a worker: ClusterError where this fastcomm is not the caller's."""
+    if code() != wanted:
+        raise ClusterError(
+            f"a worker runs fastcomm {versions()['fastcomm']}, wanted the text {wanted}: "
+            "install it there and start the workers again"
+        )
+
+
 def installed(package: str) -> str | None:
     """The version of a package; None where it is not installed."""
     try:

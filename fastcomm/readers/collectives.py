@@ -42,10 +42,8 @@ def find_collectives(
     events: Events,
     known: Sequence[Group],
     patterns: Sequence[Pattern] = (),
-    *,
-    partners: bool = False,
 ) -> Collectives:
-    """All communication of a file, with roots and peers if `partners` are wanted.
+    """All communication of a file.
 
     `known` are the groups with complete rank lists; `patterns` come before the built-in table.
     """
@@ -68,7 +66,7 @@ def find_collectives(
         sizes=byte_rules.Sizes(*(counts[kind] for counts in sizes)),
         named=names,
         name=name,
-        partners=find_partners(events, rows, op, group, groups) if partners else None,
+        partners=find_partners(events, rows, op, group, groups),
     )
 
 

@@ -57,9 +57,7 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     if own is not None and rank is not None and own != rank:
         raise TraceFileError(f"{path}: distributedInfo says rank {own}, taken for rank {rank}")
     events, lanes, origin, notes = _events(scanned)
-    found = find_collectives(
-        events, known_groups(info), options.patterns, partners=options.whole
-    )
+    found = find_collectives(events, known_groups(info), options.patterns)
     meta = Meta(
         rank=own if own is not None else rank or 0,
         world_size=world,
@@ -233,8 +231,10 @@ def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.in
     return lane.astype(np.int32), lanes
 
 
-def _lane_words(column: Ints, texts: Sequence[str]) -> list[str]:
+def _lane_words(column: Ints, texts: Sequence[str]) -> pa.Array | list[str]:
     """Processes or threads in words: a number, the word that stood for it, or nothing."""
+    if (column > WORD).all():  # of millions no object is made
+        return pa.array(column).cast(pa.string())
     return [
         "" if value == NULL else texts[WORD - value] if value <= WORD else str(value)
         for value in column.tolist()

@@ -68,6 +68,7 @@ METRICS = Selection(
         "Out msg size",
         "Group size",
         "Seq",
+        *partners.DETAILS,
     ),
     detail_texts=(
         "Collective name",
@@ -88,6 +89,5 @@ EVERYTHING = replace(
     METRICS,
     keep=[KEEP_ALL for _ in KIND],
     positions=True,
-    detail_args=(*METRICS.detail_args, *partners.DETAILS),
     row_args=(*METRICS.row_args, *(name for name in ARG_NAMES if name not in METRICS.row_args)),
 )

@@ -67,8 +67,11 @@ def find_partners(
     groups: Sequence[Group],
 ) -> Partners:
     """The partners of the communication of a Kineto trace; `rows` are events by start."""
-    calls = _Calls.of(events, rows)
     found = Partners.unknown(len(rows))
+    asked = np.isin(op, (*ROOTED, OP["SendRecv"]))
+    if not asked.any():
+        return found
+    calls = _Calls.of(events, rows, asked)
     members = [None if place < 0 else groups[place].ranks for place in group.tolist()]
     for k in np.flatnonzero(np.isin(op, ROOTED)).tolist():
         found.root[k] = _member(members[k], calls.said("Rank", int(calls.around[k])))
@@ -99,10 +102,10 @@ class _Calls:
     launch: Rows  # of each of them, or -1
     around: Rows  # the call around the launch, or -1
     messages: Rows  # the calls of messages by thread and start
-    details: dict[int, dict[str, int]]  # of calls and communication, by row
+    details: dict[int, dict[str, int]]  # of these, and of what is asked for, by row
 
     @classmethod
-    def of(cls, events: Events, rows: Rows) -> Self:
+    def of(cls, events: Events, rows: Rows, asked: NDArray[np.bool_]) -> Self:
         launch = events.launch_of(rows)
         calls = events.rows_named(lambda name: name == _CALL, "cpu_op", "annotation")
         names = events.detail("Collective name", calls)
@@ -110,9 +113,9 @@ class _Calls:
         start = events.columns["start"]
         order = np.lexsort((start[messages], events.lane[messages]))
         around = events.enclosing(calls, launch)
-        asked = np.unique(np.concatenate([rows, messages, around[around >= 0]]))
+        told = np.unique(np.concatenate([rows[asked], messages, around[asked & (around >= 0)]]))
         wanted = [name for name in (*DETAILS, *_WORDS) if name in events.details]
-        columns = [events.detail(name, asked).tolist() for name in wanted]
+        columns = [events.detail(name, told).tolist() for name in wanted]
         return cls(
             events=events,
             rows=rows,
@@ -121,7 +124,7 @@ class _Calls:
             messages=messages[order],
             details={
                 row: dict(zip(wanted, values, strict=True))
-                for row, *values in zip(asked.tolist(), *columns, strict=True)
+                for row, *values in zip(told.tolist(), *columns, strict=True)
             },
         )
 

@@ -1,6 +1,6 @@
 """Runs that `fastcomm ingest` stored: a directory of Parquet, one file a rank."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -50,6 +50,10 @@ _DAMAGE = (
     *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
     *(AttributeError, OverflowError, RecursionError),
 )
+_TEXTS = {
+    *(pa.string(), pa.large_string(), pa.string_view()),
+    *(pa.binary(), pa.large_binary(), pa.binary_view()),
+}
 
 
 def claims(path: Path) -> bool:
@@ -160,8 +164,9 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
         anew = wanted != stored
         names = list(layout.SECTIONS)[: None if options.whole else 2 if anew else 1]
         groups = range(sum(said["row_groups"][: len(names)]))
-        parquet.check(file.metadata, path.stat().st_size, path, groups=groups)
         columns = _columns(file, said, options.whole)
+        _check_texts(file.schema_arrow, columns)
+        parquet.check(file.metadata, path.stat().st_size, path, columns, groups)
         trace = _trace(_rows(file, groups, columns), said, path)
     return reapplied(trace, wanted, stored) if anew else trace
 
@@ -197,6 +202,13 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
         raise TraceFileError(
             f"{path}: damaged, or no file of a store ({found}); ingest its trace again"
         ) from error
+
+
+def _check_texts(found: pa.Schema, columns: Iterable[str]) -> None:
+    """TypeError for texts in place of numbers: one word a million times would be many."""
+    for name in columns:
+        if found.field(name).type in _TEXTS:
+            raise TypeError(f"column {name} holds texts")
 
 
 def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:

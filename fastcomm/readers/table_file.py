@@ -65,25 +65,19 @@ def batches(
 
 def _rows(path: Path, columns: list[str], where: pc.Expression) -> Iterator[pa.Table]:
     """The same of a Parquet file."""
+    size = path.stat().st_size
     with remote.named(path) as source:
-        parquet.check(pq.read_metadata(source), path.stat().st_size, path, columns)
+        texts = parquet.check(pq.read_metadata(source), size, path, columns)
+    as_codes = pa_dataset.ParquetFileFormat(dictionary_columns=set(texts))
     place: Any = path
     rows = (
-        pa_dataset.dataset(path, format="parquet")
+        pa_dataset.dataset(path, format=as_codes)
         if remote.is_local(path)
-        else pa_dataset.dataset(place.path, format="parquet", filesystem=place.fs)
+        else pa_dataset.dataset(place.path, format=as_codes, filesystem=place.fs)
     )
+    spelled = parquet.Spelled(size, path, texts)
     for batch in rows.to_batches(columns=columns, filter=where):
-        yield _checked(pa.Table.from_batches([batch]))
-
-
-def _checked(table: pa.Table) -> pa.Table:
-    """The same; ArrowInvalid where texts are none, or a code stands for none."""
-    parquet.check_words(table)
-    for column in table.columns:
-        if pa.types.is_string(column.type):
-            column.validate(full=True)
-    return table
+        yield spelled.table(pa.Table.from_batches([batch]))
 
 
 def _csv(

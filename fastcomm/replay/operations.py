@@ -28,6 +28,7 @@ _SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size", "world_size")
 _NS = 1e9
 _PLACES = ("dp_rank", "stage", "seq_id")  # that count from 0, and make a cube
 _MOST = 1 << 20
+_LONGEST = 256  # letters of a type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +71,13 @@ class Operations:
         """Pipeline stages."""
         return int(self.rank_of.shape[1])
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What reading had to leave out."""
-        if not self.left_out:
-            return ()
-        steps = ranges(list(self.left_out))
-        return (f"steps {steps} are left out: a rank lacks operations that it has elsewhere",)
+
+def notes(left_out: Sequence[int]) -> tuple[str, ...]:
+    """What is to be said of steps that reading had to leave out."""
+    if not left_out:
+        return ()
+    steps = ranges(list(left_out))
+    return (f"steps {steps} are left out: a rank lacks operations that it has elsewhere",)
 
 
 def meta(path: Path) -> dict[str, Any]:
@@ -101,7 +102,9 @@ def read(path: Path) -> Operations:
             raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {present}")
         wanted = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
         table = parquet.read(path, wanted)
-    except (OSError, pa.ArrowException) as error:
+    except OSError as error:
+        raise TraceFileError(f"{path}: {error.strerror or error}") from error
+    except pa.ArrowException as error:
         raise TraceFileError(f"{path}: {error}") from error
     if not table.num_rows:
         raise TraceFileError(f"{path}: the table has no rows")
@@ -128,9 +131,8 @@ def _check_kinds(table: pa.Table, path: Path) -> None:
 def of_table(table: pa.Table, place: str = "table") -> Operations:
     """The same from a table in memory."""
     columns = {name: table[name].to_numpy() for name in table.column_names if name != "optype"}
-    optype = np.array(table["optype"].to_pylist())
-    types, kind = np.unique(optype, return_inverse=True)
-    _known_types(types.tolist(), place)
+    types, kind = _kinds(table["optype"])
+    _known_types(types, place)
     stage, dp = columns["stage"].astype(np.int64), columns["dp_rank"].astype(np.int64)
     steps, at = np.unique(columns["step"].astype(np.int64), return_inverse=True)
     size = int(columns["seq_id"].max()) + 1
@@ -150,7 +152,7 @@ def of_table(table: pa.Table, place: str = "table") -> Operations:
     rank_of = np.full((shape[1], int(stage.max()) + 1), -1, np.int64)
     rank_of[dp, stage] = columns["rank"]
     return Operations(
-        ops=tuple(_op(columns, times, str(optype[row]), row) for row in rows[row_of]),
+        ops=tuple(_op(columns, times, types[kind[row]], row) for row in rows[row_of]),
         start=cubes[0][:, :, whole],
         end=cubes[1][:, :, whole],
         duration=cubes[2][:, :, whole],
@@ -158,6 +160,15 @@ def of_table(table: pa.Table, place: str = "table") -> Operations:
         rank_of=rank_of,
         left_out=tuple(steps[~whole].tolist()),
     )
+
+
+def _kinds(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
+    """The types, sorted, and the place of each row's among them."""
+    words = column.combine_chunks().cast(pa.string()).dictionary_encode()
+    names = words.dictionary.to_pylist()
+    types = sorted(names)
+    place = {name: number for number, name in enumerate(types)}
+    return types, np.array([place[name] for name in names])[words.indices.to_numpy()]
 
 
 def _times(columns: Mapping[str, Any]) -> Floats:
@@ -185,6 +196,10 @@ def _op(columns: Mapping[str, Any], times: Floats, optype: str, row: int) -> Op:
 def _known_types(types: Sequence[str], place: str) -> None:
     """Refuse point-to-point operations that the graph has no rule for."""
     for name in types:
+        if len(name) > _LONGEST:
+            raise FastcommError(
+                f"{place}: an optype of {len(name)} letters, wanted at most {_LONGEST}"
+            )
         if name.endswith(("-send", "-recv")) and name not in POINT_TO_POINT:
             raise FastcommError(f"{place}: optype {name!r}: wanted {', '.join(POINT_TO_POINT)}")
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError
 from fastcomm.replay import what_if
-from fastcomm.replay.stragglers import Model
+from fastcomm.replay.model import Model
 from fastcomm.replay.uniform import read_json
 
 Floats = NDArray[np.float64]

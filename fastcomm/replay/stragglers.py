@@ -1,50 +1,61 @@
 """Who holds a production job up: step times if operations took their ideal time.
 
-Times are float64 nanoseconds, arrays are ops x data ranks x steps. Rules and names are those of
-"Understanding Stragglers in Large Model Training Using What-if Analysis".
+Times are float64 nanoseconds. Rules and names are those of "Understanding Stragglers in Large
+Model Training Using What-if Analysis". What the model is asked are scenarios, which may be
+answered elsewhere; the analysis has only what they answer, and what is known `About` the table.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fastcomm.errors import FastcommError
-from fastcomm.replay.operation_graph import OperationGraph, graph
-from fastcomm.replay.operations import Operations
-from fastcomm_kernels.simulate import ALONE, simulate
+from fastcomm.replay.model import Floats, Model, Replayed, chosen
+from fastcomm.replay.operations import Ints, notes
+from fastcomm.replay.scenarios import Scenario, Some, Way, each_rank, optypes
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+Parts = Literal["dp_rank", "stage", "optype"]
+Replays = Callable[[Sequence[Scenario]], Sequence[Replayed]]
 
 THRESHOLD = 1.03
-_CLAMP_NS = -1e7
-_MEDIAN = frozenset(
-    {
-        "forward-send",
-        "forward-recv",
-        "backward-send",
-        "backward-recv",
-        "params-all-gather",
-        "grads-reduce-scatter",
-        "separate-grads-all-reduce",
-        "embedding-grads-all-reduce",
-        "optimizer-clip-main-grad",
-        "layernorm-grads-all-reduce",
-    }
-)
 _WORST_PERCENT = 3
+_MEASURED, _IDEAL = Some(way="alone"), Some(way="without")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """Nanoseconds of each step: to the end of the last operation, and of the last optimizer."""
+class About:
+    """What the analysis has to know of a table besides what is replayed of it."""
 
-    whole: Floats
-    optimizer: Floats
+    steps: tuple[int, ...]
+    left_out: tuple[int, ...]
+    rank_of: Ints  # data rank x stage
+    base: Floats  # nanoseconds of each step, as recorded
+    ideal_ns: Mapping[str, float]
+    by_stage: tuple[int, ...]
+    by_optype: tuple[str, ...]
+    by_launch: tuple[str, ...]  # types, what a stage begins with apart
+
+    @classmethod
+    def of(cls, model: Model) -> "About":
+        """What is known of a model."""
+        table = model.table
+        return cls(
+            steps=table.steps,
+            left_out=table.left_out,
+            rank_of=table.rank_of,
+            base=table.end.max(axis=(0, 1)) - table.start.min(axis=(0, 1)),
+            ideal_ns=model.ideal_ns,
+            by_stage=tuple(dict.fromkeys(op.stage for op in table.ops)),
+            by_optype=tuple(dict.fromkeys(optypes(table.ops))),
+            by_launch=tuple(dict.fromkeys(optypes(table.ops, first_op=True))),
+        )
+
+    @property
+    def ranks(self) -> int:
+        """Data ranks."""
+        return len(self.rank_of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +90,13 @@ class Attribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stragglers:
-    """What the analysis of one table says; attributions are None under the threshold."""
+    """What the analysis of one table says; what blames somebody is None under the threshold.
 
-    table: Operations
+    `workers` is the smaller of the slowdowns of data rank and stage, data rank x stage.
+    """
+
     chosen: tuple[int, ...]
+    left_out: tuple[int, ...]
     base: Floats
     nodelay: Replayed
     ideal: Replayed
@@ -92,6 +106,12 @@ class Stragglers:
     last_stage: Effect
     worst: Effect | None
     worst_ranks: tuple[int, ...]
+    workers: Floats | None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What reading had to leave out."""
+        return notes(self.left_out)
 
     @property
     def slowdown(self) -> float:
@@ -103,216 +123,78 @@ class Stragglers:
         """How much longer a step takes than its operations."""
         return float(self.base.mean() / self.nodelay.optimizer.mean())
 
-    @property
-    def workers(self) -> Floats | None:
-        """The smaller of the slowdowns of data rank and stage, data rank x stage."""
-        return None if self.blocking is None else _scores(self.table, self.blocking)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A table with its graph: replays any times of its operations."""
-
-    table: Operations
-    graph: OperationGraph
-    measured: Floats
-    delays: Floats
-
-    @classmethod
-    def of(cls, table: Operations, *, shards: int = 1) -> "Model":
-        """Make the graph and take transfers and launch delays from the whole table."""
-        made = graph(table, shards=shards)
-        return cls(
-            table=table,
-            graph=made,
-            measured=_measured(table, made),
-            delays=_delays(table, made),
-        )
-
-    def only(self, at: list[int]) -> "Model":
-        """The same for some of the steps, by position."""
-        table = replace(
-            self.table,
-            start=self.table.start[:, :, at],
-            end=self.table.end[:, :, at],
-            duration=self.table.duration[:, :, at],
-            steps=tuple(self.table.steps[i] for i in at),
-        )
-        return replace(
-            self, table=table, measured=self.measured[:, :, at], delays=self.delays[:, :, at]
-        )
-
-    def optypes(self) -> NDArray[np.str_]:
-        """The type of each operation."""
-        return np.array([op.optype for op in self.table.ops])
-
-    def ideal(self) -> dict[str, float]:
-        """One time for each type: the median of transfers, the mean of computation."""
-        types = self.optypes()
-        return {
-            str(each): float(
-                (np.median if each in _MEDIAN else np.mean)(self.measured[types == each])
-            )
-            for each in np.unique(types)
-        }
-
-    def ideal_times(self) -> Floats:
-        """The ideal of every operation, in the shape of what was measured."""
-        value = self.ideal()
-        column = np.array([value[op.optype] for op in self.table.ops])
-        return np.broadcast_to(column[:, None, None], self.measured.shape)
-
-    def times(self, times: Floats, delays: Floats | None = None) -> tuple[Floats, Floats]:
-        """Start and end of every operation if they took `times`."""
-        size, ranks, steps = times.shape
-        flat = (size, ranks * steps)
-        start, end = simulate(
-            self.graph.order,
-            self.graph.before,
-            self.graph.closes,
-            self.graph.members,
-            np.ascontiguousarray(times).reshape(flat),
-            np.zeros(flat) if delays is None else np.ascontiguousarray(delays).reshape(flat),
-            np.int64(ranks),
-        )
-        return start.reshape(times.shape), end.reshape(times.shape)
-
-    def replay(self, times: Floats, delays: Floats | None = None) -> Replayed:
-        """Step times if the operations took `times`."""
-        start, end = self.times(times, delays)
-        last, first = end.max(axis=1), start.min(axis=(0, 1))
-        optimizer = self.optypes() == "optimizer"
-        return Replayed(whole=last.max(axis=0) - first, optimizer=last[optimizer].max(axis=0))
-
-
-def _measured(table: Operations, made: OperationGraph) -> Floats:
-    """Durations; of operations that wait for others, what is left when all have started."""
-    times = table.duration.copy()
-    for members, common in zip(made.groups, made.common, strict=True):
-        own = list(members)
-        last = table.start[own].max(axis=0)
-        if common:
-            last = np.broadcast_to(last.max(axis=0), last.shape)
-        times[own] = table.end[own] - last
-    waited = made.group_of != ALONE
-    times[waited] = np.where(times[waited] <= _CLAMP_NS, 0, times[waited])
-    return times
-
-
-def _delays(table: Operations, made: OperationGraph) -> Floats:
-    """How long after the last it waited for an operation started."""
-    ready = np.broadcast_to(table.start.min(axis=(0, 1)), table.start.shape).copy()
-    first, before = made.before
-    for op in range(len(table.ops)):
-        own = before[first[op] : first[op + 1]]
-        if len(own):
-            ready[op] = table.end[own].max(axis=0)
-    found = table.start - ready
-    return np.where(found <= _CLAMP_NS, 0, found)
-
 
 def stragglers(
     model: Model, *, steps: list[int] | None = None, threshold: float = THRESHOLD
 ) -> Stragglers:
     """Analyse the chosen steps of a table."""
-    model = model if steps is None else chosen(model, steps)
-    measured, ideal = model.measured, model.ideal_times()
-    nodelay, best = model.replay(measured), model.replay(ideal)
-    base = model.table.end.max(axis=(0, 1)) - model.table.start.min(axis=(0, 1))
-    blocking = launch = None
-    if nodelay.whole.mean() / best.optimizer.mean() >= threshold:
-        blocking = {
-            kind: _attributed(model, sets, ideal, best) for kind, sets in _sets(model).items()
-        }
-    if base.mean() / nodelay.optimizer.mean() >= threshold:
-        launch = {
-            kind: _launched(model, sets, nodelay)
-            for kind, sets in _sets(model, first_op=True).items()
-        }
-    table = model.table
-    last = np.array([op.stage == table.stages - 1 for op in table.ops])
-    whole = np.broadcast_to(last[:, None, None], measured.shape)
-    worst: Effect | None = None
+    asked = model if steps is None else chosen(model, steps)
+    return analysis(About.of(asked), lambda many: [each(asked) for each in many], threshold)
+
+
+def analysis(about: About, replays: Replays, threshold: float = THRESHOLD) -> Stragglers:
+    """The same of a model that is elsewhere: `replays` answers scenarios, in their order."""
+    last = (about.rank_of.shape[1] - 1,)
+    nodelay, ideal, *effects = replays([_MEASURED, _IDEAL, *_removed_added("stage", last)])
+    known = nodelay, ideal
+    blocking = launch = worst = workers = None
     worst_ranks: tuple[int, ...] = ()
-    if blocking is not None:
-        worst_ranks = _worst(table, blocking)
-        worst = _effect(model, _of_ranks(table, worst_ranks), ideal, (nodelay, best))
+    if nodelay.whole.mean() / ideal.optimizer.mean() >= threshold:
+        blocking = _attributed(about, "alone", replays, ideal.optimizer)
+        workers = _scores(about, blocking)
+        worst_ranks = _worst(about, workers)
+        worst = _effect(known, replays(_removed_added("rank", worst_ranks)))
+    if about.base.mean() / nodelay.optimizer.mean() >= threshold:
+        launch = _attributed(about, "launched", replays, nodelay.optimizer)
     return Stragglers(
-        table=table,
-        chosen=table.steps,
-        base=base,
+        chosen=about.steps,
+        left_out=about.left_out,
+        base=about.base,
         nodelay=nodelay,
-        ideal=best,
-        ideal_ns=model.ideal(),
+        ideal=ideal,
+        ideal_ns=about.ideal_ns,
         blocking=blocking,
         launch=launch,
-        last_stage=_effect(model, whole, ideal, (nodelay, best)),
+        last_stage=_effect(known, effects),
         worst=worst,
         worst_ranks=worst_ranks,
+        workers=workers,
     )
 
 
-def chosen(model: Model, steps: list[int]) -> Model:
-    """The model of some steps; FastcommError where the table lacks one."""
-    absent = sorted(set(steps) - set(model.table.steps))
-    if absent:
-        raise FastcommError(f"step {absent[0]} is not in the table, or lacks operations")
-    return model.only([model.table.steps.index(step) for step in sorted(set(steps))])
+def _removed_added(kind: Literal["stage", "rank"], keys: tuple[int, ...]) -> list[Scenario]:
+    return [Some(way="without", kind=kind, keys=keys), Some(way="alone", kind=kind, keys=keys)]
 
 
-def _sets(model: Model, *, first_op: bool = False) -> dict[str, dict[str, Bools]]:
-    """Operations by data rank, stage and type, as masks in the shape of the times."""
-    shape = model.measured.shape
-    ops = model.table.ops
-    merged = {
-        f"{way}-{what}": f"{way}-pp-comm"
-        for way in ("forward", "backward")
-        for what in ("send", "recv")
-    }
-    kinds = [merged.get(op.optype, op.optype) for op in ops]
-    if first_op:
-        kinds = [
-            "first-op"
-            if op.seq == 0 and op.optype == ("forward-recv" if op.stage else "forward-compute")
-            else kind
-            for op, kind in zip(ops, kinds, strict=True)
-        ]
+def _effect(known: tuple[Replayed, Replayed], answers: Sequence[Replayed]) -> Effect:
+    measured, ideal, removed, added = (float(each.whole.mean()) for each in (*known, *answers))
+    return Effect(measured=measured, ideal=ideal, removed=removed, added=added)
 
-    def by_op(keys: list[str]) -> dict[str, Bools]:
-        column = np.array(keys)
-        return {
-            key: np.broadcast_to((column == key)[:, None, None], shape)
-            for key in dict.fromkeys(keys)
-        }
 
-    ranks = np.arange(shape[1])
+def _attributed(about: About, way: Way, replays: Replays, to: Floats) -> dict[str, Attribution]:
+    """The slowdown that each data rank, stage and type brings by itself, over steps of `to`."""
+    asked = {kind: (keys, _asked(kind, keys, way)) for kind, keys in _keys(about, way).items()}
+    answers = iter(replays([each for _, many in asked.values() for each in many]))
+    found: dict[str, Attribution] = {}
+    for kind, (keys, many) in asked.items():
+        rows = np.vstack([next(answers).optimizer for _ in many])
+        found[kind] = _ratios(dict(zip(map(str, keys), rows, strict=True)), to)
+    return found
+
+
+def _keys(about: About, way: Way) -> dict[Parts, Sequence[int | str]]:
     return {
-        "dp_rank": {
-            str(d): np.broadcast_to((ranks == d)[None, :, None], shape) for d in ranks.tolist()
-        },
-        "stage": by_op([str(op.stage) for op in ops]),
-        "optype": by_op(kinds),
+        "dp_rank": range(about.ranks),
+        "stage": about.by_stage,
+        "optype": about.by_launch if way == "launched" else about.by_optype,
     }
 
 
-def _attributed(
-    model: Model, sets: Mapping[str, Bools], ideal: Floats, best: Replayed
-) -> Attribution:
-    """The slowdown that each set alone brings."""
-    replayed = {
-        key: model.replay(np.where(own, model.measured, ideal)).optimizer
-        for key, own in sets.items()
-    }
-    return _ratios(replayed, best.optimizer)
-
-
-def _launched(model: Model, sets: Mapping[str, Bools], nodelay: Replayed) -> Attribution:
-    """The slowdown that the launch delays of each set alone bring."""
-    replayed = {
-        key: model.replay(model.measured, np.where(own, model.delays, 0.0)).optimizer
-        for key, own in sets.items()
-    }
-    return _ratios(replayed, nodelay.optimizer)
+def _asked(kind: Parts, keys: Sequence[int | str], way: Way) -> list[Scenario]:
+    """A scenario a key, or a few that answer for many keys each."""
+    if kind == "dp_rank" and way == "alone":
+        return each_rank(len(keys))
+    return [Some(way=way, kind=kind, keys=(key,)) for key in keys]
 
 
 def _ratios(replayed: Mapping[str, Floats], to: Floats) -> Attribution:
@@ -329,35 +211,17 @@ def _falling(values: Mapping[Any, float]) -> dict[Any, float]:
     return dict(sorted(values.items(), key=lambda pair: -pair[1]))
 
 
-def _scores(table: Operations, blocking: Mapping[str, Attribution]) -> Floats:
+def _scores(about: About, blocking: Mapping[str, Attribution]) -> Floats:
+    """The smaller slowdown of those of data rank and stage."""
     by_rank, by_stage = blocking["dp_rank"].mean, blocking["stage"].mean
-    ranks = np.array([by_rank[str(d)] for d in range(table.ranks)])
-    stages = np.array([by_stage[str(s)] for s in range(table.stages)])
+    ranks = np.array([by_rank[str(d)] for d in range(about.ranks)])
+    stages = np.array([by_stage[str(s)] for s in range(about.rank_of.shape[1])])
     found: Floats = np.minimum(ranks[:, None], stages[None, :])
     return found
 
 
-def _worst(table: Operations, blocking: Mapping[str, Attribution]) -> tuple[int, ...]:
+def _worst(about: About, scores: Floats) -> tuple[int, ...]:
     """The three percent of the ranks with the largest scores; a tie goes to the lower rank."""
-    score, rank = _scores(table, blocking).ravel(), table.rank_of.ravel()
+    score, rank = scores.ravel(), about.rank_of.ravel()
     order = np.lexsort((rank, -score))
     return tuple(rank[order[: ceil(len(rank) * _WORST_PERCENT / 100)]].tolist())
-
-
-def _of_ranks(table: Operations, ranks: tuple[int, ...]) -> Bools:
-    stage = np.array([op.stage for op in table.ops])
-    own = np.isin(table.rank_of, ranks)[:, stage].T
-    return np.broadcast_to(own[:, :, None], table.start.shape)
-
-
-def _effect(
-    model: Model, own: Bools, ideal: Floats, known: tuple[Replayed, Replayed]
-) -> Effect:
-    removed = model.replay(np.where(own, ideal, model.measured))
-    added = model.replay(np.where(own, model.measured, ideal))
-    return Effect(
-        measured=float(known[0].whole.mean()),
-        ideal=float(known[1].whole.mean()),
-        removed=float(removed.whole.mean()),
-        added=float(added.whole.mean()),
-    )

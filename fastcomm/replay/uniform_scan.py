@@ -85,7 +85,7 @@ def _suffixes(scanned: Scanned) -> tuple[Ints, tuple[str, ...]]:
     detail, said = scanned.columns["detail"], scanned.details["name"]
     named = np.full(len(detail), -1, np.int64)
     own = np.flatnonzero(detail >= 0)
-    named[own] = said[detail[own]]
+    named[own] = np.maximum(said[detail[own]], -1)  # no text, no suffix
     numbers: dict[str, int] = {}
     of_text = np.full(len(scanned.texts) + 1, -1, np.int64)
     for code in np.unique(named[named >= 0]).tolist():

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from fastcomm.replay.stragglers import Attribution, Effect, Replayed, Stragglers
+from fastcomm.replay.model import Floats, Replayed
+from fastcomm.replay.stragglers import Attribution, Effect, Stragglers
 from fastcomm.report import files
 from fastcomm.report.console import plain_console
 from fastcomm.units import format_ns
@@ -42,7 +43,7 @@ def to_dict(found: Stragglers, changed: Replayed | None = None) -> dict[str, Any
         "worker_slowdown": None if workers is None else workers.tolist(),
         "ideal_s": {name: value / _SECOND for name, value in found.ideal_ns.items()},
         "steps": list(found.chosen),
-        "left_out_steps": list(found.table.left_out),
+        "left_out_steps": list(found.left_out),
     }
 
 
@@ -127,11 +128,11 @@ def show(found: Stragglers, changed: Replayed | None = None) -> None:
     console = plain_console()
     for line in _lines(found) + _what_if_lines(found, changed):
         console.print(line, highlight=False, soft_wrap=True)
-    if found.blocking is None:
+    if found.blocking is None or found.workers is None:
         return
     for kind, title in zip(_KINDS, ("data rank", "stage", "operation"), strict=True):
         console.print(_table(title, found.blocking[kind]))
-    console.print(_heat(found))
+    console.print(_heat(found.workers))
 
 
 def _what_if_lines(found: Stragglers, changed: Replayed | None) -> list[str]:
@@ -170,16 +171,14 @@ def _table(title: str, part: Attribution) -> Table:
     return table
 
 
-def _heat(found: Stragglers) -> Table:
+def _heat(workers: Floats) -> Table:
     """Data ranks by stage; the warmer, the slower."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("workers", style="bold", header_style="underline", no_wrap=True)
-    workers = found.workers
-    for stage in range(found.table.stages):
+    for stage in range(workers.shape[1]):
         table.add_column(f"stage {stage}", justify="right", header_style="dim", no_wrap=True)
-    if workers is not None:
-        for rank, row in enumerate(workers[:_MOST_RANKS]):
-            table.add_row(f"data rank {rank}", *map(_shaded, row.tolist()))
+    for rank, row in enumerate(workers[:_MOST_RANKS]):
+        table.add_row(f"data rank {rank}", *map(_shaded, row.tolist()))
     return table
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm import inputs, parquet
+from fastcomm import arrow_stream, inputs, parquet
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, SUFFIXES, TEXT
 from fastcomm_kernels.json_numbers import NULL
@@ -69,12 +69,12 @@ def _names_of(file: Path) -> tuple[str, ...]:
 def _table_of(file: Path, columns: Sequence[str]) -> pa.Table:
     with _errors_of(file):
         if file.suffix == ".parquet":
-            return parquet.read(file, columns)
+            return parquet.read(file, columns, utf8=False)
         table = _stream(file, columns)
         # A stream is taken as it is: what it says of its buffers has to be checked.
         for column in table.columns:
             for chunk in column.chunks:
-                _as_bytes(chunk).validate(full=True)
+                parquet.as_bytes(chunk).validate(full=True)
         return table
 
 
@@ -86,6 +86,8 @@ def _stream(file: Path, columns: Sequence[str]) -> pa.Table:
     size, made = file.stat().st_size, 0
     limits = inputs.Limits.of_environment()
     inputs.check(file)
+    with inputs.opened(file) as stream:
+        arrow_stream.inflated(stream, lambda inflated: limits.check(inflated, size, file))
     with inputs.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
         schema, batches = reader.schema, []
         for batch in reader:
@@ -94,15 +96,6 @@ def _stream(file: Path, columns: Sequence[str]) -> pa.Table:
             limits.check(made, size, file)
     wanted = pa.schema([schema.field(name) for name in columns])
     return pa.Table.from_batches(batches, wanted)
-
-
-def _as_bytes(array: pa.Array) -> pa.Array:
-    """Texts as bytes, which need not be UTF-8; anything else as it is."""
-    if array.type != pa.string():
-        return array
-    return pa.Array.from_buffers(
-        pa.binary(), len(array), array.buffers(), array.null_count, array.offset
-    )
 
 
 @contextmanager

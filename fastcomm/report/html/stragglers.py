@@ -49,7 +49,7 @@ def page(found: Stragglers, source: str) -> Page:
         ),
         facts=_facts(found),
         sections=(_workers(found), _parts(found), _steps(found)),
-        warnings=found.table.warnings,
+        warnings=found.warnings,
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fastcomm.replay.model import Floats, Model
 from fastcomm.replay.operations import POINT_TO_POINT
-from fastcomm.replay.stragglers import Floats, Model
 from fastcomm_kernels.simulate import ALONE
 
 _US = 1e3

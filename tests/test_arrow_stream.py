@@ -1,0 +1,87 @@
+"""What a compressed Arrow stream says that it becomes."""
+
+import io
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fastcomm import arrow_stream
+
+TABLE = pa.table(
+    {
+        "n": np.zeros(10_000, np.int64),
+        "text": ["word", None] * 5_000,
+        "code": pa.array(["x" * 100, "y"] * 5_000).dictionary_encode(),
+    }
+)
+
+
+def stream(codec=None, **how):
+    buffer = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression=codec, **how)
+    with pa.ipc.new_stream(buffer, TABLE.schema, options=options) as writer:
+        writer.write_table(TABLE, max_chunksize=4_000)
+    return buffer.getvalue()
+
+
+def said(content):
+    found = []
+    arrow_stream.inflated(io.BytesIO(content), found.append)
+    return found
+
+
+def decoded(content):
+    """Bytes of all buffers, each as long as Arrow makes it."""
+    total = 0
+    with pa.ipc.open_stream(content) as reader:
+        words = None
+        for batch in reader:
+            for column in batch.columns:
+                total += sum(len(each) for each in column.buffers() if each is not None)
+            words = batch["code"].dictionary
+    return total + sum(len(each) for each in words.buffers() if each is not None)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_the_lengths_before_the_buffers_are_what_arrow_takes(codec):
+    content = stream(codec)
+    assert len(said(content)) == 5  # the schema, the words, three batches
+    assert said(content) == sorted(said(content))
+    assert said(content)[-1] == pytest.approx(decoded(content), rel=0.01)
+    assert said(content)[-1] > 5 * len(content)
+
+
+def test_a_plain_stream_becomes_nothing_more():
+    assert said(stream()) == [0] * 5
+
+
+def test_the_stream_of_old_without_its_mark_is_understood():
+    content = stream("zstd", use_legacy_format=True)
+    assert said(content) == said(stream("zstd"))
+    assert said(content[:-4]) == said(content), "no end of stream"
+
+
+def test_an_offset_that_leads_nowhere_is_an_error():
+    content = stream("zstd")
+    table = 8 + int.from_bytes(content[8:12], "little")
+    for place in (8, table):
+        bad = content[:place] + b"\xff\xff\xff\x7f" + content[place + 4 :]
+        with pytest.raises(ValueError, match=r"offset|message"):
+            said(bad)
+    with pytest.raises(ValueError, match="ends inside of a message"):
+        said(b"\xff\xff\xff\xff\xff\xff\xff\x7f")
+
+
+def test_random_damage_is_an_error_or_a_number():
+    content, random = stream("lz4"), Random(5)
+    for _ in range(3_000):
+        bad = bytearray(content)
+        for _ in range(random.randint(1, 3)):
+            bad[random.randrange(len(bad))] = random.randrange(256)
+        try:
+            found = said(bytes(bad))
+        except ValueError:
+            continue
+        assert all(each >= 0 for each in found)

@@ -1,0 +1,271 @@
+"""Small files that would become large: refused before the memory is taken."""
+
+import gzip
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fault_files import BASE, OPERATION, READERS, SHAPE, beside, ends, words_of
+from fault_tools import refused, run
+from nsys_report import SMALL
+
+from fastcomm import inputs
+from fastcomm.critical_path.saved import restore_cpgraph
+from fastcomm.errors import FastcommError
+from fastcomm.synthetic import write_nsys
+
+pytestmark = pytest.mark.compiled
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return beside(tmp_path)
+
+
+@pytest.fixture
+def small_bombs(monkeypatch):
+    """What becomes large here is a MiB and not 64."""
+    monkeypatch.setattr(inputs, "SMALL", 1 << 20)
+
+
+def bomb(path, head=b"", body=b" " * (1 << 20), times=4, tail=b""):
+    path.write_bytes(gzip.compress(head + body * times + tail))
+    return path
+
+
+OPERATIONS_CSV = b"rank,step,optype,start_ts,duration\n" + b"0,0,forward,0,1\n" * 300_000
+
+
+@pytest.mark.usefixtures("small_bombs")
+def test_a_gzip_bomb_is_refused_unless_the_ratio_is_allowed(folder, monkeypatch):
+    head, tail = BASE.encode().split(b'"traceEvents": [')
+    path = bomb(folder / "rank0.json.gz", head + b'"traceEvents": [', tail=tail)
+    assert "wanted no bomb: FASTCOMM_MAX_RATIO=N" in refused("metrics", path)
+    monkeypatch.setenv("FASTCOMM_MAX_RATIO", "2000")
+    assert run("metrics", path)[0] == 0
+    monkeypatch.setenv("FASTCOMM_MAX_TEXT_GIB", "0.002")
+    assert "becomes more than 0.002 GiB; FASTCOMM_MAX_TEXT" in refused("metrics", path)
+    monkeypatch.setenv("FASTCOMM_MAX_RATIO", "many")
+    assert "FASTCOMM_MAX_RATIO: found 'many'" in refused("metrics", path)
+
+
+@pytest.mark.usefixtures("small_bombs")
+@pytest.mark.parametrize(
+    ("command", "name", "head"),
+    [
+        ("stats", "trace.json", b'{"traceEvents": ['),
+        ("metrics", "a.jsonl.gz", b'{"header": 1, "coll_perf": 1}\n'),
+        ("metrics --config {folder}/t.toml", "table.csv.gz", OPERATIONS_CSV),
+    ],
+)
+def test_every_reader_of_gzip_refuses_a_bomb(folder, command, name, head):
+    path = bomb(folder / name, head)
+    assert "wanted no bomb" in refused(*words_of(command, folder), path)
+
+
+def test_a_document_that_is_too_large_to_be_held_is_refused(folder, monkeypatch):
+    run("ingest", folder / "good.json", "-o", folder / "store")
+    monkeypatch.setenv("FASTCOMM_MAX_DOCUMENT_GIB", "1e-7")
+    said = refused("metrics", folder / "store")
+    assert "fastcomm.json: larger than 1e-07 GiB, and needed as a whole; " in said
+
+
+@pytest.mark.usefixtures("small_bombs")
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("metrics --config {folder}/t.toml", "table.parquet"),
+        ("stragglers", "table.parquet"),
+        (f"dispatch compare {SHAPE}", "w.parquet"),
+        (
+            "isp --model 7 --world-size 8 --seq-len 4096 --global-batch 4Mi --calibrate",
+            "events.parquet",
+        ),
+    ],
+)
+def test_a_parquet_file_of_one_value_a_million_times_is_a_bomb(folder, command, name):
+    rows = 1 << 20
+    constant = {name: pa.array(np.zeros(rows, np.int64)) for name in OPERATION if name != "op"}
+    constant |= {
+        "optype": pa.array(["forward-compute"]).take(pa.array(np.zeros(rows, np.int32))),
+        "src": pa.array(np.zeros(rows, np.int32)),
+        "expert": pa.array(np.zeros(rows, np.int32)),
+        **{key: pa.array(np.ones(rows, np.int64)) for key in ("group_size", "bytes")},
+        "op": pa.array(np.zeros(rows, np.int32)),
+        "duration_ns": pa.array(np.ones(rows, np.int64)),
+    }
+    pq.write_table(pa.table(constant), folder / name, compression="zstd")
+    assert "wanted no bomb" in refused(*words_of(command, folder), folder / name)
+
+
+@pytest.mark.usefixtures("small_bombs")
+def test_a_store_whose_columns_are_a_bomb_is_refused(folder):
+    run("ingest", folder / "good.json", "-o", folder / "store")
+    path = folder / "store" / "rank-00000.parquet"
+    table = pq.read_table(path)
+    many = table.take(pa.array(np.zeros(1 << 18, np.int32)))
+    pq.write_table(many.replace_schema_metadata(table.schema.metadata), path)
+    assert "wanted no bomb" in refused("metrics", folder / "store")
+
+
+@pytest.mark.parametrize("column", ["start", "kind"])
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.binary()])
+def test_a_store_with_a_long_word_a_thousand_times_is_refused(folder, column, kind):
+    run("ingest", folder / "good.json", "-o", folder / "store")
+    path = folder / "store" / "rank-00000.parquet"
+    table = pq.read_table(path)
+    words = pa.array(["x" * (1 << 14)]).cast(kind).take(pa.array([0] * len(table)))
+    place = table.column_names.index(column)
+    table = table.set_column(place, pa.field(column, kind), words)
+    pq.write_table(table, path)
+    assert "damaged, or no file of a store" in refused("metrics", folder / "store")
+
+
+@pytest.mark.usefixtures("small_bombs")
+def test_an_npz_bomb_is_refused(folder):
+    zeros = np.zeros((1 << 17, 4), np.int64)
+    np.savez_compressed(folder / "w.npz", src_gpu=zeros[:, 0], target_experts=zeros)
+    assert "wanted no bomb" in refused("dispatch", "compare", folder / "w.npz")
+
+
+def npy(shape, descr="<i8", data=b""):
+    file = io.BytesIO()
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + data
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        npy((1 << 50, 8)),
+        npy((1 << 62, 1 << 62)),
+        npy((-1, 8)),
+        npy((2, 2), data=b"12345678"),
+        b"\x93NUMPY\x01\x00\x76\x00{" + b"(" * 116 + b"\n",
+        b"\x93NUMPY\x03\x00",
+    ],
+)
+def test_an_array_whose_header_promises_more_than_follows_is_refused(folder, content):
+    (folder / "w.npy").write_bytes(content)
+    assert "w.npy: no .npy of plain arrays" in refused("dispatch", "compare", folder / "w.npy")
+    with zipfile.ZipFile(folder / "w.npz", "w") as archive:
+        archive.writestr("src_gpu.npy", content)
+        archive.writestr("target_experts.npy", content)
+    assert "w.npz: no .npz of plain arrays" in refused("dispatch", "compare", folder / "w.npz")
+
+
+@pytest.mark.parametrize("name", ["w.npy", "w.npz"])
+def test_pickled_objects_in_an_array_are_not_loaded(folder, name):
+    class Runs:
+        def __reduce__(self):
+            return (Path.touch, (folder / "ran",))
+
+    objects = np.array([Runs()], object)
+    if name == "w.npy":
+        np.save(folder / name, objects, allow_pickle=True)
+    else:
+        np.savez(folder / name, src_gpu=objects, target_experts=objects)
+    assert "no Python object is loaded" in refused("dispatch", "compare", folder / name)
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.usefixtures("small_bombs")
+def test_a_saved_path_with_a_bomb_in_it_is_refused(folder):
+    run("critical-path", folder / "good.json", "--save", folder / "path")
+    whole = zipfile.ZipFile(folder / "path.zip")
+    members = {name: whole.read(name) for name in whole.namelist()}
+    many = pq.read_table(io.BytesIO(members["nodes.parquet"]))
+    many = many.take(pa.array(np.zeros(1 << 20, np.int32)))
+    pq.write_table(many, buffer := io.BytesIO())
+    with zipfile.ZipFile(folder / "bomb.zip", "w") as archive:
+        for name, content in (members | {"nodes.parquet": buffer.getvalue()}).items():
+            archive.writestr(name, content)
+    with pytest.raises(FastcommError, match="wanted no bomb"):
+        restore_cpgraph(folder / "bomb.zip")
+    with zipfile.ZipFile(folder / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("manifest.json", b" " * (1 << 24))
+    with pytest.raises(FastcommError, match="compressed or larger"):
+        restore_cpgraph(folder / "bomb.zip")
+
+
+YAML_BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n"
+    for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+def test_aliases_that_multiply_are_refused(folder):
+    (folder / "none" / "rank0.json").write_text(BASE)
+    (folder / "none" / "none.yaml").write_text(YAML_BOMB)
+    assert "more than 16 YAML aliases" in refused("metrics", folder / "none")
+    (folder / "m.yaml").write_text(YAML_BOMB)
+    said = refused("stragglers", folder / "good.parquet", "--meta", folder / "m.yaml")
+    assert "more than 16 YAML aliases" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [pair for pair in READERS if pair[1].endswith((".toml", ".yaml"))]
+)
+def test_a_configuration_that_is_nested_or_huge_is_refused(folder, command, name):
+    (folder / name).write_text("a = " + "[" * 100_000)
+    assert name in ends(command, name, folder)
+    (folder / name).write_text("a: " + "[" * 100_000)
+    assert name in ends(command, name, folder)
+    (folder / name).write_text("a = " + "9" * 5000)
+    assert name in ends(command, name, folder)
+    (folder / name).write_text("# " + "x" * (1 << 21))
+    assert "larger than 1048576 bytes" in ends(command, name, folder)
+
+
+def of_one_word(rows, words, kind):
+    """A column of a word of 16 KiB, which Parquet writes once and Arrow so many times."""
+    word = pa.array(["x" * (1 << 14)]).cast(kind)
+    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), word)
+    return {**{name: pa.array(np.zeros(rows, np.int64)) for name in words}, "optype": column}
+
+
+@pytest.mark.usefixtures("small_bombs")
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("metrics --config {folder}/t.toml", "table.parquet"),
+        ("stragglers", "table.parquet"),
+        (f"dispatch compare {SHAPE}", "w.parquet"),
+    ],
+)
+def test_a_long_word_a_thousand_times_is_a_bomb(folder, command, name, kind):
+    table = pa.table(of_one_word(1000, (*OPERATION, "src", "expert"), kind))
+    pq.write_table(table, folder / name, store_schema=False)
+    assert "wanted no bomb" in refused(*words_of(command, folder), folder / name)
+
+
+def test_texts_inside_of_lists_are_refused(folder):
+    lists = pa.array([["x" * (1 << 14)]] * 1000)
+    pq.write_table(pa.table({"src": [0] * 1000, "expert": lists}), folder / "w.parquet")
+    said = refused(*words_of(f"dispatch compare {SHAPE}", folder), folder / "w.parquet")
+    assert "texts inside of others; wanted plain columns, or lists of numbers" in said
+
+
+@pytest.mark.usefixtures("small_bombs")
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_a_compressed_stream_that_inflates_is_a_bomb(folder, codec, monkeypatch):
+    monkeypatch.setenv("FASTCOMM_MAX_RATIO", "3")
+    (export,) = write_nsys(SMALL, folder / "made", ranks=[0], kind="arrowdir")
+    file = export / "StringIds.arrow"
+    with pa.ipc.open_stream(file.read_bytes()) as reader:
+        table = reader.read_all()
+    rows = np.zeros(1 << 17, np.int32)
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    for wanted, many in ((False, table), (True, table.take(pa.array(rows)))):
+        with pa.ipc.new_stream(file, table.schema, options=options) as stream:
+            stream.write_table(many)
+        if not wanted:
+            assert run("metrics", export)[0] == 0
+    assert "StringIds.arrow: " in refused("metrics", export)
+    assert "wanted no bomb" in refused("metrics", export)

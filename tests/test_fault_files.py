@@ -1,0 +1,141 @@
+"""Files that are none, or that change or fail while they are read: one line, never a hang."""
+
+import errno
+import gzip
+import io
+import json
+import os
+import socket
+from contextlib import closing
+
+import kineto_text as k
+import pytest
+from fault_files import BASE, READERS, beside, ends
+from fault_tools import STEP, nobody, refused, run
+from nsys_report import SMALL
+
+from fastcomm import inputs
+from fastcomm.readers import blocks
+from fastcomm.readers.nsys.export import Export
+from fastcomm.synthetic import write_nsys
+
+pytestmark = pytest.mark.compiled
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return beside(tmp_path)
+
+
+@pytest.mark.parametrize(("command", "name"), READERS)
+def test_a_pipe_is_refused_and_not_waited_for(folder, command, name):
+    os.mkfifo(folder / name)
+    assert "pipe; wanted a file" in ends(command, name, folder)
+
+
+def test_a_device_and_a_socket_are_refused(folder):
+    (folder / "rank0.json").symlink_to("/dev/zero")
+    assert "rank0.json: a device; wanted a file" in refused("metrics", folder / "rank0.json")
+    with closing(socket.socket(socket.AF_UNIX)) as server:
+        server.bind(str(folder / "rank1.json"))
+        assert "rank1.json: " in refused("metrics", folder / "rank1.json")
+
+
+@pytest.mark.parametrize("name", ["rank0.json", "nsys_0.sqlite", "rank-00000.parquet"])
+def test_a_directory_named_like_a_file_is_searched_and_found_empty(folder, name):
+    (folder / name).mkdir()
+    assert f"{name}: no trace; wanted" in refused("metrics", folder / name)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [pair for pair in READERS if "none" not in pair[0]]
+)
+def test_a_file_without_permission_is_refused(tmp_path_factory, folder, command, name):
+    (folder / name).write_text("{}")
+    (folder / name).chmod(0)
+    for above in (folder, *folder.parents[:3]):
+        above.chmod(above.stat().st_mode | 0o055)
+    folder.chmod(0o777)
+    with nobody():
+        said = ends(command, name, folder)
+    assert "ermission denied" in said or "not readable" in said
+
+
+def test_a_directory_without_permission_is_an_error_with_its_path(folder):
+    locked = folder / "none"
+    locked.chmod(0)
+    for above in (folder, *folder.parents[:3]):
+        above.chmod(above.stat().st_mode | 0o055)
+    with nobody():
+        assert f"{locked}: Permission denied" in refused("metrics", folder)
+    locked.chmod(0o755)
+
+
+def test_a_link_to_itself_is_no_trace(folder):
+    (folder / "rank5.json").symlink_to("rank5.json")
+    said = refused("metrics", folder / "rank5.json")
+    assert "no such file" in said or "symbolic links" in said
+    (folder / "good.json").rename(folder / "rank0.json")
+    assert run("metrics", folder)[0] == 0
+
+
+def test_a_link_to_the_directory_above_is_followed_no_further(folder):
+    (folder / "good.json").rename(folder / "none" / "rank0.json")
+    (folder / "none" / "up").symlink_to("..")
+    code, said = run("metrics", folder, "--json")
+    assert code == 0, said
+    assert json.loads(said)["ranks"] == [0]
+
+
+class Failing(io.BytesIO):
+    """A file whose disk fails behind the first block."""
+
+    def read(self, size=-1):
+        if self.tell():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(min(size, 1000) if size > 0 else size)
+
+
+@pytest.mark.parametrize("name", ["rank0.json", "rank0.json.gz", "inspector.log"])
+def test_a_read_error_inside_a_file_is_an_error_with_its_path(folder, name, monkeypatch):
+    text = BASE.encode() * 9 if name != "inspector.log" else b'{"coll_perf": 1}\n' * 999
+    (folder / name).write_bytes(gzip.compress(text, 0) if name.endswith("gz") else text)
+    whole = (folder / name).read_bytes()
+    monkeypatch.setattr(blocks, "opened", lambda _: Failing(whole))
+    assert f"{name}: Input/output error" in refused("metrics", folder / name)
+
+
+@pytest.mark.parametrize(("command", "name"), READERS)
+def test_a_file_that_the_system_cannot_read_is_an_error(folder, command, name):
+    # The memory of a process is a file whose first byte nobody can read.
+    (folder / name).symlink_to("/proc/self/mem")
+    said = ends(command, name, folder)
+    assert "Error: " in said
+
+
+@pytest.mark.parametrize("name", ["rank0.json", "rank0.json.gz"])
+def test_a_file_that_is_replaced_while_it_is_read_is_an_error(folder, name, monkeypatch):
+    path = folder / name
+    k.write(path, STEP)
+
+    def replacing(asked):
+        found = inputs.opened(asked)
+        if path.stat().st_size == size:
+            k.write(folder / ("other" + name), [*STEP, *STEP])
+            (folder / ("other" + name)).replace(path)
+        return found
+
+    size = path.stat().st_size
+    run("metrics", path)  # what rank it is, is known by now
+    monkeypatch.setattr(blocks, "opened", replacing)
+    assert f"{name}: changed while it was read; wait" in refused("metrics", path)
+
+
+def test_a_file_that_is_cut_after_it_was_read_does_no_harm(tmp_path):
+    (path,) = write_nsys(SMALL, tmp_path, ranks=[0], kind="arrowdir")
+    rows = Export(path).rows("CUPTI_ACTIVITY_KIND_KERNEL", ("start", "end"))
+    file = path / "CUPTI_ACTIVITY_KIND_KERNEL.arrow"
+    os.truncate(file, 0)  # a mapped file would end us with SIGBUS from here on
+    assert rows.count > 0
+    assert (rows["end"] >= rows["start"]).all()
+    assert str(file) in refused("metrics", path)

@@ -1,0 +1,146 @@
+"""Stragglers of a table that only the workers of a cluster see: the bytes of one process."""
+
+import os
+import signal
+from functools import partial
+
+import dask_cluster as c
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from fastcomm import parquet
+from fastcomm.cli import main
+from fastcomm.engine import dask
+from fastcomm.engine.stragglers import find_stragglers
+from fastcomm.errors import ClusterError, FastcommError, TraceFileError
+from fastcomm.replay import model as model_
+from fastcomm.replay import operations
+from fastcomm.replay.model import Model
+from fastcomm.replay.scenarios import EachRank, Some, each_rank
+from fastcomm.synthetic import TableJob, write_table
+
+
+def invoke(*words, code=0):
+    result = CliRunner().invoke(main, ["stragglers", *map(str, words)])
+    assert result.exit_code == code, result.output + result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+    write_table(TableJob(dp=5, pp=2, micro_batches=2, steps=4, slow_stage=1), folder)
+    (folder / "w.json").write_text('{"stage:1": {"ideal": true}}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(job):
+    return Model.of(operations.read(job / "table.parquet"))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    made = c.Cluster(tmp_path_factory.mktemp("cluster"))
+    for name in ("first", "second", "third"):
+        made.worker(name)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def engine(cluster):
+    with dask.connected(cluster.address, wait_s=30) as found:
+        found.client.wait_for_workers(3, timeout=30)
+        yield found
+
+
+def asked_for(job, target, table, *words):
+    """The command with all that it can be asked for, and what it wrote."""
+    words = (*words, "--meta", job / "meta.yaml", "--what-if", job / "w.json")
+    words = (*words, "--threshold", 1, "--output", target, "--trace", target / "trace")
+    said = invoke(table, "--json", *words).stdout
+    return said, {each.name: each.read_bytes() for each in sorted(target.iterdir())}
+
+
+@pytest.mark.compiled
+def test_the_result_is_that_of_one_process_and_the_client_reads_nothing(
+    job, engine, cluster, tmp_path, monkeypatch
+):
+    table = job / "table.parquet"
+    here = asked_for(job, tmp_path / "here", table)
+
+    def refuse(*_):
+        raise AssertionError("the client reads the table")
+
+    monkeypatch.setattr(parquet, "read", refuse)
+    there = asked_for(job, tmp_path / "there", f"file://{table}", "--dask", cluster.address)
+    assert there == here
+    steps = ("--steps", "1,3", "--dask", cluster.address)
+    assert '"steps": [\n    1,\n    3\n  ]' in invoke(table, "--json", *steps).stdout
+
+
+@pytest.mark.compiled
+def test_what_is_wrong_with_a_table_is_said_as_here(job, engine, cluster, tmp_path):
+    there = ("--dask", cluster.address)
+    absent = tmp_path / "absent.parquet"
+    for words in ((), there):
+        assert f"{absent}: No such file" in invoke(absent, *words, code=1).stderr
+    with pytest.raises(FastcommError, match="step 9 is not in the table"):
+        find_stragglers(job / "table.parquet", steps=[9], engine=engine)
+    (tmp_path / "t.parquet").write_text("no table")
+    with pytest.raises(TraceFileError, match=r"t\.parquet: Parquet magic bytes"):
+        find_stragglers(tmp_path / "t.parquet", engine=engine)
+
+
+def made_once(marker):
+    """What kills the first worker that makes it."""
+    return c.deadly_once(marker, 7)
+
+
+def times(factor, made):
+    return made[7] * factor
+
+
+def fatal_question(_made):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.compiled
+def test_a_killed_worker_costs_no_answer_and_what_kills_all_is_an_error(engine, tmp_path):
+    held = engine.hold(partial(made_once, tmp_path / "made"))
+    assert held.ask([partial(times, n) for n in range(9)]) == list(range(9))
+    assert (tmp_path / "made").exists()
+    with pytest.raises(ClusterError, match="a worker died, and so did the next that had"):
+        held.ask([fatal_question])
+    held.close()
+
+
+def test_all_ranks_at_once_are_each_rank_alone(model, monkeypatch):
+    wanted = [Some(way="alone", kind="dp_rank", keys=(d,))(model) for d in range(5)]
+    assert [each.stop for each in each_rank(5)] == [2, 4, 5]
+    assert len(each_rank(1000)) == 16
+    for asked in (each_rank(5), [EachRank(first=0, stop=5)]):
+        got = [each(model) for each in asked]
+        for name in ("whole", "optimizer"):
+            rows = np.vstack([getattr(each, name) for each in got])
+            assert np.array_equal(rows, [getattr(each, name) for each in wanted])
+
+
+def test_the_only_rank_has_nobody_to_be_ideal(tmp_path):
+    table, _ = write_table(TableJob(dp=1, pp=2, micro_batches=2, slow_dp=0), tmp_path)
+    alone = Model.of(operations.read(table))
+    assert (each_rank(1)[0](alone).whole[0] == alone.replay(alone.measured).whole).all()
+
+
+@pytest.mark.parametrize("width", [1, 10**9])
+@pytest.mark.parametrize("way", ["alone", "without", "launched"])
+def test_steps_a_few_at_a_time_are_all_of_them(model, monkeypatch, width, way):
+    scenario = Some(way=way, kind="stage", keys=(1,))
+    usual = scenario(model)
+    monkeypatch.setattr(model_, "_AT_ONCE", width)
+    again = scenario(model)
+    assert np.array_equal(again.whole, usual.whole)
+    assert np.array_equal(again.optimizer, usual.optimizer)
+    assert len(list(model.parts())) == (4 if width == 1 else 1)
