@@ -49,7 +49,7 @@ def find_collectives(
     communicators: Mapping[int, Communicator],
     options: ReadOptions,
 ) -> tuple[Collectives, Matched]:
-    """All communication of a process, with roots and peers if the whole is wanted.
+    """All communication of a process, with its roots and peers.
 
     `launches` and `replay` have an entry an event: where it was launched, and the number of the
     graph's launch that it is of, or -1.
@@ -85,9 +85,7 @@ def find_collectives(
         sizes=sizes,
         named=names,
         name=name,
-        partners=find_partners(operations, matched, op, communicators)
-        if options.whole
-        else None,
+        partners=find_partners(operations, matched, op, communicators),
     )
     return collectives, matched
 
