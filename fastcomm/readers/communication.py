@@ -25,7 +25,7 @@ class Collectives:
     sizes: byte_rules.Sizes
     named: tuple[Named, ...]  # what names say
     name: Ints  # index into `named`
-    partners: Partners | None = None  # where the whole trace is read and says who they are
+    partners: Partners | None = None  # where the trace says who they are
 
 
 def communication(

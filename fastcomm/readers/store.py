@@ -164,8 +164,9 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
         anew = wanted != stored
         names = list(layout.SECTIONS)[: None if options.whole else 2 if anew else 1]
         groups = range(sum(said["row_groups"][: len(names)]))
-        columns = _columns(file, said, options.whole)
-        _check_texts(file.schema_arrow, columns)
+        found = file.schema_arrow
+        columns = _columns(found, said, options.whole)
+        _check_texts(found, columns)
         parquet.check(file.metadata, path.stat().st_size, path, columns, groups)
         trace = _trace(_rows(file, groups, columns), said, path)
     return reapplied(trace, wanted, stored) if anew else trace
@@ -233,13 +234,13 @@ def _check_places(column: pa.ChunkedArray, count: int, name: str) -> None:
         raise IndexError(f"{name} {least} to {most}, of {count}")
 
 
-def _columns(file: "pq.ParquetFile", said: dict[str, Any], whole: bool) -> list[str]:
-    """The columns that are needed; not those of partners where the file says it has none."""
+def _columns(found: pa.Schema, said: dict[str, Any], whole: bool) -> list[str]:
+    """The columns that are needed; those of partners unless the file has or says none."""
     names = {*_EVENTS.values(), *_COMM.values(), "event"}
-    if said.get("partners") is False:
+    if said.get("partners") is False or not set(schema.PARTNERS).issubset(found.names):
         names -= set(schema.PARTNERS)
     if whole:
-        names |= set(schema.ARGS.names) & set(file.schema_arrow.names)
+        names |= set(schema.ARGS.names) & set(found.names)
     return sorted(names)
 
 
