@@ -49,7 +49,7 @@ def find_collectives(
     communicators: Mapping[int, Communicator],
     options: ReadOptions,
 ) -> tuple[Collectives, Matched]:
-    """All communication of a process, with roots and peers.
+    """All communication of a process, with its roots and peers.
 
     `launches` and `replay` have an entry an event: where it was launched, and the number of the
     graph's launch that it is of, or -1.
