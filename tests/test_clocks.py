@@ -64,9 +64,9 @@ def test_of_many_that_are_matched_a_few_are_enough(count, seed):
     found = offsets_of(rank[rows], instance[rows] % 2, instance[rows], stop[rows])
     assert {each.rank: each.offset_ns for each in found} == ahead
     per_group = [-(-count // 2), count // 2]
-    used = sum(-(-size // -(-size // 64)) for size in per_group if size)
+    used = sum(-(-size // -(-size // 32)) for size in per_group if size)
     assert {each.matches for each in found} == {used}
-    assert used <= 2 * 64
+    assert used <= 2 * 32
 
 
 def test_nothing_is_known_of_the_clock_of_a_rank_that_meets_nobody():
