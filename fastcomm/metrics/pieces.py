@@ -7,6 +7,7 @@ than that. What thousands of ranks leave is never in memory at once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ class Piece:
     where: pa.Table | Path  # the file has one batch
     rows: tuple[int, ...]  # of each cell
     ops: tuple[int, ...]  # that there are
+    ranks: tuple[int, int]  # the lowest and the highest; (0, -1) without rows
 
 
 def cell_of(group: Ints) -> Ints:
@@ -48,6 +50,9 @@ def cut(events: pa.Table) -> Piece:
         where=whole.take(pa.array(order)),
         rows=tuple(np.bincount(cell, minlength=len(ALL)).tolist()),
         ops=tuple(np.flatnonzero(np.bincount(events["op"].to_numpy())).tolist()),
+        ranks=tuple(events["rank"].take([0, len(cell) - 1]).to_pylist())
+        if len(cell)
+        else (0, -1),
     )
 
 
@@ -73,17 +78,24 @@ def columns(where: pa.Table | Path, names: Sequence[str]) -> pa.Table:
 
 
 def read(pieces: Sequence[Piece], cells: Cells, names: Sequence[str]) -> pa.Table:
-    """Some columns of the rows of some cells, by rank, and those of a cell in their order."""
+    """Some columns of the rows of some cells: those of a group by rank, and in its order."""
     found = []
-    for piece in pieces:
+    for piece in sorted(pieces, key=lambda piece: piece.ranks):
         begin, count = sum(piece.rows[: cells.start]), sum(piece.rows[cells.start : cells.stop])
         if count:
             found.append(columns(piece.where, names).slice(begin, count))
     table = pa.concat_tables(found or [columns(pieces[0].where, names)[:0]]).combine_chunks()
-    rank = table["rank"].to_numpy()
-    if (rank[1:] < rank[:-1]).any():
-        table = table.take(pa.array(np.argsort(rank, kind="stable")))
-    return table
+    return table if _are_in_order(pieces) else _by_rank(table)
+
+
+def _are_in_order(pieces: Sequence[Piece]) -> bool:
+    """Whether no piece has ranks between those of another."""
+    ranks = sorted(piece.ranks for piece in pieces if any(piece.rows))
+    return all(high < low for (_, high), (low, _) in pairwise(ranks))
+
+
+def _by_rank(table: pa.Table) -> pa.Table:
+    return table.take(pa.array(np.argsort(table["rank"].to_numpy(), kind="stable")))
 
 
 def whole(pieces: Sequence[Piece], names: Sequence[str]) -> pa.Table:

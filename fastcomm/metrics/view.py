@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics.exposure import alone
 from fastcomm.trace import clocks
-from fastcomm.trace.messages import Sides
 from fastcomm.trace.schema import KIND, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals, segments
@@ -150,14 +149,17 @@ def _communication(
 
 def _partners(comm: pa.Table) -> tuple[Ints, NDArray[np.bool_]]:
     """The root or the one other rank of each event, and whether it sends to that."""
-    partner = _filled(comm["root"].cast(pa.int64()))
+    partner = _filled(comm["root"].cast(pa.int64())).copy()
     sends = np.zeros(len(partner), np.bool_)
     lists = [comm[name].combine_chunks() for name in ("sends_to", "receives_from")]
-    if any(each.null_count < len(each) for each in lists):
-        sides = Sides.of(*lists)
-        only = sides.event[sides.is_only]
-        partner = partner.copy()
-        partner[only], sends[only] = sides.peer[sides.is_only], sides.is_send[sides.is_only]
+    if all(each.null_count == len(each) for each in lists):
+        return partner, sends
+    counts = [each.value_lengths().fill_null(0).to_numpy() for each in lists]
+    is_one = counts[0] + counts[1] == 1
+    for each, count in zip(lists, counts, strict=True):
+        rows = np.flatnonzero(is_one & (count == 1))
+        partner[rows] = each.flatten().to_numpy()[np.cumsum(count)[rows] - 1]
+    sends[is_one] = counts[0][is_one] == 1
     return partner, sends
 
 
