@@ -21,7 +21,7 @@ from fastcomm.trace.trace import Trace
 
 P = TypeVar("P")
 
-WIDTH = 64  # ranks of a batch, at most
+WIDTH = 128  # ranks of a batch, at most
 _TAKES_S = 1.0
 _SHARES = 4  # of a worker, at least: so that all are done at about the same time
 

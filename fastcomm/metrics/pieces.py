@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 
 CELLS = 256  # of known groups; one more has the events of no known group
 _SHIFT = 64 - CELLS.bit_length() + 1
-_ROWS = 65_536  # of cells that are read at once, where more than one are
+_ROWS = 131_072  # of cells that are read at once, where more than one are
 
 Cells = range
 ALL = Cells(CELLS + 1)
