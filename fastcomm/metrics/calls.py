@@ -24,10 +24,15 @@ _EVEN = np.array(
     np.int8,
 )
 
+_WHOLE = ("rank", "group", "group_size", "seq", "bytes", "bus_bytes", "partner")
+
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Columns of the table of events, of ranks whose times are known; UNKNOWN for null."""
+    """Columns of the table of events, of ranks whose times are known.
+
+    UNKNOWN, or false, stands for null and for what is not in the table.
+    """
 
     rank: Ints
     tag: NDArray[np.int8]
@@ -48,16 +53,20 @@ class Events:
         """Take the columns."""
         if table["start_ns"].null_count:
             table = table.filter(table["start_ns"].is_valid())
-        names = ("rank", "group", "group_size", "seq", "bytes", "bus_bytes", "partner")
+        rows, given = table.num_rows, set(table.column_names)
+        nothing, never = np.broadcast_to(UNKNOWN, rows), np.broadcast_to(False, rows)
+        names = {name: name for name in _WHOLE} | {"alone": "alone_ns"}
         start = column(table, "start_ns")
         return cls(
             tag=table["tag"].to_numpy(),
             op=table["op"].to_numpy(),
-            sends=table["sends"].to_numpy(),
+            sends=table["sends"].to_numpy() if "sends" in given else never,
             start=start,
             stop=start + table["duration_ns"].to_numpy(),
-            alone=column(table, "alone_ns"),
-            **{name: column(table, name) for name in names},
+            **{
+                name: column(table, said) if said in given else nothing
+                for name, said in names.items()
+            },
         )
 
     @property

@@ -33,10 +33,11 @@ from fastcomm.trace.matching import NONE
 
 Ints = NDArray[np.int64]
 
-_MATCHED_BY = (
-    *("rank", "tag", "op", "group", "group_size", "seq", "start_ns", "duration_ns"),
-    *("alone_ns", "bytes", "bus_bytes", "partner", "sends"),
+_ENDS_BY = (
+    *("rank", "tag", "op", "group", "group_size", "seq"),
+    *("start_ns", "duration_ns", "bytes"),
 )
+_COMPARED_BY = (*_ENDS_BY, "alone_ns", "bus_bytes", "partner", "sends")
 
 
 class Matched(NamedTuple):
@@ -110,7 +111,7 @@ _Ends = tuple[pa.Table, int]  # `clocks.ENDS` of a sample, a group is one of so 
 
 def _ends(pieces: Sequence[Piece], cells: Cells) -> _Ends:
     """The ends of collectives of some cells."""
-    events = Events.of(_events(pieces, cells))
+    events = Events.of(pieces_.read(pieces, cells, _ENDS_BY))
     rows = events.together
     matches = matches_of(events, rows)
     matched = np.flatnonzero(matches.instance != NONE)
@@ -165,7 +166,7 @@ def _alone_excess(
 
 
 def _events(pieces: Sequence[Piece], cells: Cells) -> pa.Table:
-    return pieces_.read(pieces, cells, _MATCHED_BY)
+    return pieces_.read(pieces, cells, _COMPARED_BY)
 
 
 def _met(events: Events, clocks: _Clocks) -> tuple[Meetings, Matched]:

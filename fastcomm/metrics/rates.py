@@ -55,7 +55,7 @@ def p95(pieces: Sequence[Piece], tag: int) -> float:
     return float(np.percentile(rates, 95, overwrite_input=True)) if len(rates) else np.nan
 
 
-def collectives(pieces: Sequence[Piece], op: int) -> pa.Table:
+def of_op(pieces: Sequence[Piece], op: int) -> pa.Table:
     """One row a group size and power of two of the size: events, median bus rate.
 
     `size_from` is the power of two; the sizes reach up to the next. Events of unknown size or

@@ -1,7 +1,7 @@
 """The answer to all questions, typed; it draws nothing and prints nothing."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -147,7 +147,7 @@ def answer(  # noqa: PLR0913 - one word a choice
         groups=partial.groups,
     )
     seen, tables = across(material, clocks, spread)
-    p95 = dict(zip(tags, spread(functools.partial(rates.p95, pieces), tags), strict=True))
+    over_all = _over_all(partial, pieces, tags, spread)
     per_iteration = bandwidth_.iteration_rates(partial.iterations, link)
     times = rank_times(partial.iterations)
     return Metrics(
@@ -159,8 +159,8 @@ def answer(  # noqa: PLR0913 - one word a choice
         iteration=iteration_times(partial.iterations),
         by_rank=times,
         breakdown=breakdown(partial.iterations),
-        windows=windows_.windows(partial.all_windows(), spread) if timed else None,
-        bandwidth=bandwidth_.bandwidth(sums, p95, link),
+        windows=over_all.windows if timed else None,
+        bandwidth=bandwidth_.bandwidth(sums, over_all.p95, link),
         volume=volume_.volume(sums, count, timed),
         overlap=overlap(partial.iterations, [TAGS[tag] for tag in tags]),
         across=seen,
@@ -172,7 +172,7 @@ def answer(  # noqa: PLR0913 - one word a choice
             "ranks": _ranks_table(times),
             **(_large_tables(partial, pieces) if with_tables else {}),
             "bandwidth_by_rank": bandwidth_.by_rank(sums, link),
-            "collectives": _collectives(pieces, spread),
+            "collectives": over_all.collectives,
             "groups": partial.groups,
             "group_tags": _group_tags(partial.groups),
             **tables,
@@ -192,11 +192,34 @@ def _large_tables(partial: Partial, pieces: Sequence[Piece]) -> dict[str, pa.Tab
     }
 
 
-def _collectives(pieces: Sequence[Piece], spread: Spread) -> pa.Table:
-    """A row an operation, group size and power of two of the size."""
+@dataclass(frozen=True, slots=True)
+class _OverAll:
+    """Percentiles over the events, or windows, of all ranks."""
+
+    p95: dict[int, float]  # of the rates of each tag
+    collectives: pa.Table  # a row an operation, group size and power of two of the size
+    windows: tuple[Window, ...]
+
+
+def _over_all(
+    partial: Partial, pieces: Sequence[Piece], tags: Sequence[int], spread: Spread
+) -> _OverAll:
+    """All at once, so that no worker waits for one question to be answered."""
     ops = sorted({op for piece in pieces for op in piece.ops})
-    found = spread(functools.partial(rates.collectives, pieces), ops)
-    return pa.concat_tables([rates.COLLECTIVES.empty_table(), *found])
+    of_tag, of_op = functools.partial(rates.p95, pieces), functools.partial(rates.of_op, pieces)
+    behind = functools.partial(windows_.windows_from, partial.all_windows())
+    asked = [(of_tag, tag) for tag in tags] + [(of_op, op) for op in ops]
+    found: list[Any] = spread(_asked, asked + [(behind, tag) for tag in range(len(TAGS))])
+    first, last = len(tags), len(asked)
+    return _OverAll(
+        p95=dict(zip(tags, found[:first], strict=True)),
+        collectives=pa.concat_tables([rates.COLLECTIVES.empty_table(), *found[first:last]]),
+        windows=tuple(window for each in found[last:] for window in each),
+    )
+
+
+def _asked(question: tuple[Callable[[int], Any], int]) -> Any:
+    return question[0](question[1])
 
 
 def _ranks_table(times: Sequence[RankTime]) -> pa.Table:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics.pieces import columns
 from fastcomm.metrics.view import View
-from fastcomm.spread import Spread
 from fastcomm.trace.schema import TAGS
 from fastcomm_kernels import phases
 
@@ -54,14 +52,8 @@ def whole(stock: Stock) -> pa.Table:
     return table.take(pa.array(np.argsort(table["rank"].to_numpy(), kind="stable")))
 
 
-def windows(stock: Stock, spread: Spread) -> tuple[Window, ...]:
-    """The statistics of each pair of tags that follow each other, in the order of TAGS."""
-    by_source = spread(partial(_from, stock), range(len(TAGS)))
-    return tuple(window for each in by_source for window in each)
-
-
-def _from(stock: Stock, source: int) -> list[Window]:
-    """Those of the windows that begin behind phases of one tag."""
+def windows_from(stock: Stock, source: int) -> list[Window]:
+    """The statistics of the windows behind phases of one tag, in the order of TAGS."""
     parts = [_own(columns(each, ("from", "to", "window_ns")), source) for each in stock]
     target, length = (np.concatenate(each) for each in zip(*parts, strict=True))
     return [_statistics(source, to, length[target == to]) for to in np.unique(target).tolist()]

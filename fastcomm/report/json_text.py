@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _STEP = "  "
+_ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def text(found: Mapping[str, Any]) -> str:
@@ -32,4 +33,4 @@ def _block(begin: str, lines: Iterable[str], indent: str, end: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)
+    return _ENCODER.encode(value)
