@@ -165,8 +165,8 @@ def main():
     if words.write:
         page = words.write.read_text("utf-8")
         table = "\n".join(lines)
-        marked = re.compile(r"(?<=<!-- scale -->\n).*?(?=\n<!-- end of scale -->)", re.DOTALL)
-        words.write.write_text(marked.sub(lambda _: table, page), "utf-8")
+        marked = re.compile(r"(?<=<!-- scale -->\n).*?(?=<!-- end of scale -->)", re.DOTALL)
+        words.write.write_text(marked.sub(lambda _: f"{table}\n", page), "utf-8")
     sys.exit(0 if good else 1)
 
 

@@ -102,7 +102,7 @@ def _while_well(
                 batch = waiting.pop(future)
                 rest.extendleft(reversed(batch[done:]))
                 yield Batch(sources=tuple(batch[:done]), partial=partial, error=error)
-        except BrokenProcessPool:
-            processes.replace()
+        except BrokenProcessPool as error:
+            processes.replace(error)
             return [source for batch in waiting.values() for source in batch]
     return []

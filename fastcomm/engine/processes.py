@@ -59,9 +59,10 @@ class Processes:
             self._pool = self._stack.enter_context(_pool(self.number))
         return self._pool.submit(function, thing)
 
-    def replace(self) -> None:
+    def replace(self, died: BrokenProcessPool) -> None:
         """End the workers, as one of them has died; others take their place."""
-        self._stack.close()
+        # At once: the pool waits for those that began while it ended the others.
+        self._stack.__exit__(type(died), died, died.__traceback__)
         self._pool = None
 
     def spread(self, function: Callable[[A], B], things: Sequence[A], /) -> list[B]:
@@ -95,6 +96,9 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(
         workers, mp_context=context, initializer=_end_with, initargs=(theirs,)
     )
+    # All begin now: a pool that starts one while another dies may wait for ever.
+    for _ in range(workers):
+        pool.submit(int)
     try:
         yield pool
         pool.shutdown()
