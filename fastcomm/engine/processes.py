@@ -104,8 +104,19 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown()
     finally:
         ours.close()
+        _hang_up(pool)
         pool.shutdown(cancel_futures=True)
         theirs.close()
+
+
+def _hang_up(pool: ProcessPoolExecutor) -> None:
+    """Close our side of what workers send by: nobody waits for the rest of a half answer.
+
+    A worker may have ended in the middle of one, and the pool, which has no such function,
+    would read on for ever.
+    """
+    if (answers := getattr(pool, "_result_queue", None)) is not None:
+        answers._writer.close()
 
 
 def _end_with(line: Connection) -> None:
