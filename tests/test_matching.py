@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.trace.clocks import ENDS_TOGETHER
 from fastcomm.trace.matching import NONE, UNKNOWN, Calls, match
-from fastcomm.trace.schema import OP
+from fastcomm.trace.schema import ENDS_TOGETHER, OP
 from fastcomm_kernels import alignment
 
 CODES = st.sampled_from([(0, 100), (0, 200), (1, 100), (2, UNKNOWN)])

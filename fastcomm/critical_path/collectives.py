@@ -7,12 +7,9 @@ import numpy as np
 from fastcomm.critical_path.communication import Communication
 from fastcomm.critical_path.messages import exchanges
 from fastcomm.critical_path.parts import Instance, Part
+from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, TO_ROOT
 from fastcomm_kernels.graph import Flags
 
-# Operations that end nowhere before all have begun.
-_TOGETHER = frozenset(("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier"))
-_FROM_ROOT = frozenset(("Broadcast", "Scatter"))
-_TO_ROOT = frozenset(("Reduce", "Gather"))
 _MESSAGE, _PAIR = "SendRecv", 2
 
 
@@ -68,13 +65,13 @@ def _waits(members: Sequence[Part]) -> tuple[tuple[int, ...], ...] | None:
     """For whom each member waits; None where nobody knows."""
     op, everyone = members[0].op, tuple(range(len(members)))
     alone = tuple((n,) for n in everyone)
-    if op in _TOGETHER or (op == _MESSAGE and members[0].group.size == _PAIR):
+    if op in ENDS_TOGETHER or (op == _MESSAGE and members[0].group.size == _PAIR):
         return (everyone,) * len(members)
     roots = [n for n in everyone if members[n].rank == _root(members)]
-    if op not in _FROM_ROOT | _TO_ROOT or not roots:
+    if op not in FROM_ROOT + TO_ROOT or not roots:
         return None
     root = roots[0]
-    if op in _FROM_ROOT:
+    if op in FROM_ROOT:
         return tuple((n,) if n == root else tuple(sorted((n, root))) for n in everyone)
     return (*alone[:root], everyone, *alone[root + 1 :])
 

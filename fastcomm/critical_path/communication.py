@@ -15,14 +15,9 @@ from numpy.typing import NDArray
 from fastcomm.critical_path.parts import Part, parts
 from fastcomm.trace import clocks
 from fastcomm.trace.matching import NONE, UNKNOWN, Calls, Matches, match
-from fastcomm.trace.schema import OP
+from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, OP, numbers
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.graph import Column, Flags
-
-# The amounts of these are the same on every rank.
-_EVEN = [
-    OP[name] for name in ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +44,7 @@ class Communication:
         op, stop = table["op"].to_numpy(), table["stop"].to_numpy()
         directed = (op == OP["SendRecv"]) & table["sends_to"].is_valid().to_numpy()
         together = np.flatnonzero((group != UNKNOWN) & ~directed)
-        size = np.where(np.isin(op, _EVEN), filled(table["payload_bytes"]), UNKNOWN)
+        size = np.where(np.isin(op, numbers(EVEN)), filled(table["payload_bytes"]), UNKNOWN)
         calls = Calls(
             rank=rank[together],
             group=group[together],
@@ -75,7 +70,7 @@ class Communication:
         """What each clock is ahead of its reference, where that is beyond doubt; else 0."""
         rows = self.together[self.matches.instance != NONE]
         number = self.matches.instance[self.matches.instance != NONE]
-        ends = np.isin(self.op[rows], [OP[name] for name in clocks.ENDS_TOGETHER])
+        ends = np.isin(self.op[rows], numbers(ENDS_TOGETHER))
         rows, number = rows[ends], number[ends]
         found = clocks.offsets_of(self.rank[rows], self.group[rows], number, self.stop[rows])
         known = {each.rank: each.offset_ns for each in found if each.applies}

@@ -96,10 +96,10 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(
         workers, mp_context=context, initializer=_end_with, initargs=(theirs,)
     )
-    # All begin now: a pool that starts one while another dies may wait for ever.
-    for _ in range(workers):
-        pool.submit(int)
     try:
+        # All begin now: a pool that starts one while another dies may wait for ever.
+        for _ in range(workers):
+            pool.submit(int)
         yield pool
         pool.shutdown()
     finally:

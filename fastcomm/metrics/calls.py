@@ -8,21 +8,14 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics.rates import column
 from fastcomm.metrics.view import UNKNOWN
-from fastcomm.trace.clocks import ENDS_TOGETHER
 from fastcomm.trace.matching import NONE, Calls, Matches, match
 from fastcomm.trace.messages import Messages, match_messages
-from fastcomm.trace.schema import OP
+from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, FROM_ROOT, OP, TO_ROOT, numbers
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-_TOGETHER = np.array([OP[name] for name in ENDS_TOGETHER], np.int8)
-_ROOTED = np.array([OP[name] for name in ("Broadcast", "Reduce", "Gather", "Scatter")], np.int8)
-# Operations whose size is the same on every member.
-_EVEN = np.array(
-    [OP[name] for name in ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")],
-    np.int8,
-)
+_TOGETHER, _EVEN, _ROOTED = map(numbers, (ENDS_TOGETHER, EVEN, FROM_ROOT + TO_ROOT))
 
 _WHOLE = ("rank", "group", "group_size", "seq", "bytes", "bus_bytes", "partner")
 

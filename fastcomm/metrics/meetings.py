@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.metrics.calls import Events, Met
-from fastcomm.trace.schema import OP
+from fastcomm.trace.schema import FROM_ROOT, OP, TO_ROOT, numbers
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-FROM_ROOT = np.array([OP["Broadcast"], OP["Scatter"]], np.int8)
-TO_ROOT = np.array([OP["Reduce"], OP["Gather"]], np.int8)
+_FROM_ROOT, _TO_ROOT = numbers(FROM_ROOT), numbers(TO_ROOT)
 _MESSAGE = OP["SendRecv"]
 
 
@@ -121,7 +120,7 @@ class Meetings:
 
 def _ends_apart(op: NDArray[np.int8]) -> Flags:
     """Whether members may be done before others have come."""
-    apart: Flags = np.isin(op, FROM_ROOT) | np.isin(op, TO_ROOT) | (op == _MESSAGE)
+    apart: Flags = np.isin(op, _FROM_ROOT) | np.isin(op, _TO_ROOT) | (op == _MESSAGE)
     return apart
 
 
@@ -131,7 +130,7 @@ def _waiting(
     """Until when each row waits, and whether others wait for it."""
     until, op = np.repeat(arrived, size), events.op[row]
     holds = np.ones(len(row), np.bool_)
-    from_root, to_root = np.isin(op, FROM_ROOT), np.isin(op, TO_ROOT)
+    from_root, to_root = np.isin(op, _FROM_ROOT), np.isin(op, _TO_ROOT)
     if from_root.any() or to_root.any():
         is_root = events.partner[row] == events.rank[row]
         meeting = np.repeat(np.arange(len(size)), size)

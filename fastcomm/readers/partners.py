@@ -16,11 +16,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.readers.events import Events, Ints, Rows
-from fastcomm.trace.schema import OP
+from fastcomm.trace.schema import FROM_ROOT, OP, TO_ROOT, numbers
 from fastcomm.trace.tags import Group
 from fastcomm_kernels.json_numbers import NULL
 
-ROOTED = tuple(OP[name] for name in ("Broadcast", "Reduce", "Gather", "Scatter"))
+ROOTED = numbers(FROM_ROOT + TO_ROOT)
 # The details of events that `find_partners` needs.
 DETAILS = ("Src Rank", "Dst Rank", "Rank")
 

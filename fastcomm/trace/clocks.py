@@ -14,14 +14,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.trace.schema import OP
+from fastcomm.trace.schema import ENDS_TOGETHER, numbers
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import segments
 
 Ints = NDArray[np.int64]
-
-# A broadcast's root, or who sends, is gone before the others have their data.
-ENDS_TOGETHER = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
 
 # Of one operation in one group and iteration: more of them say nothing new.
 _MOST = 8
@@ -76,7 +73,7 @@ def ends(trace: Trace) -> pa.Table:
         trace.iterations["start"].to_numpy(),
         trace.iterations["stop"].to_numpy(),
     )
-    together = np.isin(comm["op"].to_numpy(), [OP[name] for name in ENDS_TOGETHER])
+    together = np.isin(comm["op"].to_numpy(), numbers(ENDS_TOGETHER))
     rows = np.flatnonzero(together & (iteration >= 0) & group.is_valid().to_numpy(False))
     group, comm, within = group.take(pa.array(rows)), comm.take(pa.array(rows)), iteration[rows]
     place = _places(group.to_numpy(), comm["op"].to_numpy(), within)

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.trace import sequences
-from fastcomm.trace.clocks import ENDS_TOGETHER, by_rank, offsets_of
-from fastcomm.trace.schema import OPS
+from fastcomm.trace.clocks import by_rank, offsets_of
+from fastcomm.trace.schema import ENDS_TOGETHER, OPS
 from fastcomm.trace.sequences import NONE, edges
 
 Ints = NDArray[np.int64]
@@ -37,7 +37,7 @@ _SERIES = 0x632BE59BD9B4E019
 class Calls:
     """Events that are one rank's part in a collective each, in any order; a row an event.
 
-    That is whatever a group does together: operations of `clocks.ENDS_TOGETHER`, operations
+    That is whatever a group does together: operations of `schema.ENDS_TOGETHER`, operations
     with a root, and messages in a group of two whose direction is not known.
     """
 

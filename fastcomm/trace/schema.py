@@ -4,6 +4,8 @@ Times are int64 nanoseconds, intervals half-open ``[start, stop)``, sizes int64 
 unknown is null. A table's rows are sorted by `start` where it has one.
 """
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 # The kinds of event, by number: a column of int8 is what kernels compare.
@@ -42,6 +44,19 @@ OPS = (
     "OTHER",
 )
 OP = {name: number for number, name in enumerate(OPS)}
+# Operations that end nowhere before all have begun, and so on all members at the same time: a
+# broadcast's root, or who sends, is gone before the others have their data.
+ENDS_TOGETHER = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Barrier")
+# Operations whose size is the same on every member.
+EVEN = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
+# Operations with a root: others wait for it, or it waits for the others.
+FROM_ROOT, TO_ROOT = ("Broadcast", "Scatter"), ("Reduce", "Gather")
+
+
+def numbers(names: Iterable[str]) -> tuple[int, ...]:
+    """Operations as indices into OPS."""
+    return tuple(OP[name] for name in names)
+
 
 _NAMES = pa.dictionary(pa.int32(), pa.string())
 
