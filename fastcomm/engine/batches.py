@@ -23,6 +23,7 @@ P = TypeVar("P")
 
 WIDTH = 128  # ranks of a batch, at most
 _TAKES_S = 1.0
+_ALONE = 2  # workers that a rank may cost alone: one may have died of something else
 _SHARES = 4  # of a worker, at least: so that all are done at about the same time
 
 
@@ -77,7 +78,9 @@ def in_batches(
     while rest:
         held = yield from _while_well(rest, work, processes, width, most)
         for source in held:
-            again = yield from _while_well(deque([source]), work, processes, 1, 1)
+            again = [source]
+            for _ in range(_ALONE):
+                again = yield from _while_well(deque(again), work, processes, 1, 1)
             if again:
                 yield Batch(sources=(source,), partial=None, error=died(source))
 
