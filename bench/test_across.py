@@ -43,7 +43,7 @@ def test_matched_waits(bar):
 
     def measured():
         found = compare_all([cut(table)], one_by_one, is_aligned=True)
-        return skew(found.collectives, 4), waits(found.waits, 4)
+        return skew(found.skews, 4), waits(found.waits, 4)
 
     keys = [table[name].to_numpy() for name in ("start_ns", "seq", "group")]
     assert sum(each.collectives for each in measured()[1]) == len(table)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from fastcomm_kernels import intervals
+from fastcomm_kernels.exposure import alone
 
 N = 2_000_000
 MANY = 8_000_000  # no cache holds them: where the sum reads memory
@@ -134,3 +135,23 @@ def test_coverage_by_class(bar, name, fixture, request):
         count=sum(len(start) for start, _ in sets),
         yardstick_count=sum(len(start) for start, _ in few),
     )
+
+
+def numpy_alone(start, stop, other_start, other_stop):
+    """Sort all boundaries, and look for the last moment before each end with anything else."""
+    moments = np.concatenate([start, stop, other_start, other_stop])
+    sizes = [len(start), len(stop), len(other_start), len(other_stop)]
+    order = np.argsort(moments, kind="stable")
+    active = np.cumsum(np.repeat([1, -1, 1 << 32, -(1 << 32)], sizes)[order])
+    moments = moments[order]
+    busy = (active[:-1] != 1) & (moments[1:] > moments[:-1])
+    until = np.append(moments[:1], np.where(busy, moments[1:], moments[0]))
+    place = np.searchsorted(moments, stop)
+    return stop - np.maximum(start, np.maximum.accumulate(until)[place])
+
+
+def test_alone(bar):
+    sets = (*half_overlapping(N // 4), *busy_and_idle(N // 4, 1, 1))
+    sets = (sets[0] + sets[2][0], sets[1] + sets[2][0], *sets[2:])
+    np.testing.assert_array_equal(alone(*sets), numpy_alone(*sets))
+    bar("alone", lambda: alone(*sets), lambda: numpy_alone(*sets), count=N // 2)

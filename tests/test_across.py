@@ -13,12 +13,12 @@ from same import same
 
 from fastcomm.metrics import heat, sums
 from fastcomm.metrics.across import Material, across
-from fastcomm.metrics.exposure import alone
 from fastcomm.metrics.outliers import SCORE, above_peers
 from fastcomm.metrics.pieces import cut
 from fastcomm.spread import one_by_one
 from fastcomm.synthetic import Job
 from fastcomm.trace.schema import OP, OPS, TAG, TAGS
+from fastcomm_kernels.exposure import alone
 
 STEPS = 2
 # Labels are hashes: these are of three cells.
@@ -166,12 +166,14 @@ INTERVALS = st.lists(
 @given(INTERVALS, INTERVALS)
 def test_an_event_is_alone_where_nothing_else_runs_up_to_its_end(events, compute):
     columns = [
-        tuple(np.array([each[k] for each in side], np.int64) for k in (0, 1))
+        np.array([each[k] for each in sorted(side)], np.int64)
         for side in (events, compute)
+        for k in (0, 1)
     ]
     found = alone(*columns)
-    for place, event in enumerate(events):
-        others = events[:place] + events[place + 1 :]
+    ordered = sorted(events)
+    for place, event in enumerate(ordered):
+        others = ordered[:place] + ordered[place + 1 :]
         assert found[place] == oracle_metrics.alone(event, others, compute)
 
 

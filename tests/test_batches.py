@@ -24,10 +24,11 @@ def preload_nothing(monkeypatch):
 
 def done(sources, workers=1):
     """The batches of a run, as lists of ranks and errors."""
+    work = Work(measure=c.COUNT.of_source, merge=c.merge)
     with Processes(workers) as processes:
         return [
             ([source.rank for source in each.sources], each.error)
-            for each in in_batches(sources, Work(measure=c.itself, merge=c.merge), processes)
+            for each in in_batches(sources, work, processes)
         ]
 
 

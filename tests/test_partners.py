@@ -1,15 +1,19 @@
 """Roots and peers as global ranks, from what each format says of them."""
 
 import kineto_text as k
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nsys_report import SMALL
 
 from fastcomm.engine.ingest import ingest, plan
 from fastcomm.readers import store_layout
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import NsysVariant, play, write, write_nsys
-from fastcomm.trace.schema import OPS, PARTNERS
+from fastcomm.trace.partners import only_message
+from fastcomm.trace.schema import NARROW, OF_ONE, OPS, PARTNERS
 
 WHOLE = OpenOptions(whole=True)
 GROUP = {"Process_Group_Name": "3", "Process_Group_Ranks": "[4, 6, 9]", "Group_size": 3}
@@ -147,19 +151,47 @@ def store(tmp_path):
     return source, tmp_path / "store"
 
 
+def without(path, names):
+    """A rank's file as it was written before there were these columns."""
+    with pq.ParquetFile(path) as file:
+        groups = [file.read_row_group(n) for n in range(file.num_row_groups)]
+        about = file.metadata.metadata
+    with pq.ParquetWriter(path, groups[0].drop_columns(names).schema) as writer:
+        for group in groups:
+            writer.write_table(group.drop_columns(names))
+        writer.add_key_value_metadata(about)
+
+
 @pytest.mark.compiled
 def test_a_store_keeps_them_and_one_from_before_opens_without(store):
     source, stored = store
     wanted = open_run(source, options=WHOLE).read(0).comm
     assert open_run(stored, options=WHOLE).read(0).comm.equals(wanted)
-    path = stored / store_layout.file_name(0)
-    with pq.ParquetFile(path) as file:
-        groups = [file.read_row_group(n) for n in range(file.num_row_groups)]
-        about = file.metadata.metadata
-    with pq.ParquetWriter(path, groups[0].drop_columns(PARTNERS).schema) as writer:
-        for group in groups:
-            writer.write_table(group.drop_columns(PARTNERS))
-        writer.add_key_value_metadata(about)
+    names = [*PARTNERS, *OF_ONE]
+    without(stored / store_layout.file_name(0), names)
     before = open_run(stored, options=WHOLE).read(0).comm
-    assert before.drop_columns(PARTNERS).equals(wanted.drop_columns(PARTNERS))
-    assert all(before[name].null_count == before.num_rows for name in PARTNERS)
+    assert before.drop_columns(names).equals(wanted.drop_columns(names))
+    assert all(before[name].null_count == before.num_rows for name in names)
+
+
+@pytest.mark.compiled
+def test_the_one_message_of_an_event_follows_where_the_store_does_not_say_it(store):
+    source, stored = store
+    wanted = open_run(source, options=WHOLE).read(0).comm
+    event = open_run(stored).sources[0].read_narrow().comm["event"]
+    narrow = wanted.select(NARROW["comm"].names).set_column(9, NARROW["comm"].field(9), event)
+    assert narrow["peer"].null_count < narrow.num_rows
+    assert open_run(stored).sources[0].read_narrow().comm.equals(narrow)
+    without(stored / store_layout.file_name(0), OF_ONE)
+    assert open_run(stored).sources[0].read_narrow().comm.equals(narrow)
+    assert open_run(stored, options=WHOLE).read(0).comm.equals(wanted)
+
+
+@given(st.lists(st.tuples(*[st.none() | st.lists(st.integers(0, 9), max_size=3)] * 2)))
+def test_an_event_of_one_message_has_one_peer(rows):
+    ranks = pa.list_(pa.int32())
+    columns = only_message(*(pa.array([row[side] for row in rows], ranks) for side in (0, 1)))
+    found = list(zip(*(column.to_pylist() for column in columns), strict=True))
+    for (sent, received), one in zip(rows, found, strict=True):
+        peers = [*(sent or ()), *(received or ())]
+        assert one == ((peers[0], bool(sent)) if len(peers) == 1 else (None, None))

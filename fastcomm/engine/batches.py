@@ -13,11 +13,10 @@ from itertools import islice
 from time import monotonic
 from typing import Generic, TypeVar
 
-from fastcomm.engine.engine import died, measured
+from fastcomm.engine.engine import died
 from fastcomm.engine.processes import Processes
 from fastcomm.errors import FastcommError
 from fastcomm.trace.run import Source
-from fastcomm.trace.trace import Trace
 
 P = TypeVar("P")
 
@@ -43,7 +42,7 @@ _Done = tuple[int, P | None, FastcommError | None]
 class Work(Generic[P]):
     """What is done with some ranks at a time, by one process."""
 
-    measure: Callable[[Trace], P]
+    measure: Callable[[Source], P]
     merge: Callable[[Sequence[P]], P]
     put_away: Callable[[int, P], P] | None = None
 
@@ -52,7 +51,7 @@ class Work(Generic[P]):
         parts, error, until = list[P](), None, monotonic() + _TAKES_S
         for source in sources:
             try:
-                parts.append(measured(source, self.measure))
+                parts.append(self.measure(source))
             except FastcommError as found:
                 error = found
             if error is not None or monotonic() > until:

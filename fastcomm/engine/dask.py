@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastcomm.engine.engine import Fold, Lost, Progress, Task, by_rank, died, lost, measured
+from fastcomm.engine.engine import Fold, Lost, Progress, Task, by_rank, died, lost
 from fastcomm.engine.held import Held
 from fastcomm.engine.held_dask import There
 from fastcomm.engine.interrupts import held_back
@@ -26,7 +26,6 @@ from fastcomm.engine.versions import check_code, check_same, code, versions
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
 from fastcomm.spread import one_by_one
 from fastcomm.trace.run import Run, Source
-from fastcomm.trace.trace import Trace
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -201,7 +200,7 @@ class Dask:
         progress: Progress | None,
     ) -> R:
         """Do a task with ranks none of which is known as `fatal`; those that are, are added."""
-        work = _Work(self, run, task.measure)
+        work = _Work(self, run, task.of_source)
         fold: Fold[Future[P]] = Fold(lambda parts: self._submit(task.merge, list(parts)))
         left_out = list(fatal.values())
         every = len(run.sources) + len(fatal)
@@ -322,7 +321,7 @@ class Dask:
 class _Work:
     """The ranks of a run on their way through a cluster."""
 
-    def __init__(self, engine: Dask, run: Run, measure: Callable[[Trace], Any]) -> None:
+    def __init__(self, engine: Dask, run: Run, measure: Callable[[Source], Any]) -> None:
         self.engine, self.measure = engine, measure
         self.done_: SimpleQueue[Future[Any]] = SimpleQueue()
         self.sources: dict[Any, Source] = {}
@@ -372,10 +371,10 @@ class _Work:
         return self.sources.pop(future.key), future, error
 
 
-def _measured(source: Source, *, measure: Callable[[Trace], P], wanted: str) -> P:
+def _measured(source: Source, *, measure: Callable[[Source], P], wanted: str) -> P:
     """On a worker: what is measured of one rank, by the same fastcomm as the caller's."""
     check_code(wanted)
-    return measured(source, measure)
+    return measure(source)
 
 
 def _is_of_its_rank(error: Exception) -> bool:

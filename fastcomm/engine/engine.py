@@ -6,6 +6,7 @@ in which ranks are done; `Task.merge` gives the same bytes whatever that order i
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -37,6 +38,7 @@ class Lost:
 class Task(Generic[P, R]):
     """What is done with each rank and then with all; it goes to workers and must pickle.
 
+    `is_narrow`: it asks a trace for no more than `trace.schema.NARROW`.
     `finish` gets what is merged, the ranks that are left out, and what spreads its work.
     `put_away` moves what is large of some ranks into a file of a folder that is gone after
     `finish`; who has thousands of ranks calls it before they merge.
@@ -46,6 +48,12 @@ class Task(Generic[P, R]):
     merge: Callable[[Sequence[P]], P]  # of different ranks, in any order
     finish: Callable[[P, Sequence[Lost], Spread], R]
     put_away: Callable[[P, Path], P] | None = None
+    is_narrow: bool = False
+
+    @property
+    def of_source(self) -> Callable[[Source], P]:
+        """What reads a rank and measures it; whatever goes wrong says of which."""
+        return partial(_measured, measure=self.measure, is_narrow=self.is_narrow)
 
 
 class Engine(Protocol):
@@ -102,10 +110,10 @@ class Fold(Generic[T]):
         return self.join([item for level in self.levels for item in level])
 
 
-def measured(source: Source, measure: Callable[[Trace], P]) -> P:
-    """What is measured of one rank; whatever goes wrong says of which."""
+def _measured(source: Source, *, measure: Callable[[Trace], P], is_narrow: bool) -> P:
+    read = source.read_narrow if is_narrow and source.read_narrow else source.read
     try:
-        return measure(source.read())
+        return measure(read())
     except FastcommError:
         raise
     except MemoryError as error:

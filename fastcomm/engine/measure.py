@@ -55,6 +55,7 @@ def compute_metrics(  # noqa: PLR0913 - one word a choice
         merge=merge,
         finish=question.answer,
         put_away=put_away,
+        is_narrow=True,
     )
     return engine_of(workers).gather(run, task, keep_going=keep_going, progress=progress)
 

@@ -87,7 +87,7 @@ def across(
     seen = compare_all(of.pieces, spread, is_aligned=clocks == "aligned")
     waited = waits(seen.waits, steps)
     step = Step(count=steps, ns=grid.step_ns)
-    linked = links(seen.collectives, groups, step)
+    linked = links(seen.transfers, groups, step)
     known = Known(
         grid=grid,
         stage=stage,
@@ -101,7 +101,7 @@ def across(
         clocks=clocks,
         offsets=_all_offsets(of.ranks, seen.offsets),
         matching=_matching(seen.matched, of.sums),
-        skew=skew(seen.collectives, steps),
+        skew=skew(seen.skews, steps),
         waits=waited,
         links=tuple(each.link for each in linked),
         heat=grid.heat(),

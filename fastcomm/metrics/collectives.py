@@ -1,7 +1,6 @@
 """What is left of the events of a collective, or message, once they are compared: one row."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -53,14 +52,6 @@ class Collectives:
             wait=meetings.total(meetings.wait),
             low=np.where(is_message, low, NO_PAIR[0]).astype(np.int32),
             high=np.where(is_message, high, NO_PAIR[1]).astype(np.int32),
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """All of several."""
-        columns = (field.name for field in fields(cls))
-        return cls(
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in columns)
         )
 
 

@@ -25,7 +25,8 @@ from fastcomm.metrics.calls import (
 from fastcomm.metrics.collectives import Collectives
 from fastcomm.metrics.meetings import Meetings
 from fastcomm.metrics.pieces import Cells, Piece
-from fastcomm.metrics.skew import WaitSums
+from fastcomm.metrics.skew import Skews, WaitSums, skews
+from fastcomm.metrics.transfers import Transfers
 from fastcomm.metrics.view import UNKNOWN
 from fastcomm.spread import Spread
 from fastcomm.trace.clocks import ENDS, ClockOffset, by_rank, clock_offsets, matched_ends
@@ -80,7 +81,8 @@ class Compared:
     offsets: tuple[ClockOffset, ...]
     clocks: _Clocks
     matched: Matched
-    collectives: Collectives
+    skews: Sequence[Skews]
+    transfers: Transfers
     waits: WaitSums
 
     def excess(self, expected: Sequence[Expected]) -> list[dict[int, float]]:
@@ -94,14 +96,15 @@ def compare_all(pieces: Sequence[Piece], spread: Spread, *, is_aligned: bool) ->
     offsets = _clocks(spread(partial(_ends, pieces), shares))
     clocks = _Clocks({each.rank: each.offset_ns for each in offsets}, is_aligned)
     parts = spread(partial(_compare, pieces, clocks), shares)
-    collectives, waits, matched = zip(*parts, strict=True)
+    skewed, transfers, waits, matched = zip(*parts, strict=True)
     return Compared(
         pieces=pieces,
         spread=spread,
         offsets=offsets,
         clocks=clocks,
         matched=Matched(*map(sum, zip(*matched, strict=True))),
-        collectives=Collectives.joined(collectives),
+        skews=skewed,
+        transfers=Transfers.joined(transfers),
         waits=WaitSums.joined(waits),
     )
 
@@ -131,14 +134,15 @@ def _clocks(ends: Sequence[_Ends]) -> tuple[ClockOffset, ...]:
     return clock_offsets(pa.concat_tables(tables))
 
 
-_Part = tuple[Collectives, WaitSums, Matched]
+_Part = tuple[Skews, Transfers, WaitSums, Matched]
 
 
 def _compare(pieces: Sequence[Piece], clocks: _Clocks, cells: Cells) -> _Part:
     """Who comes when, in what those of some cells do together."""
     events = Events.of(_events(pieces, cells))
     meetings, matched = _met(events, clocks)
-    return Collectives.of(events, meetings), WaitSums.of(events, meetings), matched
+    met = Collectives.of(events, meetings)
+    return skews(met), Transfers.of(met), WaitSums.of(events, meetings), matched
 
 
 def _alone_excess(

@@ -7,11 +7,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.metrics.classes import classes, sums
-from fastcomm.metrics.collectives import Collectives
+from fastcomm.metrics.classes import classes
 from fastcomm.metrics.compared import Expected
 from fastcomm.metrics.members import Group, Label
 from fastcomm.metrics.outliers import above_peers
+from fastcomm.metrics.transfers import Transfers
 from fastcomm.trace.schema import OP, OPS, TAGS
 
 Ints = NDArray[np.int64]
@@ -59,35 +59,23 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Classes:
-    """Collectives by class and group; columns go together."""
+class _Rates:
+    """Transfers of known sizes by class and group; columns go together."""
 
-    keys: Ints  # rows: tag, op, power of two of the size, ranks of the group, label, pair
+    keys: Ints  # of `Transfers`
     counts: Ints
-    moved: Ints  # bytes, of the member of each collective that moves the most
+    moved: Ints  # bytes
     took: Ints  # ns
     per_byte: Floats  # ns; NaN where it cannot be told
 
     @classmethod
-    def of(cls, all_: Collectives) -> Self:
-        """The collectives of known sizes."""
-        rated = np.flatnonzero((all_.bus_bytes > 0) & (all_.power >= 0))
-        columns = (
-            all_.tag,
-            all_.op,
-            all_.power,
-            all_.group_size,
-            all_.group,
-            all_.low,
-            all_.high,
-        )
-        keys, place = classes(*(np.asarray(each[rated], np.int64) for each in columns))
-        count = keys.shape[1]
-        moved = sums(place, all_.bus_bytes[rated], count)
-        took = sums(place, all_.transfer[rated], count)
+    def of(cls, all_: Transfers) -> Self:
+        """Take them."""
+        own = np.flatnonzero(all_.rated)
+        moved, took = all_.rated_moved[own], all_.rated_took[own]
         return cls(
-            keys=keys,
-            counts=np.bincount(place, minlength=count),
+            keys=all_.keys[:, own],
+            counts=all_.rated[own],
             moved=moved,
             took=took,
             per_byte=np.where(took > 0, took / np.maximum(moved, 1), np.nan),
@@ -100,11 +88,9 @@ class _Classes:
         return np.split(np.arange(len(kind)), edges) if len(kind) else []
 
 
-def links(
-    collectives: Collectives, groups: Mapping[Label, Group], step: Step
-) -> tuple[Found, ...]:
+def links(transfers: Transfers, groups: Mapping[Label, Group], step: Step) -> tuple[Found, ...]:
     """A row a group and class of collectives, by tag, operation, size and ranks."""
-    by_class = _Classes.of(collectives)
+    by_class = _Rates.of(transfers)
     found = [
         _link(by_class, column, middle, is_apart, groups, step)
         for columns in by_class.peers()
@@ -122,7 +108,7 @@ def _beside(columns: Ints, rates: Floats) -> Iterator[tuple[int, float, bool]]:
 
 
 def _link(
-    by_class: _Classes,
+    by_class: _Rates,
     column: int,
     peers: float,
     is_apart: bool,

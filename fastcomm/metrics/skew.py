@@ -9,7 +9,7 @@ Of a collective that several ranks were matched in, with times on one clock:
 Without clocks that agree none of this can be told.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -71,25 +71,52 @@ class Matching:
     unsaid: int  # SendRecv that do not say their one partner, or their group
 
 
-def skew(collectives: Collectives, steps: int) -> tuple[Skew, ...]:
-    """A row a class of collectives, those that cost the most waiting first."""
+@dataclass(frozen=True, slots=True)
+class _Class:
+    """Some collectives of one class; times in ns."""
+
+    skew: Ints  # of each
+    transfer: Ints
+    wait: int  # of all members of all
+    there: int  # the same, and the transfers
+
+
+Skews = Mapping[tuple[int, int, int], _Class]  # by tag, operation and power of two of the size
+
+
+def skews(collectives: Collectives) -> Skews:
+    """What `skew` needs of some collectives."""
     keys, place = classes(collectives.tag, collectives.op, collectives.power)
     there = collectives.wait + collectives.transfer * collectives.members
+    return {
+        (tag, op, power): _Class(
+            skew=collectives.skew[own],
+            transfer=collectives.transfer[own],
+            wait=int(collectives.wait[own].sum()),
+            there=int(there[own].sum()),
+        )
+        for (tag, op, power), own in zip(
+            keys.T.tolist(), members(place, keys.shape[1]), strict=True
+        )
+    }
+
+
+def skew(parts: Sequence[Skews], steps: int) -> tuple[Skew, ...]:
+    """A row a class of collectives, those that cost the most waiting first."""
     found = []
-    for (tag, op, size), own in zip(
-        keys.T.tolist(), members(place, keys.shape[1]), strict=True
-    ):
-        wait, whole = int(collectives.wait[own].sum()), int(there[own].sum())
+    for tag, op, power in sorted(set().union(*parts)):
+        own = [part[tag, op, power] for part in parts if (tag, op, power) in part]
+        wait, there = sum(each.wait for each in own), sum(each.there for each in own)
         found.append(
             Skew(
                 op=OPS[op],
                 tag=TAGS[tag],
-                size_from=1 << size if size >= 0 else None,
-                count=len(own),
-                **_spread("skew", collectives.skew[own]),
-                **_spread("transfer", collectives.transfer[own]),
+                size_from=1 << power if power >= 0 else None,
+                count=sum(len(each.skew) for each in own),
+                **_spread("skew", np.concatenate([each.skew for each in own])),
+                **_spread("transfer", np.concatenate([each.transfer for each in own])),
                 wait_ns=wait / steps,
-                wait_share=wait / whole if whole > 0 else None,
+                wait_share=wait / there if there > 0 else None,
             )
         )
     return tuple(sorted(found, key=lambda each: (-each.wait_ns, each.tag, each.op)))

@@ -12,6 +12,7 @@ from fastcomm.metrics.findings import Evidence, Finding, Subject
 from fastcomm.metrics.links import Found, Step
 from fastcomm.metrics.members import Label
 from fastcomm.metrics.outliers import LEAST_SHARE
+from fastcomm.metrics.transfers import LABEL
 from fastcomm.trace.schema import OP, TAG
 from fastcomm.units import format_bandwidth, format_ns
 
@@ -79,14 +80,16 @@ def longer_exchange(
     In ns, and only where nothing hides it; `own` are the groups of the rank. Null where no
     other group exchanges.
     """
-    collectives = seen.collectives
-    chosen = (collectives.tag == TAG["EP"]) & (collectives.op == OP["AllToAll"])
-    (labels,), place = classes(collectives.group[chosen])
+    transfers = seen.transfers
+    chosen = transfers.of_kind(TAG["EP"], OP["AllToAll"])
+    (labels,), place = classes(transfers.keys[LABEL, chosen])
     mine = np.isin(labels, list(own))
     if mine.all() or not mine.any():
         return None
-    count = np.bincount(place, minlength=len(labels))
-    means = sums(place, collectives.transfer[chosen], len(labels)) / count
+    count, took = (
+        sums(place, each[chosen], len(labels)) for each in (transfers.counts, transfers.took)
+    )
+    means = took / count
     usual = float(np.median(means[~mine]))
     expected = [
         Expected(

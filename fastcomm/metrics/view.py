@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.metrics.exposure import alone
 from fastcomm.trace import clocks
 from fastcomm.trace.schema import KIND, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals, segments
+from fastcomm_kernels.exposure import alone
 
 Ints = NDArray[np.int64]
 ByteKind = Literal["payload", "bus", "msg"]
@@ -128,15 +128,17 @@ def _communication(
     comm = trace.comm
     times = comm["start"].to_numpy(), comm["stop"].to_numpy()
     iteration = segments.segment_of(times[0], *found)
-    inside = np.flatnonzero(iteration >= 0)
+    is_inside = iteration >= 0
+    # Most often all are: then nothing has to be copied.
+    inside = slice(None) if is_inside.all() else np.flatnonzero(is_inside)
     group = _filled(comm["group"], -1)[inside]
-    partner, sends = _partners(comm)
+    peer = _filled(comm["peer"].cast(pa.int64()))
     return Communication(
-        partner=partner[inside],
-        sends=sends[inside],
+        partner=np.where(peer == UNKNOWN, _filled(comm["root"].cast(pa.int64())), peer)[inside],
+        sends=comm["sends"].fill_null(False).to_numpy()[inside],
         start=times[0][inside],
         stop=times[1][inside],
-        alone=alone(times, compute)[inside],
+        alone=alone(*times, *compute)[inside],
         iteration=iteration[inside],
         group=_by_place(labels)[group],
         seq=_filled(comm["seq"])[inside],
@@ -145,22 +147,6 @@ def _communication(
         bus_bytes=_filled(comm["bus_bytes"])[inside],
         **{name: comm[name].to_numpy()[inside] for name in ("tag", "op")},
     )
-
-
-def _partners(comm: pa.Table) -> tuple[Ints, NDArray[np.bool_]]:
-    """The root or the one other rank of each event, and whether it sends to that."""
-    partner = _filled(comm["root"].cast(pa.int64())).copy()
-    sends = np.zeros(len(partner), np.bool_)
-    lists = [comm[name].combine_chunks() for name in ("sends_to", "receives_from")]
-    if all(each.null_count == len(each) for each in lists):
-        return partner, sends
-    counts = [each.value_lengths().fill_null(0).to_numpy() for each in lists]
-    is_one = counts[0] + counts[1] == 1
-    for each, count in zip(lists, counts, strict=True):
-        rows = np.flatnonzero(is_one & (count == 1))
-        partner[rows] = each.flatten().to_numpy()[np.cumsum(count)[rows] - 1]
-    sends[is_one] = counts[0][is_one] == 1
-    return partner, sends
 
 
 def _by_place(values: Sequence[int | None]) -> Ints:

@@ -17,7 +17,12 @@ _State = tuple[tuple[str, int, int, int], ...]
 
 def steady(source: Source) -> Source:
     """The same source, whose reading fails if somebody changes its file meanwhile."""
-    return replace(source, read=partial(_read, source.path, source.read))
+    narrow = source.read_narrow
+    return replace(
+        source,
+        read=partial(_read, source.path, source.read),
+        read_narrow=narrow and partial(_read, source.path, narrow),
+    )
 
 
 def _read(path: Path, read: Callable[[], Trace]) -> Trace:

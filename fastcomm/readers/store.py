@@ -41,10 +41,10 @@ _META = {
     "clock": str | None,
 }
 _EVENTS = {name: layout.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
-_ALONE = pa.schema([field for field in schema.COMM if field.name not in schema.PARTNERS])
 _COMM = {
     name: layout.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
 }
+_SMALL = {"lanes": schema.LANES, "groups": schema.GROUPS, "iterations": schema.ITERATIONS}
 _WORDS = [field.name for field in layout.COLUMNS if pa.types.is_dictionary(field.type)]
 _DAMAGE = (
     *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
@@ -87,6 +87,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
                 path=path,
                 size=path.stat().st_size if path.exists() else 0,
                 read=partial(read, path, reading, rank),
+                read_narrow=partial(read, path, reading, rank, is_narrow=True),
             )
             for rank, path in sorted(ranks.items())
         ),
@@ -141,11 +142,14 @@ def about(path: Path) -> dict[str, Any]:
         return _about(file, path)
 
 
-def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
+def read(
+    path: Path, options: ReadOptions, rank: int | None = None, *, is_narrow: bool = False
+) -> Trace:
     """Read one rank: its device work, or every event where `options.whole` asks for it.
 
     What the options say of tags and iterations lies over what was said when it was stored, and
-    is applied again. TraceFileError where the file is damaged or lacks what is asked for.
+    is applied again. `is_narrow`: what metrics ask for is enough. TraceFileError where the file
+    is damaged or lacks what is asked for.
     """
     from fastcomm import parquet
 
@@ -162,13 +166,15 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
         stored = store_said.restored(said["reading"])
         wanted = store_said.over(options, stored)
         anew = wanted != stored
-        names = list(layout.SECTIONS)[: None if options.whole else 2 if anew else 1]
-        groups = range(sum(said["row_groups"][: len(names)]))
+        is_narrow = is_narrow and not anew
+        is_whole = options.whole and not is_narrow
+        sections = len(layout.SECTIONS) if is_whole else 2 if anew else 1
+        groups = range(sum(said["row_groups"][:sections]))
         found = file.schema_arrow
-        columns = _columns(found, said, options.whole)
+        columns = _columns(found, said, is_narrow=is_narrow, is_whole=is_whole)
         _check_texts(found, columns)
         parquet.check(file.metadata, path.stat().st_size, path, columns, groups)
-        trace = _trace(_rows(file, groups, columns), said, path)
+        trace = _trace(_rows(file, groups, columns), said, path, is_narrow=is_narrow)
     return reapplied(trace, wanted, stored) if anew else trace
 
 
@@ -207,9 +213,8 @@ def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
 
 def _check_texts(found: pa.Schema, columns: Iterable[str]) -> None:
     """TypeError for texts in place of numbers: one word a million times would be many."""
-    wanted = set(columns)
-    for name, kind in zip(found.names, found.types, strict=True):
-        if kind in _TEXTS and name in wanted:
+    for name in columns:
+        if found.field(name).type in _TEXTS:
             raise TypeError(f"column {name} holds texts")
 
 
@@ -234,13 +239,22 @@ def _check_places(column: pa.ChunkedArray, count: int, name: str) -> None:
         raise IndexError(f"{name} {least} to {most}, of {count}")
 
 
-def _columns(found: pa.Schema, said: dict[str, Any], whole: bool) -> list[str]:
+def _columns(
+    found: pa.Schema, said: dict[str, Any], *, is_narrow: bool, is_whole: bool
+) -> list[str]:
     """The columns that are needed; those of partners unless the file has or says none."""
-    names = {*_EVENTS.values(), *_COMM.values(), "event"}
-    if said.get("partners") is False or not set(schema.PARTNERS).issubset(found.names):
-        names -= set(schema.PARTNERS)
-    if whole:
-        names |= set(schema.ARGS.names) & set(found.names)
+    tables = schema.NARROW if is_narrow else schema.ALL
+    names = {_EVENTS[name] for name in tables["events"].names}
+    names |= {_COMM[name] for name in tables["comm"].names if name != "event"}
+    if not is_narrow:
+        names.add("event")  # without it, rows are of one section, and in their order
+    present, of_one = set(found.names), set(schema.OF_ONE)
+    if said.get("partners") is False or not present.issuperset(schema.PARTNERS):
+        names -= {*schema.PARTNERS, *of_one}
+    elif not present.issuperset(of_one):  # stored before there were these
+        names = names - of_one | set(schema.PARTNERS)
+    if is_whole:
+        names |= set(schema.ARGS.names) & present
     return sorted(names)
 
 
@@ -253,12 +267,14 @@ def _rows(file: "pq.ParquetFile", groups: range, columns: list[str]) -> pa.Table
         list(groups), columns=columns, use_threads=file.metadata.num_rows > layout.ROW_GROUP
     )
     # Words are joined by their codes; where they are not, `_in_numbers` looks at all but these.
-    parquet.check_words(table if len(groups) > 1 else table.select(["name"]))
+    names = table.schema.names if len(groups) > 1 else {"name"} & set(columns)
+    parquet.check_words(table.select(names))
     if len(groups) > 1:
         table = table.unify_dictionaries().combine_chunks()
-    event = table["event"].to_numpy()
-    if (event[1:] < event[:-1]).any():
-        table = table.take(pa.array(np.argsort(event, kind="stable")))
+    if "event" in columns:
+        event = table["event"].to_numpy()
+        if (event[1:] < event[:-1]).any():
+            table = table.take(pa.array(np.argsort(event, kind="stable")))
     return table
 
 
@@ -279,38 +295,46 @@ def _in_numbers(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array(numbers, pa.int8())
 
 
-def _trace(rows: pa.Table, said: dict[str, Any], path: Path) -> Trace:
-    found = set(rows.schema.names)
-    args = [name for name in schema.ARGS.names if name in found]
+def _trace(rows: pa.Table, said: dict[str, Any], path: Path, *, is_narrow: bool) -> Trace:
     small = {
-        name: pa.table(said[name], getattr(schema, name.upper()))
-        for name in ("lanes", "groups", "iterations")
+        name: pa.table(said[name], wanted)
+        for name, wanted in _SMALL.items()
+        if name != "lanes" or not is_narrow
     }
-    _check_places(rows["lane"], small["lanes"].num_rows, "lane")
     _check_places(rows["group_id"], small["groups"].num_rows, "group")
     meta: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in said["meta"].items()
     }
+    found = {
+        "comm": _communication(rows),
+        "groups": small["groups"],
+        "iterations": small["iterations"],
+        "meta": Meta(**meta, path=str(path)),
+    }
+    if is_narrow:
+        return Trace.narrow(events=_events(rows, schema.NARROW["events"]), **found)
+    _check_places(rows["lane"], small["lanes"].num_rows, "lane")
+    args = [name for name in schema.ARGS.names if name in rows.schema.names]
     return Trace.of(
-        events=pa.Table.from_arrays(
-            [_in_numbers(name, rows[column]) for name, column in _EVENTS.items()],
-            schema=schema.EVENTS,
-        ),
-        comm=_communication(rows),
-        **small,
-        meta=Meta(**meta, path=str(path)),
+        events=_events(rows, schema.EVENTS),
+        lanes=small["lanes"],
         args=rows.select(args) if args else None,
+        **found,
     )
 
 
+def _events(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
+    columns = [_in_numbers(name, rows[_EVENTS[name]]) for name in wanted.names]
+    return pa.Table.from_arrays(columns, schema=wanted)
+
+
 def _communication(rows: pa.Table) -> pa.Table:
-    """The rows that communicate, as `schema.COMM` has them, with or without partners."""
+    """The rows that communicate, with what was read of the columns of `schema.COMM`."""
     event = pc.indices_nonzero(rows["op"].is_valid())
-    known = set(rows.column_names).issuperset(schema.PARTNERS)
-    wanted = schema.COMM if known else _ALONE
-    names = [name for name in wanted.names if name != "event"]
+    found = set(rows.column_names)
+    names = [name for name, column in _COMM.items() if column in found]
+    wanted = pa.schema([schema.COMM.field(name) for name in (*names, "event")])
     chosen = rows.select([_COMM[name] for name in names]).take(event)
     columns = map(_in_numbers, names, chosen.columns)
-    comm = dict(zip(names, columns, strict=True), event=event.cast(pa.int32()))
-    return pa.Table.from_arrays([comm[name] for name in wanted.names], schema=wanted)
+    return pa.Table.from_arrays([*columns, event.cast(pa.int32())], schema=wanted)

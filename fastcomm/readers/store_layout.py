@@ -66,6 +66,8 @@ COLUMNS = pa.schema(
         pa.field("root", pa.int32()),  # from here on global ranks
         pa.field("sends_to", pa.list_(pa.int32())),
         pa.field("receives_from", pa.list_(pa.int32())),
+        pa.field("peer", pa.int32()),  # of an event that is one message
+        pa.field("sends", pa.bool_()),  # whether it sends that message
     ]
 )
 
@@ -83,7 +85,7 @@ GROWING = (
 QUICK = (
     *("kind", "lane", "op", "stream", "group_id", "seq"),
     *("tag", "tag_source", "msg_bytes", "payload_bytes", "bus_bytes"),
-    *("root", "sends_to", "receives_from"),
+    *("root", "sends_to", "receives_from", "peer", "sends"),
 )
 # What queries choose rows by.
 CHOSEN_BY = ("rank", "start", "stop", "kind", "is_device", "op", "tag")

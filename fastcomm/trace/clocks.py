@@ -207,18 +207,16 @@ def _pairs(table: pa.Table) -> Iterator[_Pair]:
     low, ahead = rank[first], stop - stop[first]
     others = np.flatnonzero(rank != low)
     others = others[np.lexsort((ahead[others], rank[others], low[others]))]
-    pairs = np.stack([low[others], rank[others]])
-    edges = np.flatnonzero(np.append(_firsts(pairs) == np.arange(len(others)), True))
-    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        sorted_ahead = ahead[others[begin:end]]
-        offset = _middle(sorted_ahead)
-        spread = _middle(np.sort(np.abs(sorted_ahead - offset)))
-        yield _Pair(int(pairs[0, begin]), int(pairs[1, begin]), offset, spread, end - begin)
-
-
-def _middle(ordered: Ints) -> int:
-    """The median, the lower of two: a whole number, however large."""
-    return int(ordered[(len(ordered) - 1) // 2])
+    low, rank, ahead = low[others], rank[others], ahead[others]
+    begin = np.flatnonzero(_firsts(np.stack([low, rank])) == np.arange(len(others)))
+    size = np.diff(np.append(begin, len(others)))
+    # Medians, the lower of two: whole numbers, however large.
+    middle = begin + (size - 1) // 2
+    offset, pair = ahead[middle], np.repeat(np.arange(len(begin)), size)
+    apart = np.abs(ahead - offset[pair])
+    spread = apart[np.lexsort((apart, pair))][middle]
+    found = (low[begin], rank[begin], offset, spread, size)
+    yield from map(_Pair, *(column.tolist() for column in found))
 
 
 def _reached(

@@ -20,6 +20,7 @@ class Source:
     path: Path
     size: int  # bytes of the file, compressed or not
     read: Callable[[], Trace]  # goes to a worker: must pickle
+    read_narrow: Callable[[], Trace] | None = None  # where less can be read for metrics alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,10 +114,14 @@ COMM = pa.schema(
         pa.field("root", pa.int32()),  # global rank of the root, of a rooted operation
         pa.field("sends_to", pa.list_(pa.int32())),  # global ranks, of messages, in their order
         pa.field("receives_from", pa.list_(pa.int32())),
+        pa.field("peer", pa.int32()),  # the other rank of an event that is one message
+        pa.field("sends", pa.bool_()),  # whether it sends that message
     ]
 )
 # Columns of COMM that a reader need not bring: they are null then.
 PARTNERS = ("root", "sends_to", "receives_from")
+# Columns of COMM that follow from these, where a reader does not bring them.
+OF_ONE = ("peer", "sends")
 
 GROUPS = pa.schema(
     [
@@ -138,3 +142,12 @@ ITERATIONS = pa.schema(
         pa.field("stop", pa.int64(), nullable=False),
     ]
 )
+
+_MEASURED = ("start", "stop", "kind")
+_NOT_MEASURED = ("stream", "tag_source", "sends_to", "receives_from")
+# What metrics ask of a trace, and tables of all that there is of one.
+NARROW = {
+    "events": pa.schema([EVENTS.field(name) for name in _MEASURED]),
+    "comm": pa.schema([field for field in COMM if field.name not in _NOT_MEASURED]),
+}
+ALL = {"events": EVENTS, "comm": COMM}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import SchemaError
 from fastcomm.trace import schema
+from fastcomm.trace.partners import only_message
 
 Ints = NDArray[np.int64]
 
@@ -85,34 +86,69 @@ class Trace:
         args: pa.Table | None = None,
     ) -> Self:
         """Check every table against its schema. Tables with `start` must be sorted by it."""
-        tables = {"events": events, "comm": _with_partners(comm), "iterations": iterations}
-        checked_tables = {
-            name: checked(table, getattr(schema, name.upper()), name)
-            for name, table in tables.items()
-        }
-        for name, table in checked_tables.items():
-            start = table["start"].to_numpy()
-            if (start[1:] < start[:-1]).any():
-                raise SchemaError(f"{name}: rows are not sorted by start")
-            if (table["stop"].to_numpy() < start).any():
-                raise SchemaError(f"{name}: an interval stops before it starts")
         return cls(
-            **checked_tables,
+            events=_in_order(events, schema.EVENTS, "events"),
             lanes=checked(lanes, schema.LANES, "lanes"),
+            comm=_in_order(_with_partners(comm), schema.COMM, "comm"),
             groups=checked(groups, schema.GROUPS, "groups"),
+            iterations=_in_order(iterations, schema.ITERATIONS, "iterations"),
             args=None if args is None else _args(args, events.num_rows),
             meta=meta,
         )
 
+    @classmethod
+    def narrow(
+        cls,
+        *,
+        events: pa.Table,
+        comm: pa.Table,
+        groups: pa.Table,
+        iterations: pa.Table,
+        meta: Meta,
+    ) -> Self:
+        """The same with no more than metrics ask for: `schema.NARROW`, and no lanes."""
+        wanted = schema.NARROW
+        return cls(
+            events=_in_order(events, wanted["events"], "events"),
+            lanes=_NO_LANES,
+            comm=_in_order(_with_partners(comm), wanted["comm"], "comm"),
+            groups=checked(groups, schema.GROUPS, "groups"),
+            iterations=_in_order(iterations, schema.ITERATIONS, "iterations"),
+            meta=meta,
+        )
+
+
+_NO_LANES = schema.LANES.empty_table()
+
+
+def _in_order(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
+    """`checked`, and SchemaError where rows are not by start, or stop before it."""
+    table = checked(table, wanted, name)
+    start = table["start"].to_numpy()
+    if (start[1:] < start[:-1]).any():
+        raise SchemaError(f"{name}: rows are not sorted by start")
+    if (table["stop"].to_numpy() < start).any():
+        raise SchemaError(f"{name}: an interval stops before it starts")
+    return table
+
 
 def _with_partners(comm: pa.Table) -> pa.Table:
-    """The table with all of `schema.PARTNERS`, null where nobody said them."""
+    """The table with all of `schema.PARTNERS`, null where nobody said them, and OF_ONE."""
     found = comm.column_names
+    if set(schema.OF_ONE).issubset(found):
+        return comm
     for name in schema.PARTNERS:
         if name not in found:
             nothing = pa.nulls(comm.num_rows, schema.COMM.field(name).type)
             comm = comm.append_column(name, nothing)
+    lists = checked(comm, _LISTS, "comm")
+    columns = only_message(*(each.combine_chunks() for each in lists.columns))
+    for name, column in zip(schema.OF_ONE, columns, strict=True):
+        comm = comm.append_column(schema.COMM.field(name), column)
     return comm
+
+
+_LISTS = pa.schema([schema.COMM.field(name) for name in ("sends_to", "receives_from")])
 
 
 def _args(table: pa.Table, rows: int) -> pa.Table:
