@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.metrics import pieces as pieces_
@@ -29,7 +28,7 @@ from fastcomm.metrics.skew import Skews, WaitSums, skews
 from fastcomm.metrics.transfers import Transfers
 from fastcomm.metrics.view import UNKNOWN
 from fastcomm.spread import Spread
-from fastcomm.trace.clocks import ENDS, ClockOffset, by_rank, clock_offsets, matched_ends
+from fastcomm.trace.clocks import Apart, ClockOffset, by_rank, matched_apart, offsets
 from fastcomm.trace.matching import NONE
 
 Ints = NDArray[np.int64]
@@ -93,14 +92,14 @@ class Compared:
 def compare_all(pieces: Sequence[Piece], spread: Spread, *, is_aligned: bool) -> Compared:
     """Compare all ranks, on clocks that are aligned by ends of collectives, or as they are."""
     shares = pieces_.shares(pieces)
-    offsets = _clocks(spread(partial(_ends, pieces), shares))
-    clocks = _Clocks({each.rank: each.offset_ns for each in offsets}, is_aligned)
+    found = offsets(Apart.joined(spread(partial(_apart, pieces), shares)))
+    clocks = _Clocks({each.rank: each.offset_ns for each in found}, is_aligned)
     parts = spread(partial(_compare, pieces, clocks), shares)
     skewed, transfers, waits, matched = zip(*parts, strict=True)
     return Compared(
         pieces=pieces,
         spread=spread,
-        offsets=offsets,
+        offsets=found,
         clocks=clocks,
         matched=Matched(*map(sum, zip(*matched, strict=True))),
         skews=skewed,
@@ -109,29 +108,16 @@ def compare_all(pieces: Sequence[Piece], spread: Spread, *, is_aligned: bool) ->
     )
 
 
-_Ends = tuple[pa.Table, int]  # `clocks.ENDS` of a sample, a group is one of so many collectives
-
-
-def _ends(pieces: Sequence[Piece], cells: Cells) -> _Ends:
-    """The ends of collectives of some cells."""
+def _apart(pieces: Sequence[Piece], cells: Cells) -> Apart:
+    """How far the ends of collectives of some cells are apart."""
     events = Events.of(pieces_.read(pieces, cells, _ENDS_BY))
     rows = events.together
     matches = matches_of(events, rows)
     matched = np.flatnonzero(matches.instance != NONE)
     row = rows[matched]
-    columns = events.rank[row], events.group[row], matches.instance[matched], events.stop[row]
-    return matched_ends(*columns), matches.count
-
-
-def _clocks(ends: Sequence[_Ends]) -> tuple[ClockOffset, ...]:
-    """The clocks' offsets, by collectives that are numbered through."""
-    tables, done = [], 0
-    for table, count in ends:
-        number = pc.add(table["group"], done)
-        place = table.schema.get_field_index("group")
-        tables.append(table.set_column(place, ENDS.field("group"), number))
-        done += count
-    return clock_offsets(pa.concat_tables(tables))
+    return matched_apart(
+        events.rank[row], events.group[row], matches.instance[matched], events.stop[row]
+    )
 
 
 _Part = tuple[Skews, Transfers, WaitSums, Matched]

@@ -83,9 +83,14 @@ def read(pieces: Sequence[Piece], cells: Cells, names: Sequence[str]) -> pa.Tabl
     for piece in sorted(pieces, key=lambda piece: piece.ranks):
         begin, count = sum(piece.rows[: cells.start]), sum(piece.rows[cells.start : cells.stop])
         if count:
-            found.append(columns(piece.where, names).slice(begin, count))
+            found.append(_copied(columns(piece.where, names).slice(begin, count)))
     table = pa.concat_tables(found or [columns(pieces[0].where, names)[:0]]).combine_chunks()
     return table if _are_in_order(pieces) else _by_rank(table)
+
+
+def _copied(table: pa.Table) -> pa.Table:
+    """The same in memory: a view would keep its file mapped, and far more than its rows."""
+    return pa.concat_tables([table, table.schema.empty_table()]).combine_chunks()
 
 
 def _are_in_order(pieces: Sequence[Piece]) -> bool:

@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.metrics.groups import Groups
 from fastcomm.metrics.pieces import Piece, columns
 from fastcomm.metrics.view import UNKNOWN
 from fastcomm.trace.schema import OPS
@@ -63,19 +62,26 @@ def of_op(pieces: Sequence[Piece], op: int) -> pa.Table:
     """
     parts = [_of_op(piece, op) for piece in pieces]
     key, bus_rate = (np.concatenate(each) for each in zip(*parts, strict=True))
-    groups = Groups.of(key)
-    size, power = np.divmod(groups.keys, _POWERS)
-    median = groups.only(~np.isnan(bus_rate)).percentiles(bus_rate, 50)
+    # One key after another: of millions of events little more is held than rate and key.
+    keys, count = np.unique(key, return_counts=True)
+    median = np.array([_median(bus_rate[key == each]) for each in keys], np.float64)
+    size, power = np.divmod(keys.astype(np.int64), _POWERS)
     return pa.table(
         {
             "op": [OPS[op]] * len(size),
             "group_size": pa.array(size - 1, mask=size == 0),
             "size_from": np.left_shift(1, power),
-            "count": groups.counts,
+            "count": count,
             "p50_bus_bw": pa.array(median, mask=np.isnan(median)),
         },
         schema=COLLECTIVES,
     )
+
+
+def _median(rates: Floats) -> float:
+    """Of those that are known; NaN where none is."""
+    known = rates[~np.isnan(rates)]
+    return float(np.percentile(known, 50, overwrite_input=True)) if len(known) else np.nan
 
 
 def _of_op(piece: Piece, op: int) -> tuple[Ints, Floats]:
@@ -85,6 +91,5 @@ def _of_op(piece: Piece, op: int) -> tuple[Ints, Floats]:
     chosen = (table["op"].to_numpy() == op) & (size != UNKNOWN) & (duration > 0)
     power = np.frexp(np.maximum(size[chosen], 1).astype(np.float64))[1] - 1
     members = np.maximum(column(table, "group_size")[chosen], -1)
-    return (members + 1) * _POWERS + power, rate(
-        column(table, "bus_bytes")[chosen], duration[chosen]
-    )
+    key = (members + 1) * _POWERS + power
+    return key, rate(column(table, "bus_bytes")[chosen], duration[chosen])

@@ -5,10 +5,11 @@ makes them the reference's. Ranks that no collective joins, directly or through 
 nothing to be compared by.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from heapq import heappop, heappush
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -93,29 +94,46 @@ def ends(trace: Trace) -> pa.Table:
     return table.filter(pa.array(place < _MOST)).cast(ENDS)
 
 
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A member of a collective a row, beside the lowest rank that is in it."""
+
+    low: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    ahead: Ints  # ns that its end is behind that of the lowest
+
+    @classmethod
+    def of(cls, rank: Ints, stop: Ints, *key: NDArray[np.integer]) -> Self:
+        """Compare ends; those of one collective have the same key."""
+        order = np.lexsort((rank, *key))
+        first = _firsts(np.stack(key)[:, order])
+        ranks, stop = rank[order].astype(np.int32), stop[order]
+        others = np.flatnonzero(ranks != ranks[first])
+        lowest = first[others]
+        return cls(ranks[lowest], ranks[others], stop[others] - stop[lowest])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """All of several."""
+        return cls(
+            np.concatenate([part.low for part in parts]),
+            np.concatenate([part.rank for part in parts]),
+            np.concatenate([part.ahead for part in parts]),
+        )
+
+
 def offsets_of(rank: Ints, group: Ints, instance: Ints, stop: Ints) -> tuple[ClockOffset, ...]:
     """The offsets that collectives tell which are matched: a row an end, `instance` whose."""
-    return clock_offsets(matched_ends(rank, group, instance, stop))
+    return offsets(matched_apart(rank, group, instance, stop))
 
 
-def matched_ends(rank: Ints, group: Ints, instance: Ints, stop: Ints) -> pa.Table:
-    """The ends of collectives that are matched, `instance` in place of the group.
+def matched_apart(rank: Ints, group: Ints, instance: Ints, stop: Ints) -> Apart:
+    """The ends of collectives that are matched, a row an end, `instance` whose.
 
     Only operations of ENDS_TOGETHER tell of clocks. Of those of a group a few are enough.
     """
     chosen = _sample(group, instance)
-    zero = np.zeros(len(chosen), np.int64)
-    table = pa.table(
-        {
-            "rank": rank[chosen],
-            "group": instance[chosen],
-            "op": zero,
-            "iteration": zero,
-            "place": zero,
-            "stop": stop[chosen],
-        }
-    )
-    return table.cast(ENDS)
+    return Apart.of(rank[chosen], stop[chosen], instance[chosen])
 
 
 def _sample(group: Ints, instance: Ints) -> Ints:
@@ -170,13 +188,19 @@ def _firsts(parts: Ints) -> Ints:
 
 
 def clock_offsets(table: pa.Table) -> tuple[ClockOffset, ...]:
+    """The same of ENDS of all ranks."""
+    key = (table[name].to_numpy() for name in ("op", "iteration", "place", "group"))
+    return offsets(Apart.of(table["rank"].to_numpy(), table["stop"].to_numpy(), *key))
+
+
+def offsets(apart: Apart) -> tuple[ClockOffset, ...]:
     """The offset of each rank that others can be compared with, by rank.
 
-    `table` has the ends of all ranks. The lowest rank of those that are joined is their
-    reference. From rank to rank leads the way of the least spread.
+    The lowest rank of those that are joined is their reference. From rank to rank leads the way
+    of the least spread.
     """
     neighbours: dict[int, list[tuple[int, _Pair]]] = {}
-    for pair in _pairs(table):
+    for pair in _pairs(apart):
         neighbours.setdefault(pair.low, []).append((1, pair))
         neighbours.setdefault(pair.high, []).append((-1, pair))
     found: dict[int, ClockOffset] = {}
@@ -197,24 +221,17 @@ class _Pair:
     matches: int
 
 
-def _pairs(table: pa.Table) -> Iterator[_Pair]:
-    """Each member of a collective with the lowest, over all their collectives."""
-    columns = [table[name].to_numpy() for name in ("op", "iteration", "place", "group")]
-    rank, stop = (table[name].to_numpy().astype(np.int64) for name in ("rank", "stop"))
-    order = np.lexsort((rank, *columns))
-    first = _firsts(np.stack(columns)[:, order])
-    rank, stop = rank[order], stop[order]
-    low, ahead = rank[first], stop - stop[first]
-    others = np.flatnonzero(rank != low)
-    others = others[np.lexsort((ahead[others], rank[others], low[others]))]
-    low, rank, ahead = low[others], rank[others], ahead[others]
-    begin = np.flatnonzero(_firsts(np.stack([low, rank])) == np.arange(len(others)))
-    size = np.diff(np.append(begin, len(others)))
+def _pairs(apart: Apart) -> Iterator[_Pair]:
+    """Each two ranks, over all their collectives."""
+    order = np.lexsort((apart.ahead, apart.rank, apart.low))
+    low, rank, ahead = apart.low[order], apart.rank[order], apart.ahead[order]
+    begin = np.flatnonzero(_firsts(np.stack([low, rank])) == np.arange(len(order)))
+    size = np.diff(np.append(begin, len(order)))
     # Medians, the lower of two: whole numbers, however large.
     middle = begin + (size - 1) // 2
     offset, pair = ahead[middle], np.repeat(np.arange(len(begin)), size)
-    apart = np.abs(ahead - offset[pair])
-    spread = apart[np.lexsort((apart, pair))][middle]
+    off = np.abs(ahead - offset[pair])
+    spread = off[np.lexsort((off, pair))][middle]
     found = (low[begin], rank[begin], offset, spread, size)
     yield from map(_Pair, *(column.tolist() for column in found))
 
