@@ -24,7 +24,7 @@ def preload_nothing(monkeypatch):
 
 def done(sources, workers=1):
     """The batches of a run, as lists of ranks and errors."""
-    work = Work(measure=c.COUNT.of_source, merge=c.merge)
+    work = Work(task=c.COUNT)
     with Processes(workers) as processes:
         return [
             ([source.rank for source in each.sources], each.error)

@@ -163,9 +163,11 @@ def test_another_fastcomm_on_a_worker_is_an_error(cluster, tmp_path):
     with (tmp_path / "fastcomm" / "units.py").open("a") as file:
         file.write("# another\n")
     path = f"{tmp_path}:{tmp_path / 'kernels'}:{Path(__file__).parent}"
-    cluster.worker("strange", environment={"PYTHONPATH": path})
+    for name in ("first", "second"):  # other tests need them no more
+        cluster.kill_once(name)
     late = pytest.raises(ClusterError, match=r"a worker runs fastcomm .*, wanted the text")
     with dask.connected(cluster.address, wait_s=30) as engine, late:
+        cluster.worker("strange", environment={"PYTHONPATH": path})
         engine.gather(c.run_of(c.fine), c.COUNT, keep_going=True)
     at_once = pytest.raises(ClusterError, match=r"tcp://.*: fastcomm .*, and here .* install")
     with at_once, dask.connected(cluster.address):

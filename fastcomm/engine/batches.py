@@ -11,17 +11,19 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from fastcomm.engine.engine import died
+from fastcomm.engine.engine import Task, died, of_rank
 from fastcomm.engine.processes import Processes
 from fastcomm.errors import FastcommError
 from fastcomm.trace.run import Source
+from fastcomm.trace.trace import Trace
 
 P = TypeVar("P")
 
 WIDTH = 128  # ranks of a batch, at most
 _TAKES_S = 1.0
+_SMALL = 1 << 18  # events of ranks that are measured together
 _ALONE = 2  # workers that a rank may cost alone: one may have died of something else
 _SHARES = 4  # of a worker, at least: so that all are done at about the same time
 
@@ -42,25 +44,37 @@ _Done = tuple[int, P | None, FastcommError | None]
 class Work(Generic[P]):
     """What is done with some ranks at a time, by one process."""
 
-    measure: Callable[[Source], P]
-    merge: Callable[[Sequence[P]], P]
+    task: Task[P, Any]
     put_away: Callable[[int, P], P] | None = None
 
     def __call__(self, sources: Sequence[Source]) -> _Done[P]:
         """How many are done, their partial, and the error of the last."""
-        parts, error, until = list[P](), None, monotonic() + _TAKES_S
-        for source in sources:
+        parts, small, error = list[P](), list[Trace](), None
+        until, done = monotonic() + _TAKES_S, 0
+        while done < len(sources) and error is None and monotonic() < until:
             try:
-                parts.append(self.measure(source))
+                with of_rank(sources[done]):
+                    self._measure(self.task.read(sources[done]), parts, small)
             except FastcommError as found:
                 error = found
-            if error is not None or monotonic() > until:
-                break
-        done = len(parts) + (error is not None)
+            done += 1
+        if small:
+            with of_rank(sources[done - 1]):
+                parts.append(self.task.measure(*small))
         if not parts:
             return done, None, error
-        whole = self.merge(parts)
+        whole = self.task.merge(parts)
         return done, self.put_away(sources[0].rank, whole) if self.put_away else whole, error
+
+    def _measure(self, trace: Trace, parts: list[P], small: list[Trace]) -> None:
+        """Measure a rank, or keep it to be measured with others that are small."""
+        if not self.task.of_many or trace.events.num_rows > _SMALL:
+            parts.append(self.task.measure(trace))
+            return
+        if sum(each.events.num_rows for each in (trace, *small)) > _SMALL:
+            parts.append(self.task.measure(*small))
+            small.clear()
+        small.append(trace)
 
 
 def in_batches(

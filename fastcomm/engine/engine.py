@@ -4,9 +4,9 @@ A rank is measured wherever its trace is read. What is measured merges as a tree
 in which ranks are done; `Task.merge` gives the same bytes whatever that order is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -38,22 +38,28 @@ class Lost:
 class Task(Generic[P, R]):
     """What is done with each rank and then with all; it goes to workers and must pickle.
 
-    `is_narrow`: it asks a trace for no more than `trace.schema.NARROW`.
+    `is_narrow`: it asks a trace for no more than `trace.schema.NARROW`. `of_many`: `measure`
+    takes several ranks, too, of which none fails for what another is.
     `finish` gets what is merged, the ranks that are left out, and what spreads its work.
     `put_away` moves what is large of some ranks into a file of a folder that is gone after
     `finish`; who has thousands of ranks calls it before they merge.
     """
 
-    measure: Callable[[Trace], P]
+    measure: Callable[..., P]
     merge: Callable[[Sequence[P]], P]  # of different ranks, in any order
     finish: Callable[[P, Sequence[Lost], Spread], R]
     put_away: Callable[[P, Path], P] | None = None
     is_narrow: bool = False
+    of_many: bool = False
 
-    @property
-    def of_source(self) -> Callable[[Source], P]:
-        """What reads a rank and measures it; whatever goes wrong says of which."""
-        return partial(_measured, measure=self.measure, is_narrow=self.is_narrow)
+    def read(self, source: Source) -> Trace:
+        """Read as much of a rank as is measured."""
+        return ((source.read_narrow if self.is_narrow else None) or source.read)()
+
+    def of_source(self, source: Source) -> P:
+        """Read a rank and measure it; whatever goes wrong says of which."""
+        with of_rank(source):
+            return self.measure(self.read(source))
 
 
 class Engine(Protocol):
@@ -110,10 +116,11 @@ class Fold(Generic[T]):
         return self.join([item for level in self.levels for item in level])
 
 
-def _measured(source: Source, *, measure: Callable[[Trace], P], is_narrow: bool) -> P:
-    read = source.read_narrow if is_narrow and source.read_narrow else source.read
+@contextmanager
+def of_rank(source: Source) -> Iterator[None]:
+    """Whatever goes wrong says with which rank."""
     try:
-        return measure(read())
+        yield
     except FastcommError:
         raise
     except MemoryError as error:

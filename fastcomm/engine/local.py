@@ -51,7 +51,7 @@ class Local:
         fold, left_out = Fold(task.merge), list[Lost]()
         workers = min(self.workers, len(run.sources))
         with _put_away(run, task) as put_away, Processes(workers) as processes:
-            work = Work(measure=task.of_source, merge=task.merge, put_away=put_away)
+            work = Work(task=task, put_away=put_away)
             with closing(in_batches(run.sources, work, processes)) as batches:
                 for batch in batches:
                     if batch.error is not None:

@@ -56,6 +56,7 @@ def compute_metrics(  # noqa: PLR0913 - one word a choice
         finish=question.answer,
         put_away=put_away,
         is_narrow=True,
+        of_many=True,
     )
     return engine_of(workers).gather(run, task, keep_going=keep_going, progress=progress)
 

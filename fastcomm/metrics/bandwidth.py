@@ -41,14 +41,14 @@ def rows(view: View) -> pa.Table:
     comm = view.comm
     return pa.table(
         {
-            "rank": np.full(len(comm.start), view.rank),
+            "rank": view.rank[comm.iteration],
             "iteration": view.number[comm.iteration],
             "tag": comm.tag,
             "op": comm.op,
             "group": _nullable(comm.group),
             "seq": _nullable(comm.seq),
             "group_size": _nullable(comm.group_size),
-            "start_ns": comm.start,
+            "start_ns": comm.start - view.moved[comm.iteration],
             "duration_ns": comm.stop - comm.start,
             "alone_ns": comm.alone,
             "bytes": _nullable(comm.bytes),

@@ -31,10 +31,10 @@ class RankTime:
 def columns(view: View) -> dict[str, pa.Array]:
     """One row an iteration: where it lies."""
     return {
-        "rank": pa.array(np.full(len(view.number), view.rank)),
+        "rank": pa.array(view.rank),
         "iteration": pa.array(view.number),
-        "start_ns": pa.array(view.start),
-        "stop_ns": pa.array(view.stop),
+        "start_ns": pa.array(view.start - view.moved),
+        "stop_ns": pa.array(view.stop - view.moved),
         "time_ns": pa.array(view.time),
     }
 

@@ -1,26 +1,26 @@
-"""The process groups of a rank in words, and how often each communicates."""
+"""The process groups of ranks in words, and how often each communicates."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.metrics.stack import Stack
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
-from fastcomm.trace.trace import Trace
 
 _TAGS, _SOURCES = pa.array(TAGS), pa.array(TAG_SOURCES)
 
 
-def rows(trace: Trace, labels: Sequence[int | None]) -> pa.Table:
+def rows(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
     """One row a process group; `labels` are what `clocks.labels` says of them as described."""
-    groups = trace.groups
+    groups = stack.groups
     candidates = [
         "/".join(TAGS[tag] for tag in fits) for fits in groups["candidates"].to_pylist()
     ]
-    used = trace.comm["group"].drop_null().to_numpy()
+    used = stack.comm["group"].drop_null().to_numpy()
     return pa.table(
         {
-            "rank": np.full(groups.num_rows, trace.meta.rank),
+            "rank": stack.rank_of_group,
             "group": pa.array(labels, pa.int64()),
             "name": groups["name"],
             "description": groups["description"],

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +19,8 @@ from fastcomm.metrics import (
     windows,
 )
 from fastcomm.metrics.pieces import Piece
-from fastcomm.metrics.view import ByteKind, View
+from fastcomm.metrics.stack import Stack
+from fastcomm.metrics.view import ByteKind, View, columns
 from fastcomm.trace.trace import Trace
 
 
@@ -66,25 +66,19 @@ class Partial:
     @classmethod
     def of(
         cls,
-        trace: Trace,
-        *,
+        *traces: Trace,
         byte_kind: ByteKind = "payload",
         only: frozenset[int] | None = None,
-    ) -> Self:
-        """Measure one rank; of its iterations, only those of these numbers."""
-        view = View.of(trace, byte_kind, only)
-        meta = trace.meta
+    ) -> "Partial":
+        """Measure some ranks; of their iterations, only those of these numbers."""
+        lacking = traces[0].meta.lacks
+        is_alike = all(trace.meta.lacks == lacking for trace in traces)
+        stack = Stack.of(traces, columns(byte_kind)) if is_alike else None
+        if stack is None:
+            return merge([cls.of(trace, byte_kind=byte_kind, only=only) for trace in traces])
+        view = View.of(stack, byte_kind, only)
         return cls(
-            notes=(
-                RankNote(
-                    rank=meta.rank,
-                    path=meta.path,
-                    world_size=meta.world_size,
-                    found_by=meta.found_by,
-                    warnings=meta.warnings,
-                    lacks=meta.lacks,
-                ),
-            ),
+            notes=tuple(map(_note, traces)),
             iterations=lacks.in_iterations(
                 pa.table(
                     {
@@ -94,12 +88,24 @@ class Partial:
                         **bandwidth.iteration_columns(view),
                     }
                 ),
-                meta.lacks,
+                lacking,
             ),
-            events=lacks.in_events(bandwidth.rows(view), meta.lacks),
-            windows=lacks.in_windows(windows.rows(view), meta.lacks),
-            groups=membership.rows(trace, view.labels),
+            events=lacks.in_events(bandwidth.rows(view), lacking),
+            windows=lacks.in_windows(windows.rows(view), lacking),
+            groups=membership.rows(stack, view.labels),
         )
+
+
+def _note(trace: Trace) -> RankNote:
+    meta = trace.meta
+    return RankNote(
+        rank=meta.rank,
+        path=meta.path,
+        world_size=meta.world_size,
+        found_by=meta.found_by,
+        warnings=meta.warnings,
+        lacks=meta.lacks,
+    )
 
 
 def put_away(part: Partial, path: Path) -> Partial:

@@ -1,4 +1,4 @@
-"""One rank as the metrics see it: its iterations, what covers them, its communication."""
+"""Ranks as the metrics see them: their iterations, what covers them, their communication."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.metrics.stack import Stack
 from fastcomm.trace import clocks
 from fastcomm.trace.schema import KIND, TAGS
-from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals, segments
 from fastcomm_kernels.exposure import alone
 
@@ -27,6 +27,14 @@ COMM = sum(1 << FIRST_TAG + tag for tag in range(len(TAGS)))
 # Each mask of classes that can be active at once.
 MASKS = np.arange(intervals.MASKS)
 Sets = NDArray[np.int64]  # of masks: a row a set, 1 for each mask that is in it
+
+
+_COLUMNS = ("start", "stop", "event", "op", "tag", "group", "seq", "root", "peer", "sends")
+
+
+def columns(byte_kind: ByteKind) -> list[str]:
+    """The columns of a trace's communication that a view needs."""
+    return [*_COLUMNS, *{f"{byte_kind}_bytes", "bus_bytes"}]
 
 
 def tag_bit(tag: int) -> int:
@@ -60,35 +68,36 @@ class Communication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A rank's numbers before any question is asked."""
+    """The numbers of some ranks before any question is asked; times are those of `Stack`."""
 
-    rank: int
-    number: Ints  # of each iteration
+    rank: Ints  # of each iteration
+    number: Ints
     start: Ints
     stop: Ints
+    moved: Ints  # ns that it is later than in its trace
     labels: tuple[int | None, ...]  # of the process groups, the same on every rank
     coverage: Ints  # by iteration and mask of classes: ns in which exactly these are active
     comm: Communication
 
     @classmethod
-    def of(cls, trace: Trace, byte_kind: ByteKind, only: frozenset[int] | None) -> Self:
-        """See a trace; of the iterations, only those of these numbers."""
+    def of(cls, stack: Stack, byte_kind: ByteKind, only: frozenset[int] | None) -> Self:
+        """See ranks, with `columns(byte_kind)`; of their iterations, only those of `only`."""
         number, start, stop = (
-            trace.iterations[name].to_numpy() for name in ("number", "start", "stop")
+            stack.iterations[name].to_numpy() for name in ("number", "start", "stop")
         )
-        if only is not None:
-            kept = np.isin(number, list(only))
-            number, start, stop = number[kept], start[kept], stop[kept]
-        classes = _classes(trace)
-        labels = tuple(clocks.labels(trace.groups, described=True))
+        kept = slice(None) if only is None else np.isin(number, list(only))
+        start, stop = start[kept], stop[kept]
+        classes = _classes(stack)
+        labels = tuple(clocks.labels(stack.groups, described=True))
         return cls(
-            rank=trace.meta.rank,
-            number=number,
+            rank=stack.rank[kept],
+            number=number[kept],
             start=start,
             stop=stop,
+            moved=stack.moved[kept],
             labels=labels,
             coverage=intervals.coverage_by_class(classes, start, stop),
-            comm=_communication(trace, byte_kind, (start, stop), classes[0], labels),
+            comm=_communication(stack, byte_kind, (start, stop), classes[0], labels),
         )
 
     def covered(self, wanted: Sets) -> Ints:
@@ -102,15 +111,15 @@ class View:
         return self.stop - self.start
 
 
-def _classes(trace: Trace) -> list[tuple[Ints, Ints]]:
+def _classes(stack: Stack) -> list[tuple[Ints, Ints]]:
     """Intervals of compute, of copies, and of each tag."""
-    start, stop = (trace.events[name].to_numpy() for name in ("start", "stop"))
-    kind = trace.events["kind"].to_numpy().copy()
-    kind[trace.comm["event"].to_numpy()] = KIND["other"]
+    start, stop = (stack.events[name].to_numpy() for name in ("start", "stop"))
+    kind = stack.events["kind"].to_numpy().copy()
+    kind[stack.comm["event"].to_numpy()] = KIND["other"]
     compute = kind == KIND["kernel"]
     copies = (kind == KIND["memcpy"]) | (kind == KIND["memset"])
     classes = [(start[chosen], stop[chosen]) for chosen in (compute, copies)]
-    tag, start, stop = (trace.comm[name].to_numpy() for name in ("tag", "start", "stop"))
+    tag, start, stop = (stack.comm[name].to_numpy() for name in ("tag", "start", "stop"))
     by_tag = np.argsort(tag, kind="stable")
     start, stop = start[by_tag], stop[by_tag]
     edges = np.searchsorted(tag[by_tag], np.arange(len(TAGS) + 1)).tolist()
@@ -118,14 +127,14 @@ def _classes(trace: Trace) -> list[tuple[Ints, Ints]]:
 
 
 def _communication(
-    trace: Trace,
+    stack: Stack,
     byte_kind: ByteKind,
     found: tuple[Ints, Ints],
     compute: tuple[Ints, Ints],
     labels: Sequence[int | None],
 ) -> Communication:
     """The events inside of the iterations that were found."""
-    comm = trace.comm
+    comm = stack.comm
     times = comm["start"].to_numpy(), comm["stop"].to_numpy()
     iteration = segments.segment_of(times[0], *found)
     is_inside = iteration >= 0
@@ -142,7 +151,7 @@ def _communication(
         iteration=iteration[inside],
         group=_by_place(labels)[group],
         seq=_filled(comm["seq"])[inside],
-        group_size=_by_place(trace.groups["size"].to_pylist())[group],
+        group_size=_by_place(stack.groups["size"].to_pylist())[group],
         bytes=_filled(comm[f"{byte_kind}_bytes"])[inside],
         bus_bytes=_filled(comm["bus_bytes"])[inside],
         **{name: comm[name].to_numpy()[inside] for name in ("tag", "op")},

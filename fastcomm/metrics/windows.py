@@ -33,7 +33,7 @@ def rows(view: View) -> pa.Table:
     length, source, target, segment = phases.windows(*found)
     return pa.table(
         {
-            "rank": np.full(len(length), view.rank),
+            "rank": view.rank[segment],
             "iteration": view.number[segment],
             "from": source,
             "to": target,

@@ -1,0 +1,83 @@
+"""Ranks that are measured together: the same as each by itself, whatever they are."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from job_traces import trace
+from made_traces import traces
+
+from fastcomm.metrics import stack
+from fastcomm.metrics.partial import Partial, merge
+from fastcomm.synthetic import Job
+
+TABLES = ("iterations", "events", "windows", "groups")
+
+
+def same(ranks, **words):
+    """Measure ranks together, and each alone; what is kept of them is the same."""
+    found = Partial.of(*ranks, **words)
+    wanted = merge([Partial.of(each, **words) for each in ranks])
+    assert found.notes == wanted.notes
+    for name in TABLES:
+        assert getattr(found, name).equals(getattr(wanted, name)), name
+
+
+def numbered(ranks):
+    """The same traces as ranks 0, 1, 2, ..."""
+    return [
+        replace(each, meta=replace(each.meta, rank=rank)) for rank, each in enumerate(ranks)
+    ]
+
+
+@given(
+    st.lists(traces(), min_size=1, max_size=4).map(numbered),
+    st.sampled_from(["payload", "bus", "msg"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_ranks_are_measured_together_as_each_alone(ranks, byte_kind):
+    same(ranks, byte_kind=byte_kind)
+
+
+def test_ranks_of_a_job_are_measured_together_as_each_alone():
+    ranks = [trace(Job.of(8, steps=3), rank, ahead=(-1) ** rank * 10**9) for rank in range(8)]
+    same(ranks)
+    same(ranks, only=frozenset([1]))
+    same(ranks, only=frozenset())
+
+
+def test_ranks_that_differ_in_what_they_lack_are_measured_apart():
+    job = Job.of(2)
+    ranks = [trace(job, rank) for rank in range(2)]
+    ranks[1] = replace(ranks[1], meta=replace(ranks[1].meta, lacks=("compute",)))
+    same(ranks)
+    assert Partial.of(*ranks).iterations["exact_idle_ns"].null_count == job.steps
+
+
+def moved(each, by):
+    """The same trace, its last event and its iteration longer by so much."""
+    tables = {}
+    for name in ("events", "comm", "iterations"):
+        table = getattr(each, name)
+        stop = table["stop"].to_pylist()
+        stop[-1:] = [end + by for end in stop[-1:]]
+        place = table.column_names.index("stop")
+        tables[name] = table.set_column(place, table.schema.field("stop"), pa.array(stop))
+    return replace(each, **tables)
+
+
+def test_ranks_that_take_too_long_together_are_measured_apart():
+    job = Job.of(2, steps=1)
+    ranks = [moved(trace(job, rank), 1 << 61) for rank in range(2)]
+    assert stack.Stack.of(ranks[:1], ("start", "stop", "event", "group")) is not None
+    assert stack.Stack.of(ranks, ("start", "stop", "event", "group")) is None
+    same(ranks)
+
+
+def test_one_rank_is_not_copied():
+    one = trace(Job.of(2), 0)
+    found = stack.Stack.of([one], one.comm.column_names)
+    for ours, theirs in ((found.events, one.events), (found.comm, one.comm)):
+        start = theirs["start"].chunk(0).buffers()[1].address
+        assert ours["start"].chunk(0).buffers()[1].address == start
