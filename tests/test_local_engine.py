@@ -100,6 +100,7 @@ def many(tmp_path_factory):
     folder = tmp_path_factory.mktemp("many")
     step = [k.mark("ProfilerStep#0", 0, 100_000)]
     step += [k.kernel("gemm", 5 * n, 3) for n in range(15_000)]
+    step.append(k.all_reduce(90_000, 5))
     k.write(folder / "rank0.json", step, rank=None, world=None)
     for rank in range(1, WIDTH + 6):
         os.link(folder / "rank0.json", folder / f"rank{rank}.json")
@@ -151,9 +152,9 @@ def test_a_batch_system_that_ends_the_command_finds_nothing_left(many, tmp_path)
         stdout=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
+    processes = []
     while started.poll() is None and not list(tmp_path.glob("fastcomm-*/*")):
-        sleep(0.002)
-    processes = below(started.pid)
+        processes = below(started.pid)
     started.terminate()
     assert started.wait(timeout=30) == 128 + signal.SIGTERM
     assert all_end(processes)

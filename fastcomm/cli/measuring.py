@@ -1,6 +1,7 @@
 """What the commands share that measure a run: their options, and the measuring."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -47,6 +48,13 @@ def _options() -> list[Callable[[F], F]]:
             show_default=True,
             help="Compare the times of ranks with their clocks aligned by collectives, or as "
             "they are.",
+        ),
+        click.option(
+            "--dask-scratch",
+            type=click.Path(file_okay=False, path_type=Path),
+            metavar="DIR",
+            help="With --dask: a directory that all workers share. What thousands of ranks "
+            "leave goes there meanwhile, not into the memory of one worker.",
         ),
     ]
 

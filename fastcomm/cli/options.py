@@ -159,7 +159,9 @@ def engine_of(words: dict[str, Any]) -> "Iterator[Engine]":
 
     from fastcomm.engine import dask
 
-    with dask.connected(words["dask"], wait_s=words["dask_wait"]) as engine:
+    named: Path | None = words.get("dask_scratch")
+    scratch = named and named.absolute()
+    with dask.connected(words["dask"], wait_s=words["dask_wait"], scratch=scratch) as engine:
         warn(engine.warnings)
         yield engine
 

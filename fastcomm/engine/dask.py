@@ -22,9 +22,9 @@ from fastcomm.engine.engine import Fold, Lost, Progress, Task, by_rank, died, lo
 from fastcomm.engine.held import Held
 from fastcomm.engine.held_dask import There
 from fastcomm.engine.interrupts import held_back
+from fastcomm.engine.scratch_dask import Scratch
 from fastcomm.engine.versions import check_code, check_same, code, versions
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
-from fastcomm.spread import one_by_one
 from fastcomm.trace.run import Run, Source
 
 if TYPE_CHECKING:
@@ -40,17 +40,24 @@ _FORMS = "local:N, file:SCHEDULER.json or the address of a scheduler (tcp://host
 
 
 @contextmanager
-def connected(address: str, *, wait_s: float = WAIT_S) -> Iterator["Dask"]:
+def connected(
+    address: str, *, wait_s: float = WAIT_S, scratch: Path | None = None
+) -> Iterator["Dask"]:
     """The engine of a cluster: at an address, in a scheduler file, or started here.
 
-    `local:N` starts N worker processes on this machine, and ends them. Raises `ClusterError`
-    where the cluster cannot be reached, or runs another fastcomm.
+    `local:N` starts N worker processes on this machine, and ends them. `scratch` is a directory
+    that all workers share, for what ranks leave; without it, that comes into the memory of one
+    of them. Raises `ClusterError` where the cluster cannot be reached, or runs another
+    fastcomm.
     """
     _require()
     import distributed
 
     with ExitStack() as stack:
         stack.enter_context(_quiet())
+        if address.startswith("local:") and scratch is None:
+            folder = tempfile.TemporaryDirectory(prefix="fastcomm-", ignore_cleanup_errors=True)
+            scratch = Path(stack.enter_context(folder))
         where = _where(address, wait_s, stack)
         try:
             client = distributed.Client(**where, timeout=wait_s, set_as_default=False)
@@ -59,7 +66,7 @@ def connected(address: str, *, wait_s: float = WAIT_S) -> Iterator["Dask"]:
                 f"--dask {address}: no scheduler answers ({error}); wanted {_FORMS}"
             ) from error
         stack.enter_context(client)
-        engine = Dask(client=client, address=address, wait_s=wait_s)
+        engine = Dask(client=client, address=address, wait_s=wait_s, scratch=scratch)
         engine.check_versions()
         yield engine
 
@@ -146,6 +153,7 @@ class Dask:
     client: "Client"
     address: str
     wait_s: float = WAIT_S
+    scratch: Path | None = None
     warnings: list[str] = field(default_factory=list)
     _alone_since: float | None = None
 
@@ -201,7 +209,8 @@ class Dask:
     ) -> R:
         """Do a task with ranks none of which is known as `fatal`; those that are, are added."""
         work = _Work(self, run, task.of_source)
-        fold: Fold[Future[P]] = Fold(lambda parts: self._submit(task.merge, list(parts)))
+        where = Scratch.of(self.scratch, task, len(run.sources))
+        fold: Fold[Future[P]] = Fold(lambda parts: self._submit(where.merge, list(parts)))
         left_out = list(fatal.values())
         every = len(run.sources) + len(fatal)
         try:
@@ -217,9 +226,12 @@ class Dask:
                 if progress is not None:
                     progress(source)
             failed = by_rank(left_out, every)
-            return self.answer(self._submit(task.finish, fold.joined(), failed, one_by_one))
+            return self.answer(self._submit(task.finish, fold.joined(), failed, where.spread))
         finally:
             work.cancel()
+            if where.folder is not None:
+                with suppress(Exception):
+                    self.answer(self._submit(where.remove))
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function on a worker."""
@@ -301,8 +313,8 @@ class Dask:
 
     def _too_large(self) -> ClusterError:
         return ClusterError(
-            f"--dask {self.address}: workers died one after another while they merged ranks; "
-            "out of memory, most likely: wanted more of it for each worker"
+            f"--dask {self.address}: workers died one after another while they merged or "
+            "compared ranks; out of memory, most likely: wanted more of it for each worker"
         )
 
     def _gone(self, found: str) -> ClusterError:

@@ -110,6 +110,8 @@ def _note(trace: Trace) -> RankNote:
 
 def put_away(part: Partial, path: Path) -> Partial:
     """The same with its events and windows in files. Raises OSError."""
+    if not part.events.num_rows and not part.windows.num_rows:
+        return part
     windows_path = path.with_name(f"{path.name}.windows")
     pieces.write(part.windows, windows_path)
     return replace(

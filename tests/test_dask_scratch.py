@@ -1,0 +1,127 @@
+"""What ranks leave lies in a directory that workers share, and the answer is the same."""
+
+from dataclasses import replace
+from functools import partial
+
+import dask_cluster as c
+import pytest
+from click.testing import CliRunner
+
+from fastcomm.cli import main
+from fastcomm.engine import dask, scratch_dask
+from fastcomm.errors import FastcommError
+from fastcomm.synthetic import Job, write
+
+pytestmark = pytest.mark.compiled
+
+RANKS = 16
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "traces"
+    write(Job.of(RANKS, steps=2), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        # As Dask is by itself: what a worker had that died is done again by others.
+        patch.setitem(c.SETTINGS, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "3")
+        made = c.Cluster(tmp_path_factory.mktemp("cluster"))
+        for name in ("first", "second"):
+            made.worker(name)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def scratch(tmp_path, monkeypatch):
+    """A directory that is used from a few ranks on."""
+    monkeypatch.setattr(scratch_dask, "WIDTH", 4)
+    return tmp_path / "scratch"
+
+
+def invoke(*words, code=0):
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == code, result.output + result.stderr
+    return result
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_the_result_is_that_of_one_process(traces, cluster, scratch, tmp_path):
+    here = invoke("metrics", traces, "--json", "--output", tmp_path / "here").stdout
+    there = invoke(
+        *("metrics", traces, "--json", "--output", tmp_path / "there"),
+        *("--dask", cluster.address, "--dask-scratch", scratch),
+    ).stdout
+    assert there == here
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert list(scratch.iterdir()) == []
+
+
+def into_files(part, path):
+    ranks = [each for each in part if isinstance(each, int)]
+    path.write_text(" ".join(map(str, ranks)))
+    return {path: 1, **{each: 1 for each in part if not isinstance(each, int)}}
+
+
+def numbers(path):
+    return [int(each) for each in path.read_text().split()]
+
+
+def ranks_of(whole, left_out, spread):
+    """The ranks that are in files, read by all workers; and how many files there were."""
+    return sorted(rank for found in spread(numbers, sorted(whole)) for rank in found)
+
+
+def test_each_rank_is_in_one_file_that_is_gone_after(cluster, scratch):
+    task = replace(c.COUNT, put_away=into_files, finish=ranks_of)
+    with dask.connected(cluster.address, scratch=scratch) as engine:
+        assert engine.gather(c.run_of(*[c.fine] * 40), task) == list(range(40))
+        assert list(scratch.iterdir()) == []
+        # Few ranks stay in memory.
+        found = engine.gather(c.run_of(*[c.fine] * 4), replace(task, finish=c.both))
+        assert found[0] == dict.fromkeys(range(4), 1)
+
+
+def killed_once(marker, thing):
+    return c.deadly_once(marker, thing)
+
+
+def ask_deadly(marker, whole, left_out, spread):
+    return spread(partial(killed_once, marker), [0, 1, 2])
+
+
+def test_a_worker_that_dies_of_a_question_costs_nothing(cluster, scratch, tmp_path):
+    finish = partial(ask_deadly, tmp_path / "killed")
+    task = replace(c.COUNT, put_away=into_files, finish=finish)
+    cluster.worker("third")
+    with dask.connected(cluster.address, scratch=scratch) as engine:
+        engine.client.wait_for_workers(3, timeout=30)
+        found = engine.gather(c.run_of(*[c.fine] * 8), task)
+    assert found == [{0: 1}, {1: 1}, {2: 1}]
+    assert (tmp_path / "killed").exists()
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_directory_that_is_none_is_an_error(cluster, scratch, tmp_path):
+    scratch.write_text("a file")
+    task = replace(c.COUNT, put_away=into_files, finish=ranks_of)
+    words = r"scratch/fastcomm-.*: Not a directory; wanted a directory that all workers share"
+    with (
+        dask.connected(cluster.address, scratch=scratch) as engine,
+        pytest.raises(FastcommError, match=words),
+    ):
+        engine.gather(c.run_of(*[c.fine] * 8), task)
+
+
+def test_a_cluster_that_is_started_here_has_one_of_its_own():
+    with dask.connected("local:1") as engine:
+        own = engine.scratch
+        assert own.is_dir()
+    assert not own.exists()
