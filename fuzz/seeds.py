@@ -63,6 +63,14 @@ def whole(path: Path) -> None:
     metrics(target)
 
 
+def _stored(path: Path) -> None:
+    """As `fastcomm metrics`, which reads a part of the columns, and then all of them."""
+    metrics(path)
+    run = open_run(path, options=OpenOptions(whole=True))
+    for rank in run.ranks:
+        run.read(rank)
+
+
 _COLUMNS = TableMapping(
     rank="rank",
     start="start_ts",
@@ -343,7 +351,7 @@ _SEEDS = (
     Seed(name="nsys_0.sqlite", make=_nsys("sqlite"), read=whole),
     Seed(name="nsys_pqtdir", make=_nsys("parquetdir"), read=metrics),
     Seed(name="nsys_arwdir", make=_nsys("arrowdir"), read=metrics),
-    Seed(name="store", make=_store, read=metrics),
+    Seed(name="store", make=_store, read=_stored),
     Seed(name="path.zip", make=_saved, read=lambda path: restore_cpgraph(path).summary()),
     Seed(name="inspector.log", make=_inspector, read=whole),
     Seed(name="table.parquet", make=lambda p: pq.write_table(_operations(), p), read=_table),

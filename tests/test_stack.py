@@ -75,6 +75,15 @@ def test_ranks_that_take_too_long_together_are_measured_apart():
     same(ranks)
 
 
+def test_ranks_that_begin_too_early_are_measured_apart():
+    job = Job.of(2, steps=1)
+    ranks = [trace(job, rank) for rank in range(2)]
+    steps = ranks[1].iterations
+    start = pa.array([-(2**63)])
+    ranks[1] = replace(ranks[1], iterations=steps.set_column(1, steps.schema.field(1), start))
+    assert stack.Stack.of(ranks, ("start", "stop", "event", "group")) is None
+
+
 def test_one_rank_is_not_copied():
     one = trace(Job.of(2), 0)
     found = stack.Stack.of([one], one.comm.column_names)

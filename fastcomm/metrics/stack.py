@@ -72,7 +72,8 @@ def _moved(traces: Sequence[Trace]) -> Ints | None:
         end = max((int(each["stop"].to_numpy().max()) for each in tables), default=0)
         found.append(at - begin)
         at += end - begin + 1
-    return np.array(found, np.int64) if at <= _LATEST else None
+    fits = max(at, *map(abs, found)) <= _LATEST
+    return np.array(found, np.int64) if fits else None
 
 
 def _rows(tables: Sequence[pa.Table]) -> list[int]:
