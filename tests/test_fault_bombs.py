@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import zipfile
 from pathlib import Path
 
@@ -191,6 +192,20 @@ def test_a_saved_path_with_a_bomb_in_it_is_refused(folder):
         archive.writestr("manifest.json", b" " * (1 << 24))
     with pytest.raises(FastcommError, match="compressed or larger"):
         restore_cpgraph(folder / "bomb.zip")
+
+
+@pytest.mark.parametrize("pattern", ["[", "(" * 100_000, "a{99999999999}", 7])
+def test_a_saved_path_with_a_pattern_that_is_none_is_refused(folder, pattern):
+    run("critical-path", folder / "good.json", "--save", folder / "path")
+    with zipfile.ZipFile(folder / "path.zip") as whole:
+        members = {name: whole.read(name) for name in whole.namelist()}
+    manifest = json.loads(members["manifest.json"])
+    manifest["about"]["data_load"] = [pattern]
+    with zipfile.ZipFile(folder / "strange.zip", "w") as archive:
+        for name, content in (members | {"manifest.json": json.dumps(manifest)}).items():
+            archive.writestr(name, content)
+    with pytest.raises(FastcommError, match="no saved critical path"):
+        restore_cpgraph(folder / "strange.zip")
 
 
 YAML_BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

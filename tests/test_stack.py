@@ -1,13 +1,18 @@
 """Ranks that are measured together: the same as each by itself, whatever they are."""
 
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
+from dask_cluster import merge as merge_counts
+from dask_cluster import run_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_traces import trace
 from made_traces import traces
 
+from fastcomm.engine import batches
+from fastcomm.engine.engine import Task, both
 from fastcomm.metrics import stack
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.synthetic import Job
@@ -82,6 +87,28 @@ def test_ranks_that_begin_too_early_are_measured_apart():
     start = pa.array([-(2**63)])
     ranks[1] = replace(ranks[1], iterations=steps.set_column(1, steps.schema.field(1), start))
     assert stack.Stack.of(ranks, ("start", "stop", "event", "group")) is None
+
+
+CALLS = []
+
+
+def measured_together(*ranks):
+    CALLS.append([each.meta.rank for each in ranks])
+    return {each.meta.rank: 1 for each in ranks}
+
+
+def test_small_ranks_are_measured_together_up_to_so_many_events(monkeypatch):
+    """Each once; one that is large is measured by itself, at once."""
+    job = Job.of(8, steps=1)
+    sizes = [trace(job, rank).events.num_rows for rank in range(8)]
+    large = Job.of(8, steps=5)
+    run = run_of(*[partial(trace, job)] * 5, partial(trace, large), *[partial(trace, job)] * 2)
+    monkeypatch.setattr(batches, "_SMALL", 3 * max(sizes))
+    CALLS.clear()
+    task = Task(measure=measured_together, merge=merge_counts, finish=both, of_many=True)
+    done, found, error = batches.Work(task=task)(run.sources)
+    assert (done, found, error) == (8, dict.fromkeys(range(8), 1), None)
+    assert CALLS == [[0, 1, 2], [5], [3, 4, 6], [7]]
 
 
 def test_one_rank_is_not_copied():

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -195,5 +196,10 @@ def _check(graph: Graph, events: int, path: Path) -> None:
 
 
 def _about(words: Mapping[str, Any]) -> About:
+    for text in words["data_load"]:
+        try:
+            re.compile(text)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"data_load {text[:40]!r}: {error}") from error
     lists = {name: tuple(words[name]) for name in ("data_load", "notes")}
     return About(**{**words, **lists, "window": Window(**words["window"])})
