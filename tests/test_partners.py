@@ -1,5 +1,7 @@
 """Roots and peers as global ranks, from what each format says of them."""
 
+from operator import attrgetter
+
 import kineto_text as k
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from nsys_report import SMALL
 
 from fastcomm.engine.ingest import ingest, plan
+from fastcomm.engine.measure import compute_metrics
 from fastcomm.readers import store_layout
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import NsysVariant, play, write, write_nsys
@@ -195,3 +198,43 @@ def test_an_event_of_one_message_has_one_peer(rows):
     for (sent, received), one in zip(rows, found, strict=True):
         peers = [*(sent or ()), *(received or ())]
         assert one == ((peers[0], bool(sent)) if len(peers) == 1 else (None, None))
+
+
+def waited():
+    """By the job's own times: how many of an operation, and ns that ranks wait in them."""
+    starts = {}
+    for rank in range(SMALL.ranks):
+        for step in play.steps(SMALL, rank):
+            seen = {}
+            for work in sorted(filter(attrgetter("call"), step.works), key=attrgetter("start")):
+                op, ranks = work.call.operation.op, work.call.peers or work.call.group.ranks
+                if op in ("Broadcast", "SendRecv"):
+                    seen[op, ranks] = seen.get((op, ranks), 0) + 1
+                    which = op, ranks, step.number, seen[op, ranks]
+                    starts.setdefault(which, {})[rank] = work.start
+    found = {"Broadcast": (0, 0), "SendRecv": (0, 0)}
+    for (op, ranks, *_), by_rank in starts.items():
+        until = by_rank[ranks[0]] if op == "Broadcast" else max(by_rank.values())
+        waits = [max(0, until - start) for start in by_rank.values()]
+        found[op] = found[op][0] + 1, found[op][1] + sum(waits)
+    return found
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", ["kineto", "sqlite"])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_who_waits_for_a_root_or_a_message_is_known_from_every_format(
+    tmp_path, name, is_stored
+):
+    MADE[name](tmp_path / "made")
+    if is_stored:
+        ingest(plan([tmp_path / "made"], tmp_path / "store"))
+    run = open_run(tmp_path / ("store" if is_stored else "made"))
+    across = compute_metrics(run).across
+    wanted = waited()
+    assert (across.matching.unsaid, across.matching.share) == (0, 1.0)
+    assert across.matching.messages == wanted["SendRecv"][0] > 0
+    for op, (count, total) in wanted.items():
+        own = [each for each in across.skew if each.op == op]
+        assert sum(each.count for each in own) == count > 0
+        assert sum(each.wait_ns for each in own) * SMALL.steps == total
