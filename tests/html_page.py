@@ -161,6 +161,7 @@ def many_ranks(parts, times):
         events=_again(_thinned(one.events), times, count),
         windows=_again(_thinned(one.windows), times, count),
         groups=_again(one.groups, times, count),
+        members=one.members,
     )
 
 

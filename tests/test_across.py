@@ -57,6 +57,7 @@ def ask(ranks, events, clocks):
         pieces=[cut(events)],
         sums=sums.by_rank(events),
         groups=groups(),
+        members=groups().select(["group", "ranks"]),
     )
     return across(material, clocks, one_by_one)
 

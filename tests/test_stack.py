@@ -17,7 +17,7 @@ from fastcomm.metrics import stack
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.synthetic import Job
 
-TABLES = ("iterations", "events", "windows", "groups")
+TABLES = ("iterations", "events", "windows", "groups", "members")
 
 
 def same(ranks, **words):
@@ -50,6 +50,21 @@ def test_ranks_of_a_job_are_measured_together_as_each_alone():
     same(ranks)
     same(ranks, only=frozenset([1]))
     same(ranks, only=frozenset())
+
+
+def test_who_is_in_a_group_is_kept_once():
+    job = Job.of(8)
+    ranks = [trace(job, rank) for rank in range(8)]
+    found = merge([Partial.of(*ranks[:3]), Partial.of(*ranks[3:5]), Partial.of(*ranks[5:])])
+    wanted = {
+        tuple(row["ranks"])
+        for each in ranks
+        for row in each.groups.to_pylist()
+        if row["size"] > 1
+    }
+    assert {tuple(ranks) for ranks in found.members["ranks"].to_pylist()} == wanted
+    labels = found.members["group"].to_pylist()
+    assert labels == sorted(set(found.groups["group"].drop_null().to_pylist()))
 
 
 def test_ranks_that_differ_in_what_they_lack_are_measured_apart():

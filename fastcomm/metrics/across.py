@@ -76,13 +76,14 @@ class Material:
     pieces: Sequence[Piece]
     sums: pa.Table  # `sums.by_rank`
     groups: pa.Table
+    members: pa.Table
 
 
 def across(
     of: Material, clocks: ClockKind, spread: Spread
 ) -> tuple[Across, dict[str, pa.Table]]:
     """The answers, and the tables behind them."""
-    grid, groups = Grid.of(of.iterations), members.by_label(of.groups)
+    grid, groups = Grid.of(of.iterations), members.by_label(of.groups, of.members)
     stage, steps = members.stages(groups), max(1, len(grid.iterations))
     seen = compare_all(of.pieces, spread, is_aligned=clocks == "aligned")
     waited = waits(seen.waits, steps)

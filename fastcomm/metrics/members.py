@@ -22,8 +22,9 @@ class Group:
     seen: tuple[int, ...]  # ranks that have it
 
 
-def by_label(groups: pa.Table) -> dict[Label, Group]:
-    """The groups that more than one rank can be in."""
+def by_label(groups: pa.Table, who: pa.Table) -> dict[Label, Group]:
+    """The groups that more than one rank can be in; `who` is `membership.members`."""
+    ranks = dict(zip(who["group"].to_pylist(), who["ranks"].to_pylist(), strict=True))
     table = groups.filter(groups["group"].is_valid())
     labels, order = np.unique(table["group"].to_numpy(), return_inverse=True)
     rows = members(order, len(labels))
@@ -35,7 +36,7 @@ def by_label(groups: pa.Table) -> dict[Label, Group]:
             description=row["description"],
             tag=row["tag"],
             size=row["size"],
-            ranks=tuple(row["ranks"]) if row["ranks"] else None,
+            ranks=tuple(ranks[row["group"]] or ()) or None,
             seen=tuple(np.unique(rank[own]).tolist()),
         )
     return found

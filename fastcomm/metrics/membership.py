@@ -25,10 +25,26 @@ def rows(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
             "name": groups["name"],
             "description": groups["description"],
             "size": groups["size"],
-            "ranks": groups["ranks"],
             "tag": _TAGS.take(groups["tag"].combine_chunks()),
             "tag_source": _SOURCES.take(groups["tag_source"].combine_chunks()),
             "candidates": pa.array(candidates, pa.string()),
             "events": np.bincount(used, minlength=groups.num_rows),
         }
     )
+
+
+def members(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
+    """The ranks of each process group that several can be in, as far as they are known.
+
+    Once each, by label: every rank of a group of thousands says who they all are.
+    """
+    label = pa.array(labels, pa.int64())
+    table = pa.table({"group": label, "ranks": stack.groups["ranks"]})
+    return once([table.filter(label.is_valid())])
+
+
+def once(tables: Sequence[pa.Table]) -> pa.Table:
+    """The members of all groups of several such tables."""
+    table = pa.concat_tables(tables).combine_chunks()
+    _, first = np.unique(table["group"].to_numpy(), return_index=True)
+    return table.take(pa.array(first))

@@ -45,6 +45,7 @@ class Partial:
     events: pa.Table  # a row a communication event that is in memory
     windows: pa.Table  # a row a window between phases that is in memory
     groups: pa.Table  # a row a process group and rank
+    members: pa.Table  # a row a process group: who is in it
     away: tuple[Piece, ...] = ()  # events that are in files
     windows_away: tuple[Path, ...] = ()  # files of windows
     sums: pa.Table | None = None  # of the ranks whose events are away, `sums.by_rank`
@@ -93,6 +94,7 @@ class Partial:
             events=lacks.in_events(bandwidth.rows(view), lacking),
             windows=lacks.in_windows(windows.rows(view), lacking),
             groups=membership.rows(stack, view.labels),
+            members=membership.members(stack, view.labels),
         )
 
 
@@ -134,6 +136,7 @@ def merge(partials: Iterable[Partial]) -> Partial:
         events=_by_rank([part.events for part in parts]),
         windows=_by_rank([part.windows for part in parts]),
         groups=_by_rank([part.groups for part in parts]),
+        members=membership.once([part.members for part in parts]),
         away=tuple(piece for part in parts for piece in part.away),
         windows_away=tuple(path for part in parts for path in part.windows_away),
         sums=_joined([part.sums for part in parts]),

@@ -145,6 +145,7 @@ def answer(  # noqa: PLR0913 - one word a choice
         pieces=pieces,
         sums=sums,
         groups=partial.groups,
+        members=partial.members,
     )
     seen, tables = across(material, clocks, spread)
     over_all = _over_all(partial, pieces, tags, spread)
@@ -174,6 +175,7 @@ def answer(  # noqa: PLR0913 - one word a choice
             "bandwidth_by_rank": bandwidth_.by_rank(sums, link),
             "collectives": over_all.collectives,
             "groups": partial.groups,
+            "group_members": partial.members,
             "group_tags": _group_tags(partial.groups),
             **tables,
         },
