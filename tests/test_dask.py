@@ -8,10 +8,9 @@ from pathlib import Path
 import dask_cluster as c
 import kineto_text as k
 import pytest
-from click.testing import CliRunner
+from commands import contents, invoke
 
 import fastcomm
-from fastcomm.cli import main
 from fastcomm.engine import dask, versions
 from fastcomm.engine.engine import Task
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
@@ -20,16 +19,6 @@ pytestmark = pytest.mark.compiled
 
 TP = {"Process_Group_Description": "mesh_tp", "Process_Group_Ranks": "[0, 1, 2, 3]"}
 RANKS = 20
-
-
-def invoke(*words, code=0):
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exit_code == code, result.output + result.stderr
-    return result
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.fixture(scope="module")

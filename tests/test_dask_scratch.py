@@ -5,9 +5,8 @@ from functools import partial
 
 import dask_cluster as c
 import pytest
-from click.testing import CliRunner
+from commands import contents, invoke
 
-from fastcomm.cli import main
 from fastcomm.engine import dask, scratch_dask
 from fastcomm.errors import FastcommError
 from fastcomm.synthetic import Job, write
@@ -41,16 +40,6 @@ def scratch(tmp_path, monkeypatch):
     """A directory that is used from a few ranks on."""
     monkeypatch.setattr(scratch_dask, "WIDTH", 4)
     return tmp_path / "scratch"
-
-
-def invoke(*words, code=0):
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exit_code == code, result.output + result.stderr
-    return result
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def test_the_result_is_that_of_one_process(traces, cluster, scratch, tmp_path):

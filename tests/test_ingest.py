@@ -10,10 +10,9 @@ from time import sleep
 import duckdb
 import kineto_text as k
 import pytest
-from click.testing import CliRunner
+from commands import contents, invoke
 
 import fastcomm
-from fastcomm.cli import main
 from fastcomm.engine.ingest import ingest, plan
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers.config import Config, Parallel
@@ -42,17 +41,6 @@ def traces(tmp_path):
     for rank in range(3):
         k.write(folder / f"rank{rank}.json", STEP, rank=rank, world=3)
     return folder
-
-
-def invoke(*words, code=0):
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exit_code == code, result.output + result.stderr
-    return result
-
-
-def contents(folder):
-    """All files of a folder; the manifest without what differs from source to source."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def change(path):

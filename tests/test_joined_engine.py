@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from click.testing import CliRunner
+from commands import contents, invoke
 
-from fastcomm.cli import main
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.document import joined_document
 from fastcomm.critical_path.ranks import join_ranks
@@ -15,16 +14,6 @@ from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write, write_nsys
 
 pytestmark = pytest.mark.compiled
-
-
-def invoke(*words, code=0):
-    result = CliRunner().invoke(main, [str(word) for word in words])
-    assert result.exit_code == code, result.output + result.stderr
-    return result
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 @pytest.fixture(scope="module", params=["kineto", "nsys"])

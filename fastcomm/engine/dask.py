@@ -8,7 +8,6 @@ A worker that goes away takes its partials along, and the scheduler lets others 
 they are the same, and none is merged twice, since a merge names its parts.
 """
 
-import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +17,13 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fastcomm.engine.dask_address import FORMS, quiet, require, where_is
 from fastcomm.engine.engine import Fold, Lost, Progress, Task, by_rank, died, lost
 from fastcomm.engine.held import Held
 from fastcomm.engine.held_dask import There
-from fastcomm.engine.interrupts import held_back
 from fastcomm.engine.scratch_dask import Scratch
 from fastcomm.engine.versions import check_code, check_same, code, versions
-from fastcomm.errors import ClusterError, ConfigError, FastcommError
+from fastcomm.errors import ClusterError, FastcommError
 from fastcomm.trace.run import Run, Source
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ T = TypeVar("T")
 
 WAIT_S = 60.0  # for the scheduler, and for a worker where there is none
 _LOOK_S = 1.0  # between two looks at whether anything can still come
-_FORMS = "local:N, file:SCHEDULER.json or the address of a scheduler (tcp://host:8786)"
 
 
 @contextmanager
@@ -50,100 +48,25 @@ def connected(
     of them. Raises `ClusterError` where the cluster cannot be reached, or runs another
     fastcomm.
     """
-    _require()
+    require()
     import distributed
 
     with ExitStack() as stack:
-        stack.enter_context(_quiet())
+        stack.enter_context(quiet())
         if address.startswith("local:") and scratch is None:
             folder = tempfile.TemporaryDirectory(prefix="fastcomm-", ignore_cleanup_errors=True)
             scratch = Path(stack.enter_context(folder))
-        where = _where(address, wait_s, stack)
+        where = where_is(address, wait_s, stack)
         try:
             client = distributed.Client(**where, timeout=wait_s, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
             raise ClusterError(
-                f"--dask {address}: no scheduler answers ({error}); wanted {_FORMS}"
+                f"--dask {address}: no scheduler answers ({error}); wanted {FORMS}"
             ) from error
         stack.enter_context(client)
         engine = Dask(client=client, address=address, wait_s=wait_s, scratch=scratch)
         engine.check_versions()
         yield engine
-
-
-def _require() -> None:
-    try:
-        import distributed  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"--dask needs the extra: pip install 'fastcomm[dask]' ({error})"
-        ) from error
-
-
-def _where(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
-    """What tells a client where the scheduler is."""
-    kind, _, rest = address.partition(":")
-    if kind == "local":
-        return {"address": stack.enter_context(_here(rest))}
-    if kind == "file":
-        _wait_for(Path(rest), address, wait_s)
-        return {"scheduler_file": rest}
-    if not rest:
-        raise ConfigError(f"--dask: found {address!r}, wanted {_FORMS}")
-    return {"address": address}
-
-
-def _wait_for(path: Path, address: str, wait_s: float) -> None:
-    """Wait for a scheduler file: the scheduler may be a job that has yet to begin."""
-    until = time.monotonic() + wait_s
-    while not path.is_file():
-        if time.monotonic() > until:
-            raise ClusterError(
-                f"--dask {address}: no such file for {wait_s:g} s; wanted what `dask scheduler "
-                "--scheduler-file` writes"
-            )
-        time.sleep(_LOOK_S / 10)
-
-
-@contextmanager
-def _here(number: str) -> Iterator[Any]:
-    """A cluster of so many processes, that ends with the work."""
-    import dask
-    from distributed import LocalCluster
-
-    if not number.isdecimal() or not int(number):
-        raise ConfigError(f"--dask local:{number}: wanted a number of workers, as in local:4")
-    settings = {"distributed.scheduler.allowed-failures": 1}
-    with (
-        dask.config.set(settings),
-        tempfile.TemporaryDirectory(prefix="fastcomm-") as folder,
-    ):
-        with held_back():
-            cluster = LocalCluster(
-                n_workers=int(number),
-                threads_per_worker=1,
-                dashboard_address=None,
-                local_directory=folder,
-                silence_logs=logging.CRITICAL,
-            )
-        with cluster:
-            yield cluster
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Dask's log and warnings: what they are about is said in one error of ours."""
-    import warnings
-
-    logger = logging.getLogger("distributed")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="distributed")
-            yield
-    finally:
-        logger.setLevel(before)
 
 
 @dataclass(slots=True, kw_only=True)

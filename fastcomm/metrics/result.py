@@ -21,7 +21,7 @@ from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.heat import Heat
 from fastcomm.metrics.iterations import IterationTimes, RankTime, iteration_times, rank_times
 from fastcomm.metrics.overlap import Overlap, overlap
-from fastcomm.metrics.partial import Partial
+from fastcomm.metrics.partial import Partial, RankNote
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.view import ByteKind
 from fastcomm.metrics.volume import Volume
@@ -129,11 +129,7 @@ def answer(  # noqa: PLR0913 - one word a choice
     `with_tables`: whether the tables with a row an event or a window are among the tables.
     """
     ranks = tuple(note.rank for note in partial.notes)
-    lacks = {
-        word: found
-        for word in LACKS
-        if (found := tuple(note.rank for note in partial.notes if word in note.lacks))
-    }
+    lacks = _lacking(partial.notes)
     timed = len(ranks) - len(lacks.get("times", ()))
     numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
     count = len(numbers) if timed else None
@@ -149,7 +145,6 @@ def answer(  # noqa: PLR0913 - one word a choice
     )
     seen, tables = across(material, clocks, spread)
     over_all = _over_all(partial, pieces, tags, spread)
-    per_iteration = bandwidth_.iteration_rates(partial.iterations, link)
     times = rank_times(partial.iterations)
     return Metrics(
         ranks=ranks,
@@ -169,17 +164,30 @@ def answer(  # noqa: PLR0913 - one word a choice
         failed=tuple(failed),
         lacks=lacks,
         tables={
-            "iterations": per_iteration,
+            **_small_tables(partial, sums, link),
             "ranks": _ranks_table(times),
             **(_large_tables(partial, pieces) if with_tables else {}),
-            "bandwidth_by_rank": bandwidth_.by_rank(sums, link),
             "collectives": over_all.collectives,
-            "groups": partial.groups,
-            "group_members": partial.members,
-            "group_tags": _group_tags(partial.groups),
             **tables,
         },
     )
+
+
+def _lacking(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:
+    """The ranks that lack something, by the words of LACKS."""
+    by_word = {word: tuple(note.rank for note in notes if word in note.lacks) for word in LACKS}
+    return {word: ranks for word, ranks in by_word.items() if ranks}
+
+
+def _small_tables(partial: Partial, sums: pa.Table, link: float | None) -> dict[str, pa.Table]:
+    """Those with a row an iteration, a rank, or a process group."""
+    return {
+        "iterations": bandwidth_.iteration_rates(partial.iterations, link),
+        "bandwidth_by_rank": bandwidth_.by_rank(sums, link),
+        "groups": partial.groups,
+        "group_members": partial.members,
+        "group_tags": _group_tags(partial.groups),
+    }
 
 
 def _large_tables(partial: Partial, pieces: Sequence[Piece]) -> dict[str, pa.Table]:

@@ -1,0 +1,17 @@
+"""Commands as a user types them, and what they wrote."""
+
+from click.testing import CliRunner
+
+from fastcomm.cli import main
+
+
+def invoke(*words, code=0):
+    """Run a command; its exit code is `code`."""
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exit_code == code, result.output + result.stderr
+    return result
+
+
+def contents(folder):
+    """All files of a folder."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
