@@ -115,7 +115,7 @@ def test_a_key_means_the_operations_that_it_names(model, key, count):
 def test_changes_follow_each_other(model):
     changes = {"all": Change(ideal=True), "gc": Change(ratio=0.0), "stage:1": Change(ratio=2)}
     found = straggler_changes.times(model, changes)
-    gc, second = model.optypes() == "gc", np.array([op.stage == 1 for op in model.table.ops])
+    gc, second = model.of_type("gc"), np.array([op.stage == 1 for op in model.table.ops])
     assert (found[gc] == 0).all()
     ideal = model.ideal_times()
     assert (found[second & ~gc] == 2 * ideal[second & ~gc]).all()

@@ -15,6 +15,7 @@ from fastcomm.replay.operations import Operations
 from fastcomm_kernels.simulate import ALONE, simulate
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 _CLAMP_NS = -1e7
 _AT_ONCE = 1 << 16  # times in one call of the kernel
@@ -105,9 +106,9 @@ class Model:
             measured, delays = self.measured[:, :, at], self.delays[:, :, at]
             yield replace(self, table=table, measured=measured, delays=delays)
 
-    def optypes(self) -> NDArray[np.str_]:
-        """The type of each operation."""
-        return _optypes(self.table)
+    def of_type(self, optype: str) -> Bools:
+        """Which operations are of a type."""
+        return _of_type(self.table, optype)
 
     def ideal_times(self) -> Floats:
         """The ideal of every operation, in the shape of what was measured."""
@@ -139,7 +140,7 @@ class Model:
     def _replay(self, times: Floats, delays: Floats | None) -> Replayed:
         start, end = self.times(times, delays)
         last, first = end.max(axis=1), start.min(axis=(0, 1))
-        optimizer = self.optypes() == "optimizer"
+        optimizer = self.of_type("optimizer")
         return Replayed(whole=last.max(axis=0) - first, optimizer=last[optimizer].max(axis=0))
 
 
@@ -153,16 +154,18 @@ def _few(shape: tuple[int, ...]) -> list[slice]:
     return [slice(at, at + width) for at in range(0, shape[2], width)]
 
 
-def _optypes(table: Operations) -> NDArray[np.str_]:
-    return np.array([op.optype for op in table.ops])
+def _of_type(table: Operations, optype: str) -> Bools:
+    # Not as an array of texts: it would cut off what is 0 at their ends.
+    return np.array([op.optype == optype for op in table.ops], np.bool_)
 
 
 def _ideal(table: Operations, measured: Floats) -> dict[str, float]:
     """One time for each type of operation."""
-    types = _optypes(table)
     return {
-        str(each): float((np.median if each in _MEDIAN else np.mean)(measured[types == each]))
-        for each in np.unique(types)
+        each: float(
+            (np.median if each in _MEDIAN else np.mean)(measured[_of_type(table, each)])
+        )
+        for each in sorted({op.optype for op in table.ops})
     }
 
 

@@ -59,7 +59,7 @@ class Some:
             return np.isin(stage, self.keys)[:, None, None]
         if self.kind == "optype":
             names = optypes(table.ops, first_op=self.way == "launched")
-            return np.isin(names, self.keys)[:, None, None]
+            return np.array([name in self.keys for name in names])[:, None, None]
         if self.kind == "rank":
             return np.isin(table.rank_of, self.keys)[:, stage].T[:, :, None]
         return np.ones((1, 1, 1), np.bool_)

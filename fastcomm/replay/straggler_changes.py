@@ -81,16 +81,16 @@ def _part(model: Model, part: str, key: str) -> Bools:
     word, colon, value = part.partition(":")
     if part == "all":
         return np.ones((1, 1, 1), bool)
-    if not colon and part in set(model.optypes().tolist()):
-        found: Bools = (model.optypes() == part)[:, None, None]
-        return found
+    types = {op.optype for op in model.table.ops}
+    if not colon and part in types:
+        return model.of_type(part)[:, None, None]
     if word == "op" and value:
         return np.array([op.name == value for op in table.ops])[:, None, None]
     if word in _NUMBERS and value.isdecimal():
         return _numbered(model, word, int(value))
-    types = ", ".join(sorted(set(model.optypes().tolist())))
+    known = ", ".join(sorted(types))
     raise ConfigError(
-        f"{key!r}: found {part!r}, wanted all, a type ({types}), "
+        f"{key!r}: found {part!r}, wanted all, a type ({known}), "
         "op:NAME, or rank:, dp_rank:, stage:, step: and a number"
     )
 
