@@ -23,7 +23,7 @@ P = TypeVar("P")
 
 WIDTH = 128  # ranks of a batch, at most
 _TAKES_S = 1.0
-_SMALL = 1 << 18  # events of ranks that are measured together
+_SMALL = 1 << 16  # events of ranks that are measured together
 _ALONE = 2  # workers that a rank may cost alone: one may have died of something else
 _SHARES = 4  # of a worker, at least: so that all are done at about the same time
 
