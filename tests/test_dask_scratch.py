@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from time import monotonic, sleep
 
 import dask_cluster as c
 import pytest
@@ -78,12 +79,8 @@ def test_each_rank_is_in_one_file_that_is_gone_after(cluster, scratch):
         assert found[0] == dict.fromkeys(range(4), 1)
 
 
-def killed_once(marker, thing):
-    return c.deadly_once(marker, thing)
-
-
 def ask_deadly(marker, whole, left_out, spread):
-    return spread(partial(killed_once, marker), [0, 1, 2])
+    return spread(partial(c.deadly_once, marker), [0, 1, 2])
 
 
 def test_a_worker_that_dies_of_a_question_costs_nothing(cluster, scratch, tmp_path):
@@ -107,6 +104,25 @@ def test_a_directory_that_is_none_is_an_error(cluster, scratch, tmp_path):
         pytest.raises(FastcommError, match=words),
     ):
         engine.gather(c.run_of(*[c.fine] * 8), task)
+
+
+def test_a_rank_that_fails_leaves_nothing_in_it(cluster, scratch):
+    task = replace(c.COUNT, put_away=into_files, finish=ranks_of)
+    with (
+        pytest.raises(FastcommError, match=r"rank39\.json: damaged"),
+        dask.connected(cluster.address, scratch=scratch) as engine,
+    ):
+        engine.gather(c.run_of(*[c.fine] * 39, c.bad), task)
+    # Nobody waits for it, and what comes too late finds no directory.
+    until = monotonic() + 20
+    while list(scratch.iterdir()) and monotonic() < until:
+        sleep(0.05)
+    assert list(scratch.iterdir()) == []
+
+
+def test_without_a_cluster_it_is_an_error(traces, tmp_path):
+    said = invoke("metrics", traces, "--dask-scratch", tmp_path, code=1)
+    assert "--dask-scratch: no cluster shares it; wanted --dask" in said.stderr
 
 
 def test_a_cluster_that_is_started_here_has_one_of_its_own():

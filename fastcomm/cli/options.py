@@ -147,7 +147,10 @@ def _cluster() -> list[Callable[[F], F]]:
 @contextmanager
 def engine_of(words: dict[str, Any]) -> "Iterator[Engine]":
     """The engine that the words of `run_options` name; processes start while others import."""
+    named: Path | None = words.get("dask_scratch")
     if words["dask"] is None:
+        if named is not None:
+            raise ConfigError("--dask-scratch: no cluster shares it; wanted --dask with it")
         from fastcomm.engine import local, processes
 
         if words["workers"] > 1:
@@ -159,7 +162,6 @@ def engine_of(words: dict[str, Any]) -> "Iterator[Engine]":
 
     from fastcomm.engine import dask
 
-    named: Path | None = words.get("dask_scratch")
     scratch = named and named.absolute()
     with dask.connected(words["dask"], wait_s=words["dask_wait"], scratch=scratch) as engine:
         warn(engine.warnings)

@@ -21,7 +21,7 @@ from fastcomm.engine.dask_address import FORMS, quiet, require, where_is
 from fastcomm.engine.engine import Fold, Lost, Progress, Task, by_rank, died, lost
 from fastcomm.engine.held import Held
 from fastcomm.engine.held_dask import There
-from fastcomm.engine.scratch_dask import Scratch
+from fastcomm.engine.scratch_dask import Scratch, make, remove
 from fastcomm.engine.versions import check_code, check_same, code, versions
 from fastcomm.errors import ClusterError, FastcommError
 from fastcomm.trace.run import Run, Source
@@ -131,8 +131,40 @@ class Dask:
         progress: Progress | None,
     ) -> R:
         """Do a task with ranks none of which is known as `fatal`; those that are, are added."""
-        work = _Work(self, run, task.of_source)
         where = Scratch.of(self.scratch, task, len(run.sources))
+        with self._made(where.folder):
+            return self._answered(run, task, where, fatal, keep_going, progress)
+
+    @contextmanager
+    def _made(self, folder: Path | None) -> Iterator[None]:
+        """The directory of a run, while there is work in it."""
+        from distributed import fire_and_forget
+
+        if folder is None:
+            yield
+            return
+        self.answer(self._submit(make, folder))
+        try:
+            yield
+        except BaseException:
+            # Workers may be long in what they do: nobody waits for it.
+            with suppress(Exception):
+                fire_and_forget(self._submit(remove, folder))
+            raise
+        with suppress(Exception):
+            self.answer(self._submit(remove, folder))
+
+    def _answered(
+        self,
+        run: Run,
+        task: Task[P, R],
+        where: Scratch[P],
+        fatal: dict[int, Lost],
+        keep_going: bool,
+        progress: Progress | None,
+    ) -> R:
+        """The answer of the task, from the ranks as they come."""
+        work = _Work(self, run, task.of_source)
         fold: Fold[Future[P]] = Fold(lambda parts: self._submit(where.merge, list(parts)))
         left_out = list(fatal.values())
         every = len(run.sources) + len(fatal)
@@ -152,9 +184,6 @@ class Dask:
             return self.answer(self._submit(task.finish, fold.joined(), failed, where.spread))
         finally:
             work.cancel()
-            if where.folder is not None:
-                with suppress(Exception):
-                    self.answer(self._submit(where.remove))
 
     def call(self, function: Callable[[], T]) -> T:
         """Call a function on a worker."""

@@ -5,8 +5,8 @@ that worker spreads its questions over all: each reads what it needs of the file
 """
 
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -47,21 +47,31 @@ class Scratch(Generic[P]):
         whole = self.task.merge(parts)
         if self.folder is None or self.task.put_away is None:
             return whole
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        with _wanted(self.folder):
             # A worker that is lost may have written the same before: no name comes twice.
             return self.task.put_away(whole, self.folder / uuid4().hex)
-        except OSError as error:
-            raise FastcommError(
-                f"{self.folder}: {error.strerror or error}; wanted a directory that all "
-                "workers share and can write, with room for what is measured of the ranks"
-            ) from error
 
-    def remove(self) -> None:
-        """On a worker: the directory is gone."""
-        if self.folder is not None:
-            with suppress(OSError):
-                shutil.rmtree(self.folder)
+
+def make(folder: Path) -> None:
+    """On a worker, once: who writes too late, when all is over, finds no directory."""
+    with _wanted(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def remove(folder: Path) -> None:
+    """On a worker: the directory is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _wanted(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FastcommError(
+            f"{folder}: {error.strerror or error}; wanted a directory that all workers share "
+            "and can write, with room for what is measured of the ranks"
+        ) from error
 
 
 def _spread(function: Callable[[A], B], things: Sequence[A], /) -> list[B]:

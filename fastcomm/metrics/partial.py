@@ -20,7 +20,7 @@ from fastcomm.metrics import (
 )
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.stack import Stack
-from fastcomm.metrics.view import ByteKind, View, columns
+from fastcomm.metrics.view import ByteKind, View
 from fastcomm.trace.trace import Trace
 
 
@@ -74,7 +74,7 @@ class Partial:
         """Measure some ranks; of their iterations, only those of these numbers."""
         lacking = traces[0].meta.lacks
         is_alike = all(trace.meta.lacks == lacking for trace in traces)
-        stack = Stack.of(traces, columns(byte_kind)) if is_alike else None
+        stack = Stack.of(traces) if is_alike else None
         if stack is None:
             return merge([cls.of(trace, byte_kind=byte_kind, only=only) for trace in traces])
         view = View.of(stack, byte_kind, only)

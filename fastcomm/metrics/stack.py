@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fastcomm.trace.schema import NARROW
 from fastcomm.trace.trace import Trace
 
 Ints = NDArray[np.int64]
 
-_EVENTS = ("start", "stop", "kind")
 _LATEST = 1 << 62  # ns
 
 
@@ -34,8 +34,8 @@ class Stack:
     rank_of_group: Ints
 
     @classmethod
-    def of(cls, traces: Sequence[Trace], columns: Sequence[str]) -> Self | None:
-        """Put them one behind the other, with these columns of their communication.
+    def of(cls, traces: Sequence[Trace]) -> Self | None:
+        """Put them one behind the other, with the columns of `schema.NARROW`.
 
         None where they take more time together than a number holds.
         """
@@ -43,8 +43,8 @@ class Stack:
         if moved is None:
             return None
         ranks = np.array([trace.meta.rank for trace in traces], np.int64)
-        events = [trace.events.select(_EVENTS) for trace in traces]
-        comm = [trace.comm.select(columns) for trace in traces]
+        events = [trace.events.select(NARROW["events"].names) for trace in traces]
+        comm = [trace.comm.select(NARROW["comm"].names) for trace in traces]
         groups = [trace.groups for trace in traces]
         iterations = [trace.iterations for trace in traces]
         steps = _rows(iterations)

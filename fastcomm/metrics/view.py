@@ -29,14 +29,6 @@ MASKS = np.arange(intervals.MASKS)
 Sets = NDArray[np.int64]  # of masks: a row a set, 1 for each mask that is in it
 
 
-_COLUMNS = ("start", "stop", "event", "op", "tag", "group", "seq", "root", "peer", "sends")
-
-
-def columns(byte_kind: ByteKind) -> list[str]:
-    """The columns of a trace's communication that a view needs."""
-    return [*_COLUMNS, *{f"{byte_kind}_bytes", "bus_bytes"}]
-
-
 def tag_bit(tag: int) -> int:
     """The bit of a tag's class."""
     return 1 << FIRST_TAG + tag
@@ -81,7 +73,7 @@ class View:
 
     @classmethod
     def of(cls, stack: Stack, byte_kind: ByteKind, only: frozenset[int] | None) -> Self:
-        """See ranks, with `columns(byte_kind)`; of their iterations, only those of `only`."""
+        """See ranks; of their iterations, only those of these numbers."""
         number, start, stop = (
             stack.iterations[name].to_numpy() for name in ("number", "start", "stop")
         )
