@@ -54,6 +54,10 @@ class Cluster:
         common = ["--nthreads", "1", "--local-directory", str(self.folder)]
         self.start("worker", *words, *common, name=name, **how)
 
+    def nanny(self, name, *words):
+        """Start a worker with a nanny that starts it again when it was killed."""
+        self.worker(name, "--nanny", "--memory-limit", "450MB", *words)
+
     def kill(self, name):
         process = self.processes.pop(name)
         process.kill()
@@ -66,6 +70,32 @@ class Cluster:
     def close(self):
         for name in list(self.processes):
             self.kill(name)
+
+
+def wait_for_nanny(client):
+    """Wait until the nanny of the only worker knows that its worker runs.
+
+    A worker takes tasks a moment before its nanny hears of it; a nanny whose worker dies in
+    between counts that as a failed start, and gives up.
+    """
+    client.wait_for_workers(1, timeout=30)
+    for _ in range(600):
+        if set(client.run(_status, nanny=True).values()) == {"running"}:
+            return
+        sleep(0.05)
+    raise AssertionError("the nanny does not run after 30 s")
+
+
+def _status(dask_worker):
+    """The status of the nanny that runs this function."""
+    return dask_worker.status.name
+
+
+# A nanny that does not hear in time that its worker started, and so does not restart it.
+LATE_NANNY = """
+import distributed.nanny
+distributed.nanny.WorkerProcess._init_msg_interval = 3600
+"""
 
 
 def run_of(*reads):

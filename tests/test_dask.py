@@ -127,7 +127,8 @@ def test_ranks_that_no_worker_survives_are_left_out_and_cost_no_other(engine, cl
     """With a nanny, which starts a killed worker again; one rank needs too much memory."""
     cluster.kill("first")
     cluster.kill("second")
-    cluster.worker("third", "--nanny", "--memory-limit", "450MB")
+    cluster.nanny("third")
+    c.wait_for_nanny(engine.client)
     run = c.run_of(c.fine, c.fine, c.deadly, c.hungry, c.fine, c.fine)
     merged, lost = engine.gather(run, c.COUNT, keep_going=True)
     assert merged == dict.fromkeys([0, 1, 4, 5], 1)
@@ -135,6 +136,30 @@ def test_ranks_that_no_worker_survives_are_left_out_and_cost_no_other(engine, cl
     for each in lost:
         assert f"rank{each.rank}.json: the worker that read rank {each.rank} was" in each.error
     cluster.kill("third")
+
+
+def test_a_nanny_that_does_not_restart_its_worker_is_an_error_in_time_and_costs_other_workers_nothing(
+    cluster, tmp_path
+):
+    late = tmp_path / "late.py"
+    late.write_text(c.LATE_NANNY)
+    with dask.connected(cluster.address, wait_s=2) as engine:
+        cluster.nanny("late", "--preload-nanny", str(late))
+        engine.client.wait_for_workers(1, timeout=30)
+        gone = pytest.raises(ClusterError, match="no worker for 2 s; .* died and were not")
+        with gone:
+            engine.gather(c.run_of(c.deadly, c.fine), c.COUNT, keep_going=True)
+    cluster.kill("late")
+    with dask.connected(cluster.address, wait_s=30) as engine:
+        cluster.nanny("late", "--preload-nanny", str(late))
+        engine.client.wait_for_workers(1, timeout=30)
+        cluster.worker("other")
+        run = c.run_of(partial(c.deadly_once, tmp_path / "killed"), *[c.slow] * 8)
+        merged, lost = engine.gather(run, c.COUNT, keep_going=True)
+        assert merged == dict.fromkeys(range(9), 1)
+        assert lost == ()
+    cluster.kill("late")
+    cluster.kill("other")
 
 
 def test_a_cluster_without_workers_is_an_error_in_time(cluster):

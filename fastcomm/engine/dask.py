@@ -78,7 +78,6 @@ class Dask:
     wait_s: float = WAIT_S
     scratch: Path | None = None
     warnings: list[str] = field(default_factory=list)
-    _alone_since: float | None = None
 
     @property
     def is_here(self) -> bool:
@@ -212,12 +211,13 @@ class Dask:
             return answer
 
     def next(self, done: "SimpleQueue[Future[Any]]") -> "Future[Any]":
-        """The next future that is done; ClusterError where none can come any more."""
+        """Return the next completed future. Raises `ClusterError` if none can complete."""
+        alone_since = None
         while True:
             try:
                 future = done.get(timeout=_LOOK_S)
             except Empty:
-                self._look()
+                alone_since = self._check_workers(alone_since)
                 continue
             if future.status not in ("pending", "lost"):
                 return future
@@ -235,21 +235,26 @@ class Dask:
         # A worker that joined later may lack what those had that were checked.
         return self._no_fastcomm("a worker", error) if _is_lack(error) else error
 
-    def _look(self) -> None:
-        """ClusterError where the scheduler is gone, or has had no worker for long."""
+    def _check_workers(self, alone_since: float | None) -> float | None:
+        """Return since when the scheduler has had no worker; None if it has one.
+
+        Raises `ClusterError` if the scheduler is gone, or without a worker for `wait_s`. A
+        killed worker is not always replaced: a nanny gives up if its worker dies before the
+        nanny has heard that it started.
+        """
         if self.client.status not in ("running", "newly-created"):
             raise self._gone(self.client.status)
         with self._reaching():
-            workers = len(self.client.nthreads())
-        if workers:
-            self._alone_since = None
-            return
-        self._alone_since = self._alone_since or time.monotonic()
-        if time.monotonic() - self._alone_since > self.wait_s:
+            if self.client.nthreads():
+                return None
+        alone_since = alone_since or time.monotonic()
+        if time.monotonic() - alone_since > self.wait_s:
             raise ClusterError(
-                f"--dask {self.address}: no worker for {self.wait_s:g} s; "
-                "nothing is lost but time: start workers and run the command again"
+                f"--dask {self.address}: no worker for {self.wait_s:g} s; workers did not "
+                "start, or died and were not restarted (their logs tell): start workers and "
+                "run the command again"
             )
+        return alone_since
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
