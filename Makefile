@@ -5,7 +5,8 @@ PYTHON ?= python3
 
 BIN := .venv/bin
 # The options of pyproject.toml leave benchmarks out of the tests.
-BENCH := $(BIN)/python -m pytest bench -o addopts=--strict-markers
+BENCH := $(BIN)/python -m pytest bench -o addopts=--strict-markers \
+	--benchmark-timer=time.process_time
 # pip's downloads and the machine code of the kernels.
 export XDG_CACHE_HOME := $(CURDIR)/.cache
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

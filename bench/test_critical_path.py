@@ -4,7 +4,6 @@ import gzip
 import json
 import tracemalloc
 from pathlib import Path
-from time import process_time
 
 import numpy as np
 import oracle_critical_path as oracle
@@ -98,21 +97,17 @@ def test_the_path_of_hta(bar, large, definition):
     bar("critical_path_hta", ours, run, count=len(clipped.rows), yardstick_count=count)
 
 
-def best(run, rounds=5):
-    """Seconds of this process on a core: what else the machine does is not measured."""
-    seconds = []
-    for _ in range(rounds):
-        begun = process_time()
-        run()
-        seconds.append(process_time() - begun)
-    return min(seconds)
-
-
-def test_a_replay(held, large):
+def test_a_replay(bar, large):
     replay = Replay(analyse(large, Wanted(annotation="")))
     weight = replay.edited([Edit(action="scale", what="compute", value=0.5)])
-    replay.times(weight)
-    held("what_if_replay", best(lambda: replay.times(weight)))
+    nodes = len(replay.found.graph.event)
+    column = np.random.default_rng(0).integers(0, 1 << 40, nodes)
+    bar(
+        "what_if_replay",
+        lambda: replay.times(weight),
+        lambda: np.maximum.accumulate(column),
+        count=nodes,
+    )
 
 
 def test_memory(held, large):
@@ -124,23 +119,33 @@ def test_memory(held, large):
     held("critical_path_memory", peak / (len(graph.event) // 2))
 
 
-def test_an_overlay(held, path, tmp_path):
+def test_an_overlay(bar, path, tmp_path):
     text = path.read_bytes()
     plain = tmp_path / "rank0.json"
     plain.write_bytes(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text)
     trace = kineto.read(plain, OPTIONS)
     found = analyse(trace, Wanted(annotation=""))
-    target = tmp_path / "overlay.json"
-    seconds = best(lambda: write(trace, found, target, Drawing(only_critical=False)))
-    held("overlay", plain.stat().st_size / 1e6 / seconds)
+    target, again = tmp_path / "overlay.json", tmp_path / "again.json"
+    bar(
+        "overlay",
+        lambda: write(trace, found, target, Drawing(only_critical=False)),
+        lambda: again.write_text(json.dumps(json.loads(plain.read_text()))),
+        count=plain.stat().st_size,
+        least=5,
+    )
 
 
-def test_all_ranks(held, tmp_path):
-    """16 ranks, as many events as there are, counted as 200 000 each."""
+def test_all_ranks(bar, tmp_path, definition):
+    """16 ranks of a made-up job."""
     write_job(Job.of(ranks=16), tmp_path, filler_bytes=20_000_000, compress=False)
     run = open_run(tmp_path, options=OpenOptions(whole=True))
     traces = {rank: run.read(rank) for rank in run.ranks}
-    events = sum(trace.events.num_rows for trace in traces.values())
-    joined(traces, Wanted(annotation=""))
-    seconds = best(lambda: joined(traces, Wanted(annotation="")), 2)
-    held("all_ranks", seconds * 16 * 200_000 / events)
+    plain, count = definition
+    bar(
+        "all_ranks",
+        lambda: joined(traces, Wanted(annotation="")),
+        plain,
+        count=sum(trace.events.num_rows for trace in traces.values()),
+        yardstick_count=count,
+        least=6,
+    )

@@ -1,8 +1,4 @@
-"""The whole command, as a user runs it: processes, timed from outside, in turn.
-
-What a process costs before it reads anything (the interpreter, imports, and numba's registries,
-which it loads at the first call of a kernel) is measured beside it and taken away.
-"""
+"""The whole command, as a user runs it, in processes of its own."""
 
 import json
 import os
@@ -11,19 +7,35 @@ import sys
 from time import perf_counter
 
 import pytest
+from timing import best_of_processes
 
 from fastcomm.synthetic import Job, write
 
 MB = 1_000_000
 ROUNDS = 5
 COMMAND = [sys.executable, "-m", "fastcomm.cli", "metrics", "--json"]
-# All that the command imports, by itself or through numba.
-IMPORTS = """
+# The command after its imports (numba's registries are some: the first call of a kernel loads
+# them), and a parser that everyone has, on the same file. Both print the seconds they take.
+MEASURED = """
+import sys
+from time import process_time
 import pyarrow.compute, fastcomm.cli.metrics, fastcomm.cli.options, fastcomm.engine.measure
 import fastcomm.engine.warm, fastcomm.readers.runs, fastcomm.report.progress
 from numba.core.registry import cpu_target
 cpu_target.target_context.refresh()
 cpu_target.typing_context.refresh()
+begun = process_time()
+fastcomm.cli.metrics.run([sys.argv[1], "--json"], standalone_mode=False)
+print(process_time() - begun, file=sys.stderr)
+"""
+PARSED = """
+import sys
+from pathlib import Path
+from time import process_time
+import orjson
+begun = process_time()
+orjson.loads(Path(sys.argv[1]).read_bytes())
+print(process_time() - begun, file=sys.stderr)
 """
 
 
@@ -49,15 +61,17 @@ def seconds(*words):
     return perf_counter() - begun
 
 
-def best(*commands):
-    """The best time of each command of several rounds, taken in turn."""
-    rounds = [[seconds(*command) for command in commands] for _ in range(ROUNDS)]
-    return [min(times) for times in zip(*rounds, strict=True)]
+def said(code, path):
+    """Return the seconds that a script prints."""
+    done = subprocess.run([sys.executable, "-c", code, path], check=True, capture_output=True)
+    return float(done.stderr)
 
 
 def test_one_trace_of_50_mb(runs, held):
-    whole, imports = best([*COMMAND, runs / "one"], [sys.executable, "-c", IMPORTS])
-    held("one_trace", whole - imports)
+    (path,) = (runs / "one").iterdir()
+    rounds = [(said(MEASURED, path), said(PARSED, path)) for _ in range(ROUNDS)]
+    whole, parsed = (min(times) for times in zip(*rounds, strict=True))
+    held("one_trace", whole / parsed)
 
 
 def test_two_workers(runs, held):
@@ -97,4 +111,7 @@ def peak(folder):
 
 
 def test_help(held):
-    held("help", best([*COMMAND[:3], "--help"])[0])
+    shown, imports = best_of_processes(
+        [*COMMAND[:3], "--help"], [sys.executable, "-c", "import click"], rounds=15
+    )
+    held("help", shown / imports)

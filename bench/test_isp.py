@@ -1,12 +1,11 @@
 """The strategy search: its space priced and ranked, and the whole command."""
 
-import subprocess
 import sys
 from dataclasses import replace
-from time import perf_counter
 
 import oracle_isp as oracle
 import pyarrow as pa
+from timing import best_of_processes
 
 from fastcomm.cluster.load import load
 from fastcomm.isp import compat_search
@@ -34,14 +33,19 @@ def asked(least, algos=("isp", "msp", "fsp", "mtp"), world=1024):
     )
 
 
-def test_evaluate(bar):
-    question = asked(3 << 20, world=256)
+def definition():
+    """Price some strategies one after the other, by the same formulas in plain Python."""
     model = oracle.model(4096, 32, 32)
     strategy = ("isp", 256, 4096, 2, 4, 1, 16, 0, (2, 8, 32))
+    return [oracle.step(oracle.A800, model, *strategy) for _ in range(SCALAR)]
+
+
+def test_evaluate(bar):
+    question = asked(3 << 20, world=256)
     bar(
         "isp_evaluate",
         lambda: search(question, A800),
-        lambda: [oracle.step(oracle.A800, model, *strategy) for _ in range(SCALAR)],
+        definition,
         count=search(question, A800).feasible,
         yardstick_count=SCALAR,
     )
@@ -63,31 +67,32 @@ def test_arrow(bar):
     )
 
 
-def test_original_space(held):
+def test_original_space(bar):
     question = asked(4 << 20, ("isp", "msp", "fsp"))
-    seconds = []
-    for _ in range(5):
-        begun = perf_counter()
-        found = compat_search.search(question, CompatRules(overlap_wdp=True), A800)
-        seconds.append(perf_counter() - begun)
-    assert found.candidates == 239526
-    held("isp_original", min(seconds))
+
+    def searched():
+        return compat_search.search(question, CompatRules(overlap_wdp=True), A800).candidates
+
+    assert searched() == 239526
+    bar("isp_original", searched, definition, count=239526, yardstick_count=SCALAR)
 
 
-def test_default_space(held):
-    seconds = []
-    for _ in range(5):
-        begun = perf_counter()
-        search(asked(4 << 20), A800)
-        seconds.append(perf_counter() - begun)
-    held("isp_search", min(seconds))
+def test_default_space(bar):
+    question = asked(4 << 20)
+    candidates = search(question, A800).candidates
+    bar(
+        "isp_search",
+        lambda: search(question, A800),
+        definition,
+        count=candidates,
+        yardstick_count=SCALAR,
+    )
 
 
 def test_command(held):
-    seconds = []
-    for _ in range(3):
-        begun = perf_counter()
-        command = [sys.executable, "-m", "fastcomm.cli", *COMMAND]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        seconds.append(perf_counter() - begun)
-    held("isp_command", min(seconds))
+    whole, imports = best_of_processes(
+        [sys.executable, "-m", "fastcomm.cli", *COMMAND],
+        [sys.executable, "-c", "import numba"],
+        rounds=7,
+    )
+    held("isp_command", whole / imports)

@@ -3,11 +3,11 @@
 import gzip
 from collections import deque
 from pathlib import Path
-from time import process_time
 
 import numpy as np
 import orjson
 import pytest
+from timing import best
 
 from fastcomm.readers import envelope, kineto
 from fastcomm.readers.assembly import ReadOptions
@@ -54,17 +54,6 @@ def test_scan(bar, text):
     bar("scan", scan_of(text), lambda: orjson.loads(text), count=len(text))
 
 
-def best(*runs):
-    """Seconds of the core's time of each, in turn: whoever waits for the core is not slow."""
-    seconds = [[] for _ in runs]
-    for _ in range(ROUNDS):
-        for run, taken in zip(runs, seconds, strict=True):
-            begun = process_time()
-            run()
-            taken.append(process_time() - begun)
-    return map(min, seconds)
-
-
 def test_a_rank(held, tmp_path):
     """One of thousands of small ranks: what is around scan and inflate is mostly calls."""
     (path,) = write(Job.of(512, steps=4, micro_batches=6), tmp_path, ranks=[0])
@@ -72,5 +61,6 @@ def test_a_rank(held, tmp_path):
         lambda: kineto.read(path, ReadOptions()),
         scan_of(document(path)),
         lambda: deque(blocks(path), maxlen=0),
+        rounds=ROUNDS,
     )
     held("kineto_rank", whole / (scan + inflate))

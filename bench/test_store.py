@@ -1,10 +1,10 @@
 """A stored rank beside the gzipped trace that it was made of: time to its metrics, and size."""
 
 from functools import partial
-from time import process_time
 
 import pyarrow.parquet as pq
 import pytest
+from timing import best
 
 from fastcomm.engine.ingest import ingest, plan
 from fastcomm.metrics.partial import Partial
@@ -73,10 +73,5 @@ def test_a_rank(held, tmp_path):
     ingest(plan([tmp_path / "traces"], tmp_path / "store"))
     path = tmp_path / "store" / "rank-00000.parquet"
     runs = partial(metrics, reopened, path), partial(parquet_alone, path)
-    seconds = [[], []]
-    for _ in range(ROUNDS):
-        for run, taken in zip(runs, seconds, strict=True):
-            begun = process_time()
-            run()
-            taken.append(process_time() - begun)
-    held("store_rank", min(seconds[0]) / min(seconds[1]))
+    whole, yardstick = best(*runs, rounds=ROUNDS)
+    held("store_rank", whole / yardstick)
