@@ -1,10 +1,10 @@
 """Benchmarks and their bars: machines differ, ratios hold.
 
 A benchmark measures a kernel and a yardstick in turn, round by round; their ratio is that of
-their best rounds. Time is that of the processor, not of the wall: waiting for a busy core is not
+their best rounds. Time is the processor's, not the wall's: waiting for a busy core is not
 slowness. The yardstick is something everyone has: NumPy's sum of the same bytes, NumPy's
-solution, the definition as a Python loop. For a kernel bound by the core choose a yardstick that
-is bound by the core, too: a neighbor on the memory bus slows only a sum.
+solution, the definition as a Python loop. For a kernel bound by the core choose a yardstick
+that is bound by the core, too: a neighbor on the memory bus slows only a sum.
 
     def test_union_length(bar):
         bar(
@@ -97,7 +97,11 @@ class Held:
 def pytest_addoption(parser):
     parser.addoption("--check-bars", action="store_true", help="Fail what is under its bar.")
     parser.addoption(
-        "--slower", type=float, default=1.0, metavar="FACTOR", help="Slow down what is measured."
+        "--slower",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="Slow down what is measured.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Seconds of the processor, of this process and of others: waiting for a core does not count."""
+"""Seconds of the processor, for functions and for whole processes."""
 
 import os
 import subprocess
