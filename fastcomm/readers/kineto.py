@@ -49,6 +49,7 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     ------
     TraceFileError
         If the file is not a trace, or names another rank.
+
     """
     scanned = scan(
         path, EVERYTHING if options.whole else METRICS, allow_truncated=options.allow_truncated

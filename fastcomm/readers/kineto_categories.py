@@ -94,6 +94,7 @@ def scan(path: Path, selection: Selection, *, allow_truncated: bool = False) -> 
     ------
     TraceFileError
         As `scan_file` does.
+
     """
     scanned = scan_file(path, selection, allow_truncated=allow_truncated)
     kind = scanned.columns["kind"]
@@ -139,6 +140,7 @@ def why_no_device_work(path: Path, launches: int) -> tuple[str, str]:
         The trace.
     launches
         How many calls of a device's runtime the trace has.
+
     """
     if unknown := unknown_categories(path):
         named = ", ".join(map(repr, unknown[:_MOST_NAMED]))
@@ -148,8 +150,9 @@ def why_no_device_work(path: Path, launches: int) -> tuple[str, str]:
         word, why = (
             "device",
             (
-                f"{launches} calls of the device's runtime are recorded, and none of the work that "
-                "they started (is another profiler running, or was only the host to be recorded?)"
+                f"{launches} calls of the device's runtime are recorded, and none of the work "
+                "that they started (is another profiler running, or was only the host to be "
+                "recorded?)"
             ),
         )
     else:

@@ -5,11 +5,12 @@ from dataclasses import replace
 from fastcomm.readers import partners
 from fastcomm.readers.chrome import Selection
 from fastcomm.readers.kineto_categories import CATEGORIES, keep
+from fastcomm.readers.kineto_operators import PREFIXES
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NAMED, KEEP_NONE
 
 # Names of the host's calls into the collective libraries.
-COLLECTIVE_CALLS = (b"record_p", b"c10d::", b"nccl:", b"gloo:")
+COLLECTIVE_CALLS = (b"record_p", b"c10d::", b"nccl:", b"gloo:", *PREFIXES)
 
 _KEEP = {
     "kernel": KEEP_ALL,
