@@ -168,8 +168,9 @@ def _notes(events: Events, found: Collectives, lacks: Sequence[str]) -> list[str
             notes.append("no communication on the device" + host_only)
     elif "bytes" not in lacks and (unknown := int((found.sizes.payload == NULL).sum())):
         notes.append(
-            f"{unknown} of {len(found.row)} communication events have no known size "
-            "(nothing says it): bandwidth and volume omit them"
+            f"{unknown} of {len(found.row)} communication events have no known size, and "
+            "bandwidth and volume omit them: "
+            f"{'; '.join(found.unsized) or 'nothing in the trace says it'}"
         )
     if fused := _fused(found):
         notes.append(f"{fused} communication kernels are fused with other work")

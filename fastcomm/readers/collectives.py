@@ -19,6 +19,7 @@ from fastcomm.readers.events import Events, Ints, Rows
 from fastcomm.readers.kineto_operators import OPERATORS
 from fastcomm.readers.kineto_sizes import DIMENSIONS, NO_OPERATION, only_size
 from fastcomm.readers.kineto_sizes import sizes as sizes_of
+from fastcomm.readers.kineto_unsized import reasons
 from fastcomm.readers.partners import find_partners
 from fastcomm.readers.patterns import Named, Pattern
 from fastcomm.trace import bytes as byte_rules
@@ -53,6 +54,8 @@ def find_collectives(
     by_torch = (said.columns["mark"] != NULL) | (said.columns["operator"] != NULL)
     members = np.where((group < 0) & by_torch, only_size(known), members)
     sizes = sizes_of(said, op, members)
+    unknown = np.flatnonzero((sizes.payload == NULL)[kind])
+    unsized = reasons(said, op, names, rows[unknown], kind[unknown])
     op, group = op[kind], group[kind]
     return Collectives(
         row=rows,
@@ -64,6 +67,7 @@ def find_collectives(
         named=names,
         name=name,
         partners=find_partners(events, rows, op, group, groups),
+        unsized=unsized,
     )
 
 

@@ -82,17 +82,17 @@ def _of_metadata(said: Said, coalesced: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """Bytes in and out by the counts of elements; both NULL where one overflowed."""
     element = said.per_text("dtype", lambda text: byte_rules.element_size(text) or NULL)
     counts = [said.columns["In msg nelems"], said.columns["Out msg nelems"]]
-    broken = coalesced | _overflowed(said)
+    broken = coalesced | overflowed(said)
     given, got = (byte_rules.byte_counts(count, element) for count in counts)
     return np.where(broken, NULL, given), np.where(broken, NULL, got)
 
 
-def _overflowed(said: Said) -> NDArray[np.bool_]:
-    """Events with a negative count: older profilers wrote 32 bits of it."""
+def overflowed(said: Said) -> NDArray[np.bool_]:
+    """Return which events have a negative count: older profilers wrote 32 bits of it."""
     counts = [said.columns[name] for name in ("In msg nelems", "Out msg nelems")]
     first, second = ((count < 0) & (count != NULL) for count in counts)
-    overflowed: NDArray[np.bool_] = first | second
-    return overflowed
+    either: NDArray[np.bool_] = first | second
+    return either
 
 
 def _of_operators(said: Said, op: NDArray[np.int8]) -> tuple[Ints, Ints]:
