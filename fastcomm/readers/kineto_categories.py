@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fastcomm.errors import TraceFileError
 from fastcomm.readers.blocks import CutShortError, blocks
 from fastcomm.readers.chrome import Scanned, Selection, scan_file
 from fastcomm.trace.schema import KIND, KINDS
@@ -125,8 +126,8 @@ def unknown_categories(path: Path) -> tuple[str, ...]:
             text = rest + block
             found.update(_CATEGORY.findall(text))
             rest = text[-_OVERLAP:]
-    except CutShortError:
-        pass
+    except (CutShortError, TraceFileError):
+        pass  # what can be read was: the reason is as good as that
     names = {name.decode(errors="replace") for name in found if name not in CATEGORIES}
     return tuple(sorted(names - _NO_WORK))
 

@@ -131,7 +131,8 @@ def _breakdown(found: Metrics) -> Table:
     for name, share in exact.items():
         tag = name.removeprefix("exposed_")
         formula = spec.get(name, spec.get(f"comm_{tag}"))
-        if not share and not formula and name != "idle":
+        always = ("compute", "idle") if share is None else ("idle",)
+        if not share and not formula and name not in always:
             continue
         rows.add_row(
             name.replace("_", " "),
