@@ -12,7 +12,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
 from pathlib import Path
 
-RUNTIME = {"cuda_runtime", "cuda_driver"}
+RUNTIME = {"cuda_runtime", "cuda_driver", "mtia_runtime", "xpu_runtime", "privateuse1_runtime"}
 HOST = {"cpu_op", "user_annotation"}
 
 # One word of the host, or of a kernel's name, lower case without underscores -> operation.
@@ -152,18 +152,33 @@ def is_peer_copy(event):
     return event["cat"] == "gpu_memcpy" and "PtoP" in event["name"]
 
 
+KERNELS = {"kernel", "xpu_kernel", "hpu_kernel", "privateuse1_kernel"}
+COPIES = {"gpu_memcpy", "gpu_memset", "xpu_memcpy", "mlu_memcpy", "privateuse1_memset"}
+WORK_BY_NAME = {"mtia_ccp_events", "hpu_op", "privateuse1"}
+
+
+def device_work(event):
+    """Kernel or copy; None for an event that is no work of a device."""
+    if event["cat"] in WORK_BY_NAME:
+        copies = event["name"].lower().startswith(("dma", "memcpy"))
+        return "copy" if copies else "kernel"
+    if event["cat"] in KERNELS:
+        return "kernel"
+    return "copy" if event["cat"] in COPIES else None
+
+
 def is_communication(event):
-    if event["cat"] == "kernel":
+    if device_work(event) == "kernel":
         return table_row(event["name"]) is not None
     return is_peer_copy(event)
 
 
 def is_compute(event):
-    return event["cat"] == "kernel" and not is_communication(event)
+    return device_work(event) == "kernel" and not is_communication(event)
 
 
 def is_copy(event):
-    return event["cat"] in {"gpu_memcpy", "gpu_memset"} and not is_peer_copy(event)
+    return device_work(event) == "copy" and not is_peer_copy(event)
 
 
 def operation(word):
@@ -248,10 +263,17 @@ def kernel(event, stack, call, trace):
     op = operation(said.get("Collective name"))
     if op is None and annotation:
         op = operation(re.match(r"nccl:(\w*)", annotation["name"])[1])
+    operator = next((h for h in stack if h["name"] in ARGUMENTS), None)
+    if op is None and operator and op_by_name in {"OTHER", "SendRecv"}:
+        op = ARGUMENTS[operator["name"]][0]
     op = op or op_by_name
     group = group_of(said, trace)
-    sent, received, even = moved_bytes(op, said, annotation, stack)
-    msg, payload = message_and_payload(op, sent, received, group["group_size"], even)
+    n = group["group_size"]
+    by_torch = annotation or operator or any(h["name"].startswith("c10d::") for h in stack)
+    if group == NO_GROUP and by_torch:
+        n = size_of_any_group(trace)
+    sent, received, even = moved_bytes(op, said, annotation, operator)
+    msg, payload = message_and_payload(op, sent, received, n, even)
     return {
         "op": op,
         "name": event["name"],
@@ -263,12 +285,14 @@ def kernel(event, stack, call, trace):
         "received_bytes": received,
         "msg_bytes": msg,
         "payload_bytes": payload,
-        "bus_bytes": bus_bytes(op, payload, group["group_size"]),
+        "bus_bytes": bus_bytes(op, payload, n),
         "table_tag": table_tag,
     }
 
 
 # -------------------------------------------------------------------- groups
+
+NO_GROUP = {"group_ranks": None, "group_size": None, "description": None}
 
 
 def group_of(said, trace):
@@ -342,7 +366,46 @@ def element_size(name):
     return next((size for size, names in SIZES.items() if key in names.split()), None)
 
 
-def moved_bytes(op, said, annotation, stack):
+def size_of_any_group(trace):
+    """The size of all groups of several ranks that the trace lists, if it is the same."""
+    listed = [entry.get("pg_size") for entry in trace["groups"]]
+    several = {size for size in listed if size != 1}
+    return several.pop() if len(several) == 1 else None
+
+
+# Operation, and the places of a rank's input and output among an operator's arguments.
+ARGUMENTS = {
+    "c10d::alltoall_base_": ("AllToAll", 1, 0),
+    "c10d::_allgather_base_": ("AllGather", 1, 0),
+    "c10d::_reduce_scatter_base_": ("ReduceScatter", 1, 0),
+    "symm_mem::multimem_all_reduce_": ("AllReduce", 0, 0),
+    "symm_mem::multimem_one_shot_all_reduce": ("AllReduce", 0, 0),
+    "symm_mem::multimem_one_shot_all_reduce_out": ("AllReduce", 0, 3),
+    "symm_mem::multimem_one_shot_reduce_out": ("Reduce", 0, None),
+    "symm_mem::multimem_all_gather_out": ("AllGather", 0, 2),
+    "symm_mem::one_shot_all_reduce": ("AllReduce", 0, 0),
+    "symm_mem::one_shot_all_reduce_out": ("AllReduce", 0, 3),
+    "symm_mem::one_shot_all_reduce_copy": ("AllReduce", 1, 1),
+    "symm_mem::one_shot_all_reduce_copy_out": ("AllReduce", 1, 4),
+    "symm_mem::two_shot_all_reduce_": ("AllReduce", 0, 0),
+    "symm_mem::two_shot_all_reduce_out": ("AllReduce", 0, 3),
+    "symm_mem::reduce_scatter_out": ("ReduceScatter", 0, 3),
+    "symm_mem::nvshmem_broadcast": ("Broadcast", 0, 0),
+    "symm_mem::nvshmem_all_to_all": ("AllToAll", 0, 1),
+    "symm_mem::all_to_all_vdev": ("AllToAll", None, None),
+    "symm_mem::all_to_all_vdev_2d": ("AllToAll", None, None),
+    "symm_mem::all_to_all_vdev_2d_offset": ("AllToAll", None, None),
+    "_C_custom_ar::all_reduce": ("AllReduce", 1, 2),
+    "_C_custom_ar::qr_all_reduce": ("AllReduce", 1, 2),
+    "sgl_kernel::all_reduce": ("AllReduce", 1, 2),
+    "sgl_kernel::qr_all_reduce": ("AllReduce", 1, 2),
+    "vllm::all_reduce": ("AllReduce", 0, 0),
+    "vllm::all_gather": ("AllGather", 0, None),
+    "vllm::reduce_scatter": ("ReduceScatter", 0, None),
+}
+
+
+def moved_bytes(op, said, annotation, operator):
     """(sent, received, are the splits even), None for what nobody says."""
     counts = [
         said.get(f"{side} msg nelems", said.get(f"{side} msg size")) for side in ("In", "Out")
@@ -352,13 +415,15 @@ def moved_bytes(op, said, annotation, stack):
         if "Collective name" in said and operation(said["Collective name"]) is None:
             return None, None, True
         return metadata_bytes(said, [number(count) for count in counts])
-    base = base_call(op, stack)
-    if base:
-        received, sent = tensor_bytes(base, 0), tensor_bytes(base, 1)
-        return sent, received, sent == received
-    if annotation:
-        return annotation_bytes(annotation), None, True
-    return None, None, True
+    sent, received = annotation_bytes(annotation) if annotation else None, None
+    if sent is None:
+        sent = tensor_bytes({"args": said}, 0)
+    if operator and ARGUMENTS[operator["name"]][0] == op:
+        _, first, second = ARGUMENTS[operator["name"]]
+        shown = tensor_bytes(operator, first)
+        sent = sent if shown is None else shown
+        received = tensor_bytes(operator, second)
+    return sent, received, sent == received
 
 
 def metadata_bytes(said, counts):
@@ -379,25 +444,9 @@ def even_splits(said):
     return True
 
 
-BASE_CALLS = {
-    "AllToAll": "c10d::alltoall_base_",
-    "AllGather": "c10d::_allgather_base_",
-    "ReduceScatter": "c10d::_reduce_scatter_base_",
-}
-
-
-def base_call(op, stack):
-    """The enclosing operator whose first two inputs are the output and the input."""
-    for host in stack:
-        if host["name"].split(",")[0] == BASE_CALLS.get(op):
-            dims = host["args"].get("Input Dims")
-            return host if isinstance(dims, list) and len(dims) > 1 else None
-    return None
-
-
 def tensor_bytes(host, index):
     dims, types = host["args"].get("Input Dims"), host["args"].get("Input type")
-    if not isinstance(types, list) or index >= len(types):
+    if not isinstance(types, list) or index is None or index >= len(types):
         return None
     size = element_size(types[index])
     return None if size is None else elements(dims[index]) * size
@@ -433,8 +482,9 @@ def message_and_payload(op, sent, received, n, even):
     if op in {"AllReduce", *FACTOR_ONE}:
         return max(known), max(known)
     if op == "AllToAll":
-        payload = max(known) if len(known) == 2 else None
-        return (share(payload, n) if even else None), payload
+        # Choice: of the input alone, that is what nccl-tests counts.
+        payload = max(known)
+        return (share(payload, n) if even and len(known) == 2 else None), payload
     if op in {"AllGather", "Gather"}:
         return one_and_all(sent, received, n)
     return one_and_all(received, sent, n)

@@ -8,7 +8,7 @@ from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 
-from oracle_kineto import comm_events, is_compute, is_copy, iterations
+from oracle_kineto import comm_events, device_work, is_compute, is_copy, iterations
 
 TAGS = ("DP", "TP", "PP", "EP", "CP", "OTHER")
 
@@ -55,6 +55,7 @@ def steps_of(trace, tag_of):
         steps.append(
             {
                 "number": mark["number"],
+                "is_recorded": any(device_work(event) for event in trace["events"]),
                 "length": mark["stop"] - mark["start"],
                 "events": sorted(own, key=lambda e: e["start"]),
                 "segments": segments(labelled, mark["start"], mark["stop"]),
@@ -100,6 +101,7 @@ def iteration_times(steps):
 
 def spec_breakdown(steps):
     """The specification's formulas; idle is negative where communication overlaps itself."""
+    steps = recorded(steps)
     totals = dict.fromkeys(("compute", "idle", *(f"comm_{tag}" for tag in TAGS)), 0)
     for step in steps:
         compute = step["length"] - length(step, tags_in)
@@ -113,6 +115,7 @@ def spec_breakdown(steps):
 
 def exact_breakdown(steps):
     """A partition of the iteration."""
+    steps = recorded(steps)
     names = ("compute", "idle", "memcpy", *(f"exposed_{tag}" for tag in TAGS), "exposed_mixed")
     totals = dict.fromkeys(names, 0)
     for step in steps:
@@ -120,6 +123,11 @@ def exact_breakdown(steps):
             totals[category(active)] += span
     assert sum(totals.values()) == sum(step["length"] for step in steps)
     return shares(totals, steps)
+
+
+def recorded(steps):
+    """The steps of ranks of which some device work is recorded; of others nothing is known."""
+    return [step for step in steps if step["is_recorded"]]
 
 
 def category(active):

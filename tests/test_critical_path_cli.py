@@ -147,3 +147,77 @@ def test_a_window_that_is_not_there_is_an_error_with_its_trace(tmp_path, rules, 
     done = CliRunner().invoke(main, ["critical-path", str(path), *words, *rules])
     assert done.exit_code == 1
     assert f"Error: {path}: {message}" in done.stderr
+
+
+@pytest.fixture
+def two_ranks(tmp_path):
+    """Traces of two ranks, of which the first cannot be read."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    k.write(folder / "rank1.json", EVENTS, rank=1, world=2)
+    cut = k.write(folder / "rank0.json", EVENTS, rank=0, world=2)
+    cut.write_text(cut.read_text()[:-40])
+    return folder
+
+
+def test_workers_change_nothing_for_one_rank_and_a_warning_says_so(trace):
+    assert "warning: --workers changes nothing: one rank is read" in (
+        invoke(trace, "--workers", 4).stderr
+    )
+    assert "warning" not in invoke(trace).stderr
+
+
+def test_keep_going_goes_on_to_the_next_rank_that_can_be_read(two_ranks):
+    assert "rank0.json" in invoke(two_ranks, code=1).stderr
+    done = invoke(two_ranks, "--keep-going", "--json", code=3)
+    found = json.loads(done.stdout)
+    assert found["rank"] == 1
+    assert [(each["rank"], "truncated" in each["error"]) for each in found["failed"]] == [
+        (0, True)
+    ]
+    assert "left out: rank 0" in done.stderr
+    assert "rank 1, rules corrected" in invoke(two_ranks, "--keep-going", code=3).stdout
+
+
+def test_keep_going_with_a_rank_says_that_it_changes_nothing(two_ranks):
+    done = invoke(two_ranks, "--keep-going", "--rank", 1)
+    assert "warning: --keep-going changes nothing: only the rank of --rank is read" in (
+        done.stderr
+    )
+
+
+def test_keep_going_with_no_good_rank_is_an_error(two_ranks):
+    path = two_ranks / "rank1.json"
+    path.write_text(path.read_text()[:-40])
+    assert "truncated" in invoke(two_ranks, "--keep-going", code=1).stderr
+
+
+def test_a_device_that_runs_behind_the_host_explains_gaps_on_the_path(tmp_path):
+    """The work of the first step keeps the device busy while the second's path waits for it."""
+    events = [
+        k.mark("ProfilerStep#0", 0, 100),
+        k.launch(5, 1),
+        k.kernel("early", 10, 150, device=0, correlation=1),
+        k.mark("ProfilerStep#1", 100, 100),
+        k.launch(115, 2),
+        k.kernel("late", 160, 40, device=0, correlation=2),
+    ]
+    path = k.write(tmp_path / "rank0.json", events)
+    (note,) = [n for n in json.loads(invoke(path, "--json").stdout)["notes"] if "busy" in n]
+    # From the launch at 115 to the end at 200: 45 us of delay, all of them busy.
+    assert note.startswith("52.9% of the path is host time, gaps and delays, but the device")
+    assert "is busy for 100.0% of the path (it runs behind the host: 52.9% with work" in note
+    assert "note: 52.9% of the path" in invoke(path).stdout
+
+
+def test_an_idle_device_needs_no_explanation(trace):
+    assert not any(
+        "busy" in note for note in json.loads(invoke(trace, "--json").stdout)["notes"]
+    )
+
+
+def test_a_busy_device_is_reconciled_with_the_path_of_a_real_trace(kineto):
+    found = json.loads(invoke(kineto / "mi300_resnet", "--json").stdout)
+    (note,) = [note for note in found["notes"] if "busy" in note]
+    assert note.startswith("59.2% of the path is host time, gaps and delays")
+    assert "busy for 99.6% of the path (it runs behind the host: 40.9%" in note

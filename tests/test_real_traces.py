@@ -13,6 +13,9 @@ RUNS = {
     "sampled": ["sampled_2of128"],
     "gloo": ["gloo_4rank"],
     "gloo_et": ["gloo_4rank_et"],
+    "mtia": ["mtia"],
+    "control": ["trace_diff/control.json.gz"],
+    "test": ["trace_diff/test.json.gz"],
 }
 LINK = 25e9
 

@@ -11,10 +11,13 @@ from fastcomm.cli.results import result_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fastcomm.critical_path.classes import Rules
     from fastcomm.critical_path.data import DataDependencies
     from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.result import CriticalPath
+    from fastcomm.engine.engine import Lost
     from fastcomm.trace.trace import Trace
 
 _EXAMPLES = """\b
@@ -85,17 +88,14 @@ def run(
         if _join(paths, words, as_json, output):
             ctx.exit(INCOMPLETE)
         return
-    from fastcomm.cli.windows import only_all_ranks, opened_whole, wanted_window
+    from fastcomm.cli.windows import one_rank, wanted_window
     from fastcomm.critical_path.analysis import analyse
     from fastcomm.engine import warm
     from fastcomm.errors import FastcommError
 
-    only_all_ranks(words)
     rules: Rules = words["compat"] or "corrected"
     warm.compile_critical_path(rules)
-    found_run = opened_whole(paths, words)
-    rank = found_run.ranks[0] if words["rank"] is None else words["rank"]
-    trace = found_run.read(rank)
+    trace, left_out = one_rank(paths, words)
     found = analyse(
         trace,
         wanted_window(words),
@@ -117,7 +117,9 @@ def run(
         found.save(words["save"])
     data = _data(trace, found, words["execution_trace"]) if words["deps"] else None
     _page(found, paths, words["html"])
-    _show(found, as_json, output, data, xlsx=words["xlsx"])
+    _show(found, as_json, output, data, left_out, xlsx=words["xlsx"])
+    if left_out:
+        ctx.exit(INCOMPLETE)
 
 
 def _page(found: "CriticalPath | Joined", paths: tuple[str, ...], html: str | None) -> None:
@@ -186,9 +188,12 @@ def _show(
     as_json: bool,
     output: Path | None,
     data: "DataDependencies | None",
+    left_out: "Sequence[Lost]",
     *,
     xlsx: bool,
 ) -> None:
+    from dataclasses import asdict
+
     from fastcomm.report import critical_path as report
 
     if output is not None:
@@ -205,4 +210,6 @@ def _show(
     answer = document(found)
     if data is not None:
         answer["data"] = data_document(data)
+    if left_out:
+        answer["failed"] = [asdict(each) for each in left_out]
     click.echo(json.dumps(answer, indent=2, allow_nan=False))

@@ -99,19 +99,17 @@ def _found(
     paths: tuple[str, ...], words: dict[str, Any]
 ) -> "tuple[CriticalPath, Sequence[Lost]]":
     """The path that is edited, of one rank or through all, and the ranks that are left out."""
-    from fastcomm.cli.windows import joined_run, only_all_ranks, opened_whole, wanted_window
+    from fastcomm.cli.windows import joined_run, one_rank, wanted_window
     from fastcomm.critical_path.analysis import analyse
     from fastcomm.engine import warm
 
     if words["all_ranks"]:
         joined, left_out = joined_run(paths, words)
         return joined.path, left_out
-    only_all_ranks(words)
     window, loads = wanted_window(words), words["data_load_events"]
     warm.compile_critical_path()
-    run = opened_whole(paths, words)
-    rank = run.ranks[0] if words["rank"] is None else words["rank"]
-    return analyse(run.read(rank), window, data_load=loads), ()
+    trace, left_out = one_rank(paths, words)
+    return analyse(trace, window, data_load=loads), left_out
 
 
 def _edits(words: dict[str, Any]) -> tuple[list["Edit"], list[tuple["Edit", list[float]]]]:

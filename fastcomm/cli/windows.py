@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fastcomm.critical_path.window import Wanted
     from fastcomm.engine.engine import Engine, Lost
     from fastcomm.trace.run import Run
+    from fastcomm.trace.trace import Trace
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -114,7 +115,52 @@ def joined_run(
     return found, left_out
 
 
-def only_all_ranks(words: dict[str, Any]) -> None:
-    """ConfigError where one rank is asked for, and many machines to look at it."""
+def one_rank(paths: tuple[str, ...], words: dict[str, Any]) -> tuple["Trace", "Sequence[Lost]"]:
+    """Return the trace of --rank, or of the first rank, and the ranks that were left out.
+
+    Without --rank, --keep-going goes on to the next rank where one cannot be read.
+
+    Raises
+    ------
+    ConfigError
+        If an option of many machines is given.
+    FastcommError
+        If the rank, or with --keep-going every rank, cannot be read.
+
+    """
+    from fastcomm.cli.said import say, warn
+    from fastcomm.engine.engine import by_rank, lost
+    from fastcomm.errors import FastcommError
+
     if words["dask"] is not None:
         raise ConfigError("--dask: one rank is one worker's work; wanted --all-ranks with it")
+    warn(_without_effect(words))
+    run = opened_whole(paths, words)
+    if words["rank"] is not None or not words["keep_going"]:
+        return run.read(run.ranks[0] if words["rank"] is None else words["rank"]), ()
+    left_out: list[Lost] = []
+    for source in run.sources:
+        try:
+            trace = source.read()
+        except FastcommError as error:
+            left_out.append(lost(source, error))
+            continue
+        say(*(f"left out: rank {each.rank}: {each.error}" for each in left_out))
+        return trace, tuple(left_out)
+    return run.read(run.ranks[0]), by_rank(left_out, len(run.sources))
+
+
+def _without_effect(words: dict[str, Any]) -> list[str]:
+    """Options that change nothing where one rank is read, and what would."""
+    warnings = []
+    if words["workers"] > 1:
+        warnings.append(
+            "--workers changes nothing: one rank is read; with --all-ranks it reads several at "
+            "the same time"
+        )
+    if words["keep_going"] and words["rank"] is not None:
+        warnings.append(
+            "--keep-going changes nothing: only the rank of --rank is read; without --rank it "
+            "goes on to the next rank, and with --all-ranks it leaves bad ranks out"
+        )
+    return warnings

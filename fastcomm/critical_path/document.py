@@ -3,6 +3,7 @@
 from typing import Any
 
 from fastcomm.critical_path.data import DataDependencies
+from fastcomm.critical_path.device_time import notes
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 
@@ -38,7 +39,7 @@ def document(found: CriticalPath) -> dict[str, Any]:
         "summary_by_tag": _shares(found.by_tag_ns(), sum(found.summary_ns().values())),
         "top_events": found.top("event", _TOP).to_pylist(),
         "top_operators": found.top("name", _TOP).to_pylist(),
-        "notes": list(about.notes),
+        "notes": list(notes(found)),
     }
 
 

@@ -14,7 +14,7 @@ from fastcomm.trace.trace import LACKS, Trace
 
 # Since when, and how, a profiler tells the sizes of collectives.
 _SIZED_BY = {
-    "kineto": ": record with PyTorch 2.4 or newer, or with record_shapes=True",
+    "kineto": ": the warnings say why, and what would help",
     "nsys": ": record with NCCL 2.25 or newer and nsys --trace=cuda,nvtx",
 }
 # Rules that guess, where marks would know.

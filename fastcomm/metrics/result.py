@@ -104,6 +104,7 @@ class Metrics:
             "collectives": self.tables["collectives"].to_pylist(),
             "groups": self.tables["group_tags"].to_pylist(),
             **self.across.to_dict(),
+            "unknown": lacks_.unknown(self.lacks),
             "warnings": list(self.warnings),
             "failed": [asdict(each) for each in self.failed],
         }

@@ -24,7 +24,7 @@ from fastcomm.trace.iterations import (
 )
 from fastcomm.trace.schema import ARGS, OPS, TAG, TAG_SOURCES
 from fastcomm.trace.tags import Behaviour, Group, Tagged, TagRules, tag_group
-from fastcomm.trace.trace import Meta, Trace
+from fastcomm.trace.trace import NO_DEVICE, Meta, Trace
 from fastcomm_kernels.json_numbers import NULL
 
 Ints = NDArray[np.int64]
@@ -162,11 +162,15 @@ def _notes(events: Events, found: Collectives, lacks: Sequence[str]) -> list[str
     """What a user should know before trusting the numbers."""
     notes = []
     if not len(found.row):
-        notes.append("no communication on the device" + _host_only(events))
+        host_only = _host_only(events)
+        # Without any device work, that there is no communication says nothing new.
+        if host_only or not set(NO_DEVICE).intersection(lacks):
+            notes.append("no communication on the device" + host_only)
     elif "bytes" not in lacks and (unknown := int((found.sizes.payload == NULL).sum())):
         notes.append(
-            f"{unknown} of {len(found.row)} communication events have no known size "
-            "(nothing says it): bandwidth and volume omit them"
+            f"{unknown} of {len(found.row)} communication events have no known size, and "
+            "bandwidth and volume omit them: "
+            f"{'; '.join(found.unsized) or 'nothing in the trace says it'}"
         )
     if fused := _fused(found):
         notes.append(f"{fused} communication kernels are fused with other work")

@@ -6,10 +6,9 @@ inside of it. A launch leads from the kernel to the host, by correlation.
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,10 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.communication import Collectives, communication
 from fastcomm.readers.events import Events, Ints, Rows
+from fastcomm.readers.kineto_operators import OPERATORS
+from fastcomm.readers.kineto_sizes import DIMENSIONS, NO_OPERATION, only_size
+from fastcomm.readers.kineto_sizes import sizes as sizes_of
+from fastcomm.readers.kineto_unsized import reasons
 from fastcomm.readers.partners import find_partners
 from fastcomm.readers.patterns import Named, Pattern
 from fastcomm.trace import bytes as byte_rules
@@ -26,16 +29,9 @@ from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import Group
 from fastcomm_kernels.json_numbers import NULL
 
-# Words of the metadata that name no operation: what the kernel does stands elsewhere.
-_NO_OPERATION = ("", "wait", "coalesced", "startCoalescing", "endCoalescing")
-
-# The host's call, the range of the library in it, and the operator around.
-_PREFIXES = ("record_param_comms", "nccl:", "c10d::")
-_OUTPUT_FIRST = (
-    "c10d::alltoall_base_",
-    "c10d::_allgather_base_",
-    "c10d::_reduce_scatter_base_",
-)
+# The host's call; the range of the library in it.
+_CALL = "record_param_comms"
+_MARKS = ("nccl:", "xccl:", "hccl:")
 
 
 def find_collectives(
@@ -54,8 +50,12 @@ def find_collectives(
     said = said.only(first)
     group, groups = _groups(said, known)
     op = _operations(said, names)
-    members = np.array([each.members or NULL for each in groups] + [NULL], np.int64)
-    sizes = _sizes(said, op, members[group])
+    members = np.array([each.members or NULL for each in groups] + [NULL], np.int64)[group]
+    by_torch = (said.columns["mark"] != NULL) | (said.columns["operator"] != NULL)
+    members = np.where((group < 0) & by_torch, only_size(known), members)
+    sizes = sizes_of(said, op, members)
+    unknown = np.flatnonzero((sizes.payload == NULL)[kind])
+    unsized = reasons(said, op, names, rows[unknown], kind[unknown])
     op, group = op[kind], group[kind]
     return Collectives(
         row=rows,
@@ -67,6 +67,7 @@ def find_collectives(
         named=names,
         name=name,
         partners=find_partners(events, rows, op, group, groups),
+        unsized=unsized,
     )
 
 
@@ -78,7 +79,7 @@ class _Host:
     rows: Rows  # the communication itself
     call: Rows  # record_param_comms
     mark: Rows  # the innermost range nccl:...
-    operator: Rows  # the innermost c10d::...
+    operator: Rows  # the innermost c10d::... or other of OPERATORS
     places: tuple[NDArray[np.int32], ...]  # of the details of `rows`, and of `call` if any is
 
     @classmethod
@@ -87,12 +88,12 @@ class _Host:
         call, mark, operator = (np.full(len(rows), -1, np.int64) for _ in range(3))
         own = events.places(rows)
         word = events.by_text(
-            events.details["Collective name"][own], lambda text: int(text not in _NO_OPERATION)
+            events.details["Collective name"][own], lambda text: int(text not in NO_OPERATION)
         )
         silent = np.flatnonzero(word != 1)
         if len(silent):
             launches = events.launch_of(rows[silent])
-            calls, marks, operators = (_ranges(events, prefix) for prefix in _PREFIXES)
+            calls, marks, operators = (_ranges(events, is_one) for is_one in _RANGES)
             found = events.enclosing(calls, launches)
             call[silent] = _by_external_id(events, calls, rows[silent], launches, found)
             mark[silent] = events.enclosing(marks, launches)
@@ -113,9 +114,17 @@ class _Host:
         return reduce(lambda first, other: np.where(first == NULL, other, first), said)
 
 
-def _ranges(events: Events, prefix: str) -> Rows:
-    """The host's ranges whose name begins with a word."""
-    return events.rows_named(lambda name: name.startswith(prefix), "cpu_op", "annotation")
+def _ranges(events: Events, is_one: Callable[[str], bool]) -> Rows:
+    """The host's ranges whose name is accepted."""
+    return events.rows_named(is_one, "cpu_op", "annotation")
+
+
+# Which ranges are calls, marks and operators, by name.
+_RANGES: tuple[Callable[[str], bool], ...] = (
+    lambda name: name.startswith(_CALL),
+    lambda name: name.startswith(_MARKS),
+    lambda name: name.startswith("c10d::") or name in OPERATORS,
+)
 
 
 # What is said of the bytes, the operation and the group: by one name, or by an older one.
@@ -155,11 +164,12 @@ class _Said:
         columns["named"] = name
         columns["bytes"] = events.columns["bytes"][host.rows]
         columns["kind"] = events.columns["kind"][host.rows]
-        for range_, rows in (("mark", host.mark), ("operator", host.operator)):
+        ranges = (("call", host.call), ("mark", host.mark), ("operator", host.operator))
+        for range_, rows in ranges:
             codes = events.columns["name"][rows].astype(np.int64)
             columns[range_] = np.where(rows >= 0, codes, NULL)
             places = events.places(rows)
-            columns |= {f"{range_} {key}": events.details[key][places] for key in _DIMENSIONS}
+            columns |= {f"{range_} {key}": events.details[key][places] for key in DIMENSIONS}
         return cls(events=events, columns=columns)
 
     def only(self, rows: Ints) -> "_Said":
@@ -192,20 +202,29 @@ def _by_external_id(
 
 
 def _operations(said: _Said, names: Sequence[Named]) -> NDArray[np.int8]:
-    """The operation: the metadata's, else that of the host's range, else the name's."""
+    """Operations: by the metadata, else by the library's range, the operator or the name."""
 
     def of_word(text: str) -> int:
-        op = byte_rules.op_of_collective(text) if text not in _NO_OPERATION else None
+        op = byte_rules.op_of_collective(text) if text not in NO_OPERATION else None
         return NULL if op is None else op
 
     def of_mark(text: str) -> int:
         op = byte_rules.op_of_annotation(text)
         return NULL if op is None else op
 
+    def of_operator(text: str) -> int:
+        return OP[OPERATORS[text].op] if text in OPERATORS else NULL
+
     op = said.per_text("Collective name", of_word)
     op = np.where(op == NULL, said.per_text("mark", of_mark), op)
     by_name = np.array([OP[each.op] for each in names] + [OP["OTHER"]], np.int64)
-    return np.where(op == NULL, by_name[said.columns["named"]], op).astype(np.int8)
+    by_name = by_name[said.columns["named"]]
+    # A message's kernel serves other operations, too; a copy is what it is.
+    vague = np.isin(by_name, (OP["OTHER"], OP["SendRecv"]))
+    vague &= said.columns["kind"] == KIND["kernel"]
+    by_operator = said.per_text("operator", of_operator)
+    by_name = np.where(vague & (by_operator != NULL), by_operator, by_name)
+    return np.where(op == NULL, by_name, op).astype(np.int8)
 
 
 def _groups(said: _Said, known: Sequence[Group]) -> tuple[NDArray[np.int32], tuple[Group, ...]]:
@@ -294,112 +313,3 @@ def known_groups(info: Mapping[str, Any]) -> tuple[Group, ...]:
             )
         )
     return tuple(groups)
-
-
-def _sizes(said: _Said, op: NDArray[np.int8], members: Ints) -> byte_rules.Sizes:
-    coalesced = _coalesced(said)
-    given, got = _of_metadata(said, coalesced)
-    marked_given, marked_got = _of_ranges(said)
-    silent = (given == NULL) & (got == NULL) & ~coalesced
-    given = np.where(silent, marked_given, given)
-    got = np.where(silent, marked_got, got)
-    copies = said.columns["kind"] != KIND["kernel"]
-    given = np.where(copies, said.columns["bytes"], given)
-    half = (op == OP["AllToAll"]) & ((given == NULL) | (got == NULL))
-    unknown = half | (op == OP["OTHER"])
-    given, got = np.where(unknown, NULL, given), np.where(unknown, NULL, got)
-    uneven = np.zeros(len(op), np.bool_)
-    for name in ("In split size", "Out split size"):
-        uneven |= said.per_text(name, _is_uneven) == 1
-    return byte_rules.sizes(op, given, got, members, uneven)
-
-
-def _coalesced(said: _Said) -> NDArray[np.bool_]:
-    """Events of which the host says only that they end a group: their counts mean nothing."""
-    says_so: NDArray[np.bool_] = (
-        said.per_text("Collective name", lambda text: int(text in _NO_OPERATION)) == 1
-    )
-    return says_so
-
-
-def _of_metadata(said: _Said, coalesced: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Bytes in and out by the counts of elements; both NULL where one overflowed."""
-    element = said.per_text("dtype", lambda text: byte_rules.element_size(text) or NULL)
-    counts = [said.columns["In msg nelems"], said.columns["Out msg nelems"]]
-    broken = coalesced
-    for count in counts:
-        broken = broken | ((count < 0) & (count != NULL))
-    given, got = (byte_rules.byte_counts(count, element) for count in counts)
-    return np.where(broken, NULL, given), np.where(broken, NULL, got)
-
-
-def _of_ranges(said: _Said) -> tuple[Ints, Ints]:
-    """Bytes in and out by the dimensions on the host's ranges, as traces before 2024 have them.
-
-    The range of the library shows the input; the operator shows the output first.
-    """
-    given = _per_pair(said, "mark", said.columns["mark"] != NULL, _total)
-    shows = said.per_text("operator", lambda text: int(text in _OUTPUT_FIRST)) == 1
-    got = _per_pair(said, "operator", shows, lambda tensors: _total(tensors[:1]))
-    inner = _per_pair(said, "operator", shows, lambda tensors: _total(tensors[1:2]))
-    return np.where(inner == NULL, given, inner), got
-
-
-_DIMENSIONS = ("Input Dims", "Input type")
-_Tensors = Sequence[tuple[Any, str]]
-
-
-def _per_pair(
-    said: _Said, range_: str, shows: NDArray[np.bool_], answer: Callable[[_Tensors], int]
-) -> Ints:
-    """The answer to the dimensions and types of a range's tensors, asked once a pair.
-
-    NULL where the range shows none.
-    """
-    answers = np.full(len(shows), NULL, np.int64)
-    rows = np.flatnonzero(shows)
-    if not len(rows):
-        return answers
-    dims, types = (said.columns[f"{range_} {name}"][rows] for name in _DIMENSIONS)
-    first, kind = alike(dims, types)
-    pairs = zip(dims[first].tolist(), types[first].tolist(), strict=True)
-    asked = [NULL if NULL in pair else answer(_tensors(said.events, *pair)) for pair in pairs]
-    answers[rows] = np.array(asked, np.int64)[kind]
-    return answers
-
-
-def _tensors(events: Events, dims: int, types: int) -> _Tensors:
-    try:
-        shapes, names = json.loads(events.texts[dims]), json.loads(events.texts[types])
-    except (ValueError, RecursionError):
-        return ()
-    if not isinstance(shapes, list) or not isinstance(names, list) or len(shapes) != len(names):
-        return ()
-    return [(shape, str(name)) for shape, name in zip(shapes, names, strict=True)]
-
-
-def _total(tensors: _Tensors) -> int:
-    """Bytes of all tensors; NULL where one is of an unknown type, or there is none."""
-    total, any_tensor = 0, False
-    for shape, name in tensors:
-        if name in ("", "Scalar"):
-            continue
-        size = byte_rules.element_size(name)
-        if size is None or not isinstance(shape, list):
-            return NULL
-        any_tensor = True
-        for one in shape if shape and isinstance(shape[0], list) else [shape]:
-            if not all(isinstance(length, int) and length >= 0 for length in one):
-                return NULL
-            total += size * math.prod(one)
-    return total if any_tensor and total < -NULL else NULL
-
-
-@lru_cache(maxsize=1 << 12)  # ranks say the same
-def _is_uneven(text: str) -> int:
-    """1 where a list of splits has several values, or is cut so that nobody knows."""
-    try:
-        splits = json.loads(text)
-    except (ValueError, RecursionError):
-        return 1
-    return int(not isinstance(splits, list) or len(set(map(str, splits))) > 1)

@@ -26,6 +26,7 @@ class Collectives:
     named: tuple[Named, ...]  # what names say
     name: Ints  # index into `named`
     partners: Partners | None = None  # where the trace says who they are
+    unsized: tuple[str, ...] = ()  # why sizes are unknown, and what would help
 
 
 def communication(

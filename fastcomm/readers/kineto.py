@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.assembly import DEVICE_KINDS, ReadOptions, assemble
 from fastcomm.readers.blocks import CutShortError, blocks
-from fastcomm.readers.chrome import Scanned, scan_file
+from fastcomm.readers.chrome import Scanned
 from fastcomm.readers.collectives import find_collectives, known_groups
 from fastcomm.readers.events import Events
 from fastcomm.readers.formats import Found, OpenOptions, agreed_world, check_count
+from fastcomm.readers.kineto_categories import scan, why_no_device_work
 from fastcomm.readers.kineto_layout import ARG_NAMES, EVERYTHING, METRICS
 from fastcomm.readers.ranks import NAME_PATTERNS, rank_from_name
 from fastcomm.trace.alike import first_seen
@@ -42,11 +43,15 @@ _ABSOLUTE = 1_600_000_000_000_000_000
 
 
 def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
-    """Read the trace of one rank; `rank` is what the run takes it for, if it knows.
+    """Read the trace of one rank; `rank` is the rank that the run expects, if it knows.
 
-    Raises `TraceFileError` where the file is no trace, or says it is of another rank.
+    Raises
+    ------
+    TraceFileError
+        If the file is not a trace, or names another rank.
+
     """
-    scanned = scan_file(
+    scanned = scan(
         path, EVERYTHING if options.whole else METRICS, allow_truncated=options.allow_truncated
     )
     info = scanned.envelope.get("distributedInfo")
@@ -57,6 +62,10 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     if own is not None and rank is not None and own != rank:
         raise TraceFileError(f"{path}: distributedInfo says rank {own}, taken for rank {rank}")
     events, lanes, origin, notes = _events(scanned)
+    lacks: tuple[str, ...] = ()
+    if not len(events.rows(*DEVICE_KINDS)):
+        word, reason = why_no_device_work(path, len(events.rows("runtime")))
+        lacks, notes = (word,), [*notes, reason]
     found = find_collectives(events, known_groups(info), options.patterns)
     meta = Meta(
         rank=own if own is not None else rank or 0,
@@ -66,6 +75,7 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
         base=origin[0],
         clock=origin[1],
         warnings=(*scanned.warnings, *notes),
+        lacks=lacks,
     )
     return assemble(events, lanes, found, options, meta)
 

@@ -4,31 +4,13 @@ from dataclasses import replace
 
 from fastcomm.readers import partners
 from fastcomm.readers.chrome import Selection
+from fastcomm.readers.kineto_categories import CATEGORIES, keep
+from fastcomm.readers.kineto_operators import PREFIXES
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NAMED, KEEP_NONE
 
-# The value of `cat`, in today's spelling and that of 2021, and its kind.
-CATEGORIES = {
-    b"kernel": KIND["kernel"],
-    b"Kernel": KIND["kernel"],
-    b"gpu_memcpy": KIND["memcpy"],
-    b"Memcpy": KIND["memcpy"],
-    b"gpu_memset": KIND["memset"],
-    b"Memset": KIND["memset"],
-    b"cpu_op": KIND["cpu_op"],
-    b"Operator": KIND["cpu_op"],
-    b"cuda_runtime": KIND["runtime"],
-    b"cuda_driver": KIND["runtime"],
-    b"Runtime": KIND["runtime"],
-    b"user_annotation": KIND["annotation"],
-    b"gpu_user_annotation": KIND["gpu_annotation"],
-    b"cuda_sync": KIND["sync"],
-    b"cuda_event": KIND["sync"],
-    b"python_function": KIND["python"],
-}
-
 # Names of the host's calls into the collective libraries.
-COLLECTIVE_CALLS = (b"record_p", b"c10d::", b"nccl:", b"gloo:")
+COLLECTIVE_CALLS = (b"record_p", b"c10d::", b"nccl:", b"gloo:", *PREFIXES)
 
 _KEEP = {
     "kernel": KEEP_ALL,
@@ -58,7 +40,7 @@ ARG_NAMES = {
 # For `metrics`: device work, its launches, the marks of the iterations, the collective calls.
 METRICS = Selection(
     kinds=CATEGORIES,
-    keep=[_KEEP[kind] for kind in KIND],
+    keep=keep([_KEEP[kind] for kind in KIND], KEEP_NONE),
     prefixes=COLLECTIVE_CALLS,
     row_args=("correlation", "External id", "stream", "device", "bytes"),
     detail_args=(
@@ -87,7 +69,7 @@ METRICS = Selection(
 # For whatever else may be asked of a run.
 EVERYTHING = replace(
     METRICS,
-    keep=[KEEP_ALL for _ in KIND],
+    keep=keep([KEEP_ALL for _ in KIND], KEEP_ALL),
     positions=True,
     row_args=(*METRICS.row_args, *(name for name in ARG_NAMES if name not in METRICS.row_args)),
 )

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.readers.chrome import Scanned, scan_file
+from fastcomm.readers.chrome import Scanned
+from fastcomm.readers.kineto_categories import scan
 from fastcomm.readers.kineto_layout import METRICS
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.json_numbers import NULL
@@ -37,7 +38,7 @@ class Call(NamedTuple):
 
 def calls(path: Path, names: tuple[str, ...]) -> list[Call]:
     """The operators of these names that launched kernels, and say their shapes."""
-    scanned = scan_file(path, _SHAPES)
+    scanned = scan(path, _SHAPES)
     columns = scanned.columns
     wanted = [code for code, text in enumerate(scanned.texts) if text in names]
     ops = np.flatnonzero((columns["kind"] == KIND["cpu_op"]) & np.isin(columns["name"], wanted))

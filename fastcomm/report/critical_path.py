@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fastcomm.critical_path.data import DataDependencies
+from fastcomm.critical_path.device_time import notes
 from fastcomm.critical_path.document import document, joined_document
 from fastcomm.critical_path.joining import RunEvents
 from fastcomm.critical_path.ranks import Joined
@@ -44,7 +45,7 @@ def show(found: CriticalPath, console: Console | None = None) -> None:
     for shown in (_classes(found), _tags(found), _top(found)):
         if shown.row_count:
             console.print(shown)
-    for note in found.about.notes:
+    for note in notes(found):
         console.print(f"[dim]note: {escape(note)}[/]", highlight=False)
 
 

@@ -5,13 +5,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from fastcomm.metrics import lacks
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import across
 from fastcomm.report.console import plain_console
 from fastcomm.report.rows import NA, na, percent, table
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import TAGS
-from fastcomm.trace.trace import LACKS
 from fastcomm.units import format_bandwidth, format_bytes, format_ns
 
 _BAR = 24
@@ -75,7 +75,9 @@ def headlines(found: Metrics) -> list[str]:
             f"iteration, {busy}."
         )
     elif exact["idle"] is None:
-        sentences.append(f"How much communication is exposed is n/a: {_lacking(found)}.")
+        sentences.append(
+            f"How much communication is exposed is n/a: {lacks.reason(found.lacks)}."
+        )
     else:
         sentences.append("No communication is exposed.")
     widest = max(found.windows or (), key=lambda window: window.mean_ns, default=None)
@@ -93,14 +95,6 @@ def headlines(found: Metrics) -> list[str]:
             + ("." if above > _LEVEL else ": who waits for whom does not show in these times.")
         )
     return sentences
-
-
-def _lacking(found: Metrics) -> str:
-    """Why a time is not known."""
-    words = [
-        LACKS[word].partition(":")[0] for word in ("times", "compute") if word in found.lacks
-    ]
-    return f"the input has {' and '.join(words)}" if words else "there is no iteration"
 
 
 def _title(found: Metrics) -> str:
@@ -137,7 +131,8 @@ def _breakdown(found: Metrics) -> Table:
     for name, share in exact.items():
         tag = name.removeprefix("exposed_")
         formula = spec.get(name, spec.get(f"comm_{tag}"))
-        if not share and not formula and name != "idle":
+        always = ("compute", "idle") if share is None else ("idle",)
+        if not share and not formula and name not in always:
             continue
         rows.add_row(
             name.replace("_", " "),

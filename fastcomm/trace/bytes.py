@@ -58,7 +58,9 @@ _VARIANTS = "base|v|single|tensor|intotensor|coalesced|oop|anysource|sparse|out"
 _NAME = re.compile(rf"({'|'.join(_STEMS)})({_VARIANTS})*")
 # Rows about the end of a collective: no communication.
 _WAITS = frozenset({"wait", "waittensor"})
-_ANNOTATION = re.compile(r"(?:nccl|gloo|ucc|mpi|c10d|_c10d_functional|c10d_functional)::?(\w+)")
+_ANNOTATION = re.compile(
+    r"(?:nccl|xccl|hccl|gloo|ucc|mpi|c10d|_c10d_functional|c10d_functional)::?(\w+)"
+)
 
 
 def element_size(name: str) -> int | None:

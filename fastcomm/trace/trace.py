@@ -13,12 +13,17 @@ from fastcomm.trace.partners import only_message
 
 Ints = NDArray[np.int64]
 
-# What an input may lack by its nature, and what nobody can tell without it.
+# What an input may lack, and what is unknown without it.
 LACKS = {
+    "device": "no device work: compute, communication, overlap and idle time",
+    "device_kinds": "no device work of a known kind: compute, communication, overlap and idle "
+    "time",
     "compute": "no compute kernels: compute, overlap, exposed communication and idle time",
     "times": "no times but durations: iterations, breakdown, windows and overlap",
     "bytes": "no sizes: bandwidth and volume",
 }
+# Words for traces in which nothing is known of the device at all.
+NO_DEVICE = ("device", "device_kinds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ def read(path: Path, options: ReadOptions, member: Member) -> Trace:
         format="nsys",
         path=str(path),
         clock=None if report.epoch is None else "unix",
-        lacks=() if report.has_gpu else ("compute",),
+        lacks=() if report.has_gpu else ("device",),
         warnings=(
             *report.notes,
             *member.notes,

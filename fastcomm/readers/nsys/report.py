@@ -84,8 +84,9 @@ def _notes(said: dict[str, str], epoch: int | None, *, has_gpu: bool) -> list[st
     notes = []
     if not has_gpu:
         notes.append(
-            "no device work in the export, ranges of the host alone; collect with `nsys "
-            "profile -t cuda,nvtx ...`"
+            "no device work in the export, ranges of the host alone, so that compute, "
+            "communication, overlap and idle time are n/a; collect with `nsys profile -t "
+            "cuda,nvtx ...`"
         )
     major = _number(said.get("EXPORT_SCHEMA_VERSION_MAJOR"))
     if major > _NEWEST_MAJOR:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
+from fastcomm.metrics import lacks
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.html import (
     across,
@@ -22,7 +23,6 @@ from fastcomm.report.html.page import Page, Section, Table, columns, number, tex
 from fastcomm.report.html.words import Fact, Words, plain
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import TAGS
-from fastcomm.trace.trace import LACKS
 
 _NAMES = {
     "DP": "data parallel",
@@ -92,11 +92,8 @@ def busiest(found: Metrics) -> int:
 
 
 def lacking(found: Metrics) -> str:
-    """Why times are not known, in words."""
-    said = [
-        LACKS[word].partition(":")[0] for word in ("times", "compute") if word in found.lacks
-    ]
-    return f"the input has {' and '.join(said)}" if said else "there is no iteration"
+    """Return why the times of a run are unknown, as a clause."""
+    return lacks.reason(found.lacks)
 
 
 def _about(found: Metrics, why: str) -> tuple[Fact, ...]:

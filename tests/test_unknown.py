@@ -1,0 +1,192 @@
+"""What is unknown is null with the reason, never 0; device work of any kind is understood."""
+
+import json
+from pathlib import Path
+
+import kineto_text as k
+import pytest
+from click.testing import CliRunner
+from same import same
+
+import fastcomm
+from fastcomm.cli import main
+from fastcomm.engine.ingest import ingest, plan
+from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.kineto import read
+from fastcomm.readers.kineto_categories import CATEGORIES, unknown_categories
+from fastcomm.trace.schema import KINDS
+
+SCHEMA = Path(__file__).parent.parent / "docs" / "metrics.schema.json"
+
+pytestmark = pytest.mark.compiled
+
+STEP = k.mark("ProfilerStep#3", 0, 100)
+HOST = [STEP, k.event("aten::mm", "cpu_op", 10, 50, pid=100, tid=1)]
+
+
+def metrics_of(*paths):
+    found = fastcomm.compute_metrics(fastcomm.open_run(*paths)).to_dict()
+    return json.loads(json.dumps(found))
+
+
+def breakdown_of(tmp_path, *events):
+    return metrics_of(k.write(tmp_path / "rank0.json", [STEP, *events]))["breakdown"]["exact"]
+
+
+# ------------------------------------------------------------------ kinds of device work
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "what"),
+    [
+        ("kernel", "gemm", "compute"),
+        ("Kernel", "gemm", "compute"),
+        ("gpu_memcpy", "Memcpy HtoD", "memcpy"),
+        ("gpu_memset", "Memset", "memcpy"),
+        ("mtia_ccp_events", "fc-dtype_Float", "compute"),
+        ("mtia_ccp_events", "dma_request", "memcpy"),
+        ("hpu_op", "TPC gelu", "compute"),
+        ("hpu_op", "DMA transfer", "memcpy"),
+        ("hpu_op", "memcpy_h2d", "memcpy"),
+        ("xpu_kernel", "gemm", "compute"),
+        ("XPU_MEMCPY", "Memcpy", "memcpy"),
+        ("privateuse1_kernel", "MatMul", "compute"),
+        ("privateuse1_memset", "Memset", "memcpy"),
+        ("PrivateUse1", "aiu_matmul", "compute"),
+        ("mlu_memcpy", "MemCpy DtoH", "memcpy"),
+        ("GCU_MEMSET", "x", "memcpy"),
+    ],
+)
+def test_work_of_every_device_counts(tmp_path, category, name, what):
+    found = breakdown_of(tmp_path, k.event(name, category, 20, 30))
+    assert found == {**dict.fromkeys(found, 0), what: 0.3, "idle": 0.7}
+
+
+def test_a_kernel_that_is_called_like_a_copy_is_a_kernel(tmp_path):
+    assert breakdown_of(tmp_path, k.event("dma_like_gemm", "kernel", 20, 30))["compute"] == 0.3
+
+
+@pytest.mark.parametrize("backend", ["xpu", "mtia", "privateuse1", "mlu", "cuda", "hpu"])
+def test_a_launch_of_any_runtime_leads_to_its_kernel(tmp_path, backend):
+    events = [
+        STEP,
+        k.event("submit", f"{backend}_runtime", 5, 2, pid=100, tid=1, correlation=9),
+        k.kernel("gemm", 20, 30, correlation=9),
+    ]
+    trace = read(k.write(tmp_path / "rank0.json", events), ReadOptions())
+    kinds = [KINDS[kind] for kind in trace.events["kind"].to_pylist()]
+    assert sorted(kinds) == ["annotation", "kernel", "runtime"]
+
+
+def test_all_events_are_read_of_any_device_for_the_critical_path(tmp_path):
+    path = k.write(
+        tmp_path / "rank0.json",
+        [*HOST, k.event("dma_request", "mtia_ccp_events", 20, 30), k.event("x", "foo", 1, 2)],
+    )
+    trace = read(path, ReadOptions(whole=True))
+    kinds = [KINDS[kind] for kind in trace.events["kind"].to_pylist()]
+    assert sorted(kinds) == ["annotation", "cpu_op", "memcpy", "other"]
+
+
+def test_mtia_computes_for_the_share_that_hta_says(kineto):
+    found = metrics_of(kineto / "mtia" / "mtia_rank_0.json.gz")
+    exact = found["breakdown"]["exact"]
+    assert round(exact["compute"], 3) == 0.548
+    # HTA: 7 305 596 us of compute in 13 328 347 us, which begin with the first kernel.
+    assert exact["compute"] * found["iteration"]["mean_ns"] == pytest.approx(7.3056e9, rel=1e-3)
+    assert 0 < exact["memcpy"] < 0.03
+    assert found["unknown"] == []
+
+
+# ------------------------------------------------------------------ none, or not understood
+
+
+def test_without_device_work_nothing_is_said_of_compute_or_idle_time(tmp_path):
+    found = metrics_of(k.write(tmp_path / "rank0.json", HOST))
+    for shares in found["breakdown"].values():
+        assert set(shares.values()) == {None}
+    assert found["overlap"] == {"average_overlap_ratio": None, "by_tag": {}}
+    assert found["iteration"]["mean_ns"] == 100_000
+    for measure in ("compute_ns", "exposed_ns", "idle_ns"):
+        assert found["heat"][measure] == [[None]]
+    assert found["unknown"] == [
+        {
+            "what": "compute, communication, overlap and idle time",
+            "reason": "no device work",
+            "ranks": [0],
+        }
+    ]
+    assert found["findings"] == []
+    (warning,) = found["warnings"]
+    assert warning.startswith("no device work, so that compute,")
+    assert "supported_activities()" in warning
+
+
+def test_work_of_an_unknown_kind_is_named(tmp_path):
+    events = [*HOST, *(k.event("x", f"tpu_{n}", 20, 30) for n in range(7))]
+    path = k.write(tmp_path / "rank0.json.gz", events)
+    assert unknown_categories(path) == tuple(f"tpu_{n}" for n in range(7))
+    found = metrics_of(path)
+    assert found["breakdown"]["exact"]["idle"] is None
+    assert found["unknown"][0]["reason"] == "no device work of a known kind"
+    assert (
+        "'tpu_0', 'tpu_1', 'tpu_2', 'tpu_3', 'tpu_4' and 2 more are not understood"
+        in (found["warnings"][0])
+    )
+
+
+def test_calls_of_the_runtime_whose_work_is_missing_are_counted(tmp_path):
+    found = metrics_of(
+        k.write(tmp_path / "rank0.json", [*HOST, k.launch(5, 9), k.launch(7, 8)])
+    )
+    assert found["breakdown"]["exact"]["compute"] is None
+    assert (
+        "2 calls of the device's runtime are recorded, and none of the work"
+        in (found["warnings"][0])
+    )
+
+
+def test_a_cut_file_without_device_work_says_so(tmp_path):
+    path = k.write(tmp_path / "rank0.json.gz", HOST)
+    path.write_bytes(path.read_bytes()[:-6])
+    assert unknown_categories(path) == ()
+
+
+def test_one_rank_without_device_work_leaves_the_others_numbers(tmp_path):
+    k.write(tmp_path / "rank0.json", HOST, rank=0, world=2)
+    k.write(tmp_path / "rank1.json", [STEP, k.kernel("gemm", 20, 30)], rank=1, world=2)
+    found = metrics_of(tmp_path)
+    assert found["breakdown"]["exact"]["compute"] == 0.3
+    assert found["breakdown"]["spec"]["compute"] == 1
+    assert [row["ranks"] for row in found["unknown"]] == [[0]]
+    assert found["warnings"][0].startswith("rank 0: no device work")
+
+
+@pytest.mark.parametrize("run", ["gloo_4rank", "gloo_4rank_et"])
+def test_jobs_on_the_host_have_no_idle_device(kineto, run):
+    found = metrics_of(kineto / run)
+    assert found["breakdown"]["exact"]["compute"] is None
+    assert found["breakdown"]["exact"]["idle"] is None
+    assert found["unknown"][0]["ranks"] == [0, 1, 2, 3]
+
+
+def test_terminal_page_and_store_say_the_same_of_a_job_on_the_host(kineto, tmp_path):
+    run, store, page = kineto / "gloo_4rank", tmp_path / "store", tmp_path / "page.html"
+    ingest(plan([run], store))
+    same(metrics_of(store), metrics_of(run))
+    result = CliRunner().invoke(main, ["metrics", str(run), "--html", str(page)])
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "no device work, so that compute" in text
+    assert "100.0%" not in text
+    assert "the input has no device work" in page.read_text()
+
+
+def test_the_schema_knows_what_is_unknown(tmp_path):
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(SCHEMA.read_text())
+    jsonschema.validate(metrics_of(k.write(tmp_path / "rank0.json", HOST)), schema)
+
+
+def test_every_category_has_a_kind():
+    assert set(CATEGORIES.values()) <= set(range(len(KINDS) + 1))
