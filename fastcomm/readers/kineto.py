@@ -66,6 +66,7 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
         base=origin[0],
         clock=origin[1],
         warnings=(*scanned.warnings, *notes),
+        is_truncated=scanned.is_truncated,
     )
     return assemble(events, lanes, found, options, meta)
 
