@@ -44,13 +44,15 @@ def by_rank(stack: Stack) -> list[RankOutside]:
     is_device[stack.comm["event"].to_numpy()] = True
     start, stop = (stack.events[name].to_numpy() for name in ("start", "stop"))
     windows = tuple(stack.iterations[name].to_numpy() for name in ("start", "stop"))
-    inside = _time_before(stop, *windows) - _time_before(start, *windows)
-    lengths = np.where(is_device, stop - start, 0)
-    beyond = np.where(is_device, lengths - inside, 0)
+    length = np.where(is_device, stop - start, 0)
+    # Few events reach beyond the window in which they begin: only those need a closer look.
+    ends = np.append(windows[1], np.iinfo(np.int64).min)[segments.segment_of(start, *windows)]
+    rows = np.flatnonzero(is_device & (stop > ends))
+    inside = _time_before(stop[rows], *windows) - _time_before(start[rows], *windows)
     in_none = segments.segment_of(stack.comm["start"].to_numpy(), *windows) < 0
     columns = (
-        _sums(lengths, stack.event_edges),
-        _sums(beyond, stack.event_edges),
+        _sums(length, stack.event_edges),
+        _sums(length[rows] - inside, np.searchsorted(rows, stack.event_edges)),
         _sums(in_none.astype(np.int64), stack.comm_edges),
     )
     return [
