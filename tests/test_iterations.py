@@ -179,7 +179,7 @@ def test_a_step_without_device_work_is_left_out_on_the_device_clock(tmp_path):
 
 
 def test_the_device_clock_without_launches_is_an_error(tmp_path):
-    with pytest.raises(TraceFileError, match="clock device: no device work was launched"):
+    with pytest.raises(TraceFileError, match="clock device: no recorded launch of device work"):
         device_iterations(tmp_path, [*WORK, k.mark("ProfilerStep#1", 0, 10)], "device")
 
 

@@ -172,7 +172,7 @@ def test_a_store_without_launches_is_by_the_hosts_marks_and_it_is_said(tmp_path)
     found, wanted = measured(tmp_path / "store"), measured(folder)
     assert numbers(found) == numbers(wanted)
     assert found.warnings == wanted.warnings
-    with pytest.raises(TraceFileError, match="no device work was launched inside the marks"):
+    with pytest.raises(TraceFileError, match="no recorded launch of device work lies inside"):
         measured(tmp_path / "store", "device")
 
 

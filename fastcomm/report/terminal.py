@@ -113,10 +113,11 @@ def _title(found: Metrics) -> str:
         if found.iterations is not None
         else NA
     )
+    clock = f"; {found.iteration_clock} clock" if times.mean_ns is not None else ""
     ranks = f"{len(found.ranks)} rank{'s' if len(found.ranks) > 1 else ''}"
     return (
         f"[bold]{ranks}, {na(found.iterations, str)} iterations[/] "
-        f"({escape(', '.join(found.found_by))}; {found.iteration_clock} clock): {measured}"
+        f"({escape(', '.join(found.found_by))}{clock}): {measured}"
     )
 
 

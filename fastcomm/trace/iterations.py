@@ -271,7 +271,7 @@ def on_device_clock(found: Iterations, work: DeviceWork) -> Iterations:
     low, high = _between_edges(known.launch, found)
     busy = np.flatnonzero(high > low)
     if not len(busy):
-        raise ConfigError("no device work was launched inside the marks of iterations")
+        raise ConfigError("no recorded launch of device work lies inside a mark of a step")
     first = np.array([known.start[low[k] : high[k]].min() for k in busy], np.int64)
     last = np.array([known.stop[low[k] : high[k]].max() for k in busy], np.int64)
     order = np.argsort(first, kind="stable")
