@@ -1,5 +1,7 @@
 """METRIC 0-5 by definition, on what `oracle_kineto` reads: exact fractions until the last step.
 
+Steps are cut by the host's marks, or on the device's clock at the first work launched in each.
+
 A moment is classified by what is active in it; every length is a sum over elementary segments,
 in which nothing begins or ends. An unknown value is None.
 """
@@ -8,18 +10,29 @@ from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 
-from oracle_kineto import comm_events, device_work, is_compute, is_copy, iterations
+from oracle_kineto import (
+    RUNTIME,
+    comm_events,
+    device_work,
+    is_compute,
+    is_copy,
+    is_peer_copy,
+    iterations,
+)
 
 TAGS = ("DP", "TP", "PP", "EP", "CP", "OTHER")
 
 
-def metrics(traces, tag_of, link_bandwidth=None):
+def metrics(traces, tag_of, link_bandwidth=None, clock="auto"):
     """All metrics of a run; `tag_of` maps a communication event to its tag."""
-    steps = [step for trace in traces for step in steps_of(trace, tag_of)]
+    clock = step_clock(traces) if clock == "auto" else clock
+    steps = [step for trace in traces for step in steps_of(trace, tag_of, clock)]
     numbers = {step["number"] for step in steps}
     return {
         "ranks": sorted(trace["rank"] for trace in traces),
         "iterations": len(numbers),
+        "iteration_clock": clock,
+        "outside": outside(traces, clock),
         "iteration": iteration_times(steps),
         "breakdown": {"spec": spec_breakdown(steps), "exact": exact_breakdown(steps)},
         "windows": windows(steps),
@@ -34,10 +47,89 @@ def metrics(traces, tag_of, link_bandwidth=None):
     }
 
 
+# ------------------------------------------------------------ clocks of steps
+
+
+def device_events(trace):
+    """[(start, stop, start of the launch or None)] of all device work."""
+    launches = {}
+    for event in trace["events"]:
+        if event["cat"] in RUNTIME and "correlation" in event["args"]:
+            launches.setdefault(event["args"]["correlation"], event["start"])
+    return [
+        (e["start"], e["stop"], launches.get(e["args"].get("correlation")))
+        for e in trace["events"]
+        if e["cat"] == "kernel" or is_copy(e) or is_peer_copy(e)
+    ]
+
+
+def step_clock(traces):
+    """The device's where all ranks with device work can have it, else the host's."""
+    ranks = [trace for trace in traces if device_events(trace)]
+    return "device" if ranks and all(device_windows(trace) for trace in ranks) else "host"
+
+
+def windows_of(trace, clock):
+    return (clock == "device" and device_windows(trace)) or iterations(trace)
+
+
+def device_windows(trace):
+    """Steps from the first work launched in a mark to that of the next; [] without launches."""
+    work = device_events(trace)
+    launched = [each for each in work if each[2] is not None]
+    # Choice: work before all that is known to be launched is of before the recording.
+    begin = min((start for start, _, _ in launched), default=None)
+    if not launched or 2 * len(launched) < sum(start >= begin for start, _, _ in work):
+        return []
+    marks = iterations(trace)
+    if marks[0]["source"] == "whole":
+        edges = {"start": min(w[0] for w in work), "stop": max(w[1] for w in work)}
+        return [{**marks[0], **edges}]
+    limits = [*(mark["start"] for mark in marks[1:]), marks[-1]["stop"]]
+    found = []
+    for place, (mark, limit) in enumerate(zip(marks, limits, strict=True)):
+        until = min(mark["stop"], limit)
+        own = [w for w in launched if mark["start"] <= w[2] < until]
+        if own:
+            edges = {"start": min(w[0] for w in own), "stop": max(w[1] for w in own)}
+            found.append({**mark, **edges, "place": place})
+    found.sort(key=lambda step: step["start"])
+    for one, two in pairwise(found):
+        following = two["place"] == one["place"] + 1
+        one["stop"] = two["start"] if following else min(one["stop"], two["start"])
+    return found
+
+
+def outside(traces, clock):
+    """Device time and communication that no step has."""
+    recorded = missing = events = 0
+    for trace in traces:
+        steps = [(step["start"], step["stop"]) for step in windows_of(trace, clock)]
+        steps = [
+            (start, min(stop, following))
+            for (start, stop), following in zip(
+                steps, [*(start for start, _ in steps[1:]), float("inf")], strict=True
+            )
+        ]
+        for start, stop, _ in device_events(trace):
+            inside = sum(max(min(stop, b) - max(start, a), 0) for a, b in steps)
+            recorded += stop - start
+            missing += stop - start - inside
+        if any(stop > start for start, stop, _ in device_events(trace)):
+            events += sum(
+                not any(a <= event["start"] < b for a, b in steps)
+                for event in comm_events(trace)
+            )
+    if not recorded:
+        return {"device_ns": None, "share": None, "comm_events": None}
+    share = float(Fraction(missing, recorded))
+    return {"device_ns": missing, "share": share, "comm_events": events}
+
+
 # ------------------------------------------------- one (iteration, rank)
 
 
-def steps_of(trace, tag_of):
+def steps_of(trace, tag_of, clock="host"):
     """Every iteration of a rank: length, its own events, its segments."""
     communication = [{**e, "tag": (tag_of(e) or "OTHER").upper()} for e in comm_events(trace)]
     labelled = [(e["start"], e["stop"], e["tag"]) for e in communication]
@@ -48,7 +140,7 @@ def steps_of(trace, tag_of):
             labelled.append((event["start"], event["stop"], "copy"))
     rest = communication
     steps = []
-    for mark in iterations(trace):
+    for mark in windows_of(trace, clock):
         # Choice: where iterations overlap, the first one that holds an event's start has it.
         own = [e for e in rest if mark["start"] <= e["start"] < mark["stop"]]
         rest = [e for e in rest if not mark["start"] <= e["start"] < mark["stop"]]

@@ -40,7 +40,7 @@ def invoke(*words, code=0):
 def test_metrics_begins_with_the_sentences_that_matter(run_folder):
     lines = invoke("metrics", run_folder, "--link-bandwidth", "400Gbit/s").stdout.splitlines()
     assert lines[0].startswith(
-        "3 ranks, 1 iterations (ProfilerStep#N): iteration 100.00 us mean"
+        "3 ranks, 1 iterations (ProfilerStep#N; host clock): iteration 100.00 us mean"
     )
     # No collective is matched: nothing is said of who stands apart.
     assert "TP costs the most exposed time: 25.0% of the iteration" in lines[1]

@@ -120,29 +120,151 @@ def test_given_ranges_come_before_everything(tmp_path):
     assert meta.found_by == "ranges"
 
 
-def test_on_the_device_clock_a_step_lasts_from_its_first_work_to_the_next_steps(tmp_path):
+def device_iterations(tmp_path, events, clock="auto", **options):
+    path = k.write(tmp_path / "rank0.json", events)
+    rule = IterationRule(clock=clock)
+    trace = kineto.read(path, ReadOptions(iterations=rule, **options))
+    table = trace.device_iterations
+    rows = table and [(r["number"], r["start"], r["stop"]) for r in table.to_pylist()]
+    return rows, trace
+
+
+STEPS = [k.mark("ProfilerStep#1", 0, 10), k.mark("ProfilerStep#2", 10, 10)]
+
+
+@pytest.mark.parametrize("clock", ["auto", "device"])
+def test_on_the_device_clock_a_step_lasts_from_its_first_work_to_the_next_steps(
+    tmp_path, clock
+):
     events = [
-        *(k.mark("ProfilerStep#1", 0, 10), k.mark("ProfilerStep#2", 10, 10)),
+        *STEPS,
         *(k.launch(1, 11), k.kernel("late", 30, 5, correlation=11)),
         *(k.launch(9, 12), k.kernel("later", 35, 5, correlation=12)),
         *(k.launch(12, 13), k.kernel("next", 41, 5, correlation=13)),
         *(k.launch(14, 14), k.kernel("last", 46, 9, correlation=14)),
     ]
-    rows, meta = iterations(tmp_path, events, clock="device")
+    rows, trace = device_iterations(tmp_path, events, clock)
     assert rows == [(1, 30_000, 41_000), (2, 41_000, 55_000)]
-    assert "device" in meta.found_by
+    # Graphs of host and device events need the marks themselves.
+    assert trace.iterations["start"].to_pylist() == [0, 10_000]
+    assert trace.meta.found_by == "ProfilerStep#N"
+
+
+@pytest.mark.parametrize("clock", ["auto", "device"])
+def test_kernels_of_a_graph_belong_to_the_step_of_the_graphs_launch(tmp_path, clock):
+    replayed = [k.kernel(f"node{n}", 30 + 3 * n, 2, correlation=7) for n in range(3)]
+    graph = k.event("cudaGraphLaunch", "cuda_runtime", 12, 1, pid=100, tid=1, correlation=7)
+    events = [*STEPS, k.launch(1, 5), k.kernel("gemm", 20, 5, correlation=5), graph, *replayed]
+    rows, _ = device_iterations(tmp_path, events, clock)
+    assert rows == [(1, 20_000, 30_000), (2, 30_000, 38_000)]
+
+
+def test_a_step_before_one_without_device_work_ends_with_its_own(tmp_path):
+    events = [
+        *(k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(3)),
+        *(k.launch(1, 11), k.kernel("first", 5, 10, correlation=11)),
+        *(k.launch(21, 12), k.kernel("last", 50, 5, correlation=12)),
+    ]
+    rows, trace = device_iterations(tmp_path, events)
+    assert rows == [(0, 5000, 15_000), (2, 50_000, 55_000)]
+    assert trace.device_notes == ("iterations without device work are left out: 1",)
 
 
 def test_a_step_without_device_work_is_left_out_on_the_device_clock(tmp_path):
-    events = [
-        *(k.mark("ProfilerStep#1", 0, 10), k.mark("ProfilerStep#2", 10, 10)),
-        *(k.launch(1, 11), k.kernel("late", 30, 5, correlation=11)),
-    ]
-    rows, meta = iterations(tmp_path, events, clock="device")
+    events = [*STEPS, k.launch(1, 11), k.kernel("late", 30, 5, correlation=11)]
+    rows, trace = device_iterations(tmp_path, events)
     assert rows == [(1, 30_000, 35_000)]
-    assert "left out: 2" in meta.warnings[0]
+    assert trace.device_notes == ("iterations without device work are left out: 2",)
+    assert trace.meta.warnings == ("no communication on the device",)
 
 
 def test_the_device_clock_without_launches_is_an_error(tmp_path):
-    with pytest.raises(TraceFileError, match="no device work was launched"):
-        iterations(tmp_path, [*WORK, k.mark("ProfilerStep#1", 0, 10)], clock="device")
+    with pytest.raises(TraceFileError, match="clock device: no recorded launch of device work"):
+        device_iterations(tmp_path, [*WORK, k.mark("ProfilerStep#1", 0, 10)], "device")
+
+
+def test_without_launches_iterations_are_by_the_hosts_marks_and_it_is_said(tmp_path):
+    rows, trace = device_iterations(tmp_path, [*WORK, k.mark("ProfilerStep#1", 0, 10)])
+    assert rows is None
+    assert trace.device_notes[0].startswith("no launch of device work is recorded: iterations")
+
+
+def test_with_few_launches_iterations_are_by_the_hosts_marks_and_it_is_said(tmp_path):
+    kernels = [k.kernel("gemm", 12 + n, 1) for n in range(3)]
+    events = [*STEPS, k.launch(1, 11), k.kernel("known", 10, 1, correlation=11), *kernels]
+    rows, trace = device_iterations(tmp_path, events)
+    assert rows is None
+    assert trace.device_notes[0].startswith("only 1 of 4 device events have a recorded launch")
+
+
+def test_work_from_before_the_recording_does_not_count_as_without_launch(tmp_path):
+    before = [k.kernel("warm-up", n, 1) for n in range(5)]
+    events = [*STEPS, k.launch(1, 11), k.kernel("known", 10, 1, correlation=11), *before]
+    assert device_iterations(tmp_path, events)[0] == [(1, 10_000, 11_000)]
+
+
+def test_a_whole_trace_lasts_on_the_device_clock_from_its_first_to_its_last_work(tmp_path):
+    events = [
+        k.kernel("before", 3, 1),
+        *(k.launch(1, 11), k.kernel("known", 10, 30, correlation=11)),
+        k.event("aten::mm", "user_annotation", 0, 90, pid=100, tid=1),
+    ]
+    assert device_iterations(tmp_path, events)[0] == [(0, 3000, 40_000)]
+
+
+def test_windows_between_collectives_are_the_same_on_either_clock(tmp_path):
+    comm = []
+    for step in range(3):
+        at = 100 * step
+        comm += [k.launch(at, 2 * step), k.launch(at + 1, 2 * step + 1)]
+        comm += [k.all_reduce(at + 50, 1, correlation=2 * step)]
+        comm += [k.all_reduce(at + 60, 1, nelems=7, correlation=2 * step + 1)]
+    rows, trace = device_iterations(tmp_path, comm)
+    assert trace.meta.found_by == "period of the collectives"
+    assert rows == [(r["number"], r["start"], r["stop"]) for r in trace.iterations.to_pylist()]
+
+
+def test_ranges_of_the_user_are_taken_as_they_are(tmp_path):
+    events = [*STEPS, k.launch(1, 11), k.kernel("late", 30, 5, correlation=11)]
+    path = k.write(tmp_path / "rank0.json", events)
+    rule = IterationRule(ranges=((0, 0, 40_000),))
+    assert kineto.read(path, ReadOptions(iterations=rule)).device_iterations is None
+
+
+def cut(tmp_path, events, end):
+    """A trace whose file ends inside an event."""
+    path = k.write(tmp_path / "rank0.json", events)
+    text = path.read_text()
+    path.write_text(text[: text.index(end)])
+    return path
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_steps_without_device_work_at_a_cut_end_are_left_out_and_reported(
+    tmp_path, is_launched
+):
+    marks = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
+    launches = [k.launch(10 * n + 1, n + 1) for n in range(4)]
+    kernels = [k.kernel(f"step{n}", 10 * n + 5, 4, correlation=n + 1) for n in range(4)]
+    rows = [*marks, *(launches if is_launched else ()), *kernels]
+    path = cut(tmp_path, rows, "step2")
+    trace = kineto.read(path, ReadOptions(allow_truncated=True))
+    assert trace.iterations["number"].to_pylist() == [0, 1]
+    assert "iterations 2-3 are left out: the trace is truncated" in str(trace.meta.warnings)
+    if is_launched:
+        assert trace.device_iterations["number"].to_pylist() == [0, 1]
+        assert trace.device_notes == ()
+
+
+def test_steps_without_device_work_in_a_whole_trace_stay(tmp_path):
+    marks = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
+    path = k.write(tmp_path / "rank0.json", [*marks, k.kernel("gemm", 1, 1)])
+    trace = kineto.read(path, ReadOptions(allow_truncated=True))
+    assert trace.iterations["number"].to_pylist() == [0, 1, 2, 3]
+
+
+def test_a_cut_trace_without_any_device_work_keeps_its_steps(tmp_path):
+    marks = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
+    path = cut(tmp_path, [*marks, k.kernel("gemm", 1, 1)], "gemm")
+    trace = kineto.read(path, ReadOptions(allow_truncated=True))
+    assert trace.iterations["number"].to_pylist() == [0, 1, 2, 3]

@@ -16,6 +16,8 @@ import fastcomm
 from fastcomm.errors import FastcommError
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import answer
+from fastcomm.readers.formats import OpenOptions
+from fastcomm.trace.iterations import IterationRule
 
 DESCRIPTIONS = {
     "DATA_PARALLEL_GROUP": "DP",
@@ -64,9 +66,22 @@ def work(draw):
     return k.event(name, cat, ts, dur, tid=7)
 
 
+def launched(events, at):
+    """The events with the calls that launched some of them, `at` these times or None."""
+    found = []
+    for number, (event, ts) in enumerate(zip(events, at, strict=True)):
+        found.append({**event, "args": {**event["args"], "correlation": number}})
+        if ts is not None:
+            found.append(k.launch(ts, number))
+    return found
+
+
 @st.composite
 def rank_events(draw):
     events = draw(st.lists(st.one_of(communication(), work()), max_size=25))
+    at = st.sampled_from([st.none(), st.integers(0, 300), st.none() | st.integers(0, 300)])
+    times = st.lists(draw(at), min_size=len(events), max_size=len(events))
+    events = launched(events, draw(times))
     edges = sorted(draw(st.sets(st.integers(0, 300), min_size=2, max_size=4)))
     gap = draw(st.integers(0, 5))
     marks = [
@@ -80,18 +95,23 @@ def tag_of(event):
     return DESCRIPTIONS[event["description"]]
 
 
-@given(st.lists(rank_events(), min_size=1, max_size=3), st.sampled_from([None, 25e9]))
-def test_a_run_measures_what_the_definitions_say(ranks, link):
+RUNS = st.lists(rank_events(), min_size=1, max_size=3)
+CLOCKS = st.sampled_from(["auto", "host"])
+
+
+@given(RUNS, st.sampled_from([None, 25e9]), CLOCKS)
+def test_a_run_measures_what_the_definitions_say(ranks, link, clock):
     with TemporaryDirectory() as folder:
         paths = [
             k.write(Path(folder) / f"rank{rank}.json", events, rank=rank, world=len(ranks))
             for rank, events in enumerate(ranks)
         ]
+        options = OpenOptions(iterations=IterationRule(clock=clock))
         found = fastcomm.compute_metrics(
-            fastcomm.open_run(*paths), link_bandwidth=link
+            fastcomm.open_run(*paths, options=options), link_bandwidth=link
         ).to_dict()
         traces = [oracle_kineto.read(path) for path in paths]
-    wanted = oracle_metrics.metrics(traces, tag_of=tag_of, link_bandwidth=link)
+    wanted = oracle_metrics.metrics(traces, tag_of, link, clock)
     same(found, wanted)
     assert set(found["volume"]) == set(wanted["volume"])
 

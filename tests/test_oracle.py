@@ -117,7 +117,7 @@ def test_the_steps_of_nccl_2rank(nccl):
 
 
 def test_the_metrics_of_nccl_2rank(nccl):
-    found = metrics([nccl], everything_is_dp, 50e9)
+    found = metrics([nccl], everything_is_dp, 50e9, "host")
     whole = 222_442_191 + 219_726_905 + 224_936_243
     comm = 11_989_021 + 12_300_029 + 22_587_443
     compute = 38_506_406 + 38_429_422 + 38_720_019

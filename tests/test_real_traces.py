@@ -6,6 +6,8 @@ import pytest
 from same import same
 
 import fastcomm
+from fastcomm.readers.formats import OpenOptions
+from fastcomm.trace.iterations import IterationRule
 
 RUNS = {
     "nccl": ["nccl_2rank_rank0.json.gz"],
@@ -32,12 +34,15 @@ def traces_of(folder, names):
 
 
 @pytest.mark.compiled
+@pytest.mark.parametrize("clock", ["auto", "host"])
 @pytest.mark.parametrize("name", RUNS)
-def test_a_real_run_measures_what_the_oracle_does(kineto, name):
+def test_a_real_run_measures_what_the_oracle_does(kineto, name, clock):
     paths = traces_of(kineto, RUNS[name])
-    found = fastcomm.compute_metrics(fastcomm.open_run(*paths), link_bandwidth=LINK).to_dict()
+    options = OpenOptions(iterations=IterationRule(clock=clock))
+    run = fastcomm.open_run(*paths, options=options)
+    found = fastcomm.compute_metrics(run, link_bandwidth=LINK).to_dict()
     traces = [oracle_kineto.read(path) for path in paths]
-    wanted = oracle_metrics.metrics(traces, tag_of=lambda event: "OTHER", link_bandwidth=LINK)
+    wanted = oracle_metrics.metrics(traces, lambda event: "OTHER", LINK, clock)
     same(found, wanted)
     assert set(found["bandwidth"]) == set(wanted["bandwidth"])
     assert set(found["overlap"]["by_tag"]) == set(wanted["overlap"]["by_tag"])

@@ -409,7 +409,7 @@ def compare(job, tag_of, **options):
     with TemporaryDirectory() as folder:
         paths = write(job, Path(folder), **options)
         traces = [oracle_kineto.read(path) for path in paths]
-    found = oracle_metrics.metrics(traces, tag_of, LINK)
+    found = oracle_metrics.metrics(traces, tag_of, LINK, "host")
     said = truth(job, LINK)
     ours = {"by_rank", "slowest_rank", "widest_window"}
     assert_says(found, {key: value for key, value in said.items() if key not in ours})

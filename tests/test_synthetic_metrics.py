@@ -1,5 +1,7 @@
 """The made-up job end to end: what fastcomm measures is what the job was built to show."""
 
+import oracle_kineto
+import oracle_metrics
 import pytest
 from same import same
 
@@ -7,10 +9,18 @@ import fastcomm
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.runs import OpenOptions
 from fastcomm.synthetic import Job, Variant, truth, write
+from fastcomm.trace.iterations import IterationRule
 
 pytestmark = pytest.mark.compiled
 
 LINK = 50e9
+TAG_OF = {
+    "TENSOR_MODEL_PARALLEL_GROUP": "TP",
+    "DATA_PARALLEL_GROUP": "DP",
+    "EXPERT_DATA_PARALLEL_GROUP": "DP",
+    "PIPELINE_MODEL_PARALLEL_GROUP": "PP",
+    "EXPERT_MODEL_PARALLEL_GROUP": "EP",
+}
 KEYS = (
     "ranks",
     "iterations",
@@ -23,8 +33,10 @@ KEYS = (
 )
 
 
-def measured(folder, **options):
-    run = fastcomm.open_run(folder, options=OpenOptions(**options))
+def measured(folder, clock="host", **options):
+    """Measure a job; its truth is by the host's marks."""
+    rule = IterationRule(clock=clock)
+    run = fastcomm.open_run(folder, options=OpenOptions(iterations=rule, **options))
     return fastcomm.compute_metrics(run, link_bandwidth=LINK)
 
 
@@ -39,6 +51,19 @@ def test_a_made_up_job_measures_what_it_was_built_to_show(tmp_path, ranks):
     found = measured(tmp_path)
     same(found.to_dict(), comparable(job))
     assert found.warnings == (() if ranks > 1 else ("no communication on the device",))
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_made_up_job_measures_by_the_devices_clock_what_the_oracle_does(tmp_path, ranks):
+    job = Job.of(ranks=ranks)
+    write(job, tmp_path)
+    found = measured(tmp_path, clock="auto")
+    traces = [oracle_kineto.read(path) for path in sorted(tmp_path.glob("*.json*"))]
+    wanted = oracle_metrics.metrics(
+        traces, tag_of=lambda event: TAG_OF[event["description"]], link_bandwidth=LINK
+    )
+    assert found.iteration_clock == wanted["iteration_clock"] == "device"
+    same(found.to_dict(), wanted)
 
 
 @pytest.mark.parametrize("variant", [Variant.BASE_LAST, Variant.COMPACT, Variant.HOST_METADATA])

@@ -42,6 +42,15 @@ def _options() -> list[Callable[[F], F]]:
             "--iterations", metavar="LIST", help="Only iterations of these numbers: 4-6."
         ),
         click.option(
+            "--iteration-clock",
+            type=click.Choice(["auto", "device", "host"]),
+            default="auto",
+            show_default=True,
+            help="Where a step begins and ends. device: at the first GPU work launched inside "
+            "its mark, and at that of the next; host: at the mark itself, which the GPU runs "
+            "behind; auto: device if every rank has launches recorded.",
+        ),
+        click.option(
             "--clocks",
             type=click.Choice(["aligned", "raw"]),
             default="aligned",

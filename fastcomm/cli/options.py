@@ -89,14 +89,6 @@ def _reading() -> list[Callable[[F], F]]:
             help="Annotations that mark iterations; the first group is the number.",
         ),
         click.option(
-            "--iteration-clock",
-            type=click.Choice(["host", "device"]),
-            default="host",
-            show_default=True,
-            help="device: from the first GPU work launched in a mark to that of the next mark; "
-            "the GPU runs behind the host.",
-        ),
-        click.option(
             "--allow-truncated", is_flag=True, help="Read the whole events of a cut file."
         ),
     ]
@@ -219,7 +211,7 @@ def open_options(words: dict[str, Any]) -> "OpenOptions":
         config=said,
         guess_tags=words["guess_tags"],
         iterations=IterationRule(
-            regex=words["iteration_regex"], clock=words["iteration_clock"]
+            regex=words["iteration_regex"], clock=words.get("iteration_clock", "auto")
         ),
         allow_truncated=words["allow_truncated"],
     )

@@ -1,7 +1,7 @@
 """The metrics of a run: every rank measured, the partials merged, the questions answered."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fastcomm.engine.engine import Engine, Lost, Progress, Task
@@ -9,10 +9,10 @@ from fastcomm.engine.local import engine_of
 from fastcomm.errors import FastcommError
 from fastcomm.metrics.across import ClockKind
 from fastcomm.metrics.partial import Partial, merge, put_away
-from fastcomm.metrics.result import Failure, Metrics, answer
+from fastcomm.metrics.result import Failure, Metrics, answer, without_device_clock
 from fastcomm.metrics.view import ByteKind
 from fastcomm.spread import Spread
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import Run, ranges
 from fastcomm.units import parse_bandwidth
 
 
@@ -37,6 +37,9 @@ def compute_metrics(  # noqa: PLR0913 - one word a choice
     their clocks aligned, or as they are. `with_tables`: whether `to_arrow` has the tables with
     a row an event or a window, some 200 bytes an event. Raises the first rank's error, or, with
     `keep_going`, lists it in `failed`; then only if no rank is left.
+
+    Iterations are on the device's clock if every rank with device work has its launches
+    recorded, and otherwise by the host's marks, on all ranks alike.
     """
     link = (
         parse_bandwidth(link_bandwidth) if isinstance(link_bandwidth, str) else link_bandwidth
@@ -50,20 +53,39 @@ def compute_metrics(  # noqa: PLR0913 - one word a choice
         clocks=clocks,
         with_tables=with_tables,
     )
-    task = Task(
-        measure=partial(Partial.of, byte_kind=bytes, only=only),
+    engine = engine_of(workers)
+    found = engine.gather(run, _task(question), keep_going=keep_going, progress=progress)
+    if isinstance(found, Metrics):
+        return found
+    # A rank alone cannot know whether all others have launches: most often they do.
+    again = _task(replace(question, by_host=found))
+    second = engine.gather(run, again, keep_going=keep_going, progress=progress)
+    assert isinstance(second, Metrics)
+    return second
+
+
+def _task(question: "_Question") -> Task[Partial, "Metrics | tuple[int, ...]"]:
+    return Task(
+        measure=partial(
+            Partial.of,
+            byte_kind=question.byte_kind,
+            only=question.only,
+            by_host=bool(question.by_host),
+        ),
         merge=merge,
         finish=question.answer,
         put_away=put_away,
         is_narrow=True,
         of_many=True,
     )
-    return engine_of(workers).gather(run, task, keep_going=keep_going, progress=progress)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """What is asked of a run besides its ranks' partials."""
+    """What is asked of a run besides its ranks' partials.
+
+    `by_host` are the ranks because of which all iterations are by the host's marks.
+    """
 
     byte_kind: ByteKind
     link: float | None
@@ -71,9 +93,17 @@ class _Question:
     warnings: tuple[str, ...]
     clocks: ClockKind
     with_tables: bool
+    by_host: tuple[int, ...] = ()
 
-    def answer(self, whole: Partial, left_out: Sequence[Lost], spread: Spread) -> Metrics:
-        """The metrics, from the partial of all ranks."""
+    def answer(
+        self, whole: Partial, left_out: Sequence[Lost], spread: Spread
+    ) -> Metrics | tuple[int, ...]:
+        """Return the metrics from the partial of all ranks.
+
+        Where ranks are on different clocks, return those on the host's instead.
+        """
+        if apart := without_device_clock(whole.notes):
+            return apart
         if self.only is not None and not whole.iterations.num_rows:
             raise FastcommError(
                 f"no iteration of the run has one of the numbers {sorted(self.only)}"
@@ -85,9 +115,16 @@ class _Question:
             whole,
             byte_kind=self.byte_kind,
             link=self.link,
-            warnings=self.warnings,
+            warnings=(*self.warnings, *self._clock_warnings()),
             failed=sorted(failed, key=lambda failure: failure.path),
             clocks=self.clocks,
             spread=spread,
             with_tables=self.with_tables,
         )
+
+    def _clock_warnings(self) -> Iterable[str]:
+        if self.by_host:
+            yield (
+                "the iterations of all ranks are by the host's marks, because rank "
+                f"{ranges(self.by_host)} cannot be on the device's clock"
+            )

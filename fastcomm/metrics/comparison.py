@@ -164,9 +164,20 @@ def _notes(before: Object, after: Object) -> Iterator[str]:
     old, new = (", ".join(each.get("iterations_found_by", ())) for each in (before, after))
     if old != new:
         yield f"iterations are found by {old} before and by {new} after"
+    yield from _clock_notes(before, after)
     for when, each in (("before", before), ("after", after)):
         if left_out := len(each.get("failed", ())):
             yield f"{left_out} ranks of {when} are left out"
+
+
+def _clock_notes(before: Object, after: Object) -> Iterator[str]:
+    # Results that were kept before there was a choice are by the host's clock.
+    old, new = (each.get("iteration_clock", "host") for each in (before, after))
+    if old != new:
+        yield (
+            f"iterations are cut by the {old}'s clock before and by the {new}'s after; "
+            "--iteration-clock host measures both by the host's"
+        )
 
 
 def _number(value: Any) -> str:

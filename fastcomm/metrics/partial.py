@@ -13,6 +13,7 @@ from fastcomm.metrics import (
     iterations,
     lacks,
     membership,
+    outside,
     overlap,
     pieces,
     sums,
@@ -26,7 +27,11 @@ from fastcomm.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankNote:
-    """What is said of one rank besides its numbers."""
+    """What is known of one rank besides its numbers.
+
+    `clock` is "device" or "host": by which clock its iterations are cut; null where no device
+    work is recorded. `clock_notes` say why it is the host's.
+    """
 
     rank: int
     path: str
@@ -34,6 +39,9 @@ class RankNote:
     found_by: str
     warnings: tuple[str, ...]
     lacks: tuple[str, ...] = ()  # of trace.LACKS
+    clock: str | None = None
+    clock_notes: tuple[str, ...] = ()
+    device_time: outside.RankOutside | None = None  # null where times are unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +78,30 @@ class Partial:
         *traces: Trace,
         byte_kind: ByteKind = "payload",
         only: frozenset[int] | None = None,
+        by_host: bool = False,
     ) -> "Partial":
-        """Measure some ranks; of their iterations, only those of these numbers."""
+        """Measure some ranks; of their iterations, only those of these numbers.
+
+        Iterations are cut by the device's clock where a trace has such windows, unless they
+        all have to be `by_host`.
+        """
         lacking = traces[0].meta.lacks
         is_alike = all(trace.meta.lacks == lacking for trace in traces)
-        stack = Stack.of(traces) if is_alike else None
+        cut = traces if by_host else tuple(trace.on_device_clock() for trace in traces)
+        stack = Stack.of(cut) if is_alike else None
         if stack is None:
-            return merge([cls.of(trace, byte_kind=byte_kind, only=only) for trace in traces])
+            return merge(
+                [
+                    cls.of(trace, byte_kind=byte_kind, only=only, by_host=by_host)
+                    for trace in traces
+                ]
+            )
         view = View.of(stack, byte_kind, only)
         return cls(
-            notes=tuple(map(_note, traces)),
+            notes=tuple(
+                _note(trace, beyond, by_host=by_host)
+                for trace, beyond in zip(traces, outside.by_rank(stack), strict=True)
+            ),
             iterations=lacks.in_iterations(
                 pa.table(
                     {
@@ -98,15 +120,21 @@ class Partial:
         )
 
 
-def _note(trace: Trace) -> RankNote:
+def _note(trace: Trace, beyond: outside.RankOutside, *, by_host: bool) -> RankNote:
     meta = trace.meta
+    on_device = trace.device_iterations is not None and not by_host
+    clock = "device" if on_device else "host" if beyond.recorded_ns else None
+    has_reason = trace.device_iterations is None
     return RankNote(
         rank=meta.rank,
         path=meta.path,
         world_size=meta.world_size,
         found_by=meta.found_by,
-        warnings=meta.warnings,
+        warnings=(*meta.warnings, *(trace.device_notes if on_device else ())),
         lacks=meta.lacks,
+        clock=clock,
+        clock_notes=trace.device_notes if has_reason else (),
+        device_time=None if "times" in meta.lacks else beyond,
     )
 
 

@@ -3,13 +3,14 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from fastcomm.metrics import bandwidth as bandwidth_
 from fastcomm.metrics import lacks as lacks_
+from fastcomm.metrics import outside as outside_
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import rates
 from fastcomm.metrics import volume as volume_
@@ -20,6 +21,7 @@ from fastcomm.metrics.breakdown import Breakdown, breakdown
 from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.heat import Heat
 from fastcomm.metrics.iterations import IterationTimes, RankTime, iteration_times, rank_times
+from fastcomm.metrics.outside import Outside
 from fastcomm.metrics.overlap import Overlap, overlap
 from fastcomm.metrics.partial import Partial, RankNote
 from fastcomm.metrics.pieces import Piece
@@ -47,6 +49,8 @@ class Metrics:
     ranks: tuple[int, ...]
     iterations: int | None  # distinct numbers over all ranks; null where none tells
     found_by: tuple[str, ...]  # the rules that found the iterations
+    iteration_clock: Literal["device", "host"]  # by which clock iterations are cut
+    outside: Outside
     bytes: ByteKind  # what `bytes` means in bandwidth and volume
     link_bandwidth: float | None  # bytes per second
     iteration: IterationTimes
@@ -93,6 +97,8 @@ class Metrics:
             "ranks": list(self.ranks),
             "iterations": self.iterations,
             "iterations_found_by": list(self.found_by),
+            "iteration_clock": self.iteration_clock,
+            "outside": asdict(self.outside),
             "bytes": self.bytes,
             "link_bandwidth": self.link_bandwidth,
             "iteration": iteration,
@@ -147,10 +153,15 @@ def answer(  # noqa: PLR0913 - one word a choice
     seen, tables = across(material, clocks, spread)
     over_all = _over_all(partial, pieces, tags, spread)
     times = rank_times(partial.iterations)
+    clock = iteration_clock(partial.notes)
+    beyond = outside_.outside(note.device_time for note in partial.notes)
+    clock_warnings = (outside_.warning(beyond, clock), *_clock_notes(partial.notes))
     return Metrics(
         ranks=ranks,
         iterations=count,
         found_by=tuple(sorted({note.found_by for note in partial.notes})),
+        iteration_clock=clock,
+        outside=beyond,
         bytes=byte_kind,
         link_bandwidth=link,
         iteration=iteration_times(partial.iterations),
@@ -161,7 +172,12 @@ def answer(  # noqa: PLR0913 - one word a choice
         volume=volume_.volume(sums, count, timed),
         overlap=overlap(partial.iterations, [TAGS[tag] for tag in tags]),
         across=seen,
-        warnings=(*warnings, *lacks_.sentences(lacks, len(ranks)), *_warnings(partial)),
+        warnings=(
+            *warnings,
+            *lacks_.sentences(lacks, len(ranks)),
+            *(text for text in clock_warnings if text),
+            *_warnings(partial.notes),
+        ),
         failed=tuple(failed),
         lacks=lacks,
         tables={
@@ -269,14 +285,37 @@ def _group_tags(groups: pa.Table) -> pa.Table:
     return found.sort_by([(key, "ascending") for key in ("tag", "description", "size")])
 
 
-def _warnings(partial: Partial) -> list[str]:
-    """What the ranks warn of: the same words of several ranks once."""
+def iteration_clock(notes: Sequence[RankNote]) -> Literal["device", "host"]:
+    """Return the clock of all iterations; ranks without device work do not count."""
+    return "device" if any(note.clock == "device" for note in notes) else "host"
+
+
+def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
+    """Return the ranks by the host's clock in a run whose other ranks are by the device's.
+
+    Ranks without device work do not count. Iterations of two clocks are not comparable.
+    """
+    if iteration_clock(notes) == "host":
+        return ()
+    return tuple(note.rank for note in notes if note.clock == "host")
+
+
+def _clock_notes(notes: Sequence[RankNote]) -> list[str]:
+    return _once([(note.rank, note.clock_notes) for note in notes])
+
+
+def _warnings(notes: Sequence[RankNote]) -> list[str]:
+    return _once([(note.rank, note.warnings) for note in notes])
+
+
+def _once(of_ranks: Sequence[tuple[int, Sequence[str]]]) -> list[str]:
+    """Return each text once, with the ranks that it is about unless these are all."""
     by_text: dict[str, list[int]] = {}
-    for note in partial.notes:
-        for warning in note.warnings:
-            by_text.setdefault(warning, []).append(note.rank)
+    for rank, texts in of_ranks:
+        for text in texts:
+            by_text.setdefault(text, []).append(rank)
     return [
-        text if len(ranks) == len(partial.notes) else f"{_ranks(ranks)}: {text}"
+        text if len(ranks) == len(of_ranks) else f"{_ranks(ranks)}: {text}"
         for text, ranks in by_text.items()
     ]
 

@@ -32,6 +32,8 @@ class Stack:
     rank: Ints  # of each iteration
     moved: Ints  # ns that times of each iteration's rank are later than in its trace
     rank_of_group: Ints
+    event_edges: Ints  # rows of the events where each rank begins, and their end
+    comm_edges: Ints
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Self | None:
@@ -58,6 +60,8 @@ class Stack:
             rank=np.repeat(ranks, steps),
             moved=np.repeat(moved, steps),
             rank_of_group=np.repeat(ranks, _rows(groups)),
+            event_edges=np.cumsum([0, *_rows(events)], dtype=np.int64),
+            comm_edges=np.cumsum([0, *_rows(comm)], dtype=np.int64),
         )
 
 

@@ -16,11 +16,18 @@ from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import Pattern
 from fastcomm.trace.alike import alike
 from fastcomm.trace.iterations import (
+    PERIOD,
+    RANGES,
+    UNKNOWN,
+    WHOLE,
+    DeviceWork,
     IterationRule,
     Iterations,
     Marks,
     find_iterations,
     on_device_clock,
+    why_not_on_device_clock,
+    without_cut_end,
 )
 from fastcomm.trace.schema import ARGS, OPS, TAG, TAG_SOURCES
 from fastcomm.trace.tags import Behaviour, Group, Tagged, TagRules, tag_group
@@ -55,34 +62,60 @@ def assemble(
 
     Raises `TraceFileError` where there is nothing to measure or no iteration.
     """
-    iterations = _iterations(events, found, options.iterations, meta.path)
+    iterations, on_device = _iterations(events, found, options.iterations, meta)
     stream_of = events.columns["stream"][found.row]
     tagged, tags = _tags(found, stream_of, options.tags, len(iterations.number))
     warnings = (*meta.warnings, *iterations.warnings, *_notes(events, found, meta.lacks))
-    return Trace.of(
+    trace = Trace.of(
         events=_event_table(events),
         lanes=lanes,
         comm=_comm_table(events, found, tags),
         groups=_group_table(found.groups, tagged),
-        iterations=pa.table(
-            {name: getattr(iterations, name) for name in ("number", "start", "stop")}
-        ),
+        iterations=_iteration_table(iterations),
         args=_args_table(events) if options.whole else None,
         meta=replace(meta, found_by=iterations.found_by, warnings=warnings),
     )
+    windows = on_device.iterations
+    return trace.with_device_iterations(windows and _iteration_table(windows), on_device.notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OnDevice:
+    """Iterations on the device's clock, if any, and what to say of them or of their lack."""
+
+    iterations: Iterations | None = None
+    notes: tuple[str, ...] = ()
 
 
 def _iterations(
-    events: Events, found: Collectives, rule: IterationRule, path: str
-) -> Iterations:
-    columns = events.columns
-    start, stop = columns["start"], columns["stop"]
-    if not len(start):
-        raise TraceFileError(f"{path}: no device work, launch or annotation in the whole trace")
+    events: Events, found: Collectives, rule: IterationRule, meta: Meta
+) -> tuple[Iterations, _OnDevice]:
+    """Return the iterations by the host's marks, and on the device's clock.
+
+    Raises `TraceFileError` where there is nothing to measure or no iteration.
+    """
+    if not len(events.columns["start"]):
+        raise TraceFileError(
+            f"{meta.path}: no device work, launch or annotation in the whole trace"
+        )
+    try:
+        iterations = find_iterations(_marks(events, found), rule)
+        if rule.clock == "host" and not meta.is_truncated:
+            return iterations, _OnDevice()
+        work = _device_work(events)
+        if meta.is_truncated:
+            iterations = without_cut_end(iterations, work)
+        return iterations, _on_device(iterations, work, rule)
+    except ConfigError as error:
+        raise TraceFileError(f"{meta.path}: {error}") from error
+
+
+def _marks(events: Events, found: Collectives) -> Marks:
+    start, stop = events.columns["start"], events.columns["stop"]
     rows = events.rows("annotation")
     key = found.op.astype(np.int64) * 1_000_003 + found.group
     key = key * 1_000_003 + np.where(found.sizes.payload == NULL, -1, found.sizes.payload)
-    marks = Marks(
+    return Marks(
         names=events.names(rows),
         start=start[rows],
         stop=stop[rows],
@@ -90,16 +123,51 @@ def _iterations(
         comm_start=start[found.row],
         comm_key=key,
     )
-    try:
-        iterations = find_iterations(marks, rule)
-        if rule.clock != "device":
-            return iterations
-        work = events.rows(*DEVICE_KINDS)
-        launch = events.launch_of(work)
-        work, launch = work[launch >= 0], launch[launch >= 0]
-        return on_device_clock(iterations, start[launch], start[work], stop[work])
-    except ConfigError as error:
-        raise TraceFileError(f"{path}: {error}") from error
+
+
+def _device_work(events: Events) -> DeviceWork:
+    start, stop = events.columns["start"], events.columns["stop"]
+    work = events.rows(*DEVICE_KINDS)
+    launch = events.launch_of(work)
+    return DeviceWork(
+        start=start[work],
+        stop=stop[work],
+        launch=np.where(launch >= 0, start[launch], UNKNOWN),
+    )
+
+
+def _on_device(found: Iterations, work: DeviceWork, rule: IterationRule) -> _OnDevice:
+    """Return the iterations on the device's clock as far as the rule asks for them.
+
+    Raises ConfigError where the rule demands them and there are none.
+    """
+    if rule.clock == "device":
+        try:
+            iterations = on_device_clock(found, work)
+        except ConfigError as error:
+            raise ConfigError(f"--iteration-clock device: {error}") from error
+        return _OnDevice(iterations=iterations, notes=iterations.warnings)
+    # Ranges that a user gives are taken as they are.
+    if rule.clock == "host" or found.found_by == RANGES or not len(work.start):
+        return _OnDevice()
+    why = why_not_on_device_clock(found, work)
+    if why is None:
+        try:
+            iterations = on_device_clock(found, work)
+        except ConfigError as error:
+            why = str(error)
+        else:
+            return _OnDevice(iterations=iterations, notes=iterations.warnings)
+    # These windows are nearly the same on either clock.
+    is_alike = found.found_by in (PERIOD, WHOLE)
+    return _OnDevice(notes=() if is_alike else (f"{why}: {_BY_HOST}",))
+
+
+_BY_HOST = "iterations are by the host's marks, which the device may run behind"
+
+
+def _iteration_table(iterations: Iterations) -> pa.Table:
+    return pa.table({name: getattr(iterations, name) for name in ("number", "start", "stop")})
 
 
 def _span(events: Events) -> tuple[int, int]:

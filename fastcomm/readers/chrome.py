@@ -76,6 +76,7 @@ class Scanned:
     envelope: dict[str, Any]  # everything around the events
     seen: int  # whole events, kept or not
     warnings: tuple[str, ...]
+    is_truncated: bool = False  # the text ends before the events do
 
 
 def scan_file(path: Path, selection: Selection, *, allow_truncated: bool = False) -> Scanned:
@@ -146,6 +147,7 @@ class _Reader:
         self.chunks: list[dict[str, NDArray[Any]]] = []
         self.detail_chunks: list[Ints] = []
         self.detail_count = 0
+        self.is_truncated = False
         self.state = np.zeros(json_scan.STATE_SIZE, np.int64)
         self.warnings: list[str] = []
 
@@ -155,6 +157,7 @@ class _Reader:
             tail = self._tail(head) if self._scan() else self._tail_behind_damage(head)
             if tail is None:
                 self._truncated(allow_truncated, "inside traceEvents")
+                self.is_truncated = True
             self._check_dropped()
             return self._scanned(self._members(head, tail, allow_truncated))
         except envelope.NestedError as error:
@@ -345,6 +348,7 @@ class _Reader:
             envelope=members,
             seen=int(self.state[json_scan.SEEN]),
             warnings=tuple(self.warnings),
+            is_truncated=self.is_truncated,
         )
 
 

@@ -76,6 +76,7 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
         clock=origin[1],
         warnings=(*scanned.warnings, *notes),
         lacks=lacks,
+        is_truncated=scanned.is_truncated,
     )
     return assemble(events, lanes, found, options, meta)
 

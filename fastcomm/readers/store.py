@@ -1,7 +1,8 @@
 """Runs that `fastcomm ingest` stored: a directory of Parquet, one file a rank."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from fastcomm.readers.formats import Found, OpenOptions, agreed_world
 from fastcomm.readers.store_manifest import Manifest, read_manifest
 from fastcomm.readers.store_rules import reapplied
 from fastcomm.trace import schema
+from fastcomm.trace.iterations import Clock
 from fastcomm.trace.run import Source, ranges
 from fastcomm.trace.trace import Meta, Trace
 
@@ -147,9 +149,10 @@ def read(
 ) -> Trace:
     """Read one rank: its device work, or every event where `options.whole` asks for it.
 
-    What the options say of tags and iterations lies over what was said when it was stored, and
-    is applied again. `is_narrow`: what metrics ask for is enough. TraceFileError where the file
-    is damaged or lacks what is asked for.
+    Tags and iterations are determined again where the options differ from those at the time
+    of storing. A file has the windows of iterations on both clocks; they are determined again
+    where it lacks those that are asked for. `is_narrow`: what metrics ask for is enough.
+    TraceFileError where the file is damaged or lacks what is asked for.
     """
     from fastcomm import parquet
 
@@ -165,7 +168,8 @@ def read(
             )
         stored = store_said.restored(said["reading"])
         wanted = store_said.over(options, stored)
-        anew = wanted != stored
+        clock = _clock(said, options.iterations.clock, stored.iterations.clock)
+        anew = wanted != stored or not _has_windows(said, clock, stored.iterations.clock)
         is_narrow = is_narrow and not anew
         is_whole = options.whole and not is_narrow
         sections = len(layout.SECTIONS) if is_whole else 2 if anew else 1
@@ -175,7 +179,28 @@ def read(
         _check_texts(found, columns)
         parquet.check(file.metadata, path.stat().st_size, path, columns, groups)
         trace = _trace(_rows(file, groups, columns), said, path, is_narrow=is_narrow)
-    return reapplied(trace, wanted, stored) if anew else trace
+    if anew:
+        wanted = replace(wanted, iterations=replace(wanted.iterations, clock=clock))
+        return reapplied(trace, wanted, stored)
+    return replace(trace, device_iterations=None) if clock == "host" else trace
+
+
+def _clock(said: Mapping[str, Any], asked: Clock, stored: Clock) -> Clock:
+    """Return the clock to read iterations by: the one that is asked for, else the stored one.
+
+    Before stores had device windows, "host" was what was stored unless something else was
+    asked for.
+    """
+    if asked != "auto":
+        return asked
+    return stored if "device_iterations" in said or stored == "device" else "auto"
+
+
+def _has_windows(said: Mapping[str, Any], clock: Clock, stored: Clock) -> bool:
+    """Return whether the file has the windows of iterations that the clock needs."""
+    if "device_iterations" not in said and stored == "device":
+        return False  # its only windows are on the device's clock
+    return clock != "device" or said.get("device_iterations") is not None
 
 
 @contextmanager
@@ -228,6 +253,10 @@ def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
     for name in ("warnings", "lacks"):
         if not all(isinstance(each, str) for each in meta[name]):
             raise TypeError(f"{name} are no texts")
+    if not all(isinstance(each, str) for each in said.get("device_notes", ())):
+        raise TypeError("device_notes are no texts")
+    if not isinstance(meta.get("is_truncated", False), bool):
+        raise TypeError(f"is_truncated {str(meta['is_truncated'])[:40]!r}")
     return said
 
 
@@ -295,6 +324,12 @@ def _in_numbers(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array(numbers, pa.int8())
 
 
+_BEFORE_DEVICE_CLOCK = (
+    "stored without windows on the device's clock: iterations are by the host's marks; ingest "
+    "the traces again, or pass --iteration-clock device"
+)
+
+
 def _trace(rows: pa.Table, said: dict[str, Any], path: Path, *, is_narrow: bool) -> Trace:
     small = {
         name: pa.table(said[name], wanted)
@@ -313,15 +348,24 @@ def _trace(rows: pa.Table, said: dict[str, Any], path: Path, *, is_narrow: bool)
         "meta": Meta(**meta, path=str(path)),
     }
     if is_narrow:
-        return Trace.narrow(events=_events(rows, schema.NARROW["events"]), **found)
+        trace = Trace.narrow(events=_events(rows, schema.NARROW["events"]), **found)
+        return _with_device_iterations(trace, said)
     _check_places(rows["lane"], small["lanes"].num_rows, "lane")
     args = [name for name in schema.ARGS.names if name in rows.schema.names]
-    return Trace.of(
+    trace = Trace.of(
         events=_events(rows, schema.EVENTS),
         lanes=small["lanes"],
         args=rows.select(args) if args else None,
         **found,
     )
+    return _with_device_iterations(trace, said)
+
+
+def _with_device_iterations(trace: Trace, said: Mapping[str, Any]) -> Trace:
+    columns = said.get("device_iterations")
+    table = None if columns is None else pa.table(columns, schema.ITERATIONS)
+    notes = tuple(said.get("device_notes", (_BEFORE_DEVICE_CLOCK,)))
+    return trace.with_device_iterations(table, notes)
 
 
 def _events(rows: pa.Table, wanted: pa.Schema) -> pa.Table:

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, cast, get_args
 
 from fastcomm.errors import ConfigError
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.patterns import Pattern
-from fastcomm.trace.iterations import IterationRule
+from fastcomm.trace.iterations import Clock, IterationRule
 from fastcomm.trace.parallel import Grid
 from fastcomm.trace.tags import TagRule, TagRules
 
@@ -27,7 +27,7 @@ def restored(plain: Mapping[str, Any]) -> ReadOptions:
         iterations=IterationRule(
             regex=marks["regex"],
             ranges=tuple((int(a), int(b), int(c)) for a, b, c in marks["ranges"]),
-            clock=marks["clock"],
+            clock=_clock(marks["clock"]),
         ),
         tags=TagRules(
             explicit=tuple(_rule(rule) for rule in tags["explicit"]),
@@ -39,6 +39,13 @@ def restored(plain: Mapping[str, Any]) -> ReadOptions:
     )
 
 
+def _clock(word: str) -> Clock:
+    for clock in get_args(Clock):
+        if clock == word:
+            return cast("Clock", clock)
+    raise ValueError(f"clock {word!r}")
+
+
 def _rule(plain: Mapping[str, Any]) -> TagRule:
     value = plain["value"]
     value = tuple(value) if isinstance(value, list) else value
@@ -47,6 +54,8 @@ def _rule(plain: Mapping[str, Any]) -> TagRule:
 
 def over(said: ReadOptions, stored: ReadOptions) -> ReadOptions:
     """What holds when a store is opened with `said`; equal to `stored` where that adds nothing.
+
+    The clock of iterations is left as it is stored: `store.read` chooses it.
 
     ConfigError for patterns of kernels, which only the first reading can apply.
     """
@@ -63,9 +72,8 @@ def over(said: ReadOptions, stored: ReadOptions) -> ReadOptions:
 
 
 def _marks(said: IterationRule, stored: IterationRule) -> IterationRule:
-    clock = stored.clock if said.clock == IterationRule().clock else said.clock
     named = said if said.regex is not None or said.ranges else stored
-    return replace(named, clock=clock)
+    return replace(named, clock=stored.clock)
 
 
 def _tags(said: TagRules, stored: TagRules) -> TagRules:

@@ -5,7 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fastcomm.metrics import lacks
+from fastcomm.metrics import lacks, outside
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import across
 from fastcomm.report.console import plain_console
@@ -106,10 +106,11 @@ def _title(found: Metrics) -> str:
         if found.iterations is not None
         else NA
     )
+    clock = f"; {found.iteration_clock} clock" if times.mean_ns is not None else ""
     ranks = f"{len(found.ranks)} rank{'s' if len(found.ranks) > 1 else ''}"
     return (
         f"[bold]{ranks}, {na(found.iterations, str)} iterations[/] "
-        f"({escape(', '.join(found.found_by))}): {measured}"
+        f"({escape(', '.join(found.found_by))}{clock}): {measured}"
     )
 
 
@@ -217,6 +218,10 @@ def _notes(found: Metrics) -> list[str]:
             else "utilisation n/a: --link-bandwidth is not given."
         ),
     ]
+    if (beyond := outside.sentence(found.outside)) and not outside.warning(
+        found.outside, found.iteration_clock
+    ):
+        notes.append(f"{beyond}.")
     idle = found.breakdown.spec["idle"]
     if idle is not None and idle < 0:
         notes.append(

@@ -39,6 +39,8 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
         **{
             name: getattr(trace, name).to_pydict() for name in ("lanes", "groups", "iterations")
         },
+        "device_iterations": _device_iterations(trace),
+        "device_notes": trace.device_notes,
         "events": trace.events.num_rows,
         "whole": trace.args is not None,
         "partners": any(comm[name].null_count < comm.num_rows for name in PARTNERS),
@@ -153,6 +155,11 @@ def _words(comm: pa.Table, name: str) -> pa.Array:
 
 def _dictionary(codes: NDArray[np.int8], words: tuple[str, ...]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(words))
+
+
+def _device_iterations(trace: Trace) -> dict[str, Any] | None:
+    table = trace.device_iterations
+    return None if table is None else table.to_pydict()
 
 
 def _meta(trace: Trace) -> dict[str, Any]:

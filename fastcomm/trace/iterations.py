@@ -2,18 +2,27 @@
 
 In order: the user's ranges or regular expression, `ProfilerStep#N`, common names, the ends of
 the optimizer's steps, the period of the collectives, the whole trace. A result says which.
+
+Marks are times of the host, and a device runs behind its host. `on_device_clock` moves the
+windows to the work that was launched inside each mark.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError
+from fastcomm.trace.run import ranges as in_ranges
 
 Ints = NDArray[np.int64]
+Clock = Literal["auto", "host", "device"]
+
+PERIOD, WHOLE, RANGES = "period of the collectives", "whole trace", "ranges"
+UNKNOWN = int(np.iinfo(np.int64).min)  # the launch of device work that has none recorded
 
 PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 COMMON_NAMES = r"^(?i:iteration|iter|step)[ _:#-]*(\d+)$"
@@ -22,11 +31,15 @@ OPTIMIZER_STEPS = (r"Optimizer\.step#.*", r"DeepSpeedEngine\.step.*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationRule:
-    """What the user said about iterations."""
+    """What the user said about iterations.
+
+    `clock` chooses the windows that metrics use: "host" for the marks, "device" for the work
+    launched inside the marks, "auto" for the device where launches are recorded.
+    """
 
     regex: str | None = None  # of annotations; its first group, if any, is the number
     ranges: tuple[tuple[int, int, int], ...] = ()  # number, start, stop
-    clock: str = "host"  # or "device"
+    clock: Clock = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +69,7 @@ def find_iterations(marks: Marks, rule: IterationRule) -> Iterations:
     """The iterations on the host's clock; ConfigError where the user's regex finds none."""
     if rule.ranges:
         number, start, stop = np.array(sorted(rule.ranges, key=lambda r: r[1]), np.int64).T
-        return _disjoint(Iterations(number=number, start=start, stop=stop, found_by="ranges"))
+        return _disjoint(Iterations(number=number, start=start, stop=stop, found_by=RANGES))
     if rule.regex is not None:
         found = _by_name(marks, rule.regex, f"regex {rule.regex}")
         if found is None:
@@ -140,7 +153,7 @@ def _by_period(marks: Marks) -> Iterations | None:
         f"no iteration marks: iterations are guessed from the collectives, which repeat every "
         f"{period} events; --iteration-regex names the marks"
     )
-    return _between(edges, "period of the collectives", warning)
+    return _between(edges, PERIOD, warning)
 
 
 def _period(keys: Sequence[int]) -> int | None:
@@ -162,7 +175,7 @@ def _whole(marks: Marks) -> Iterations:
         "no iteration marks (ProfilerStep#N, iteration N, Optimizer.step): the whole trace "
         "counts as one iteration; --iteration-regex names the marks"
     )
-    return _between(marks.span, "whole trace", warning)
+    return _between(marks.span, WHOLE, warning)
 
 
 def _disjoint(found: Iterations) -> Iterations:
@@ -176,38 +189,106 @@ def _disjoint(found: Iterations) -> Iterations:
     return replace(found, stop=stop, warnings=(*found.warnings, warning))
 
 
-def on_device_clock(
-    found: Iterations, launch_start: Ints, work_start: Ints, work_stop: Ints
-) -> Iterations:
-    """The iterations by device work: from the first launched inside a mark to the next mark's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWork:
+    """Kernels, copies and communication of a device, in ns.
 
-    The three columns are of device work whose launch is known. The last iteration ends with its
-    last work; one without work is left out, with a warning.
+    `launch` is when the call that launched the work began, or UNKNOWN.
     """
-    order = np.argsort(launch_start, kind="stable")
-    launch, start, stop = launch_start[order], work_start[order], work_stop[order]
-    low, high = np.searchsorted(launch, found.start), np.searchsorted(launch, found.stop)
+
+    start: Ints
+    stop: Ints
+    launch: Ints
+
+    def launched(self) -> "DeviceWork":
+        """Return the work whose launch is recorded, sorted by launch."""
+        rows = np.flatnonzero(self.launch != UNKNOWN)
+        rows = rows[np.argsort(self.launch[rows], kind="stable")]
+        return DeviceWork(
+            start=self.start[rows], stop=self.stop[rows], launch=self.launch[rows]
+        )
+
+
+def without_cut_end(found: Iterations, work: DeviceWork) -> Iterations:
+    """Drop the last iterations of a truncated trace if they have no device work.
+
+    Work belongs to the iteration that contains its launch, or its start where no launch is
+    recorded. Iterations stay if none has device work. The dropped ones are named in a warning.
+    """
+    by_start = (work.launch == UNKNOWN) | (found.found_by in (PERIOD, WHOLE))
+    moment = np.sort(np.where(by_start, work.start, work.launch))
+    low, high = _between_edges(moment, found)
+    busy = np.flatnonzero(high > low)
+    kept = int(busy[-1]) + 1 if len(busy) else len(found.number)
+    if kept == len(found.number):
+        return found
+    dropped = in_ranges(np.sort(found.number[kept:]).tolist())
+    warning = (
+        f"iterations {dropped} are left out: the trace is truncated before their device work"
+    )
+    return replace(
+        found,
+        number=found.number[:kept],
+        start=found.start[:kept],
+        stop=found.stop[:kept],
+        warnings=(*found.warnings, warning),
+    )
+
+
+def _between_edges(moment: Ints, found: Iterations) -> tuple[Ints, Ints]:
+    """Return the first and the last row, exclusive, of the sorted moments in each iteration."""
+    return np.searchsorted(moment, found.start), np.searchsorted(moment, found.stop)
+
+
+def why_not_on_device_clock(found: Iterations, work: DeviceWork) -> str | None:
+    """Return why the windows should stay by the host's marks, or None where they need not."""
+    is_launched = work.launch != UNKNOWN
+    if not is_launched.any():
+        return "no launch of device work is recorded"
+    # Work that runs before all that is launched in the recording was launched before it.
+    is_candidate = work.start >= work.start[is_launched].min()
+    known, candidates = int(is_launched.sum()), int(is_candidate.sum())
+    if 2 * known < candidates:
+        return f"only {known} of {candidates} device events have a recorded launch"
+    return None
+
+
+def on_device_clock(found: Iterations, work: DeviceWork) -> Iterations:
+    """Return the windows of iterations on the device's clock.
+
+    A window lasts from the first device work launched inside a mark to the first of the next
+    mark. The last window, and one before a mark without device work, ends with the last work
+    launched inside its own mark. Windows that were cut at collectives stay as they are, and a
+    whole trace lasts from its first to its last device work. A mark without device work is
+    left out, with a warning. Raises ConfigError if no mark has device work.
+    """
+    if found.found_by == PERIOD:
+        return replace(found, warnings=())
+    if found.found_by == WHOLE and len(work.start):
+        edges = np.array([work.start.min(), work.stop.max()], np.int64)
+        return replace(found, start=edges[:1], stop=edges[1:], warnings=())
+    known = work.launched()
+    low, high = _between_edges(known.launch, found)
     busy = np.flatnonzero(high > low)
     if not len(busy):
-        raise ConfigError(
-            "--iteration-clock device: no device work was launched inside the marks"
-        )
-    first = np.array([start[low[k] : high[k]].min() for k in busy], np.int64)
-    last = stop[low[busy[-1]] : high[busy[-1]]].max()
-    warnings = found.warnings
-    if len(busy) < len(found.number):
-        idle = [str(found.number[k]) for k in range(len(found.number)) if high[k] <= low[k]]
-        warnings = (
-            *warnings,
-            f"iterations without device work are left out: {', '.join(idle)}",
-        )
+        raise ConfigError("no recorded launch of device work lies inside a mark of a step")
+    first = np.array([known.start[low[k] : high[k]].min() for k in busy], np.int64)
+    last = np.array([known.stop[low[k] : high[k]].max() for k in busy], np.int64)
     order = np.argsort(first, kind="stable")
-    return _disjoint(
-        Iterations(
-            number=found.number[busy][order],
-            start=first[order],
-            stop=np.append(first[order][1:], last),
-            found_by=f"{found.found_by}, on the device's clock",
-            warnings=warnings,
-        )
+    busy, first, last = busy[order], first[order], last[order]
+    is_next = np.diff(busy) == 1
+    ends = np.where(is_next, first[1:], np.minimum(last[:-1], first[1:]))
+    return Iterations(
+        number=found.number[busy],
+        start=first,
+        stop=np.append(ends, last[-1]),
+        found_by=found.found_by,
+        warnings=_without_work(found.number[high <= low]),
     )
+
+
+def _without_work(numbers: Ints) -> tuple[str, ...]:
+    if not len(numbers):
+        return ()
+    words = in_ranges(np.sort(numbers).tolist())
+    return (f"iterations without device work are left out: {words}",)

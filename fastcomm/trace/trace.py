@@ -1,6 +1,6 @@
 """One rank's trace in memory: the one place where its tables are checked."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -39,6 +39,7 @@ class Meta:
     found_by: str = ""  # the rule that found the iterations
     warnings: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()  # of LACKS
+    is_truncated: bool = False  # the file ends early, and the rest was read all the same
 
 
 def checked(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
@@ -68,15 +69,17 @@ def _cast(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Events of one rank. `Trace.of` is the door; what is past it trusts."""
+    """Events of one rank. `Trace.of` validates every table; later code relies on it."""
 
     events: pa.Table
     lanes: pa.Table
     comm: pa.Table
     groups: pa.Table
-    iterations: pa.Table
+    iterations: pa.Table  # by the host's marks
     meta: Meta
     args: pa.Table | None = None  # columns of `schema.ARGS`, row by row of `events`
+    device_iterations: pa.Table | None = None  # on the device's clock; null: use `iterations`
+    device_notes: tuple[str, ...] = ()  # warnings about them, or why there are none
 
     @classmethod
     def of(
@@ -111,7 +114,7 @@ class Trace:
         iterations: pa.Table,
         meta: Meta,
     ) -> Self:
-        """The same with no more than metrics ask for: `schema.NARROW`, and no lanes."""
+        """Build a trace with only the columns that metrics read: `schema.NARROW`, no lanes."""
         wanted = schema.NARROW
         return cls(
             events=_in_order(events, wanted["events"], "events"),
@@ -121,6 +124,18 @@ class Trace:
             iterations=_in_order(iterations, schema.ITERATIONS, "iterations"),
             meta=meta,
         )
+
+    def with_device_iterations(self, table: pa.Table | None, notes: tuple[str, ...]) -> Self:
+        """Return the trace with these windows on the device's clock, once they are checked."""
+        if table is not None:
+            table = _in_order(table, schema.ITERATIONS, "device iterations")
+        return replace(self, device_iterations=table, device_notes=notes)
+
+    def on_device_clock(self) -> Self:
+        """Return the trace with device windows as its iterations; itself where it has none."""
+        if self.device_iterations is None:
+            return self
+        return replace(self, iterations=self.device_iterations)
 
 
 _NO_LANES = schema.LANES.empty_table()

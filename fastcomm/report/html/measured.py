@@ -146,7 +146,8 @@ def _evidence(found: Metrics) -> Section:
         name="evidence",
         title="What do these numbers rest on?",
         lead=(
-            f"Iterations were found by {how}; bytes are {found.bytes} bytes. The tags of "
+            f"Iterations were found by {how}, and are cut by the {found.iteration_clock}'s "
+            f"clock; bytes are {found.bytes} bytes. The tags of "
             "communication come from these process groups.",
         ),
         blocks=(table,) if rows else (),

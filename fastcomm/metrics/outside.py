@@ -1,0 +1,115 @@
+"""Device time and communication that lie in no iteration, and so in no other metric."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.metrics.stack import Stack
+from fastcomm.trace.schema import KIND, KINDS
+from fastcomm_kernels import segments
+
+Ints = NDArray[np.int64]
+
+_IS_DEVICE = np.isin(np.arange(len(KINDS)), [KIND[k] for k in ("kernel", "memcpy", "memset")])
+_WARN_ABOVE = 0.01  # of the device time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutside:
+    """One rank's device time: all that is recorded, and the part in no iteration."""
+
+    recorded_ns: int
+    outside_ns: int
+    comm_events: int  # that start in no iteration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """Device work in no iteration, over all ranks. Null where no device work is recorded."""
+
+    device_ns: int | None
+    share: float | None  # of all recorded device time
+    comm_events: int | None
+
+
+def by_rank(stack: Stack) -> list[RankOutside]:
+    """Measure each rank of a stack, by all of its iterations.
+
+    Device time is the sum of durations of kernels, copies and communication. An event that
+    reaches over the edge of an iteration is outside with the part beyond the edge.
+    """
+    is_device = _IS_DEVICE[stack.events["kind"].to_numpy()]
+    is_device[stack.comm["event"].to_numpy()] = True
+    start, stop = (stack.events[name].to_numpy() for name in ("start", "stop"))
+    windows = tuple(stack.iterations[name].to_numpy() for name in ("start", "stop"))
+    length = np.where(is_device, stop - start, 0)
+    # Few events reach beyond the window in which they begin: only those need a closer look.
+    ends = np.append(windows[1], np.iinfo(np.int64).min)[segments.segment_of(start, *windows)]
+    rows = np.flatnonzero(is_device & (stop > ends))
+    inside = _time_before(stop[rows], *windows) - _time_before(start[rows], *windows)
+    in_none = segments.segment_of(stack.comm["start"].to_numpy(), *windows) < 0
+    columns = (
+        _sums(length, stack.event_edges),
+        _sums(length[rows] - inside, np.searchsorted(rows, stack.event_edges)),
+        _sums(in_none.astype(np.int64), stack.comm_edges),
+    )
+    return [
+        RankOutside(recorded_ns=recorded, outside_ns=outside, comm_events=events)
+        for recorded, outside, events in zip(*(c.tolist() for c in columns), strict=True)
+    ]
+
+
+def _time_before(moment: Ints, start: Ints, stop: Ints) -> Ints:
+    """Return how much of the disjoint windows lies before each moment."""
+    if not len(start):
+        return np.zeros(len(moment), np.int64)
+    length = stop - start
+    before = np.cumsum(length) - length
+    at = np.searchsorted(start, moment, side="right") - 1
+    found: Ints = np.where(at < 0, 0, before[at] + np.minimum(moment - start[at], length[at]))
+    return found
+
+
+def _sums(values: Ints, edges: Ints) -> Ints:
+    """Return the sum of the values between each two edges."""
+    total = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])
+    found: Ints = np.diff(total[edges])
+    return found
+
+
+def outside(ranks: Iterable[RankOutside | None]) -> Outside:
+    """Add up the ranks whose device time is known."""
+    known = [rank for rank in ranks if rank is not None and rank.recorded_ns]
+    if not known:
+        return Outside(device_ns=None, share=None, comm_events=None)
+    device_ns = sum(rank.outside_ns for rank in known)
+    return Outside(
+        device_ns=device_ns,
+        share=device_ns / sum(rank.recorded_ns for rank in known),
+        comm_events=sum(rank.comm_events for rank in known),
+    )
+
+
+def sentence(found: Outside) -> str | None:
+    """Return what lies outside in words, or None where no device work is recorded."""
+    if found.share is None:
+        return None
+    events = found.comm_events or 0
+    return (
+        f"outside of every step: {found.share:.1%} of the device time and {events} "
+        f"communication event{'' if events == 1 else 's'}"
+    )
+
+
+def warning(found: Outside, clock: str) -> str | None:
+    """Return the warning about device time above 1 % outside, or None."""
+    if found.share is None or found.share <= _WARN_ABOVE:
+        return None
+    why = (
+        "steps are by the host's marks, which the device may run behind"
+        if clock == "host"
+        else "it was launched before the first recorded step, or after the last"
+    )
+    return f"{sentence(found)}, in no metric: {why}"
