@@ -159,7 +159,7 @@ def test_one_rank_without_device_work_leaves_the_others_numbers(tmp_path):
     assert found["breakdown"]["exact"]["compute"] == 0.3
     assert found["breakdown"]["spec"]["compute"] == 1
     assert [row["ranks"] for row in found["unknown"]] == [[0]]
-    assert found["warnings"][0].startswith("rank 0: no device work")
+    assert any(each.startswith("rank 0: no device work") for each in found["warnings"])
 
 
 @pytest.mark.parametrize("run", ["gloo_4rank", "gloo_4rank_et"])
