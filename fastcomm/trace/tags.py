@@ -5,54 +5,26 @@ ranks in the configured grid, what it was seen to do; else OTHER. Nothing goes b
 collective alone: tensor parallel with sequence parallel and FSDP use the same ones.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import lru_cache
 
+from fastcomm.trace.descriptions import DESCRIPTIONS, MESH, WORLD, tag_of_description
 from fastcomm.trace.parallel import Grid
 
-# Descriptions whose group is the world: DP where gradients cross all of it.
-WORLD = ("default_pg", "mesh_default")
-
-_DATA = r"DATA_PARALLEL_GROUP(_WITH_CP|_AG|_WITH_GTP_REMAT)*"
-
-# Descriptions of Megatron-LM without "_GLOO", as a pattern of the whole text, and their tags.
-DESCRIPTIONS = (
-    (r"TENSOR_MODEL_PARALLEL_GROUP", "TP"),
-    (r"EXPERT_TENSOR_PARALLEL_GROUP", "TP"),
-    (rf"(EXPERT_)?{_DATA}", "DP"),
-    (rf"INT(RA|ER)_PARTIAL_(EXPERT_)?{_DATA}", "DP"),  # instances of the distributed optimizer
-    (rf"HIERARCHICAL_(EXPERT_)?{_DATA}_L\d+", "DP"),  # the same, for experts
-    (r"(EXPERT_)?GTP_WEIGHT_REMAT_GROUP", "DP"),  # weights over ranks with different data
-    (r"PIPELINE_MODEL_PARALLEL_GROUP", "PP"),
-    (r"(POSITION_)?EMBEDDING_GROUP", "PP"),  # first and last stage
-    (r"CONTEXT_PARALLEL_GROUP", "CP"),
-    (r"HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L\d+", "CP"),
-    (r"HYBRID_DP_CP_GROUP_\d+", "CP"),
-    (r"EXPERT_MODEL_PARALLEL_GROUP", "EP"),
-    (r"EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", "EP"),  # tokens are dispatched here
-    (r"MODEL_PARALLEL_GROUP", "OTHER"),  # norms and flags over TP and PP, and so the rest
-    (r"TENSOR_AND_DATA_PARALLEL_GROUP(_WITH_CP)?", "OTHER"),
-    (r"TENSOR_AND_CONTEXT_PARALLEL_GROUP", "OTHER"),
-    (r"EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP(_WITH_EGTP)?", "OTHER"),
-    (r"INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", "OTHER"),
-)
-
-# Dimensions of a DeviceMesh; a description is "mesh_" and these joined by "_".
-MESH = {
-    "dp": "DP",
-    "dp_shard": "DP",
-    "dp_replicate": "DP",
-    "dp_shard_mod_ep": "DP",  # where experts are sharded
-    "fsdp": "DP",
-    "hsdp": "DP",
-    "tp": "TP",
-    "pp": "PP",
-    "cp": "CP",
-    "ep": "EP",
-}
+__all__ = [
+    "DESCRIPTIONS",
+    "MESH",
+    "RULE_FIELDS",
+    "WORLD",
+    "Behaviour",
+    "Group",
+    "TagRule",
+    "TagRules",
+    "Tagged",
+    "tag_group",
+    "tag_of_description",
+]
 
 # What a user's rule can go by.
 RULE_FIELDS = ("name", "description", "ranks", "communicator", "stream")
@@ -147,7 +119,7 @@ def tag_group(group: Group, behaviour: Behaviour, rules: TagRules) -> Tagged:
     for rule in rules.explicit:
         if rule.matches(group):
             return Tagged(tag=rule.tag, source="explicit")
-    if described := _described(group, rules.grid):
+    if described := _described(group, behaviour, rules.grid):
         return Tagged(tag=described, source="description")
     if rules.grid is not None and (found := _of_ranks(group, behaviour, rules.grid)):
         return found
@@ -156,10 +128,11 @@ def tag_group(group: Group, behaviour: Behaviour, rules: TagRules) -> Tagged:
     return Tagged(tag="OTHER", source="description" if group.description in WORLD else "none")
 
 
-def _described(group: Group, grid: Grid | None) -> str | None:
-    """The tag that the description gives; None for the world where no grid says what it is."""
+def _described(group: Group, behaviour: Behaviour, grid: Grid | None) -> str | None:
+    """Return the description's tag; None for the world where no grid says what it is."""
     if group.description not in WORLD:
-        return tag_of_description(group.description or "")
+        exchanges = behaviour.counts.get("AllToAll", 0) > 0
+        return tag_of_description(group.description or "", exchanges)
     if grid is None:
         return None
     return "DP" if grid.is_data_parallel else "OTHER"
@@ -175,32 +148,6 @@ def _of_ranks(group: Group, behaviour: Behaviour, grid: Grid) -> Tagged | None:
     chosen = _choose(candidates, group, behaviour, grid)
     source = "heuristic" if chosen else "none"
     return Tagged(tag=chosen or "OTHER", source=source, candidates=candidates)
-
-
-@lru_cache(maxsize=4096)
-def tag_of_description(description: str) -> str | None:
-    """The tag that a framework's description stands for; None where it says nothing.
-
-    The world (`WORLD`) says nothing without a grid.
-    """
-    text = description.replace("_GLOO", "")
-    for pattern, tag in DESCRIPTIONS:
-        if re.fullmatch(pattern, text):
-            return tag
-    return _tag_of_mesh(text.removeprefix("mesh_")) if text.startswith("mesh_") else None
-
-
-_MESH_NAMES = "|".join(sorted(MESH, key=len, reverse=True))
-
-
-def _tag_of_mesh(dimensions: str) -> str | None:
-    """The tag of joined mesh dimensions: that of all parts, DP for dp with cp, else OTHER."""
-    if not re.fullmatch(rf"({_MESH_NAMES})(_({_MESH_NAMES}))*", dimensions):
-        return None
-    tags = {MESH[name] for name in re.findall(rf"({_MESH_NAMES})(?:_|$)", dimensions)}
-    if tags == {"DP", "CP"}:
-        return "DP"
-    return tags.pop() if len(tags) == 1 else "OTHER"
 
 
 def _ints(value: str | int | tuple[int, ...]) -> tuple[int, ...]:
