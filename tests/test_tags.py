@@ -35,7 +35,8 @@ MEGATRON = {
     "CP": "CONTEXT_PARALLEL_GROUP HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L0"
     " HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L1 HYBRID_DP_CP_GROUP_4",
     "EP": "EXPERT_MODEL_PARALLEL_GROUP EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP",
-    "OTHER": "MODEL_PARALLEL_GROUP CONTEXT_AND_MODEL_PARALLEL_GROUP NON_DP_GROUP TENSOR_AND_DATA_PARALLEL_GROUP"
+    "OTHER": "MODEL_PARALLEL_GROUP CONTEXT_AND_MODEL_PARALLEL_GROUP NON_DP_GROUP"
+    " TENSOR_AND_DATA_PARALLEL_GROUP"
     " TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP TENSOR_AND_CONTEXT_PARALLEL_GROUP"
     " EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP"
     " EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP"
@@ -73,7 +74,8 @@ def test_a_known_description_gives_its_tag(description, tag):
 @pytest.mark.parametrize(
     "description",
     ["", "undefined", "0:split:3", "default_pg:split:1", "mesh_", "mesh_loss", "mesh_tpp", "TP",
-     "mesh_dim_0", "mesh_dim_12", "MY_DATA_PARALLEL_GROUP", "DATA_PARALLEL_GROUP_2", "mesh_tp_"],
+     "mesh_dim_0", "mesh_dim_12", "MY_DATA_PARALLEL_GROUP", "DATA_PARALLEL_GROUP_2",
+     "mesh_tp_"],
 )  # fmt: skip
 def test_other_text_gives_no_answer(description):
     assert tag_of_description(description) is None

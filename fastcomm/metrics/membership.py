@@ -1,4 +1,4 @@
-"""The process groups of ranks in words, and how often each communicates."""
+"""The process groups of ranks in words, how often each communicates, and for what."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.metrics.stack import Stack
+from fastcomm.trace.alike import alike
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
 
 _TAGS, _SOURCES = pa.array(TAGS), pa.array(TAG_SOURCES)
@@ -14,9 +15,6 @@ _TAGS, _SOURCES = pa.array(TAGS), pa.array(TAG_SOURCES)
 def rows(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
     """One row a process group; `labels` are what `clocks.labels` says of them as described."""
     groups = stack.groups
-    candidates = [
-        "/".join(TAGS[tag] for tag in fits) for fits in groups["candidates"].to_pylist()
-    ]
     used = stack.comm["group"].drop_null().to_numpy()
     return pa.table(
         {
@@ -27,10 +25,42 @@ def rows(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
             "size": groups["size"],
             "tag": _TAGS.take(groups["tag"].combine_chunks()),
             "tag_source": _SOURCES.take(groups["tag_source"].combine_chunks()),
-            "candidates": pa.array(candidates, pa.string()),
+            "candidates": _candidates(groups),
             "events": np.bincount(used, minlength=groups.num_rows),
         }
     )
+
+
+def tagged(stack: Stack) -> pa.Table:
+    """Return a row for each rank, process group and tag of its events.
+
+    Events of one group differ in their tag where it serves several parallelisms. Events of no
+    known group have neither description nor size.
+    """
+    comm, groups = stack.comm, stack.groups
+    group = comm["group"].fill_null(-1).to_numpy().astype(np.int64)
+    columns = (stack.rank_of_comm, group, comm["tag"].to_numpy(), comm["tag_source"].to_numpy())
+    first, kind = alike(*columns)
+    rank, group, tag, source = (column[first] for column in columns)
+    of_group = groups.select(["description", "size"]).take(pa.array(group, mask=group < 0))
+    candidates = _candidates(groups).take(pa.array(group, mask=group < 0)).fill_null("")
+    return pa.table(
+        {
+            "rank": rank,
+            "description": of_group["description"],
+            "size": of_group["size"],
+            "tag": _TAGS.take(pa.array(tag)),
+            "tag_source": _SOURCES.take(pa.array(source)),
+            "candidates": candidates,
+            "events": np.bincount(kind, minlength=len(first)),
+        }
+    )
+
+
+def _candidates(groups: pa.Table) -> pa.Array:
+    """Return the tags that fit each group equally well, joined by "/"."""
+    words = ["/".join(TAGS[tag] for tag in fits) for fits in groups["candidates"].to_pylist()]
+    return pa.array(words, pa.string())
 
 
 def members(stack: Stack, labels: Sequence[int | None]) -> pa.Table:

@@ -34,6 +34,7 @@ class RankNote:
     found_by: str
     warnings: tuple[str, ...]
     lacks: tuple[str, ...] = ()  # of trace.LACKS
+    unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class Partial:
     windows: pa.Table  # a row a window between phases that is in memory
     groups: pa.Table  # a row a process group and rank
     members: pa.Table  # a row a process group: who is in it
+    tagged: pa.Table  # a row a rank, process group and tag of its events
     away: tuple[Piece, ...] = ()  # events that are in files
     windows_away: tuple[Path, ...] = ()  # files of windows
     sums: pa.Table | None = None  # of the ranks whose events are away, `sums.by_rank`
@@ -95,6 +97,7 @@ class Partial:
             windows=lacks.in_windows(windows.rows(view), lacking),
             groups=membership.rows(stack, view.labels),
             members=membership.members(stack, view.labels),
+            tagged=membership.tagged(stack),
         )
 
 
@@ -107,6 +110,7 @@ def _note(trace: Trace) -> RankNote:
         found_by=meta.found_by,
         warnings=meta.warnings,
         lacks=meta.lacks,
+        unused=meta.unused,
     )
 
 
@@ -137,6 +141,7 @@ def merge(partials: Iterable[Partial]) -> Partial:
         windows=_by_rank([part.windows for part in parts]),
         groups=_by_rank([part.groups for part in parts]),
         members=membership.once([part.members for part in parts]),
+        tagged=_by_rank([part.tagged for part in parts]),
         away=tuple(piece for part in parts for piece in part.away),
         windows_away=tuple(path for part in parts for path in part.windows_away),
         sums=_joined([part.sums for part in parts]),

@@ -28,6 +28,7 @@ from fastcomm.metrics.volume import Volume
 from fastcomm.metrics.windows import Window
 from fastcomm.spread import Spread, one_by_one
 from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.tags import CHANGED_NOTHING
 from fastcomm.trace.trace import LACKS
 
 
@@ -186,7 +187,7 @@ def _small_tables(partial: Partial, sums: pa.Table, link: float | None) -> dict[
         "bandwidth_by_rank": bandwidth_.by_rank(sums, link),
         "groups": partial.groups,
         "group_members": partial.members,
-        "group_tags": _group_tags(partial.groups),
+        "group_tags": _group_tags(partial.tagged),
     }
 
 
@@ -259,7 +260,7 @@ def _in_words(table: pa.Table, columns: dict[str, tuple[str, ...]]) -> pa.Table:
 
 
 def _group_tags(groups: pa.Table) -> pa.Table:
-    """One row a kind of group: what it is, its tag and the tag's source, how many ranks."""
+    """Return a row for each kind of group and tag: where the tag comes from, how many ranks."""
     keys = ["description", "size", "tag", "tag_source", "candidates"]
     found = groups.group_by(keys, use_threads=False).aggregate(
         [("rank", "count_distinct"), ("events", "sum")]
@@ -275,9 +276,20 @@ def _warnings(partial: Partial) -> list[str]:
         for warning in note.warnings:
             by_text.setdefault(warning, []).append(note.rank)
     return [
-        text if len(ranks) == len(partial.notes) else f"{_ranks(ranks)}: {text}"
-        for text, ranks in by_text.items()
+        *_unused(partial.notes),
+        *(
+            text if len(ranks) == len(partial.notes) else f"{_ranks(ranks)}: {text}"
+            for text, ranks in by_text.items()
+        ),
     ]
+
+
+def _unused(notes: Sequence[RankNote]) -> list[str]:
+    """Return the rules and options that have no effect on any rank, with the first's reason."""
+    said = [
+        {text.partition(CHANGED_NOTHING)[0]: text for text in note.unused} for note in notes
+    ]
+    return [text for what, text in said[0].items() if all(what in each for each in said)]
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -32,6 +32,7 @@ class Stack:
     rank: Ints  # of each iteration
     moved: Ints  # ns that times of each iteration's rank are later than in its trace
     rank_of_group: Ints
+    rank_of_comm: Ints
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Self | None:
@@ -58,6 +59,7 @@ class Stack:
             rank=np.repeat(ranks, steps),
             moved=np.repeat(moved, steps),
             rank_of_group=np.repeat(ranks, _rows(groups)),
+            rank_of_comm=np.repeat(ranks, _rows(comm)),
         )
 
 

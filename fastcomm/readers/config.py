@@ -50,6 +50,22 @@ class Parallel:
         order = self.order or ORDERS.get(self.framework or "", DEFAULT_ORDER)
         return Grid.of(world_size, order=order, **said) if said else None
 
+    def words(self) -> str:
+        """Return the sizes as options, such as "--tp 2 --dp 4"; empty without any."""
+        sizes = [(name, getattr(self, name)) for name in _SIZES]
+        return " ".join(f"--{name} {size}" for name, size in sizes if size is not None)
+
+    def assumed_world(self, ranks: Iterable[int]) -> int | None:
+        """Return how many ranks there are if no trace says it.
+
+        It is the number of ranks that have a trace, or what the sizes need where that is more.
+        None where no size is given, or `dp`, which tells the world.
+        """
+        if self.dp is not None or not self.words():
+            return None
+        least = (self.tp or 1) * (self.pp or 1) * (self.cp or 1)
+        return max(least, max(ranks, default=0) + 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -79,9 +95,12 @@ class Config:
             ranks={**base.ranks, **self.ranks},
         )
 
-    def tag_rules(self, world_size: int | None, *, guess: bool = False) -> TagRules:
-        """What of it decides a group's tag."""
-        return TagRules(explicit=self.tags, grid=self.parallel.grid(world_size), guess=guess)
+    def tag_rules(
+        self, world_size: int | None, *, guess: bool = False, grid_words: str = ""
+    ) -> TagRules:
+        """Return what decides a group's tag; `grid_words` is how the user gave the grid."""
+        grid = self.parallel.grid(world_size)
+        return TagRules(explicit=self.tags, grid=grid, guess=guess, grid_words=grid_words)
 
 
 def _said(source: Parallel | Config) -> dict[str, Any]:

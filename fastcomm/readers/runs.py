@@ -62,7 +62,10 @@ def open_run(
     """
     options = options or OpenOptions()
     config, card_warnings = with_card(options.config, paths if use_card else ())
-    options = replace(options, config=config)
+    given = options.grid_words
+    if given is None:
+        given = options.config.parallel.words()
+    options = replace(options, config=config, grid_words=given)
     name, files, others = _of_one_format(paths, config)
     found = _module(name).find(files, options)
     warnings = [f"no traces, not read: {', '.join(others)}"] if others else []
@@ -74,10 +77,21 @@ def open_run(
             *warnings,
             *found.warnings,
             *card_warnings,
+            *_assumed(config, ranks, found.world_size),
             *missing(ranks, found.world_size),
         ),
         link_bandwidth=found.link_bandwidth if config.bandwidth is None else config.bandwidth,
     )
+
+
+def _assumed(config: Config, ranks: Sequence[int], world: int | None) -> Iterator[str]:
+    """Warn where the sizes of the parallelism need more ranks than have a trace."""
+    size = config.parallel.assumed_world(ranks) if world is None else None
+    if size is not None and size > max(ranks) + 1:
+        yield (
+            f"no trace says how many ranks there are: {config.parallel.words()} is taken for "
+            f"{size} ranks; give --dp if there are more"
+        )
 
 
 def _of_one_format(

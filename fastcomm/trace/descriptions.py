@@ -106,6 +106,7 @@ def tag_of_description(description: str, exchanges: bool = False) -> str | None:
         Of the process group. The world (`WORLD`) says nothing without a grid.
     exchanges
         Whether the group does all-to-alls, which decides where two frameworks use one name.
+
     """
     text = description.replace("_GLOO", "")
     for pattern, tag in DESCRIPTIONS:

@@ -13,6 +13,7 @@ from fastcomm.trace.descriptions import DESCRIPTIONS, MESH, WORLD, tag_of_descri
 from fastcomm.trace.parallel import Grid
 
 __all__ = [
+    "CHANGED_NOTHING",
     "DESCRIPTIONS",
     "MESH",
     "RULE_FIELDS",
@@ -28,6 +29,9 @@ __all__ = [
 
 # What a user's rule can go by.
 RULE_FIELDS = ("name", "description", "ranks", "communicator", "stream")
+
+# Between what a user said that has no effect, and the reason.
+CHANGED_NOTHING = " changed nothing: "
 
 # What the operations of a group move: only these tell something of it.
 _BEHAVIOUR = {
@@ -77,6 +81,7 @@ class TagRule:
     field: str  # one of RULE_FIELDS
     value: str | int | tuple[int, ...]
     tag: str
+    is_given: bool = True  # by the user, not by the traces
 
     def matches(self, group: Group) -> bool:
         """Whether the rule is about this group."""
@@ -98,6 +103,8 @@ class TagRules:
     explicit: tuple[TagRule, ...] = ()
     grid: Grid | None = None
     guess: bool = False  # let behaviour answer where nothing else does
+    # How the user gave the grid; empty where nobody did, as for a workload card.
+    grid_words: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ class Meta:
     found_by: str = ""  # the rule that found the iterations
     warnings: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()  # of LACKS
+    unused: tuple[str, ...] = ()  # rules and options that have no effect on this rank, and why
 
 
 def checked(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
