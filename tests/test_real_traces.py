@@ -14,6 +14,8 @@ RUNS = {
     "gloo": ["gloo_4rank"],
     "gloo_et": ["gloo_4rank_et"],
 }
+# All else is of no known parallelism: this run is plain data parallel.
+TAG = {"nccl": "DP"}
 LINK = 25e9
 
 
@@ -34,7 +36,9 @@ def test_a_real_run_measures_what_the_oracle_does(kineto, name):
     paths = traces_of(kineto, RUNS[name])
     found = fastcomm.compute_metrics(fastcomm.open_run(*paths), link_bandwidth=LINK).to_dict()
     traces = [oracle_kineto.read(path) for path in paths]
-    wanted = oracle_metrics.metrics(traces, tag_of=lambda event: "OTHER", link_bandwidth=LINK)
+    wanted = oracle_metrics.metrics(
+        traces, tag_of=lambda event: TAG.get(name, "OTHER"), link_bandwidth=LINK
+    )
     same(found, wanted)
     assert set(found["bandwidth"]) == set(wanted["bandwidth"])
     assert set(found["overlap"]["by_tag"]) == set(wanted["overlap"]["by_tag"])

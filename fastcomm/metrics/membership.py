@@ -4,10 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from fastcomm.metrics.stack import Stack
 from fastcomm.trace.alike import alike
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
+
+Ints = NDArray[np.int64]
 
 _TAGS, _SOURCES = pa.array(TAGS), pa.array(TAG_SOURCES)
 
@@ -34,27 +37,48 @@ def rows(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
 def tagged(stack: Stack) -> pa.Table:
     """Return a row for each rank, process group and tag of its events.
 
-    Events of one group differ in their tag where it serves several parallelisms. Events of no
-    known group have neither description nor size.
+    Events of one group differ in their tag where it serves several parallelisms. `place` is the
+    group's place among those of its rank in `rows`; null for events of no known group.
     """
-    comm, groups = stack.comm, stack.groups
+    comm = stack.comm
     group = comm["group"].fill_null(-1).to_numpy().astype(np.int64)
     columns = (stack.rank_of_comm, group, comm["tag"].to_numpy(), comm["tag_source"].to_numpy())
     first, kind = alike(*columns)
     rank, group, tag, source = (column[first] for column in columns)
-    of_group = groups.select(["description", "size"]).take(pa.array(group, mask=group < 0))
-    candidates = _candidates(groups).take(pa.array(group, mask=group < 0)).fill_null("")
+    place, known = group - _first_of(stack.rank_of_group, rank), group >= 0
     return pa.table(
         {
             "rank": rank,
-            "description": of_group["description"],
-            "size": of_group["size"],
+            "place": pa.array(place, mask=~known),
             "tag": _TAGS.take(pa.array(tag)),
             "tag_source": _SOURCES.take(pa.array(source)),
-            "candidates": candidates,
             "events": np.bincount(kind, minlength=len(first)),
         }
     )
+
+
+def described(found: pa.Table, groups: pa.Table) -> pa.Table:
+    """Return the rows of `tagged` with what `rows` says of each group."""
+    place, rank = found["place"].fill_null(0).to_numpy(), found["rank"].to_numpy()
+    first = _first_of(groups["rank"].to_numpy(), rank)
+    row = pa.array(
+        first + place, mask=found["place"].combine_chunks().is_null().to_numpy(False)
+    )
+    for name in ("description", "size", "candidates"):
+        column = groups[name].combine_chunks().take(row)
+        found = found.append_column(
+            name, column.fill_null("") if name == "candidates" else column
+        )
+    return found
+
+
+def _first_of(ranks: Ints, asked: Ints) -> Ints:
+    """Return the first row of each asked rank; 0 for a rank that has none."""
+    known, first = np.unique(ranks, return_index=True)
+    if not len(known):
+        return np.zeros(len(asked), np.int64)
+    at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    return np.where(known[at] == asked, first[at], 0)
 
 
 def _candidates(groups: pa.Table) -> pa.Array:

@@ -47,9 +47,9 @@ class Partial:
     windows: pa.Table  # a row a window between phases that is in memory
     groups: pa.Table  # a row a process group and rank
     members: pa.Table  # a row a process group: who is in it
-    tagged: pa.Table  # a row a rank, process group and tag of its events
     away: tuple[Piece, ...] = ()  # events that are in files
     windows_away: tuple[Path, ...] = ()  # files of windows
+    tagged: pa.Table | None = None  # a row a rank, process group and tag of its events
     sums: pa.Table | None = None  # of the ranks whose events are away, `sums.by_rank`
 
     def pieces(self) -> tuple[Piece, ...]:
@@ -141,7 +141,7 @@ def merge(partials: Iterable[Partial]) -> Partial:
         windows=_by_rank([part.windows for part in parts]),
         groups=_by_rank([part.groups for part in parts]),
         members=membership.once([part.members for part in parts]),
-        tagged=_by_rank([part.tagged for part in parts]),
+        tagged=_joined([part.tagged for part in parts]),
         away=tuple(piece for part in parts for piece in part.away),
         windows_away=tuple(path for part in parts for path in part.windows_away),
         sums=_joined([part.sums for part in parts]),

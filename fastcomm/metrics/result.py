@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from fastcomm.metrics import bandwidth as bandwidth_
 from fastcomm.metrics import lacks as lacks_
+from fastcomm.metrics import membership, rates
 from fastcomm.metrics import pieces as pieces_
-from fastcomm.metrics import rates
 from fastcomm.metrics import volume as volume_
 from fastcomm.metrics import windows as windows_
 from fastcomm.metrics.across import Across, ClockKind, Material, across, plain
@@ -187,7 +187,7 @@ def _small_tables(partial: Partial, sums: pa.Table, link: float | None) -> dict[
         "bandwidth_by_rank": bandwidth_.by_rank(sums, link),
         "groups": partial.groups,
         "group_members": partial.members,
-        "group_tags": _group_tags(partial.tagged),
+        "group_tags": _group_tags(partial),
     }
 
 
@@ -259,9 +259,12 @@ def _in_words(table: pa.Table, columns: dict[str, tuple[str, ...]]) -> pa.Table:
     return table
 
 
-def _group_tags(groups: pa.Table) -> pa.Table:
+def _group_tags(partial: Partial) -> pa.Table:
     """Return a row for each kind of group and tag: where the tag comes from, how many ranks."""
     keys = ["description", "size", "tag", "tag_source", "candidates"]
+    groups = partial.groups
+    if partial.tagged is not None:
+        groups = membership.described(partial.tagged, groups)
     found = groups.group_by(keys, use_threads=False).aggregate(
         [("rank", "count_distinct"), ("events", "sum")]
     )

@@ -43,6 +43,8 @@ class Parallel:
     dp_replicate: int | None = None
     order: str | None = None  # dimensions, or a name of ORDERS
     framework: str | None = None  # a name of ORDERS
+    # The sizes that the user gave, as options; those of a workload card are not among them.
+    given: str | None = field(default=None, compare=False)
 
     def grid(self, world_size: int | None) -> Grid | None:
         """The grid of a world, None where no size is said; ConfigError on a contradiction."""
@@ -95,12 +97,20 @@ class Config:
             ranks={**base.ranks, **self.ranks},
         )
 
-    def tag_rules(
-        self, world_size: int | None, *, guess: bool = False, grid_words: str = ""
-    ) -> TagRules:
-        """Return what decides a group's tag; `grid_words` is how the user gave the grid."""
-        grid = self.parallel.grid(world_size)
-        return TagRules(explicit=self.tags, grid=grid, guess=guess, grid_words=grid_words)
+    def with_given(self) -> "Config":
+        """Keep which sizes are given here, before those of a workload card join them."""
+        given = self.parallel.given
+        words = self.parallel.words() if given is None else given
+        return replace(self, parallel=replace(self.parallel, given=words))
+
+    def tag_rules(self, world_size: int | None, *, guess: bool = False) -> TagRules:
+        """Return what decides a group's tag."""
+        return TagRules(
+            explicit=self.tags,
+            grid=self.parallel.grid(world_size),
+            guess=guess,
+            grid_words=self.parallel.given or "",
+        )
 
 
 def _said(source: Parallel | Config) -> dict[str, Any]:
@@ -211,7 +221,7 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[tuple[dict[str,
 
 def _parallel(table: Mapping[str, Any], path: Path) -> Parallel:
     where = f"{path}: [parallel]"
-    sizes = {name: whole(table, name, where) for name in _SIZES}
+    sizes: dict[str, Any] = {name: whole(table, name, where) for name in _SIZES}
     order = _text(table, "order", where)
     try:
         dimensions_of(order or DEFAULT_ORDER)

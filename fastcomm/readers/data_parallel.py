@@ -63,7 +63,7 @@ def is_plain(events: Events, found: Collectives, world: int | None, iterations: 
     if not all(_is_world(group, world) for group in found.groups):
         return False
     streams = events.columns["stream"][found.row]
-    unnamed = np.array([_is_unnamed(group) for group in found.groups] + [True], np.bool_)
+    unnamed = np.array([group.is_unnamed for group in found.groups] + [True], np.bool_)
     if not _one_stream_each(found.op, streams, unnamed[found.group]):
         return False
     signs = _Signs.of(events, found)
@@ -83,13 +83,9 @@ def _are_plain(found: Collectives) -> bool:
     return bool(ops & set(_PLAIN)) and ops <= {*_PLAIN, *_NEUTRAL}
 
 
-def _is_unnamed(group: Group) -> bool:
-    return group.description is None and group.ranks is None and group.size is None
-
-
 def _is_world(group: Group, world: int | None) -> bool:
     """Return whether a group is the world, or one of which nothing is known."""
-    if group.description in WORLD or _is_unnamed(group):
+    if group.description in WORLD or group.is_unnamed:
         return True
     is_silent = SILENT.fullmatch(group.description or "") is not None
     return is_silent and world is not None and group.members == world

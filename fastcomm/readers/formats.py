@@ -25,7 +25,6 @@ class OpenOptions:
     iterations: IterationRule = field(default_factory=IterationRule)
     allow_truncated: bool = False
     whole: bool = False  # read every event, not only what metrics need
-    grid_words: str | None = None  # the sizes that the user gave, not a workload card's
 
     @property
     def world(self) -> int | None:
@@ -51,9 +50,7 @@ class OpenOptions:
         if rule.regex is None and config.iterations is not None:
             rule = replace(rule, regex=config.iterations)
         try:
-            tags = config.tag_rules(
-                world, guess=self.guess_tags, grid_words=self.grid_words or ""
-            )
+            tags = config.tag_rules(world, guess=self.guess_tags)
         except ConfigError as error:
             raise ConfigError(f"parallelism: {error}") from error
         return ReadOptions(

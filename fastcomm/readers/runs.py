@@ -62,10 +62,7 @@ def open_run(
     """
     options = options or OpenOptions()
     config, card_warnings = with_card(options.config, paths if use_card else ())
-    given = options.grid_words
-    if given is None:
-        given = options.config.parallel.words()
-    options = replace(options, config=config, grid_words=given)
+    options = replace(options, config=config)
     name, files, others = _of_one_format(paths, config)
     found = _module(name).find(files, options)
     warnings = [f"no traces, not read: {', '.join(others)}"] if others else []
@@ -275,5 +272,5 @@ def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tupl
 
         if (card := cards.find_card(path)) is not None:
             read = cards.read_card(card)
-            return config.over(read.config), read.warnings
-    return config, ()
+            return config.with_given().over(read.config), read.warnings
+    return config.with_given(), ()

@@ -50,7 +50,6 @@ class _Unit:
     """A group, or a stream whose events are of no known group, and what it was seen to do."""
 
     group: Group
-    is_stream: bool = False
     ops: dict[int, int] = field(default_factory=dict)  # events by operation
     streams: set[int] = field(default_factory=set)
     whole: Tagged = _NO_TAG
@@ -110,7 +109,7 @@ def _units(
     """Return all groups, and the streams of events without one, with what they do."""
     units = {(place, NULL): _Unit(group) for place, group in enumerate(groups)}
     for (place, op, _, stream), count in zip(kinds, counts, strict=True):
-        unit = units.setdefault(_key(place, stream), _Unit(Group(), is_stream=True))
+        unit = units.setdefault(_key(place, stream), _Unit(Group()))
         unit.ops[op] = unit.ops.get(op, 0) + count
         unit.streams |= {stream} - {NULL}
     for unit in units.values():
@@ -124,7 +123,7 @@ def _ask(unit: _Unit, rules: TagRules, iterations: int) -> None:
     One rank set may serve experts by its all-to-alls and gradients by its all-reduces.
     """
     unit.whole = _answer(unit.group, unit.ops, rules, iterations)
-    guesses = unit.is_stream and rules.guess and unit.whole.source == "none"
+    guesses = unit.group.is_unnamed and rules.guess and unit.whole.source == "none"
     if unit.whole.candidates or guesses:
         unit.by_op = {
             op: _answer(unit.group, {op: count}, rules, iterations)

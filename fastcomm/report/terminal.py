@@ -8,7 +8,7 @@ from rich.text import Text
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import across
 from fastcomm.report.console import plain_console
-from fastcomm.report.rows import NA, na, percent, table
+from fastcomm.report.rows import NA, group_name, na, percent, table
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import TAGS
 from fastcomm.trace.trace import LACKS
@@ -199,7 +199,7 @@ def _groups(found: Metrics) -> Table:
         source = row["tag_source"]
         fits = f" ({row['candidates']})" if row["candidates"] else ""
         rows.add_row(
-            escape(row["description"] or "undefined"),
+            escape(group_name(row["description"], row["size"])),
             na(row["size"], str),
             row["tag"],
             f"{source}{fits}",

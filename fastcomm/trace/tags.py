@@ -61,6 +61,11 @@ class Group:
         """How many ranks it has, if that is known."""
         return self.size if self.ranks is None else len(self.ranks)
 
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether nothing is known of it but what it does, and on which streams."""
+        return self.description is None and self.ranks is None and self.size is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
@@ -208,6 +213,8 @@ def _guess(group: Group, behaviour: Behaviour, grid: Grid | None) -> str | None:
             return "DP"
         case "sums" if _has_many_sums(group, behaviour):
             return "TP"
+        case "sums" if group.is_unnamed and group.streams and not _are_many(behaviour):
+            return "DP"
     return None
 
 
@@ -216,5 +223,10 @@ def _has_many_sums(group: Group, behaviour: Behaviour) -> bool:
     ranks = group.ranks
     if not ranks or len(ranks) < 2 or max(ranks) - min(ranks) + 1 != len(ranks):  # noqa: PLR2004
         return False
+    return _are_many(behaviour)
+
+
+def _are_many(behaviour: Behaviour) -> bool:
+    """Return whether there are as many sums in an iteration as only layers do."""
     sums = (count for op, count in behaviour.counts.items() if _BEHAVIOUR.get(op) == "sums")
     return sum(sums) >= _MANY * max(1, behaviour.iterations)
