@@ -162,7 +162,7 @@ def test_a_wrapper_settles_what_equal_sums_leave_open(run):
                    TagRule(field="stream", value=20, tag="TP"))},
          "[[tags]] stream = 20 changed nothing: an earlier rule decides"),
         ({"parallel": {"dp": 2, "tp": 2}},
-         "--tp 2 --dp 2 changed nothing: the traces do not say which ranks form a process group"),
+         "--tp 2 --dp 2 changed nothing: the traces do not say which ranks form a process"),
         ({"guess_tags": True}, "--guess-tags changed nothing: the traffic fits several"),
     ],
 )  # fmt: skip

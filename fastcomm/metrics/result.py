@@ -28,7 +28,7 @@ from fastcomm.metrics.volume import Volume
 from fastcomm.metrics.windows import Window
 from fastcomm.spread import Spread, one_by_one
 from fastcomm.trace.schema import OPS, TAGS
-from fastcomm.trace.tags import CHANGED_NOTHING
+from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS
 
 
@@ -279,20 +279,12 @@ def _warnings(partial: Partial) -> list[str]:
         for warning in note.warnings:
             by_text.setdefault(warning, []).append(note.rank)
     return [
-        *_unused(partial.notes),
+        *without_effect([note.unused for note in partial.notes]),
         *(
             text if len(ranks) == len(partial.notes) else f"{_ranks(ranks)}: {text}"
             for text, ranks in by_text.items()
         ),
     ]
-
-
-def _unused(notes: Sequence[RankNote]) -> list[str]:
-    """Return the rules and options that have no effect on any rank, with the first's reason."""
-    said = [
-        {text.partition(CHANGED_NOTHING)[0]: text for text in note.unused} for note in notes
-    ]
-    return [text for what, text in said[0].items() if all(what in each for each in said)]
 
 
 def _ranks(ranks: list[int]) -> str:

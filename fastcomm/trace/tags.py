@@ -5,7 +5,7 @@ ranks in the configured grid, what it was seen to do; else OTHER. Nothing goes b
 collective alone: tensor parallel with sequence parallel and FSDP use the same ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -25,6 +25,7 @@ __all__ = [
     "Tagged",
     "tag_group",
     "tag_of_description",
+    "without_effect",
 ]
 
 # What a user's rule can go by.
@@ -138,6 +139,17 @@ def tag_group(group: Group, behaviour: Behaviour, rules: TagRules) -> Tagged:
     if rules.guess and (guessed := _guess(group, behaviour, rules.grid)):
         return Tagged(tag=guessed, source="heuristic")
     return Tagged(tag="OTHER", source="description" if group.description in WORLD else "none")
+
+
+def without_effect(unused: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return what has no effect on any rank, each with the reason on the first.
+
+    `unused` has the sentences of each rank.
+    """
+    said = [{text.partition(CHANGED_NOTHING)[0]: text for text in each} for each in unused]
+    if not said:
+        return []
+    return [text for what, text in said[0].items() if all(what in each for each in said)]
 
 
 def _described(group: Group, behaviour: Behaviour, grid: Grid | None) -> str | None:
