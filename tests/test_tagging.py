@@ -231,3 +231,39 @@ def test_a_store_tags_as_its_traces_do(tmp_path):
         )
         assert stored["groups"] == raw["groups"]
         assert stored["warnings"] == raw["warnings"]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("name", "sizes", "wanted"),
+    [
+        ("dlrm_8rank", {"dp": 8}, {(None, "DP", "ranks")}),
+        ("dlrm_8rank", {"cp": 8}, {(None, "CP", "ranks")}),
+        ("dlrm_8rank", {}, {(None, "OTHER", "none")}),
+        ("mi300_resnet", {}, {("default_pg", "DP", "heuristic"), (None, "DP", "heuristic")}),
+        ("nccl_2rank_rank0.json.gz", {}, {("default_pg", "DP", "heuristic")}),
+        ("b200_vllm", {}, {("undefined", "OTHER", "none"), (None, "TP", "heuristic")}),
+        ("b200_vllm", {"tp": 8}, {("undefined", "TP", "ranks"), (None, "TP", "ranks")}),
+    ],
+)
+def test_a_real_trace_has_these_tags(kineto, name, sizes, wanted):
+    options = OpenOptions(config=Config(parallel=Parallel(**sizes)))
+    found = api.compute_metrics(api.open_run(kineto / name, options=options).only([0]))
+    assert tags(found.to_dict()) == wanted
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--dp", "2"], {("DP", "ranks")}),
+        (["--cp", "2"], {("CP", "ranks")}),
+        (["--guess-tags"], {("EP", "heuristic"), ("OTHER", "none")}),
+        ([], {("OTHER", "none")}),
+    ],
+)
+def test_a_report_without_payloads_goes_by_what_the_user_says(nsys, options, wanted):
+    words = ["metrics", nsys / "mfu_2gpu.sqlite", *options, "--json"]
+    found = json.loads(fastcomm(*words).stdout)
+    assert {(row["tag"], row["tag_source"]) for row in found["groups"]} == wanted
+    assert not unused(found)

@@ -25,7 +25,7 @@ from fastcomm.readers.communication import Collectives
 from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import COLLECTIVE_LIBRARIES
 from fastcomm.trace.descriptions import SILENT, WORLD
-from fastcomm.trace.schema import OP, numbers
+from fastcomm.trace.schema import KIND, OP, numbers
 from fastcomm.trace.tags import Group
 from fastcomm_kernels.json_numbers import NULL
 
@@ -116,20 +116,24 @@ class _Signs:
     @classmethod
     def of(cls, events: Events, found: Collectives) -> "_Signs":
         """Look at each name once."""
-        kernels = np.setdiff1d(events.rows("kernel"), found.row)
+        is_compute = events.columns["kind"] == KIND["kernel"]
+        is_compute[found.row] = False
         marks = _names(events, events.rows("annotation"))
-        names = [*marks, *_names(events, kernels)]
+        kernels = _names(events, np.flatnonzero(is_compute))
+        names = [*marks, *kernels]
         return cls(
             wraps=_any(_WRAPPERS, marks),
             trains=_any(_TRAINING, names),
             infers=_any(_INFERENCE, names),
-            computes=len(kernels) > 0,
+            computes=bool(kernels),
         )
 
 
 def _names(events: Events, rows: Ints) -> Sequence[str]:
-    codes = np.unique(events.columns["name"][rows])
-    return [events.texts[code] for code in codes.tolist() if code != NULL]
+    codes = events.columns["name"][rows]
+    met = np.zeros(len(events.texts), np.bool_)
+    met[codes[codes >= 0]] = True
+    return [events.texts[code] for code in np.flatnonzero(met).tolist()]
 
 
 def _any(pattern: re.Pattern[str], names: Iterable[str]) -> bool:
