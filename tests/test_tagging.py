@@ -216,6 +216,18 @@ def test_kernels_of_experts_are_listed_with_how_that_is_known(tmp_path):
     assert "DeepEP kernels are EP by their name" in page.read_text()
 
 
+def test_a_guess_has_nothing_to_add_to_plain_data_parallelism(run):
+    found = run(*kernels(REDUCE), guess_tags=True)
+    assert tags(found) == {(None, "DP", "heuristic")}
+    (said,) = unused(found)
+    assert said.endswith("every process group has its parallelism already")
+
+
+def test_the_users_rule_decides_for_kernels_of_experts(run):
+    rule = TagRule(field="stream", value=20, tag="OTHER")
+    assert tags(run(*kernels(DISPATCH), tags=(rule,))) == {(None, "OTHER", "explicit")}
+
+
 def test_a_store_tags_as_its_traces_do(tmp_path):
     events = [k.mark("ProfilerStep#0", 0, 900), *kernels(REDUCE), *kernels(DISPATCH, stream=9)]
     for rank in range(2):

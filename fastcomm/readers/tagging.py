@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.data_parallel import is_plain
 from fastcomm.readers.events import Events
+from fastcomm.readers.patterns import Named
 from fastcomm.trace.alike import alike
 from fastcomm.trace.descriptions import WORLD
 from fastcomm.trace.schema import OPS, TAG, TAG_SOURCES
@@ -72,30 +73,45 @@ def tag(
     kinds = list(zip(*(column[first].tolist() for column in columns), strict=True))
     units = _units(found.groups, kinds, np.bincount(kind).tolist())
     for unit in units.values():
-        _ask(unit, rules, iterations)
-    is_open = [unit for unit in units.values() if _is_open(unit.whole, unit.group)]
-    if is_open and rules.grid is None and is_plain(events, found, world, iterations):
-        for unit in is_open:
+        _ask(unit, replace(rules, guess=False), iterations)
+    rest = [unit for unit in units.values() if _is_open(unit.whole, unit.group)]
+    if rest and rules.grid is None and is_plain(events, found, world, iterations):
+        for unit in rest:
             unit.whole, unit.by_op = _PLAIN, {}
-    tags = np.empty((len(kinds), 2), np.int8)
-    by_name = set()
-    for row, (place, op, name, stream) in enumerate(kinds):
-        unit, named = units[_key(place, stream)], found.named[name]
-        said = unit.by_op.get(op, unit.whole)
-        if named.tag and _goes_by_name(said, unit.group, named.tag, rules):
-            said = Tagged(tag=named.tag, source="heuristic")
-            by_name.add((named.library, named.tag))
-        tags[row] = TAG[said.tag], SOURCE[said.source]
+    elif rules.guess:
+        for unit in rest:
+            _ask(unit, rules, iterations)
+    tags, notes = _of_kinds(kinds, units, found.named, rules)
     return Tagging(
         groups=tuple(units[place, NULL].whole for place in range(len(found.groups))),
         events=tags[kind],
         unused=tuple(_unused(list(units.values()), rules)),
-        notes=tuple(
-            f"{library} kernels are {name} by their name alone; [[tags]] or [[kernels]] in a "
-            "--config say otherwise"
-            for library, name in sorted(by_name)
-        ),
+        notes=notes,
     )
+
+
+def _of_kinds(
+    kinds: Sequence[_Kind],
+    units: Mapping[tuple[int, int], _Unit],
+    named: Sequence[Named],
+    rules: TagRules,
+) -> tuple[NDArray[np.int8], tuple[str, ...]]:
+    """Return tag and source of each kind of event, and notes on tags by a kernel's name."""
+    tags = np.empty((len(kinds), 2), np.int8)
+    by_name = set()
+    for row, (place, op, name, stream) in enumerate(kinds):
+        unit, kernel = units[_key(place, stream)], named[name]
+        said = unit.by_op.get(op, unit.whole)
+        if kernel.tag and _goes_by_name(said, unit.group, kernel.tag, rules):
+            said = Tagged(tag=kernel.tag, source="heuristic")
+            by_name.add((kernel.library, kernel.tag))
+        tags[row] = TAG[said.tag], SOURCE[said.source]
+    notes = (
+        f"{library} kernels are {tag} by their name alone; [[tags]] or [[kernels]] in a "
+        "--config say otherwise"
+        for library, tag in sorted(by_name)
+    )
+    return tags, tuple(notes)
 
 
 def _key(place: int, stream: int) -> tuple[int, int]:
@@ -219,7 +235,10 @@ def _used_grid(unit: _Unit) -> bool:
 
 def _was_guessed(unit: _Unit) -> bool:
     answers = (unit.whole, *unit.by_op.values())
-    return any(each.source == "heuristic" and not each.candidates for each in answers)
+    return any(
+        each.source == "heuristic" and not each.candidates and each is not _PLAIN
+        for each in answers
+    )
 
 
 def _why_no_grid(units: Sequence[_Unit]) -> str:
