@@ -217,3 +217,25 @@ def test_any_text_is_read_or_refused(tmp_path_factory, text):
     path.write_text(text, encoding="utf-8", errors="replace")
     with contextlib.suppress(ConfigError):
         assert isinstance(read(path), Config)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "world"),
+    [
+        ({}, [0, 1], None),
+        ({"dp": 2}, [0, 1], None),  # which tells the world
+        ({"tp": 2}, [0, 1], 2),
+        ({"tp": 2}, [0, 3], 4),
+        ({"cp": 4, "pp": 2}, [0], 8),
+    ],
+)
+def test_the_world_that_no_trace_tells_goes_by_the_ranks(sizes, ranks, world):
+    assert Parallel(**sizes).assumed_world(ranks) == world
+
+
+def test_the_sizes_of_a_card_are_not_the_users():
+    card = Config(parallel=Parallel(tp=2, dp=4))
+    for own, words in ((Parallel(), ""), (Parallel(dp=8), "--dp 8")):
+        whole = Config(parallel=own).with_given().over(card)
+        assert whole.tag_rules(None).grid_words == words
+        assert whole.with_given().tag_rules(None).grid_words == words

@@ -145,6 +145,23 @@ def test_what_a_run_lacks_comes_with_the_remedy(tmp_path, events, envelope, lack
     assert f"lacks: {lacks}" in invoke(tmp_path)
 
 
+def test_options_that_have_no_effect_are_not_recommended(tmp_path):
+    k.write(tmp_path / "rank0.json", [*STEP[:2], k.kernel("ncclDevKernel_SendRecv", 5, 9)])
+    (said,) = [each for each in told(tmp_path)["lacks"] if "no parallelism" in each]
+    assert "if there is one parallelism (--dp, --tp, --pp or --cp alone)" in said
+    assert "[[tags]] stream = N" in said
+    known = {"Process_Group_Ranks": "[0, 1]", "Process_Group_Name": "1"}
+    k.write(tmp_path / "rank0.json", [*STEP[:2], k.all_reduce(20, 40, **known)])
+    (said,) = [each for each in told(tmp_path)["lacks"] if "no parallelism" in each]
+    assert said.endswith("(--tp, --pp, --dp, --ep, --cp), or [[tags]] in a --config")
+
+
+def test_an_option_without_effect_is_a_warning(traces):
+    found = told(traces, "--dp", "2")["warnings"]
+    assert [each.partition(":")[0] for each in found] == ["--dp 2 changed nothing"]
+    assert not told(traces)["warnings"]
+
+
 def test_warnings_are_said_once_with_their_ranks(tmp_path):
     for rank in range(3):
         k.write(tmp_path / f"rank{rank}.json", STEP[1:], rank=rank, world=3)

@@ -116,6 +116,23 @@ def test_the_world_is_dp_only_where_gradients_cross_all_of_it():
     assert Grid.of(8, tp=8).candidates(range(8)) == ("TP",)
 
 
+@pytest.mark.parametrize(
+    ("words", "only"),
+    [
+        ({}, "DP"),
+        ({"tp": 8}, "TP"),
+        ({"cp": 8}, "CP"),
+        ({"pp": 8}, "PP"),
+        ({"tp": 2}, None),
+        ({"ep": 8}, None),
+        ({"tp": 8, "etp": 1}, None),
+    ],
+)
+def test_a_grid_knows_whether_one_dimension_is_all_there_is(words, only):
+    assert Grid.of(8, **words).only == only
+    assert Grid.of(1).only is None
+
+
 def test_equal_rank_sets_are_ambiguous():
     assert Grid.of(8, ep=8).candidates(range(8)) == ("DP", "EP")
     assert Grid.of(8, tp=4, ep=4).candidates(range(4)) == ("TP", "EP")

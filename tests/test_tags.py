@@ -20,7 +20,7 @@ from fastcomm.trace.tags import (
 
 QUIET = Behaviour()
 MEGATRON = {
-    "TP": "TENSOR_MODEL_PARALLEL_GROUP EXPERT_TENSOR_PARALLEL_GROUP",
+    "TP": "TENSOR_MODEL_PARALLEL_GROUP EXPERT_TENSOR_PARALLEL_GROUP TP_BOOTSTRAP_GROUP_MPI",
     "DP": "DATA_PARALLEL_GROUP DATA_PARALLEL_GROUP_GLOO DATA_PARALLEL_GROUP_WITH_CP"
     " DATA_PARALLEL_GROUP_WITH_CP_GLOO DATA_PARALLEL_GROUP_WITH_CP_AG"
     " DATA_PARALLEL_GROUP_WITH_GTP_REMAT DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT"
@@ -30,12 +30,13 @@ MEGATRON = {
     " HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_GLOO_L1"
     " EXPERT_DATA_PARALLEL_GROUP EXPERT_DATA_PARALLEL_GROUP_AG"
     " EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT GTP_WEIGHT_REMAT_GROUP"
-    " EXPERT_GTP_WEIGHT_REMAT_GROUP",
+    " EXPERT_GTP_WEIGHT_REMAT_GROUP WEIGHT_GRADIENT_COMM_GROUP",
     "PP": "PIPELINE_MODEL_PARALLEL_GROUP EMBEDDING_GROUP POSITION_EMBEDDING_GROUP",
     "CP": "CONTEXT_PARALLEL_GROUP HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L0"
     " HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L1 HYBRID_DP_CP_GROUP_4",
     "EP": "EXPERT_MODEL_PARALLEL_GROUP EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP",
-    "OTHER": "MODEL_PARALLEL_GROUP TENSOR_AND_DATA_PARALLEL_GROUP"
+    "OTHER": "MODEL_PARALLEL_GROUP CONTEXT_AND_MODEL_PARALLEL_GROUP NON_DP_GROUP"
+    " TENSOR_AND_DATA_PARALLEL_GROUP"
     " TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP TENSOR_AND_CONTEXT_PARALLEL_GROUP"
     " EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP"
     " EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP"
@@ -43,14 +44,20 @@ MEGATRON = {
 }
 MESHES = {
     "DP": "dp dp_shard dp_replicate fsdp hsdp dp_shard_cp dp_replicate_dp_shard dp_cp"
-    " dp_replicate_dp_shard_cp dp_shard_mod_ep",
-    "TP": "tp",
-    "PP": "pp",
-    "CP": "cp",
-    "EP": "ep",
+    " dp_replicate_dp_shard_cp dp_shard_mod_ep efsdp dp_shard_in_ep dp_mod_ep dp_in_ep"
+    " loss_mesh batch batch_cp outer_fsdp_dp dp_outer dp_inner expert_dp expt_dp ddp ddp_fsdp"
+    " infer_dp ep_shard ep_replicate ep_replicate_ep_shard replicate shard replicas shards"
+    " data_parallel outer_fsdp_dp_dp_cp dp_replicate_fsdp dp_sp",
+    "TP": "tp etp infer_tp expt_tp tensor_parallel",
+    "PP": "pp infer_pp pipeline_parallel",
+    "CP": "cp sp context_parallel sequence_parallel",
+    "EP": "ep expert_parallel",
     "OTHER": "dp_tp cp_tp pp_dp_shard_cp_tp ep_tp",
 }
 ROWS = [(text, tag) for tag, texts in MEGATRON.items() for text in texts.split()]
+# Some name the dimension alone.
+ROWS += [(text, "DP") for text in ("dp_shard_in_ep", "ep_replicate", "efsdp", "fsdp")]
+ROWS += [("etp", "TP"), ("tp", "TP"), ("pp", "PP"), ("cp", "CP"), ("ep", "EP")]
 ROWS += [(f"mesh_{text}", tag) for tag, texts in MESHES.items() for text in texts.split()]
 
 
@@ -67,13 +74,21 @@ def test_a_known_description_gives_its_tag(description, tag):
 @pytest.mark.parametrize(
     "description",
     ["", "undefined", "0:split:3", "default_pg:split:1", "mesh_", "mesh_loss", "mesh_tpp", "TP",
-     "mesh_dp_shard_in_ep", "MY_DATA_PARALLEL_GROUP", "DATA_PARALLEL_GROUP_2", "mesh_tp_"],
+     "mesh_dim_0", "mesh_dim_12", "MY_DATA_PARALLEL_GROUP", "DATA_PARALLEL_GROUP_2",
+     "mesh_tp_"],
 )  # fmt: skip
 def test_other_text_gives_no_answer(description):
     assert tag_of_description(description) is None
     assert tagged(Group(description=description)) == Tagged(tag="OTHER", source="none")
     ranks = Group(description=description, ranks=(0, 2))
     assert tagged(ranks, grid=Grid.of(4, tp=2)) == Tagged(tag="DP", source="ranks")
+
+
+def test_a_name_that_two_frameworks_use_goes_by_its_all_to_alls():
+    # NeMo Automodel shards the weights of experts over "ep_shard"; OLMo-core exchanges tokens.
+    group = Group(description="mesh_ep_shard")
+    assert tagged(group, {"AllGather": 4, "ReduceScatter": 2}).tag == "DP"
+    assert tagged(group, {"AllToAll": 4}) == Tagged(tag="EP", source="description")
 
 
 @pytest.mark.parametrize("description", ["default_pg", "mesh_default"])

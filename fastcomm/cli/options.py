@@ -81,7 +81,9 @@ def _reading() -> list[Callable[[F], F]]:
             help="TOML file: parallelism, tags, kernel patterns, iterations, link.",
         ),
         click.option(
-            "--guess-tags", is_flag=True, help="Tag by behaviour what nothing else tells."
+            "--guess-tags",
+            is_flag=True,
+            help="Guess the parallelism of untagged process groups from their traffic.",
         ),
         click.option(
             "--iteration-regex",

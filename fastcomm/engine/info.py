@@ -45,7 +45,7 @@ class Info:
     @property
     def lacks(self) -> tuple[str, ...]:
         """What a metric would miss, and how to get it."""
-        return tuple(lacks(self.details, self.missing))
+        return tuple(lacks(self.details, self.missing, self.groups))
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain objects, for `--json`."""

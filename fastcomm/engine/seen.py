@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from fastcomm.readers.store_manifest import ClockNote, Entry
 from fastcomm.store.part import group_table, untagged, with_rank, without_bytes
 from fastcomm.trace.run import ranges
+from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS, Trace
 
 # Since when, and how, a profiler tells the sizes of collectives.
@@ -38,12 +39,13 @@ class RankInfo:
     untagged: int  # of the communication: no parallelism is known
     warnings: tuple[str, ...]
     lacks: tuple[str, ...]  # of `trace.LACKS`
+    unused: tuple[str, ...] = ()  # rules and options without effect, and why
     clock_note: ClockNote | None = None
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
-        """The same of a stored rank."""
-        return cls(**{name: getattr(entry, name) for name in cls.__slots__})
+        """Return what is known of a stored rank."""
+        return cls(**{name: getattr(entry, name) for name in cls.__slots__ if name != "unused"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class Seen:
                 untagged=untagged(trace),
                 warnings=meta.warnings,
                 lacks=meta.lacks,
+                unused=meta.unused,
             ),
             groups=group_table(trace),
             iterations=with_rank(trace.iterations, meta.rank),
@@ -104,16 +107,20 @@ def kinds(groups: pa.Table) -> list[dict[str, Any]]:
 
 
 def rank_warnings(details: Iterable[RankInfo]) -> list[str]:
-    """The warnings of ranks, each once, with the ranks that it is of."""
+    """Return the warnings of ranks, each once, with the ranks that it is of."""
+    details = tuple(details)
     of: dict[str, list[int]] = {}
     for each in details:
         for warning in each.warnings:
             of.setdefault(warning, []).append(each.rank)
-    return [f"rank {ranges(ranks)}: {warning}" for warning, ranks in of.items()]
+    own = [f"rank {ranges(ranks)}: {warning}" for warning, ranks in of.items()]
+    return [*without_effect([each.unused for each in details]), *own]
 
 
-def lacks(details: Sequence[RankInfo], missing: Sequence[int]) -> Iterator[str]:
-    """What a metric would miss, and how to get it."""
+def lacks(
+    details: Sequence[RankInfo], missing: Sequence[int], groups: pa.Table
+) -> Iterator[str]:
+    """Say what a metric would miss, and how to get it."""
     communication, unsized, open_ = (
         sum(getattr(each, name) for each in details)
         for name in ("communication", "without_bytes", "untagged")
@@ -135,12 +142,22 @@ def lacks(details: Sequence[RankInfo], missing: Sequence[int]) -> Iterator[str]:
     if open_:
         yield (
             f"{open_} of {communication} communication events have no parallelism: say how "
-            "ranks are laid out (--tp, --pp, --dp, --ep, --cp), or [[tags]] in a --config"
+            f"ranks are laid out {_layout(groups)}"
         )
     if any(each.found_by in _GUESSES for each in details):
         yield (
-            "no iteration marks: --iteration-regex names annotations that are; next time leave "
-            'some: prof.step(), or a range "iteration 7"'
+            "no iteration marks: --iteration-regex names annotations that are, if there are "
+            'any; next time leave some: prof.step(), or a range "iteration 7"'
         )
     if any(each.clock is None for each in details):
         yield "no absolute time: ranks can only be compared by their collectives"
+
+
+def _layout(groups: pa.Table) -> str:
+    """Return the options that have an effect on traces with these groups."""
+    if groups["ranks"].null_count < groups.num_rows:
+        return "(--tp, --pp, --dp, --ep, --cp), or [[tags]] in a --config"
+    return (
+        "if there is one parallelism (--dp, --tp, --pp or --cp alone); for several, [[tags]] "
+        "stream = N in a --config, since the traces do not say which ranks form a group"
+    )

@@ -42,6 +42,7 @@ class RankNote:
     clock: str | None = None
     clock_notes: tuple[str, ...] = ()
     device_time: outside.RankOutside | None = None  # null where times are unknown
+    unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,7 @@ class Partial:
     members: pa.Table  # a row a process group: who is in it
     away: tuple[Piece, ...] = ()  # events that are in files
     windows_away: tuple[Path, ...] = ()  # files of windows
+    tagged: pa.Table | None = None  # a row a rank, process group and tag of its events
     sums: pa.Table | None = None  # of the ranks whose events are away, `sums.by_rank`
 
     def pieces(self) -> tuple[Piece, ...]:
@@ -117,6 +119,7 @@ class Partial:
             windows=lacks.in_windows(windows.rows(view), lacking),
             groups=membership.rows(stack, view.labels),
             members=membership.members(stack, view.labels),
+            tagged=membership.tagged(stack),
         )
 
 
@@ -135,6 +138,7 @@ def _note(trace: Trace, beyond: outside.RankOutside, *, by_host: bool) -> RankNo
         clock=clock,
         clock_notes=trace.device_notes if has_reason else (),
         device_time=None if "times" in meta.lacks else beyond,
+        unused=meta.unused,
     )
 
 
@@ -165,6 +169,7 @@ def merge(partials: Iterable[Partial]) -> Partial:
         windows=_by_rank([part.windows for part in parts]),
         groups=_by_rank([part.groups for part in parts]),
         members=membership.once([part.members for part in parts]),
+        tagged=_joined([part.tagged for part in parts]),
         away=tuple(piece for part in parts for piece in part.away),
         windows_away=tuple(path for part in parts for path in part.windows_away),
         sums=_joined([part.sums for part in parts]),

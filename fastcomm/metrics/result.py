@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from fastcomm.metrics import bandwidth as bandwidth_
 from fastcomm.metrics import lacks as lacks_
+from fastcomm.metrics import membership, rates
 from fastcomm.metrics import outside as outside_
 from fastcomm.metrics import pieces as pieces_
-from fastcomm.metrics import rates
 from fastcomm.metrics import volume as volume_
 from fastcomm.metrics import windows as windows_
 from fastcomm.metrics.across import Across, ClockKind, Material, across, plain
@@ -30,6 +30,7 @@ from fastcomm.metrics.volume import Volume
 from fastcomm.metrics.windows import Window
 from fastcomm.spread import Spread, one_by_one
 from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS
 
 
@@ -203,7 +204,7 @@ def _small_tables(partial: Partial, sums: pa.Table, link: float | None) -> dict[
         "bandwidth_by_rank": bandwidth_.by_rank(sums, link),
         "groups": partial.groups,
         "group_members": partial.members,
-        "group_tags": _group_tags(partial.groups),
+        "group_tags": _group_tags(partial),
     }
 
 
@@ -275,9 +276,12 @@ def _in_words(table: pa.Table, columns: dict[str, tuple[str, ...]]) -> pa.Table:
     return table
 
 
-def _group_tags(groups: pa.Table) -> pa.Table:
-    """One row a kind of group: what it is, its tag and the tag's source, how many ranks."""
+def _group_tags(partial: Partial) -> pa.Table:
+    """Return a row for each kind of group and tag: where the tag comes from, how many ranks."""
     keys = ["description", "size", "tag", "tag_source", "candidates"]
+    groups = partial.groups
+    if partial.tagged is not None:
+        groups = membership.described(partial.tagged, groups)
     found = groups.group_by(keys, use_threads=False).aggregate(
         [("rank", "count_distinct"), ("events", "sum")]
     )
@@ -305,7 +309,10 @@ def _clock_notes(notes: Sequence[RankNote]) -> list[str]:
 
 
 def _warnings(notes: Sequence[RankNote]) -> list[str]:
-    return _once([(note.rank, note.warnings) for note in notes])
+    return [
+        *without_effect([note.unused for note in notes]),
+        *_once([(note.rank, note.warnings) for note in notes]),
+    ]
 
 
 def _once(of_ranks: Sequence[tuple[int, Sequence[str]]]) -> list[str]:

@@ -34,6 +34,7 @@ class Stack:
     rank_of_group: Ints
     event_edges: Ints  # rows of the events where each rank begins, and their end
     comm_edges: Ints
+    rank_of_comm: Ints
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> Self | None:
@@ -62,6 +63,7 @@ class Stack:
             rank_of_group=np.repeat(ranks, _rows(groups)),
             event_edges=np.cumsum([0, *_rows(events)], dtype=np.int64),
             comm_edges=np.cumsum([0, *_rows(comm)], dtype=np.int64),
+            rank_of_comm=np.repeat(ranks, _rows(comm)),
         )
 
 

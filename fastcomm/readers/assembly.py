@@ -3,7 +3,7 @@
 What differs from format to format ends where this begins.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import Pattern
-from fastcomm.trace.alike import alike
+from fastcomm.readers.tagging import SOURCE, tag
 from fastcomm.trace.iterations import (
     PERIOD,
     RANGES,
@@ -29,15 +29,14 @@ from fastcomm.trace.iterations import (
     why_not_on_device_clock,
     without_cut_end,
 )
-from fastcomm.trace.schema import ARGS, OPS, TAG, TAG_SOURCES
-from fastcomm.trace.tags import Behaviour, Group, Tagged, TagRules, tag_group
+from fastcomm.trace.schema import ARGS, TAG
+from fastcomm.trace.tags import Group, Tagged, TagRules
 from fastcomm.trace.trace import NO_DEVICE, Meta, Trace
 from fastcomm_kernels.json_numbers import NULL
 
 Ints = NDArray[np.int64]
 
 DEVICE_KINDS = ("kernel", "memcpy", "memset")
-_SOURCE = {name: number for number, name in enumerate(TAG_SOURCES)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +62,26 @@ def assemble(
     Raises `TraceFileError` where there is nothing to measure or no iteration.
     """
     iterations, on_device = _iterations(events, found, options.iterations, meta)
-    stream_of = events.columns["stream"][found.row]
-    tagged, tags = _tags(found, stream_of, options.tags, len(iterations.number))
-    warnings = (*meta.warnings, *iterations.warnings, *_notes(events, found, meta.lacks))
+    tagging = tag(events, found, options.tags, meta.world_size, len(iterations.number))
+    warnings = (
+        *meta.warnings,
+        *iterations.warnings,
+        *_notes(events, found, meta.lacks),
+        *tagging.notes,
+    )
     trace = Trace.of(
         events=_event_table(events),
         lanes=lanes,
-        comm=_comm_table(events, found, tags),
-        groups=_group_table(found.groups, tagged),
+        comm=_comm_table(events, found, tagging.events),
+        groups=_group_table(found.groups, tagging.groups),
         iterations=_iteration_table(iterations),
         args=_args_table(events) if options.whole else None,
-        meta=replace(meta, found_by=iterations.found_by, warnings=warnings),
+        meta=replace(
+            meta,
+            found_by=iterations.found_by,
+            warnings=warnings,
+            unused=tagging.unused,
+        ),
     )
     windows = on_device.iterations
     return trace.with_device_iterations(windows and _iteration_table(windows), on_device.notes)
@@ -178,54 +186,6 @@ def _span(events: Events) -> tuple[int, int]:
     return int(start[rows[0]]), int(stop[rows].max())
 
 
-def _tags(
-    found: Collectives, stream_of: Ints, rules: TagRules, iterations: int
-) -> tuple[list[Tagged], NDArray[np.int8]]:
-    """The tag of each group; and, for each event, tag and source.
-
-    Where the ranks fit several tags, each operation is asked for alone: one rank set may serve
-    experts by its all-to-alls and gradients by its all-reduces.
-    """
-    columns = found.group, found.op, found.name, stream_of
-    first, kind = alike(*columns)
-    kinds = list(zip(*(column[first].tolist() for column in columns), strict=True))
-    seen = [_Seen() for _ in (*found.groups, None)]  # the last of no group
-    for (group, op, _, stream), count in zip(kinds, np.bincount(kind).tolist(), strict=True):
-        seen[group].ops[op] = seen[group].ops.get(op, 0) + count
-        seen[group].streams |= {stream} - {NULL}
-    tagged, answers = [], {}
-    for place, (named, of_group) in enumerate(zip(found.groups, seen, strict=False)):
-        asked = replace(named, streams=tuple(sorted(of_group.streams)))
-        whole = _ask(asked, of_group.ops, rules, iterations)
-        tagged.append(whole)
-        for op, count in of_group.ops.items():
-            alone = _ask(asked, {op: count}, rules, iterations) if whole.candidates else whole
-            answers[place, op] = alone
-    tags = np.empty((len(kinds), 2), np.int8)
-    for row, (group, op, name, _) in enumerate(kinds):
-        said = answers.get((group, op), _UNKNOWN)
-        if said.source == "none" and (by_name := found.named[name].tag):
-            said = Tagged(tag=by_name, source="heuristic")
-        tags[row] = TAG[said.tag], _SOURCE[said.source]
-    return tagged, tags[kind]
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What a group was seen to do."""
-
-    ops: dict[int, int] = field(default_factory=dict)  # events by operation
-    streams: set[int] = field(default_factory=set)
-
-
-_UNKNOWN = Tagged(tag="OTHER", source="none")
-
-
-def _ask(group: Group, ops: Mapping[int, int], rules: TagRules, iterations: int) -> Tagged:
-    counts = {OPS[op]: count for op, count in ops.items()}
-    return tag_group(group, Behaviour(counts=counts, iterations=iterations), rules)
-
-
 def _notes(events: Events, found: Collectives, lacks: Sequence[str]) -> list[str]:
     """What a user should know before trusting the numbers."""
     notes = []
@@ -319,7 +279,7 @@ def _group_table(groups: Sequence[Group], tagged: Sequence[Tagged]) -> pa.Table:
             "ranks": pa.array([group.ranks for group in groups], pa.list_(pa.int32())),
             "size": pa.array([group.members for group in groups], pa.int32()),
             "tag": pa.array([TAG[each.tag] for each in tagged], pa.int8()),
-            "tag_source": pa.array([_SOURCE[each.source] for each in tagged], pa.int8()),
+            "tag_source": pa.array([SOURCE[each.source] for each in tagged], pa.int8()),
             "candidates": pa.array(
                 [[TAG[tag] for tag in each.candidates] for each in tagged], pa.list_(pa.int8())
             ),

@@ -43,12 +43,30 @@ class Parallel:
     dp_replicate: int | None = None
     order: str | None = None  # dimensions, or a name of ORDERS
     framework: str | None = None  # a name of ORDERS
+    # The sizes that the user gave, as options; those of a workload card are not among them.
+    given: str | None = field(default=None, compare=False)
 
     def grid(self, world_size: int | None) -> Grid | None:
         """The grid of a world, None where no size is said; ConfigError on a contradiction."""
         said = {name: size for name in _SIZES if (size := getattr(self, name)) is not None}
         order = self.order or ORDERS.get(self.framework or "", DEFAULT_ORDER)
         return Grid.of(world_size, order=order, **said) if said else None
+
+    def words(self) -> str:
+        """Return the sizes as options, such as "--tp 2 --dp 4"; empty without any."""
+        sizes = [(name, getattr(self, name)) for name in _SIZES]
+        return " ".join(f"--{name} {size}" for name, size in sizes if size is not None)
+
+    def assumed_world(self, ranks: Iterable[int]) -> int | None:
+        """Return how many ranks there are if no trace says it.
+
+        It is the number of ranks that have a trace, or what the sizes need where that is more.
+        None where no size is given, or `dp`, which tells the world.
+        """
+        if self.dp is not None or not self.words():
+            return None
+        least = (self.tp or 1) * (self.pp or 1) * (self.cp or 1)
+        return max(least, max(ranks, default=0) + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +97,20 @@ class Config:
             ranks={**base.ranks, **self.ranks},
         )
 
+    def with_given(self) -> "Config":
+        """Keep which sizes are given here, before those of a workload card join them."""
+        given = self.parallel.given
+        words = self.parallel.words() if given is None else given
+        return replace(self, parallel=replace(self.parallel, given=words))
+
     def tag_rules(self, world_size: int | None, *, guess: bool = False) -> TagRules:
-        """What of it decides a group's tag."""
-        return TagRules(explicit=self.tags, grid=self.parallel.grid(world_size), guess=guess)
+        """Return what decides a group's tag."""
+        return TagRules(
+            explicit=self.tags,
+            grid=self.parallel.grid(world_size),
+            guess=guess,
+            grid_words=self.parallel.given or "",
+        )
 
 
 def _said(source: Parallel | Config) -> dict[str, Any]:
@@ -192,7 +221,7 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[tuple[dict[str,
 
 def _parallel(table: Mapping[str, Any], path: Path) -> Parallel:
     where = f"{path}: [parallel]"
-    sizes = {name: whole(table, name, where) for name in _SIZES}
+    sizes: dict[str, Any] = {name: whole(table, name, where) for name in _SIZES}
     order = _text(table, "order", where)
     try:
         dimensions_of(order or DEFAULT_ORDER)

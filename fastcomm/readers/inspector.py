@@ -60,7 +60,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
     said = {path: communicators(path) for path in paths}
     ranks, world, warnings = _ranks(said, options)
     groups = _groups(said, ranks, world)
-    reading = options.reading(world)
+    reading = options.reading(world, ranks.values())
     sources = []
     for path in sorted(paths, key=lambda each: ranks[each]):
         own = {each.id: groups[each.id] for each in said[path]}

@@ -109,7 +109,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
         ranks[rank] = path
     alone = len(paths) == 1 and _told(paths[0], peeks[paths[0]]) is None
     world = agreed_world({path: seen.world_size for path, seen in peeks.items()}, ranks)
-    reading = options.reading(world)
+    reading = options.reading(world, ranks)
     sources = tuple(
         Source(
             rank=rank,

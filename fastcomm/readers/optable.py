@@ -46,7 +46,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
     Raises `ConfigError` where neither the configuration nor a preset says what columns mean.
     """
     owner: dict[int, Path] = {}
-    sources: list[Source] = []
+    members: list[tuple[Path, Rank, TableMapping]] = []
     for path in paths:
         columns = table_file.columns_of(path)
         meaning = options.config.table or preset_of(columns)
@@ -62,15 +62,18 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
                     f"two files of rank {each.rank}: {owner[each.rank]} and {path}"
                 )
             owner[each.rank] = path
-            reading = options.reading(each.world_size)
-            sources.append(
-                Source(
-                    rank=each.rank,
-                    path=path,
-                    size=path.stat().st_size,
-                    read=partial(read, path, reading, each, meaning),
-                )
+            members.append((path, each, meaning))
+    sources = []
+    for path, each, meaning in members:
+        reading = options.reading(each.world_size, owner)
+        sources.append(
+            Source(
+                rank=each.rank,
+                path=path,
+                size=path.stat().st_size,
+                read=partial(read, path, reading, each, meaning),
             )
+        )
     world = options.world if options.world and max(owner) < options.world else None
     ordered = sorted(sources, key=lambda source: source.rank)
     return Found(sources=tuple(ordered), world_size=world)
@@ -196,7 +199,8 @@ def read(path: Path, options: ReadOptions, rank: Rank, mapping: TableMapping) ->
     rows = Rows.of(table, mapping)
     events, lanes, order = rows.work(start, stop).events()
     calls, rules = rows.calls(rank)
-    tags = replace(options.tags, explicit=(*options.tags.explicit, *rules))
+    of_data = tuple(replace(rule, is_given=False) for rule in rules)
+    tags = replace(options.tags, explicit=(*options.tags.explicit, *of_data))
     meta = Meta(
         rank=rank.rank,
         world_size=rank.world_size,

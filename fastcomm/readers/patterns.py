@@ -9,18 +9,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-_CAMEL = {
-    "AllReduce": "AllReduce",
-    "AllGather": "AllGather",
-    "ReduceScatter": "ReduceScatter",
-    "AlltoAll": "AllToAll",
-    "AllToAll": "AllToAll",
-    "SendRecv": "SendRecv",
-    "Broadcast": "Broadcast",
-    "Reduce": "Reduce",
-    "Gather": "Gather",
-    "Scatter": "Scatter",
+# Operations as libraries spell them, in lower case and without "_".
+_SPELLED = {
+    "allreduce": "AllReduce",
+    "allgather": "AllGather",
+    "allgatherv": "AllGather",
+    "reducescatter": "ReduceScatter",
+    "reducescatterv": "ReduceScatter",
+    "alltoall": "AllToAll",
+    "alltoallv": "AllToAll",
+    "alltoallvc": "AllToAll",
+    "sendrecv": "SendRecv",
+    "batchsendrecv": "SendRecv",
+    "send": "SendRecv",
+    "recv": "SendRecv",
+    "receive": "SendRecv",
+    "broadcast": "Broadcast",
+    "reduce": "Reduce",
+    "gather": "Gather",
+    "scatter": "Scatter",
+    "barrier": "Barrier",
 }
+
+# From the start of a name to its function: the result's type, namespaces and classes. What
+# follows it, template arguments and parameters, may name anything.
+_START = r"^(?:void |static )*(?:(?:\(anonymous namespace\)|\w+)::)*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +43,7 @@ class Pattern:
     regex: str
     library: str
     op: str | None = None  # None: the first group of the expression, else OTHER
-    tag: str | None = None  # for events whose group is unknown; counts as heuristic
+    tag: str | None = None  # for events whose group is unknown
     fused: bool = False  # does more than communicate
 
 
@@ -38,7 +51,27 @@ PATTERNS = (
     Pattern(regex=r"^ncclKernel_([A-Za-z]+)", library="NCCL"),  # up to 2.18
     Pattern(regex=r"^ncclDevKernel_([A-Za-z]+)", library="NCCL"),  # from 2.19, and RCCL
     Pattern(regex=r"^ncclSymk?DevKernel_([A-Za-z]+)", library="NCCL"),  # symmetric memory
+    # NCCLX (torchcomms): ncclKernelAllGatherCtranDirect
+    Pattern(
+        regex=_START + r"ncclKernel(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|Send"
+        r"|Recv)",
+        library="NCCL",
+    ),
     Pattern(regex=r"^nccl([A-Za-z]+?)(?:Ring|Tree|LL|Coll|Kernel)", library="NCCL"),  # to 2.7
+    Pattern(regex=_START + r"ncclDevKernel\w*_([A-Za-z]+)", library="NCCL"),
+    # One kernel of RCCL does every operation.
+    Pattern(regex=_START + r"rcclGenericKernel", library="RCCL", op="OTHER"),
+    Pattern(regex=_START + r"mscclKernel_", library="RCCL", op="OTHER"),
+    Pattern(
+        regex=r"^oneccl_(allreduce|allgatherv?|reduce_scatter|alltoallv?|broadcast|barrier"
+        r"|reduce|send|recv)(?![a-z])",
+        library="oneCCL",
+    ),
+    Pattern(
+        regex=r"^hcom_(allReduce|allGatherV?|reduceScatterV?|alltoallvc?|alltoallv?|broadcast"
+        r"|batchSendRecv|reduce|scatter|send|receive|barrier)(?![a-z])",
+        library="HCCL",
+    ),
     Pattern(
         regex=r"(?:deep_ep|dpsk::ep)::(?!.*get_dispatch_layout).*(?:dispatch|combine)"
         r"|notify_dispatch|cached_notify",
@@ -47,16 +80,65 @@ PATTERNS = (
         tag="EP",
     ),
     Pattern(
-        regex=r"allreduce_fusion_kernel",
+        regex=_START + r"hybrid_ep::(?:dispatch|combine)_kernel",
+        library="DeepEP",
+        op="AllToAll",
+        tag="EP",
+    ),
+    Pattern(
+        regex=_START + r"hybrid_ep::device_sync_kernel",
+        library="DeepEP",
+        op="Barrier",
+        tag="EP",
+    ),
+    Pattern(
+        regex=rf"(?:{_START}|^_ZN4mori3moe\d+)Ep(?:Dispatch|Combine)[A-Z]",
+        library="MORI",
+        op="AllToAll",
+        tag="EP",
+    ),
+    # The kernels that prepare these work on one device alone.
+    Pattern(
+        regex=_START + r"moe(?:A2A(?:Dispatch|Combine)|AllToAll)Kernel",
+        library="TensorRT-LLM",
+        op="AllToAll",
+        tag="EP",
+    ),
+    Pattern(
+        regex=_START + r"a2a_(?:dispatch|combine)_(?:send|recv)_kernel",
+        library="pplx",
+        op="AllToAll",
+        tag="EP",
+    ),
+    Pattern(
+        regex=r"allreduce_fusion_kernel|"
+        + _START
+        + r"(?i:(?:one|two)shotallreducefusionkernel)"
+        r"|(?:one|two)_shot_all_reduce_norm_kernel",
         library="custom all-reduce",
         op="AllReduce",
         tag="TP",
         fused=True,
     ),
     Pattern(
-        regex=r"cross_device_reduce_[12]stage|quickreduce::",
+        regex=r"cross_device_reduce_[12]stage|quickreduce::|"
+        + _START
+        + r"(?:allreduce_prototype_(?:one|two)shot|hybridCubeMeshAllReduceKernel"
+        r"|(?i:(?:lowprecision)?(?:one|two)shotallreducekernel))",
         library="custom all-reduce",
         op="AllReduce",
+        tag="TP",
+    ),
+    Pattern(  # AITER: the first half of an all-reduce
+        regex=_START + r"reduce_scatter_cross_device_store|^_ZN5aiter33reduce_scatter_cross_",
+        library="custom all-reduce",
+        op="ReduceScatter",
+        tag="TP",
+    ),
+    Pattern(
+        regex=_START + r"cross_device_all_gather",
+        library="custom all-reduce",
+        op="AllGather",
         tag="TP",
     ),
     Pattern(
@@ -64,6 +146,31 @@ PATTERNS = (
         library="torch symmetric memory",
         op="AllReduce",
         tag="TP",
+    ),
+    Pattern(  # of async TP, and of FSDP over symmetric memory
+        regex=_START + r"_?multimem_(all_gather|reduce_scatter|broadcast)_kernel",
+        library="torch symmetric memory",
+    ),
+    Pattern(
+        regex=_START + r"(?:one|two)_shot_reduce_scatter",
+        library="torch symmetric memory",
+        op="ReduceScatter",
+    ),
+    Pattern(
+        regex=_START + r"allToAllV(?:_2d)?(?:_offset)?(?![A-Za-z])",
+        library="torch symmetric memory",
+        op="AllToAll",
+    ),
+    Pattern(
+        regex=_START + r"symmetric_memory::(?:\(anonymous namespace\)::)?barrier_kernel",
+        library="torch symmetric memory",
+        op="Barrier",
+    ),
+    Pattern(
+        regex=_START
+        + r"symmetric_memory::(?:\(anonymous namespace\)::)?(?:put|wait)_signal_kernel",
+        library="torch symmetric memory",
+        op="OTHER",
     ),
     Pattern(
         regex=r"(?:userbuffers_fp16_sum_inplace|kuserbuffers_).*(?:_rs(?![a-z])|reducescatter)",
@@ -90,8 +197,15 @@ PATTERNS = (
         tag="TP",
     ),
     Pattern(regex=r"nvshmem", library="NVSHMEM", op="OTHER"),
+    Pattern(
+        regex=r"mscclpp::(?:\w+::)*((?i:allreduce|allgather|alltoallv?|reduce_?scatter))",
+        library="MSCCL++",
+    ),
     Pattern(regex=r"mscclpp", library="MSCCL++", op="OTHER"),
 )
+
+# What moves data between devices for any parallelism; the others serve one, or a few.
+COLLECTIVE_LIBRARIES = ("NCCL", "RCCL", "oneCCL", "HCCL", "MSCCL++")
 
 # Copies from one device to another.
 PEER_COPIES = (Pattern(regex=r"^Memcpy PtoP", library="peer copy", op="SendRecv"),)
@@ -120,10 +234,15 @@ def namer(patterns: tuple[Pattern, ...]) -> Callable[[str], Named | None]:
     def ask(name: str) -> Named | None:
         for pattern in patterns:
             if found := re.search(pattern.regex, name):
-                op = pattern.op or _CAMEL.get(found[1], "OTHER")
+                op = pattern.op or _op(found[1])
                 return Named(
                     library=pattern.library, op=op, tag=pattern.tag, fused=pattern.fused
                 )
         return None
 
     return ask
+
+
+def _op(word: str) -> str:
+    """Return the operation that a library spells so, or OTHER."""
+    return _SPELLED.get(word.lower().replace("_", ""), "OTHER")

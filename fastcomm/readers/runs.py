@@ -74,10 +74,21 @@ def open_run(
             *warnings,
             *found.warnings,
             *card_warnings,
+            *_assumed(config, ranks, found.world_size),
             *missing(ranks, found.world_size),
         ),
         link_bandwidth=found.link_bandwidth if config.bandwidth is None else config.bandwidth,
     )
+
+
+def _assumed(config: Config, ranks: Sequence[int], world: int | None) -> Iterator[str]:
+    """Warn where the sizes of the parallelism need more ranks than have a trace."""
+    size = config.parallel.assumed_world(ranks) if world is None else None
+    if size is not None and size > max(ranks) + 1:
+        yield (
+            f"no trace says how many ranks there are: {config.parallel.words()} is taken for "
+            f"{size} ranks; give --dp if there are more"
+        )
 
 
 def _of_one_format(
@@ -261,5 +272,5 @@ def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tupl
 
         if (card := cards.find_card(path)) is not None:
             read = cards.read_card(card)
-            return config.over(read.config), read.warnings
-    return config, ()
+            return config.with_given().over(read.config), read.warnings
+    return config.with_given(), ()

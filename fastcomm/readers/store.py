@@ -81,7 +81,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
             files.append((meta["rank"], path))
     ranks = _one_each(files)
     world = agreed_world(said, ranks) if ranks else None
-    reading = options.reading(world)
+    reading = options.reading(world, ranks)
     return Found(
         sources=tuple(
             Source(
@@ -250,8 +250,9 @@ def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
     for name, kind in _META.items():
         if not isinstance(meta[name], kind) or isinstance(meta[name], bool):
             raise TypeError(f"{name} {str(meta[name])[:40]!r}")
-    for name in ("warnings", "lacks"):
-        if not all(isinstance(each, str) for each in meta[name]):
+    for name in ("warnings", "lacks", "unused"):
+        # Stores of older releases do not say what had no effect.
+        if not all(isinstance(each, str) for each in meta.get(name, ())):
             raise TypeError(f"{name} are no texts")
     if not all(isinstance(each, str) for each in said.get("device_notes", ())):
         raise TypeError("device_notes are no texts")

@@ -16,6 +16,10 @@ from fastcomm.trace.tags import TagRule, TagRules
 def as_json(options: ReadOptions) -> dict[str, Any]:
     """The options as plain objects; equal options give equal ones."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(options)))
+    # Who said it, and how, changes nothing.
+    del plain["tags"]["grid_words"]
+    for rule in plain["tags"]["explicit"]:
+        del rule["is_given"]
     return plain
 
 
@@ -83,4 +87,5 @@ def _tags(said: TagRules, stored: TagRules) -> TagRules:
         explicit=(*said.explicit, *older),
         grid=said.grid or stored.grid,
         guess=said.guess or stored.guess,
+        grid_words=said.grid_words,
     )

@@ -9,6 +9,7 @@ from rich.table import Table
 from fastcomm.engine.info import Info
 from fastcomm.engine.seen import RankInfo, kinds, rank_warnings
 from fastcomm.report.console import plain_console
+from fastcomm.report.rows import group_name
 from fastcomm.trace.run import ranges
 from fastcomm.units import format_bytes, format_ns
 
@@ -107,7 +108,7 @@ def _groups(found: Info) -> Table:
     for row in kinds(found.groups)[:_MOST_ROWS]:
         fits = f" ({row['candidates']})" if row["candidates"] else ""
         table.add_row(
-            escape(row["description"] or "undefined"),
+            escape(group_name(row["description"], row["size"])),
             str(row["groups"]),
             "n/a" if row["size"] is None else str(row["size"]),
             row["tag"],

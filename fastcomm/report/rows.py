@@ -26,6 +26,11 @@ def percent(value: float | None) -> str:
     return NA if value is None else f"{value:.1%}"
 
 
+def group_name(description: str | None, size: int | None) -> str:
+    """Return what a process group is called; the traces may not name any."""
+    return description or ("not named" if size is None else "undefined")
+
+
 def na(value: T | None, words: Callable[[T], str]) -> str:
     """A value in words, or that there is none."""
     return NA if value is None else words(value)

@@ -9,7 +9,7 @@ from fastcomm.metrics import lacks, outside
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import across
 from fastcomm.report.console import plain_console
-from fastcomm.report.rows import NA, na, percent, table
+from fastcomm.report.rows import NA, group_name, na, percent, table
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import TAGS
 from fastcomm.units import format_bandwidth, format_bytes, format_ns
@@ -195,7 +195,7 @@ def _groups(found: Metrics) -> Table:
         source = row["tag_source"]
         fits = f" ({row['candidates']})" if row["candidates"] else ""
         rows.add_row(
-            escape(row["description"] or "undefined"),
+            escape(group_name(row["description"], row["size"])),
             na(row["size"], str),
             row["tag"],
             f"{source}{fits}",

@@ -121,6 +121,13 @@ class Grid:
         """Whether gradients are reduced over the whole world."""
         return self.dp * self.cp == self.world
 
+    @property
+    def only(self) -> str | None:
+        """The tag of the only dimension above 1; None where there are several, or none."""
+        sizes = {"TP": self.tp, "CP": self.cp, "DP": self.dp, "PP": self.pp}
+        above = [tag for tag, size in sizes.items() if size > 1]
+        return above[0] if len(above) == 1 and not self.has_experts else None
+
     def groups(self, dimensions: str) -> Iterator[tuple[int, ...]]:
         """The groups of a dimension, or of several joined by "+", each sorted."""
         axes = _axes_of(self, dimensions)

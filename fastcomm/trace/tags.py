@@ -5,57 +5,34 @@ ranks in the configured grid, what it was seen to do; else OTHER. Nothing goes b
 collective alone: tensor parallel with sequence parallel and FSDP use the same ones.
 """
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import lru_cache
 
+from fastcomm.trace.descriptions import DESCRIPTIONS, MESH, WORLD, tag_of_description
 from fastcomm.trace.parallel import Grid
 
-# Descriptions whose group is the world: DP where gradients cross all of it.
-WORLD = ("default_pg", "mesh_default")
-
-_DATA = r"DATA_PARALLEL_GROUP(_WITH_CP|_AG|_WITH_GTP_REMAT)*"
-
-# Descriptions of Megatron-LM without "_GLOO", as a pattern of the whole text, and their tags.
-DESCRIPTIONS = (
-    (r"TENSOR_MODEL_PARALLEL_GROUP", "TP"),
-    (r"EXPERT_TENSOR_PARALLEL_GROUP", "TP"),
-    (rf"(EXPERT_)?{_DATA}", "DP"),
-    (rf"INT(RA|ER)_PARTIAL_(EXPERT_)?{_DATA}", "DP"),  # instances of the distributed optimizer
-    (rf"HIERARCHICAL_(EXPERT_)?{_DATA}_L\d+", "DP"),  # the same, for experts
-    (r"(EXPERT_)?GTP_WEIGHT_REMAT_GROUP", "DP"),  # weights over ranks with different data
-    (r"PIPELINE_MODEL_PARALLEL_GROUP", "PP"),
-    (r"(POSITION_)?EMBEDDING_GROUP", "PP"),  # first and last stage
-    (r"CONTEXT_PARALLEL_GROUP", "CP"),
-    (r"HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L\d+", "CP"),
-    (r"HYBRID_DP_CP_GROUP_\d+", "CP"),
-    (r"EXPERT_MODEL_PARALLEL_GROUP", "EP"),
-    (r"EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", "EP"),  # tokens are dispatched here
-    (r"MODEL_PARALLEL_GROUP", "OTHER"),  # norms and flags over TP and PP, and so the rest
-    (r"TENSOR_AND_DATA_PARALLEL_GROUP(_WITH_CP)?", "OTHER"),
-    (r"TENSOR_AND_CONTEXT_PARALLEL_GROUP", "OTHER"),
-    (r"EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP(_WITH_EGTP)?", "OTHER"),
-    (r"INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", "OTHER"),
-)
-
-# Dimensions of a DeviceMesh; a description is "mesh_" and these joined by "_".
-MESH = {
-    "dp": "DP",
-    "dp_shard": "DP",
-    "dp_replicate": "DP",
-    "dp_shard_mod_ep": "DP",  # where experts are sharded
-    "fsdp": "DP",
-    "hsdp": "DP",
-    "tp": "TP",
-    "pp": "PP",
-    "cp": "CP",
-    "ep": "EP",
-}
+__all__ = [
+    "CHANGED_NOTHING",
+    "DESCRIPTIONS",
+    "MESH",
+    "RULE_FIELDS",
+    "WORLD",
+    "Behaviour",
+    "Group",
+    "TagRule",
+    "TagRules",
+    "Tagged",
+    "tag_group",
+    "tag_of_description",
+    "without_effect",
+]
 
 # What a user's rule can go by.
 RULE_FIELDS = ("name", "description", "ranks", "communicator", "stream")
+
+# Between what a user said that has no effect, and the reason.
+CHANGED_NOTHING = " changed nothing: "
 
 # What the operations of a group move: only these tell something of it.
 _BEHAVIOUR = {
@@ -85,6 +62,11 @@ class Group:
         """How many ranks it has, if that is known."""
         return self.size if self.ranks is None else len(self.ranks)
 
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether nothing is known of it but what it does, and on which streams."""
+        return self.description is None and self.ranks is None and self.size is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
@@ -105,6 +87,7 @@ class TagRule:
     field: str  # one of RULE_FIELDS
     value: str | int | tuple[int, ...]
     tag: str
+    is_given: bool = True  # by the user, not by the traces
 
     def matches(self, group: Group) -> bool:
         """Whether the rule is about this group."""
@@ -126,6 +109,8 @@ class TagRules:
     explicit: tuple[TagRule, ...] = ()
     grid: Grid | None = None
     guess: bool = False  # let behaviour answer where nothing else does
+    # How the user gave the grid; empty where nobody did, as for a workload card.
+    grid_words: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +132,7 @@ def tag_group(group: Group, behaviour: Behaviour, rules: TagRules) -> Tagged:
     for rule in rules.explicit:
         if rule.matches(group):
             return Tagged(tag=rule.tag, source="explicit")
-    if described := _described(group, rules.grid):
+    if described := _described(group, behaviour, rules.grid):
         return Tagged(tag=described, source="description")
     if rules.grid is not None and (found := _of_ranks(group, behaviour, rules.grid)):
         return found
@@ -156,10 +141,22 @@ def tag_group(group: Group, behaviour: Behaviour, rules: TagRules) -> Tagged:
     return Tagged(tag="OTHER", source="description" if group.description in WORLD else "none")
 
 
-def _described(group: Group, grid: Grid | None) -> str | None:
-    """The tag that the description gives; None for the world where no grid says what it is."""
+def without_effect(unused: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return what has no effect on any rank, each with the reason on the first.
+
+    `unused` has the sentences of each rank.
+    """
+    said = [{text.partition(CHANGED_NOTHING)[0]: text for text in each} for each in unused]
+    if not said:
+        return []
+    return [text for what, text in said[0].items() if all(what in each for each in said)]
+
+
+def _described(group: Group, behaviour: Behaviour, grid: Grid | None) -> str | None:
+    """Return the description's tag; None for the world where no grid says what it is."""
     if group.description not in WORLD:
-        return tag_of_description(group.description or "")
+        exchanges = behaviour.counts.get("AllToAll", 0) > 0
+        return tag_of_description(group.description or "", exchanges)
     if grid is None:
         return None
     return "DP" if grid.is_data_parallel else "OTHER"
@@ -175,32 +172,6 @@ def _of_ranks(group: Group, behaviour: Behaviour, grid: Grid) -> Tagged | None:
     chosen = _choose(candidates, group, behaviour, grid)
     source = "heuristic" if chosen else "none"
     return Tagged(tag=chosen or "OTHER", source=source, candidates=candidates)
-
-
-@lru_cache(maxsize=4096)
-def tag_of_description(description: str) -> str | None:
-    """The tag that a framework's description stands for; None where it says nothing.
-
-    The world (`WORLD`) says nothing without a grid.
-    """
-    text = description.replace("_GLOO", "")
-    for pattern, tag in DESCRIPTIONS:
-        if re.fullmatch(pattern, text):
-            return tag
-    return _tag_of_mesh(text.removeprefix("mesh_")) if text.startswith("mesh_") else None
-
-
-_MESH_NAMES = "|".join(sorted(MESH, key=len, reverse=True))
-
-
-def _tag_of_mesh(dimensions: str) -> str | None:
-    """The tag of joined mesh dimensions: that of all parts, DP for dp with cp, else OTHER."""
-    if not re.fullmatch(rf"({_MESH_NAMES})(_({_MESH_NAMES}))*", dimensions):
-        return None
-    tags = {MESH[name] for name in re.findall(rf"({_MESH_NAMES})(?:_|$)", dimensions)}
-    if tags == {"DP", "CP"}:
-        return "DP"
-    return tags.pop() if len(tags) == 1 else "OTHER"
 
 
 def _ints(value: str | int | tuple[int, ...]) -> tuple[int, ...]:
@@ -254,6 +225,8 @@ def _guess(group: Group, behaviour: Behaviour, grid: Grid | None) -> str | None:
             return "DP"
         case "sums" if _has_many_sums(group, behaviour):
             return "TP"
+        case "sums" if group.is_unnamed and group.streams and not _are_many(behaviour):
+            return "DP"
     return None
 
 
@@ -262,5 +235,10 @@ def _has_many_sums(group: Group, behaviour: Behaviour) -> bool:
     ranks = group.ranks
     if not ranks or len(ranks) < 2 or max(ranks) - min(ranks) + 1 != len(ranks):  # noqa: PLR2004
         return False
+    return _are_many(behaviour)
+
+
+def _are_many(behaviour: Behaviour) -> bool:
+    """Return whether there are as many sums in an iteration as only layers do."""
     sums = (count for op, count in behaviour.counts.items() if _BEHAVIOUR.get(op) == "sums")
     return sum(sums) >= _MANY * max(1, behaviour.iterations)

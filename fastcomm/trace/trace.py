@@ -40,6 +40,7 @@ class Meta:
     warnings: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()  # of LACKS
     is_truncated: bool = False  # the file ends early, and the rest was read all the same
+    unused: tuple[str, ...] = ()  # rules and options that have no effect on this rank, and why
 
 
 def checked(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:

@@ -45,7 +45,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
     elif max(rank_of.values()) >= world:
         world = None
     joined = communicators.join(said, rank_of, world)
-    reading = options.reading(world)
+    reading = options.reading(world, rank_of.values())
     sources = [
         Source(
             rank=rank_of[number],

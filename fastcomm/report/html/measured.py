@@ -21,6 +21,7 @@ from fastcomm.report.html.by_rank import ByRank
 from fastcomm.report.html.findings import findings
 from fastcomm.report.html.page import Page, Section, Table, columns, number, text
 from fastcomm.report.html.words import Fact, Words, plain
+from fastcomm.report.rows import group_name
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import TAGS
 
@@ -121,7 +122,7 @@ def _evidence(found: Metrics) -> Section:
         fits = f" ({row['candidates']})" if row["candidates"] else ""
         rows.append(
             (
-                text(row["description"] or "undefined"),
+                text(group_name(row["description"], row["size"])),
                 number(row["size"], words.whole, "the trace does not say who is in the group"),
                 text(row["tag"]),
                 text(f"{row['tag_source']}{fits}"),
