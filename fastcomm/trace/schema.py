@@ -144,7 +144,7 @@ ITERATIONS = pa.schema(
 )
 
 _MEASURED = ("start", "stop", "kind")
-_NOT_MEASURED = ("stream", "tag_source", "sends_to", "receives_from")
+_NOT_MEASURED = ("tag_source", "sends_to", "receives_from")
 # What metrics ask of a trace, and tables of all that there is of one.
 NARROW = {
     "events": pa.schema([EVENTS.field(name) for name in _MEASURED]),
