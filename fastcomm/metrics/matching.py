@@ -64,7 +64,7 @@ def _by(matched: Matched) -> dict[str, int]:
 
 def note(found: Ungrouped) -> str | None:
     """Say how collectives of no known group were matched, or why not; None without any."""
-    if found.reference is None:
+    if not (found.matched or found.doubts or found.is_partial_job):
         return None
     if not found.matched:
         return (
@@ -99,6 +99,8 @@ def _reason(doubt: Doubt, reference: int | None) -> str:
     stream = "" if doubt.stream == UNKNOWN else f" on stream {doubt.stream}"
     pair = f"ranks {reference} and {doubt.rank}"
     return {
+        "smaller groups": "other collectives are of groups of fewer ranks",
+        "messages": "there are messages between ranks, so not all ranks do the same",
         "absent": f"rank {doubt.rank} has none{stream}",
         "few": f"there are fewer than {LEAST}{stream}",
         "order": f"{pair} differ in operations, sizes or their order{stream}",

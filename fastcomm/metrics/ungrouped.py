@@ -41,6 +41,7 @@ class Job:
 
     ranks: Sequence[int]
     world_size: int | None
+    contradiction: Refusal | None = None  # what else shows that there are smaller groups
 
     @property
     def is_whole(self) -> bool:
@@ -52,7 +53,7 @@ class Doubt(NamedTuple):
     """Why the collectives of a stream were not matched."""
 
     why: Refusal
-    stream: int  # UNKNOWN where streams have no number
+    stream: int = UNKNOWN  # UNKNOWN where streams have no number
     rank: int | None = None  # that differs from the reference rank
 
 
@@ -67,7 +68,7 @@ class Ungrouped:
     runs: Ints = field(default_factory=lambda: np.zeros((4, 0), np.int64))
     ends: Apart | None = None  # of a sample, by which clocks are aligned
     agree_ns: float = 0.0  # the farthest two ends of one collective in the sample
-    doubts: tuple[Doubt, ...] = ()  # of the other streams
+    doubts: tuple[Doubt, ...] = ()  # of streams, those that decided first
     is_partial_job: bool = False  # refused because ranks are missing
 
     @property
@@ -131,10 +132,12 @@ _Answers = dict[tuple[int, int], _Aligned | Refusal]  # by stream and rank
 
 
 def find(pieces: Sequence[Piece], job: Job, spread: Spread) -> Ungrouped:
-    """Match the collectives of no known group, all of a stream or none."""
+    """Match the collectives of no known group on all ranks, or refuse to."""
     events = sum(piece.ungrouped for piece in pieces)
     if not events or len(job.ranks) < 2:  # noqa: PLR2004 - nobody to be matched with
         return Ungrouped(events=events)
+    if job.contradiction:
+        return Ungrouped(events=events, doubts=(Doubt(job.contradiction),))
     counts = spread(_counts, pieces)
     rank, stream, count = np.concatenate(counts, axis=1)
     ranks, place = np.unique(rank, return_inverse=True)
@@ -220,34 +223,68 @@ def _judged(
     nothing: Ungrouped,
     doubts: list[Doubt],
 ) -> Ungrouped:
-    """Take the streams that leave no doubt; those of all ranks, if ranks are missing."""
+    """Take all streams or none.
+
+    A stream whose collectives are not of all ranks shows that there are smaller groups, and
+    ranks that these keep in step may end together on other streams without being one group.
+    """
     by_key = {key: (n, each) for n, part in enumerate(answers) for key, each in part.items()}
-    runs, ends, agree, first = [], [], 0.0, 0
+    taken, first = [], 0
     for stream, own in sorted(reference.items()):
         aligned = {rank: by_key.get((stream, rank), (0, "absent")) for rank in job.ranks}
         sample = _sample(own.stream, aligned, stream)
         if isinstance(sample, Doubt):
             doubts.append(sample)
             continue
-        agree = max(agree, float(sample.ends_ns.max()))
-        for rank, (piece, each) in aligned.items():
-            assert not isinstance(each, str)
-            row, place, rows = each.runs
-            runs.append(np.stack([np.full_like(row, piece), row, place + first, rows]))
-            ends.append((rank, first + _sampled(own.stream), each.stop))
+        taken.append(_Taken(first, _sampled(own.stream), aligned, float(sample.ends_ns.max())))
         first += len(own.stream)
-    if not runs:
+    doubts.sort(key=lambda doubt: doubt.why == "few")
+    if not taken or (doubts and doubts[0].why != "few"):
         return replace(nothing, doubts=tuple(doubts))
     found = replace(
         nothing,
-        runs=np.concatenate(runs, axis=1),
-        ends=_ends(ends),
-        agree_ns=agree,
+        runs=np.concatenate([each.runs() for each in taken], axis=1),
+        ends=Apart.joined([each.ends() for each in taken]),
+        agree_ns=max(each.agree_ns for each in taken),
         doubts=tuple(doubts),
     )
-    if not job.is_whole and found.matched < found.events:
+    is_complete = found.matched == found.events == first * len(job.ranks)
+    if not job.is_whole and not is_complete:
         return replace(nothing, doubts=tuple(doubts), is_partial_job=True)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A stream on which all ranks agree."""
+
+    first: int  # number of its first collective
+    sampled: Ints  # places
+    aligned: Mapping[int, tuple[int, _Aligned | Refusal]]  # by rank; with the piece's index
+    agree_ns: float
+
+    def _ranks(self) -> Iterator[tuple[int, int, _Aligned]]:
+        for rank, (piece, each) in self.aligned.items():
+            if not isinstance(each, str):
+                yield rank, piece, each
+
+    def runs(self) -> Ints:
+        """The columns of `Ungrouped.runs`."""
+        parts = []
+        for _, piece, each in self._ranks():
+            row, place, rows = each.runs
+            parts.append(np.stack([np.full_like(row, piece), row, place + self.first, rows]))
+        return np.concatenate(parts, axis=1)
+
+    def ends(self) -> Apart:
+        """The ends of the sample, by which the clocks of ranks are compared."""
+        parts = [
+            np.stack([np.full_like(each.stop, rank), each.stop, self.first + self.sampled])
+            for rank, _, each in self._ranks()
+        ]
+        rank, stop, number = np.concatenate(parts, axis=1)
+        known = stop != UNKNOWN
+        return Apart.of(rank[known], stop[known], number[known])
 
 
 def _sample(
@@ -263,11 +300,3 @@ def _sample(
     sample = Sample.of(np.array(start), np.array(stop), reference.stop[_sampled(reference)])
     why = sample.refusal()
     return sample if why is None else Doubt(why, stream)
-
-
-def _ends(found: Sequence[tuple[int, Ints, Ints]]) -> Apart:
-    """The ends of a sample of collectives, by which the clocks of ranks are compared."""
-    rank = np.concatenate([np.full(len(stop), rank) for rank, _, stop in found])
-    place, stop = (np.concatenate([each[n] for each in found]) for n in (1, 2))
-    known = stop != UNKNOWN
-    return Apart.of(rank[known], stop[known], place[known])

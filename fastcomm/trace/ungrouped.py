@@ -37,7 +37,17 @@ _SEPARATE = 4
 _LEAST_RANKS_TO_SEPARATE = 4
 _RANKS_AT_ONCE = 256
 
-Refusal = Literal["absent", "few", "order", "ends", "impossible", "loose", "separate"]
+Refusal = Literal[
+    "smaller groups",
+    "messages",
+    "absent",
+    "few",
+    "order",
+    "ends",
+    "impossible",
+    "loose",
+    "separate",
+]
 
 
 @dataclass(frozen=True, slots=True)
