@@ -393,6 +393,33 @@ def test_many_doubts_are_counted():
     assert "likewise 3 more streams" in said
 
 
+EVER = st.integers(-(2**62), 2**62)
+LONG = st.integers(0, 2**40)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), EVER, LONG, st.integers(7, 8)),
+        max_size=20,
+    )
+)
+def test_whatever_the_times_are_there_is_an_answer(rows):
+    events = [
+        SimpleNamespace(
+            rank=rank,
+            op="AllReduce",
+            size=None,
+            start=start,
+            stop=start + length,
+            stream=number,
+        )
+        for rank, start, length, number in rows
+    ]
+    _, found = matched(events)
+    assert 0 <= found.matched <= len(events)
+    assert matching.note(found) is not None or len({e.rank for e in events}) < 2
+
+
 def stream(rows):
     columns = np.array(rows, np.int64).reshape(-1, 5).T
     return Stream(*columns)

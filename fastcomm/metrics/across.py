@@ -1,6 +1,6 @@
 """The questions that only many ranks together answer, answered from the merged tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -13,7 +13,6 @@ from fastcomm.metrics.findings import Finding, in_order
 from fastcomm.metrics.heat import Grid, Heat
 from fastcomm.metrics.links import Link, Step, links
 from fastcomm.metrics.matching import Matching, matching
-from fastcomm.metrics.members import Group
 from fastcomm.metrics.outliers import Outlier, outliers
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.skew import Skew, Wait, WaitCaused, by_wait_caused, skew, waits
@@ -23,6 +22,7 @@ from fastcomm.metrics.ungrouped import Job
 from fastcomm.spread import Spread
 from fastcomm.trace.clocks import ClockOffset
 from fastcomm.trace.schema import TAG
+from fastcomm.trace.ungrouped import Refusal
 
 ClockKind = Literal["aligned", "raw"]
 
@@ -96,7 +96,7 @@ def across(
     """The answers, and the tables behind them."""
     grid, groups = Grid.of(of.iterations), members.by_label(of.groups, of.members)
     stage, steps = members.stages(groups), max(1, len(grid.iterations))
-    job = _job(of, groups)
+    job = _job(of)
     seen = compare_all(of.pieces, spread, is_aligned=clocks == "aligned", job=job)
     if seen.ungrouped.matched:
         groups |= members.of_all_ranks(of.ranks)
@@ -133,15 +133,15 @@ def across(
     return found, _tables(found, grid)
 
 
-def _job(of: Material, groups: Mapping[int, Group]) -> Job:
+def _job(of: Material) -> Job:
     """Return who should be in collectives of no known group, as far as all ranks tell."""
-    is_smaller = any(each.size and each.size < len(of.ranks) for each in groups.values())
+    size = of.groups["size"].fill_null(0).to_numpy()
+    is_smaller = bool(((size > 1) & (size < len(of.ranks))).any())
     has_messages = bool(of.sums["messages"].to_numpy().any())
-    return Job(
-        ranks=of.ranks,
-        world_size=of.world_size,
-        contradiction="smaller groups" if is_smaller else "messages" if has_messages else None,
+    contradiction: Refusal | None = (
+        "smaller groups" if is_smaller else "messages" if has_messages else None
     )
+    return Job(ranks=of.ranks, world_size=of.world_size, contradiction=contradiction)
 
 
 def _tables(found: Across, grid: Grid) -> dict[str, pa.Table]:

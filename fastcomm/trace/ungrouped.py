@@ -124,7 +124,7 @@ def _agree(reference: Stream, own: Stream, place: Ints) -> bool:
     common = np.flatnonzero(place != NONE)
     other = place[common]
     late = own.stop[common] - reference.stop[other]
-    off = np.abs(late - int(np.median(late)))
+    off = np.abs(late - _lower_median(late))
     same = own.iteration[common] == reference.iteration[other]
     return bool(off.max() <= reference.tolerance_ns and 2 * same.sum() > len(same))
 
@@ -143,12 +143,15 @@ class Sample:
     def of(cls, start: Ints, stop: Ints, end: Ints) -> "Sample":
         """Align clocks by ends; UNKNOWN where a rank lacks one. `end`: of the reference."""
         lacks = stop == UNKNOWN
-        starts, stops = (
-            np.where(lacks, np.nan, np.where(lacks, 0, times - end).astype(np.float64))
-            for times in (start, stop)
+        ahead = np.array(
+            [_lower_median((own - end)[~lack]) for own, lack in zip(stop, lacks, strict=True)]
         )
-        ahead = np.array([_median(row[~np.isnan(row)]) for row in stops])
-        return cls(starts - ahead[:, None], stops - ahead[:, None])
+        return cls(
+            *(
+                np.where(lacks, np.nan, np.where(lacks, 0, times - end - ahead[:, None]))
+                for times in (start, stop)
+            )
+        )
 
     @property
     def ends_ns(self) -> Floats:
@@ -185,8 +188,10 @@ class Sample:
         return farthest > max(FLOOR_NS / 2, _SEPARATE * nearest)
 
 
-def _median(values: Floats) -> float:
-    return float(np.median(values)) if len(values) else np.nan
+def _lower_median(values: Ints) -> np.int64:
+    """Return the lower of two medians; 0 of no values."""
+    ordered = np.sort(values)
+    return ordered[(len(ordered) - 1) // 2] if len(ordered) else np.int64(0)
 
 
 def _distances(off: Floats, first: int) -> tuple[Floats, Floats]:
