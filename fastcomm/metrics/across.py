@@ -22,7 +22,6 @@ from fastcomm.metrics.ungrouped import Job
 from fastcomm.spread import Spread
 from fastcomm.trace.clocks import ClockOffset
 from fastcomm.trace.schema import TAG
-from fastcomm.trace.ungrouped import Refusal
 
 ClockKind = Literal["aligned", "raw"]
 
@@ -138,10 +137,11 @@ def _job(of: Material) -> Job:
     size = of.groups["size"].fill_null(0).to_numpy()
     is_smaller = bool(((size > 1) & (size < len(of.ranks))).any())
     has_messages = bool(of.sums["messages"].to_numpy().any())
-    contradiction: Refusal | None = (
-        "smaller groups" if is_smaller else "messages" if has_messages else None
+    return Job(
+        ranks=of.ranks,
+        world_size=of.world_size,
+        contradiction="smaller groups" if is_smaller else "messages" if has_messages else None,
     )
-    return Job(ranks=of.ranks, world_size=of.world_size, contradiction=contradiction)
 
 
 def _tables(found: Across, grid: Grid) -> dict[str, pa.Table]:
