@@ -60,7 +60,7 @@ def test_two_of_many_ranks_with_other_sequences_are_not_matched(kineto):
     assert (found.across.waits, found.across.skew) == ((), ())
     assert found.across.by_wait_caused() == ()
     assert "n/a" in report.last_to_arrive(found.across)[0]
-    assert report.notes(found.across) == [f"matching: {seen.note}"]
+    assert report.notes(found.across) == [seen.note]
 
 
 # ------------------------------------------------------------------- made-up jobs

@@ -76,7 +76,7 @@ def note(found: Ungrouped) -> str | None:
         f"{format_ns(found.agree_ns)} on aligned clocks"
     )
     if found.matched == found.events:
-        return f"no process group is named: collectives were matched across all ranks {how}."
+        return f"No process group is named: collectives were matched across all ranks {how}."
     rest = f": {_reasons(found)}" if found.doubts else ""
     return (
         f"{found.matched} of {found.events} collective events that name no process group were "

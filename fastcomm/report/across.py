@@ -102,7 +102,7 @@ def slow_links(found: Across) -> Table:
 def notes(found: Across) -> list[str]:
     """What a reader might take for something else."""
     note = found.matching.note
-    said = [f"matching: {note}"] if note else []
+    said = [note] if note else []
     if not found.matching.matched:
         return said
     widest = max((each.spread_ns or 0 for each in found.offsets), default=0)
