@@ -45,7 +45,7 @@ def test_metrics_begins_with_the_sentences_that_matter(run_folder):
     # No collective is matched: nothing is said of who stands apart.
     assert "TP costs the most exposed time: 25.0% of the iteration" in lines[1]
     assert "widest window is TP to DP: 10.00 us on average (3 windows)" in lines[2]
-    assert "slowest rank is 0" in lines[3]
+    assert "Which rank others wait for is n/a" in lines[3]
 
 
 def test_metrics_prints_one_json_object(run_folder):

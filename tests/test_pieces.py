@@ -14,22 +14,34 @@ from fastcomm.metrics.partial import merge, put_away
 from fastcomm.metrics.result import answer
 from fastcomm.synthetic import Job
 
+STREAMS, SIZES, TIMES = (
+    st.none() | st.integers(7, 9),
+    st.none() | st.integers(1, 2),
+    st.integers(0, 9),
+)
 LABELS = st.none() | st.integers(-(2**63), 2**63 - 1)
 
 
 @st.composite
 def events(draw):
     """Events of some ranks, by rank."""
-    rows = draw(st.lists(st.tuples(st.integers(0, 3), LABELS, st.integers(0, 2)), max_size=30))
+    rows = draw(
+        st.lists(st.tuples(st.integers(0, 3), LABELS, st.sampled_from([0, 3, 4])), max_size=30)
+    )
     rank, group, op = (
         zip(*sorted(rows, key=lambda row: row[0]), strict=True) if rows else [()] * 3
     )
+    length = {"min_size": len(rank), "max_size": len(rank)}
     return pa.table(
         {
             "rank": pa.array(rank, pa.int64()),
             "group": pa.array(group, pa.int64()),
             "op": pa.array(op, pa.int8()),
             "number": pa.array(range(len(rank)), pa.int64()),
+            "stream": pa.array(draw(st.lists(STREAMS, **length)), pa.int64()),
+            "group_size": pa.array(draw(st.lists(SIZES, **length)), pa.int64()),
+            "start_ns": pa.array(draw(st.lists(st.none() | TIMES, **length)), pa.int64()),
+            "duration_ns": pa.array(draw(st.lists(TIMES, **length)), pa.int64()),
         }
     )
 
@@ -59,17 +71,49 @@ def test_cells_have_all_events_of_their_groups_and_no_others(
     cells = range(first, min(first + more, 257))
     found = pieces.read(cut, cells, names).to_pylist()
     wanted = [row for row in table.select(names).to_pylist() if cell(row["group"]) in cells]
-    # Those of a cell by rank, and in the order of the rank.
+    # Those of a cell by rank, and in the order of the rank; for the last there is a test below.
     key = [(cell(row["group"]), row["rank"], row["number"]) for row in wanted]
-    assert sorted(found, key=lambda row: cell(row["group"])) == [
-        row for _, row in sorted(zip(key, wanted, strict=True))
-    ]
+    ordered = sorted(found, key=lambda row: (cell(row["group"]), key_of_last(row)))
+    assert ordered == [row for _, row in sorted(zip(key, wanted, strict=True))]
     assert pieces.whole(cut, table.column_names).equals(table)
     shared = pieces.shares(cut)
     assert [each for cells in shared for each in cells] == list(range(256))
     assert sorted({op for piece in cut for op in piece.ops}) == sorted(
         set(table["op"].to_pylist())
     )
+
+
+def key_of_last(row):
+    return (row["rank"], row["number"]) if row["group"] is None else ()
+
+
+@given(table=events(), later=st.sets(st.integers(0, 3)))
+def test_collectives_of_no_known_group_are_by_rank_stream_and_end(table, later):
+    for piece in by_ranks(table, later):
+        found = pieces.read_ungrouped(piece, table.column_names).to_pylist()
+        rows = piece.where.select(table.column_names).to_pylist()
+        wanted = [row for row in rows if is_ungrouped(row)]
+        assert found == sorted(wanted, key=order_of_stream)
+        some = np.arange(len(found))[::2]
+        assert pieces.read_ungrouped(piece, ["number"], some)["number"].to_pylist() == [
+            row["number"] for row in found[::2]
+        ]
+
+
+def is_ungrouped(row):
+    """A collective, no message, whose time is known and which several ranks may have."""
+    return (
+        row["group"] is None
+        and row["op"] != 4
+        and row["start_ns"] is not None
+        and row["group_size"] != 1
+    )
+
+
+def order_of_stream(row):
+    stream = -1 if row["stream"] is None else row["stream"]
+    stop = row["start_ns"] + row["duration_ns"]
+    return row["rank"], stream, stop, row["start_ns"], row["number"]
 
 
 def cell(label):

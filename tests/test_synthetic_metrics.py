@@ -89,12 +89,12 @@ def test_tags_come_from_the_grid_where_the_groups_are_not_described(tmp_path):
     assert sources <= {"ranks", "heuristic"}
 
 
-def test_the_slowest_rank_and_the_widest_window_are_named(tmp_path):
+def test_the_rank_with_the_longest_iteration_and_the_widest_window_are_named(tmp_path):
     job = Job.of(ranks=8)
     write(job, tmp_path)
     found = measured(tmp_path)
     wanted = truth(job, LINK)
-    assert found.slowest.rank == wanted["slowest_rank"]
+    assert found.longest.rank == wanted["longest_rank"]
     table = found.tables["windows"].to_pylist()
     widest = max(table, key=lambda row: row["window_ns"])
     assert wanted["widest_window"] == {

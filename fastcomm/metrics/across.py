@@ -8,15 +8,17 @@ import pyarrow as pa
 
 from fastcomm.metrics import heat as heat_
 from fastcomm.metrics import members, suspects
-from fastcomm.metrics.compared import Matched, compare_all
+from fastcomm.metrics.compared import compare_all
 from fastcomm.metrics.findings import Finding, in_order
 from fastcomm.metrics.heat import Grid, Heat
 from fastcomm.metrics.links import Link, Step, links
+from fastcomm.metrics.matching import Matching, matching
 from fastcomm.metrics.outliers import Outlier, outliers
 from fastcomm.metrics.pieces import Piece
-from fastcomm.metrics.skew import Matching, Skew, Wait, skew, waits
+from fastcomm.metrics.skew import Skew, Wait, WaitCaused, by_wait_caused, skew, waits
 from fastcomm.metrics.slowness import longer_exchange, slow_links
 from fastcomm.metrics.suspects import Known
+from fastcomm.metrics.ungrouped import Job
 from fastcomm.spread import Spread
 from fastcomm.trace.clocks import ClockOffset
 from fastcomm.trace.schema import TAG
@@ -49,6 +51,13 @@ class Across:
     outliers: tuple[Outlier, ...]
     findings: tuple[Finding, ...]  # the costliest first
 
+    def by_wait_caused(self, count: int | None = None) -> tuple[WaitCaused, ...]:
+        """Return the ranks that others wait for, by the wait they cause; at most `count`.
+
+        Empty where no collective is matched: then nothing tells which rank is late.
+        """
+        return by_wait_caused(self.waits)[:count]
+
     def to_dict(self) -> dict[str, Any]:
         """The keys of the JSON object."""
         many = {name: plain(getattr(self, name)) for name in ("skew", "waits", "links")}
@@ -77,6 +86,7 @@ class Material:
     sums: pa.Table  # `sums.by_rank`
     groups: pa.Table
     members: pa.Table
+    world_size: int | None = None  # of the job, as far as traces tell
 
 
 def across(
@@ -85,7 +95,10 @@ def across(
     """The answers, and the tables behind them."""
     grid, groups = Grid.of(of.iterations), members.by_label(of.groups, of.members)
     stage, steps = members.stages(groups), max(1, len(grid.iterations))
-    seen = compare_all(of.pieces, spread, is_aligned=clocks == "aligned")
+    job = _job(of)
+    seen = compare_all(of.pieces, spread, is_aligned=clocks == "aligned", job=job)
+    if seen.ungrouped.matched:
+        groups |= members.of_all_ranks(of.ranks)
     waited = waits(seen.waits, steps)
     step = Step(count=steps, ns=grid.step_ns)
     linked = links(seen.transfers, groups, step)
@@ -101,7 +114,7 @@ def across(
     found = Across(
         clocks=clocks,
         offsets=_all_offsets(of.ranks, seen.offsets),
-        matching=_matching(seen.matched, of.sums),
+        matching=matching(seen, of.sums),
         skew=skew(seen.skews, steps),
         waits=waited,
         links=tuple(each.link for each in linked),
@@ -117,6 +130,18 @@ def across(
         ),
     )
     return found, _tables(found, grid)
+
+
+def _job(of: Material) -> Job:
+    """Return who should be in collectives of no known group, as far as all ranks tell."""
+    size = of.groups["size"].fill_null(0).to_numpy()
+    is_smaller = bool(((size > 1) & (size < len(of.ranks))).any())
+    has_messages = bool(of.sums["messages"].to_numpy().any())
+    return Job(
+        ranks=of.ranks,
+        world_size=of.world_size,
+        contradiction="smaller groups" if is_smaller else "messages" if has_messages else None,
+    )
 
 
 def _tables(found: Across, grid: Grid) -> dict[str, pa.Table]:
@@ -153,18 +178,6 @@ def _all_offsets(ranks: Sequence[int], known: Sequence[ClockOffset]) -> tuple[Of
             )
         )
     return tuple(found)
-
-
-def _matching(matched: Matched, sums: pa.Table) -> Matching:
-    return Matching(
-        events=matched.events,
-        matched=matched.joined,
-        share=matched.joined / matched.events if matched.events else None,
-        collectives=matched.collectives,
-        messages=matched.messages,
-        dropped=matched.dropped,
-        unsaid=int(sums["messages"].to_numpy().sum()) - matched.sides,
-    )
 
 
 def _total_waits(waited: tuple[Wait, ...]) -> dict[int, float]:

@@ -47,6 +47,7 @@ def rows(view: View) -> pa.Table:
             "op": comm.op,
             "group": _nullable(comm.group),
             "seq": _nullable(comm.seq),
+            "stream": _nullable(comm.stream),
             "group_size": _nullable(comm.group_size),
             "start_ns": comm.start - view.moved[comm.iteration],
             "duration_ns": comm.stop - comm.start,

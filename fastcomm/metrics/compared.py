@@ -5,7 +5,7 @@ comes when. What a function gives is small, and adds up to that of all groups.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.metrics import pieces as pieces_
+from fastcomm.metrics import ungrouped
 from fastcomm.metrics.calls import (
     Events,
     joined,
@@ -26,6 +27,7 @@ from fastcomm.metrics.meetings import Meetings
 from fastcomm.metrics.pieces import Cells, Piece
 from fastcomm.metrics.skew import Skews, WaitSums, skews
 from fastcomm.metrics.transfers import Transfers
+from fastcomm.metrics.ungrouped import Job, Ungrouped
 from fastcomm.metrics.view import UNKNOWN
 from fastcomm.spread import Spread
 from fastcomm.trace.clocks import Apart, ClockOffset, by_rank, matched_apart, offsets
@@ -49,6 +51,10 @@ class Matched(NamedTuple):
     collectives: int
     messages: int
     dropped: int
+    by_number: int  # of those joined: by the sequence number in the group
+    by_order: int  # by the order in the group, and ends
+    by_partner: int  # messages, by the partners that they name
+    by_ends: int  # without a group, by order and ends on all ranks
 
 
 class _Clocks(NamedTuple):
@@ -80,6 +86,7 @@ class Compared:
     offsets: tuple[ClockOffset, ...]
     clocks: _Clocks
     matched: Matched
+    ungrouped: Ungrouped
     skews: Sequence[Skews]
     transfers: Transfers
     waits: WaitSums
@@ -89,12 +96,22 @@ class Compared:
         return self.spread(partial(_alone_excess, self.pieces, self.clocks), expected)
 
 
-def compare_all(pieces: Sequence[Piece], spread: Spread, *, is_aligned: bool) -> Compared:
-    """Compare all ranks, on clocks that are aligned by ends of collectives, or as they are."""
+def compare_all(
+    pieces: Sequence[Piece], spread: Spread, *, is_aligned: bool, job: Job | None = None
+) -> Compared:
+    """Compare all ranks, on clocks that are aligned by ends of collectives, or as they are.
+
+    Collectives of no known group are compared if `job` says who should be in them.
+    """
     shares = pieces_.shares(pieces)
-    found = offsets(Apart.joined(spread(partial(_apart, pieces), shares)))
+    alone = Ungrouped(events=0) if job is None else ungrouped.find(pieces, job, spread)
+    apart = spread(partial(_apart, pieces), shares)
+    found = offsets(Apart.joined([*apart, *([alone.ends] if alone.ends else [])]))
     clocks = _Clocks({each.rank: each.offset_ns for each in found}, is_aligned)
     parts = spread(partial(_compare, pieces, clocks), shares)
+    if spans := alone.spans():
+        size = len(job.ranks) if job else 0
+        parts += spread(partial(_compare_ungrouped, pieces, clocks, alone, size), spans)
     skewed, transfers, waits, matched = zip(*parts, strict=True)
     return Compared(
         pieces=pieces,
@@ -102,6 +119,7 @@ def compare_all(pieces: Sequence[Piece], spread: Spread, *, is_aligned: bool) ->
         offsets=found,
         clocks=clocks,
         matched=Matched(*map(sum, zip(*matched, strict=True))),
+        ungrouped=alone,
         skews=skewed,
         transfers=Transfers.joined(transfers),
         waits=WaitSums.joined(waits),
@@ -127,6 +145,21 @@ def _compare(pieces: Sequence[Piece], clocks: _Clocks, cells: Cells) -> _Part:
     """Who comes when, in what those of some cells do together."""
     events = Events.of(_events(pieces, cells))
     meetings, matched = _met(events, clocks)
+    return _part(events, meetings, matched)
+
+
+def _compare_ungrouped(
+    pieces: Sequence[Piece], clocks: _Clocks, found: Ungrouped, size: int, span: range
+) -> _Part:
+    """Compare some collectives of no known group, as those of a group of all ranks."""
+    events = Events.of(found.read(pieces, span, _COMPARED_BY))
+    events = replace(events, group_size=np.full(len(events.rank), size))
+    meetings, matched = _met(events, clocks)
+    matched = matched._replace(by_number=0, by_ends=matched.by_number)
+    return _part(events, meetings, matched)
+
+
+def _part(events: Events, meetings: Meetings, matched: Matched) -> _Part:
     met = Collectives.of(events, meetings)
     return skews(met), Transfers.of(met), WaitSums.of(events, meetings), matched
 
@@ -167,6 +200,9 @@ def _met(events: Events, clocks: _Clocks) -> tuple[Meetings, Matched]:
     collectives = met_in_collectives(events, rows, matches)
     messages = met_in_messages(events, sides, known)
     met = joined(collectives, messages)
+    numbered = np.zeros(len(events.rank), np.bool_)
+    numbered[rows[matches.numbered]] = True
+    by_number = int(numbered[collectives.row].sum())
     matched = Matched(
         events=len(rows) + len(sides),
         sides=len(sides),
@@ -174,6 +210,10 @@ def _met(events: Events, clocks: _Clocks) -> tuple[Meetings, Matched]:
         collectives=collectives.count,
         messages=messages.count,
         dropped=matches.dropped,
+        by_number=by_number,
+        by_order=len(collectives.row) - by_number,
+        by_partner=len(messages.row),
+        by_ends=0,
     )
     ahead = known if clocks.is_aligned else np.zeros_like(known)
     return Meetings.of(events, met, ahead), matched

@@ -1,10 +1,12 @@
 """Who is in which group, over all ranks, and in which stage of the pipeline."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.metrics import ungrouped
 from fastcomm.metrics.classes import members
 
 Label = int
@@ -40,6 +42,19 @@ def by_label(groups: pa.Table, who: pa.Table) -> dict[Label, Group]:
             seen=tuple(np.unique(rank[own]).tolist()),
         )
     return found
+
+
+def of_all_ranks(ranks: Sequence[int]) -> dict[Label, Group]:
+    """Return the group that stands for all ranks, of collectives matched without a group."""
+    group = Group(
+        label=ungrouped.GROUP,
+        description=None,
+        tag="OTHER",
+        size=len(ranks),
+        ranks=tuple(ranks),
+        seen=tuple(ranks),
+    )
+    return {group.label: group}
 
 
 def of_rank(groups: pa.Table, rank: int) -> set[Label]:

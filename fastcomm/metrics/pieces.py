@@ -14,11 +14,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.trace.schema import ENDS_TOGETHER, numbers
+
 Ints = NDArray[np.int64]
 
-CELLS = 256  # of known groups; one more has the events of no known group
+CELLS = 256  # of known groups; one more has the events of no known group, see `cut`
 _SHIFT = 64 - CELLS.bit_length() + 1
 _ROWS = 131_072  # of cells that are read at once, where more than one are
+
+_ORDERED_BY = ("rank", "op", "stream", "group_size", "start_ns", "duration_ns")
+_NULL = np.iinfo(np.int64).min
 
 Cells = range
 ALL = Cells(CELLS + 1)
@@ -32,6 +37,7 @@ class Piece:
     rows: tuple[int, ...]  # of each cell
     ops: tuple[int, ...]  # that there are
     ranks: tuple[int, int]  # the lowest and the highest; (0, -1) without rows
+    ungrouped: int = 0  # collectives of no known group, which come first in the last cell
 
 
 def cell_of(group: Ints) -> Ints:
@@ -40,10 +46,16 @@ def cell_of(group: Ints) -> Ints:
 
 
 def cut(events: pa.Table) -> Piece:
-    """A piece of rows that are by rank."""
+    """Cut rows, which are sorted by rank, into cells.
+
+    The last cell begins with collectives that may be matched though no group is known, sorted
+    by rank, stream and end.
+    """
     known = events["group"].is_valid().to_numpy()
     cell = np.where(known, cell_of(events["group"].fill_null(0).to_numpy()), CELLS)
     order = np.argsort(cell.astype(np.int16), kind="stable")
+    begin = int(known.sum())
+    order[begin:], ungrouped = _ungrouped_first(events, order[begin:])
     # Rows are taken from whole columns: from many pieces it takes several times as long.
     whole = events.append_column("place", pa.array(np.arange(len(cell)))).combine_chunks()
     return Piece(
@@ -53,7 +65,23 @@ def cut(events: pa.Table) -> Piece:
         ranks=tuple(events["rank"].take([0, len(cell) - 1]).to_pylist())
         if len(cell)
         else (0, -1),
+        ungrouped=ungrouped,
     )
+
+
+def _ungrouped_first(events: pa.Table, rows: Ints) -> tuple[Ints, int]:
+    """Rows of no known group: first collectives, by rank, stream and end; and how many."""
+    if not len(rows):
+        return rows, 0
+    own = events.select(_ORDERED_BY).take(pa.array(rows))
+    rank, op = own["rank"].to_numpy(), own["op"].to_numpy()
+    start, stream, size = (
+        own[name].fill_null(_NULL).to_numpy() for name in ("start_ns", "stream", "group_size")
+    )
+    others = ~np.isin(op, numbers(ENDS_TOGETHER)) | (start == _NULL) | (size == 1)
+    stop = start + own["duration_ns"].to_numpy()
+    keys = [np.where(others, 0, each) for each in (start, stop, stream)]
+    return rows[np.lexsort((*keys, rank, others))], int((~others).sum())
 
 
 def put_away(events: pa.Table, path: Path) -> Piece:
@@ -86,6 +114,14 @@ def read(pieces: Sequence[Piece], cells: Cells, names: Sequence[str]) -> pa.Tabl
             found.append(_copied(columns(piece.where, names).slice(begin, count)))
     table = pa.concat_tables(found or [columns(pieces[0].where, names)[:0]]).combine_chunks()
     return table if _are_in_order(pieces) else _by_rank(table)
+
+
+def read_ungrouped(piece: Piece, names: Sequence[str], rows: Ints | None = None) -> pa.Table:
+    """Some columns of the collectives of no known group: all of them, or some by place."""
+    begin = sum(piece.rows[:CELLS])
+    if rows is None:
+        return _copied(columns(piece.where, names).slice(begin, piece.ungrouped))
+    return columns(piece.where, names).take(pa.array(begin + rows)).combine_chunks()
 
 
 def _copied(table: pa.Table) -> pa.Table:

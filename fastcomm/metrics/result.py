@@ -68,8 +68,12 @@ class Metrics:
     tables: dict[str, pa.Table] = field(repr=False, compare=False)
 
     @property
-    def slowest(self) -> RankTime | None:
-        """The rank whose mean iteration is the longest; the lowest such rank."""
+    def longest(self) -> RankTime | None:
+        """The rank with the longest mean iteration; the lowest such rank.
+
+        It need not be slow: a rank that waits for others has long iterations, too. Which rank
+        others wait for is in `across.by_wait_caused`.
+        """
         return max(self.by_rank, key=lambda each: (each.mean_ns, -each.rank), default=None)
 
     @property
@@ -91,7 +95,7 @@ class Metrics:
         ]
         iteration = {
             **asdict(self.iteration),
-            "slowest_rank": self.slowest.rank if self.slowest else None,
+            "longest_rank": self.longest.rank if self.longest else None,
             "by_rank": plain(self.by_rank),
         }
         return {
@@ -150,6 +154,7 @@ def answer(  # noqa: PLR0913 - one word a choice
         sums=sums,
         groups=partial.groups,
         members=partial.members,
+        world_size=max((note.world_size or 0 for note in partial.notes), default=0) or None,
     )
     seen, tables = across(material, clocks, spread)
     over_all = _over_all(partial, pieces, tags, spread)

@@ -9,7 +9,7 @@ Of a collective that several ranks were matched in, with times on one clock:
 Without clocks that agree none of this can be told.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -59,16 +59,14 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matching:
-    """How much of the communication was matched across ranks."""
+class WaitCaused:
+    """One rank over all parallelisms: how long others wait for it; times in ns, a step."""
 
-    events: int  # that can be matched: of known groups of several ranks, with known partners
-    matched: int
-    share: float | None
-    collectives: int  # that several ranks were matched in
-    messages: int  # of which both sides were found
-    dropped: int  # of a group whose events could not be brought in line
-    unsaid: int  # SendRecv that do not say their one partner, or their group
+    rank: int
+    caused_ns: float  # last arrival - the one before it, where this rank is the last
+    last: int  # how often this rank alone was the last to arrive
+    collectives: int  # matched, in all
+    wait_ns: float  # that this rank waits for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +172,25 @@ def waits(summed: WaitSums, steps: int) -> tuple[Wait, ...]:
             summed.keys.T.tolist(), *summed.sums.tolist(), strict=True
         )
     )
+
+
+def by_wait_caused(waits: Iterable[Wait]) -> tuple[WaitCaused, ...]:
+    """Sum up waits by rank: the ranks that others wait for, the most wait first."""
+    by_rank: dict[int, list[Wait]] = {}
+    for each in waits:
+        by_rank.setdefault(each.rank, []).append(each)
+    rows = [
+        WaitCaused(
+            rank=rank,
+            caused_ns=sum(each.held_up_ns for each in own),
+            last=sum(each.last for each in own),
+            collectives=sum(each.collectives for each in own),
+            wait_ns=sum(each.wait_ns for each in own),
+        )
+        for rank, own in by_rank.items()
+    ]
+    rows = [each for each in rows if each.caused_ns > 0]
+    return tuple(sorted(rows, key=lambda each: (-each.caused_ns, each.rank)))
 
 
 def _spread(name: str, values: Ints) -> dict[str, float]:

@@ -50,6 +50,7 @@ class Communication:
     iteration: NDArray[np.int32]  # row of the iteration that holds the start
     group: Ints  # its label, the same on every rank; UNKNOWN where nothing tells its members
     seq: Ints  # number in the group
+    stream: Ints  # of the device
     group_size: Ints
     bytes: Ints  # of the kind that was asked for
     bus_bytes: Ints
@@ -143,6 +144,7 @@ def _communication(
         iteration=iteration[inside],
         group=_by_place(labels)[group],
         seq=_filled(comm["seq"])[inside],
+        stream=_filled(comm["stream"])[inside],
         group_size=_by_place(stack.groups["size"].to_pylist())[group],
         bytes=_filled(comm[f"{byte_kind}_bytes"])[inside],
         bus_bytes=_filled(comm["bus_bytes"])[inside],

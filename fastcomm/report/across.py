@@ -29,6 +29,19 @@ def findings(found: Across) -> list[str]:
     return lines
 
 
+def last_to_arrive(found: Across) -> list[str]:
+    """Name the rank that others wait for the most, or say that ranks cannot be compared."""
+    if len(found.heat.ranks) < 2:  # noqa: PLR2004 - nobody to be compared with
+        return []
+    if not found.matching.matched:
+        return ["Which rank others wait for is n/a: no collective was matched across ranks."]
+    return [
+        f"Rank [bold]{each.rank}[/] causes the most waiting: {format_ns(each.caused_ns)} per "
+        f"step. It is the last to arrive in {each.last} of {each.collectives} collectives."
+        for each in found.by_wait_caused(1)
+    ]
+
+
 def skew(found: Across) -> Table:
     """Classes of collectives: waiting and moving apart."""
     rows = table("collectives", "size from", "count", "skew", "p95", "transfer", "p95", "wait")
@@ -88,12 +101,15 @@ def slow_links(found: Across) -> Table:
 
 def notes(found: Across) -> list[str]:
     """What a reader might take for something else."""
+    note = found.matching.note
+    said = [note] if note else []
     if not found.matching.matched:
-        return []
+        return said
     widest = max((each.spread_ns or 0 for each in found.offsets), default=0)
     times = f"aligned, to {format_ns(widest)}" if found.clocks == "aligned" else "raw"
     share = percent(found.matching.share)
     return [
+        *said,
         "skew: from the first to the last arrival; transfer: from there to the end. "
         f"{share} of the collectives are matched across ranks; clocks {times}.",
     ]

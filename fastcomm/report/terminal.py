@@ -16,8 +16,6 @@ from fastcomm.units import format_bandwidth, format_bytes, format_ns
 
 _BAR = 24
 _MOST_ROWS = 8
-# Ranks that differ by less wait for each other, and their times say nothing of who is slow.
-_LEVEL = 0.01
 _COLORS = {
     "compute": "green",
     "exposed_DP": "blue",
@@ -58,7 +56,7 @@ def show(found: Metrics, console: Console | None = None) -> None:
 
 
 def headlines(found: Metrics) -> list[str]:
-    """The sentences that matter: the costliest tag, the widest window, the slowest rank."""
+    """The sentences that matter: the costliest tag, the widest window, the last to arrive."""
     sentences = []
     exact = found.breakdown.exact
     exposed = {tag: exact[f"exposed_{tag}"] or 0.0 for tag in TAGS}
@@ -86,14 +84,7 @@ def headlines(found: Metrics) -> list[str]:
             f"The widest window is [bold]{widest.source} to {widest.target}[/]: "
             f"{format_ns(widest.mean_ns)} on average ({widest.count} windows)."
         )
-    slowest, mean = found.slowest, found.iteration.mean_ns
-    if slowest is not None and mean and len(found.ranks) > 1:
-        above = slowest.mean_ns / mean - 1
-        sentences.append(
-            f"The slowest rank is [bold]{slowest.rank}[/]: {format_ns(slowest.mean_ns)} an "
-            f"iteration, {above:.2%} above the mean"
-            + ("." if above > _LEVEL else ": who waits for whom does not show in these times.")
-        )
+    sentences += across.last_to_arrive(found.across)
     return sentences
 
 

@@ -55,7 +55,7 @@ def truth(
         },
         "overlap": _overlap(sums),
         "by_rank": sums.by_rank,
-        "slowest_rank": max(sums.by_rank, key=lambda row: row["mean_ns"])["rank"],
+        "longest_rank": max(sums.by_rank, key=lambda row: row["mean_ns"])["rank"],
         "widest_window": sums.widest,
     }
 

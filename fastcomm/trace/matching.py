@@ -58,6 +58,7 @@ class Matches:
     count: int  # of collectives
     dropped: int  # rows of ranks that could not be brought in line with their group
     refused: Ints  # as `instance`: those left out, whose members disagree in size or root
+    numbered: Flags  # of each row: it was matched by its sequence number, not by order and end
 
 
 def match(calls: Calls) -> Matches:
@@ -66,6 +67,7 @@ def match(calls: Calls) -> Matches:
     series = _series(calls, apart)
     instance, rest = _by_number(series)
     done, dropped = int(instance.max(initial=NONE)) + 1, 0
+    numbered = instance != NONE
     for ends_apart in (False, True):
         rows = rest[apart[rest] == ends_apart]
         if ends_apart and len(rows):
@@ -80,7 +82,9 @@ def match(calls: Calls) -> Matches:
     refused = np.broadcast_to(np.int64(NONE), len(instance))
     if contradicts.any():
         refused, _ = _of_several(instance, contradicts)
-    return Matches(instance=found, count=count, dropped=dropped, refused=refused)
+    return Matches(
+        instance=found, count=count, dropped=dropped, refused=refused, numbered=numbered
+    )
 
 
 def _series(calls: Calls, apart: Flags) -> Calls:

@@ -144,7 +144,7 @@ ITERATIONS = pa.schema(
 )
 
 _MEASURED = ("start", "stop", "kind")
-_NOT_MEASURED = ("stream", "sends_to", "receives_from")
+_NOT_MEASURED = ("sends_to", "receives_from")
 # What metrics ask of a trace, and tables of all that there is of one.
 NARROW = {
     "events": pa.schema([EVENTS.field(name) for name in _MEASURED]),

@@ -137,12 +137,12 @@ def _aligned(all_: _Items, own: _Items, apart: int) -> Ints | None:
     """Places by code and end; None where too many items have none."""
     if abs(len(all_[0]) - len(own[0])) > 2 * MOST_LOST:
         return None
-    place = _nearest(all_, own, apart)
+    place = nearest(all_, own, apart)
     missing = int((place == NONE).sum())
     return None if missing > min(MOST_LOST, len(place) // 2) else place
 
 
-def _nearest(all_: _Items, own: _Items, apart: int) -> Ints:
+def nearest(all_: _Items, own: _Items, apart: int) -> Ints:
     """Places of as many items as can be, as near as can be, and none farther than `apart`.
 
     Where longer than that nothing ends, in either, the sequences fall into pieces; most pieces

@@ -45,10 +45,11 @@ _SUMS = ("wait_ns", "transfer_ns", "last", "collectives", "held_up_ns", "later_n
 
 def section(found: Metrics) -> Section:
     """Waits, arrivals and links of matched collectives."""
-    waits = _rows(found, "waits")
+    waits, note = _rows(found, "waits"), found.across.matching.note
     if not waits:
-        missing = Missing(title="Waits and arrivals", why=_WHY)
-        lead: words.Words = (f"Who waits for whom is n/a: {_WHY}.",)
+        why = note.rstrip(".") if note else _WHY
+        missing = Missing(title="Waits and arrivals", why=why)
+        lead: words.Words = (f"Who waits for whom is n/a: {why}.",)
         return Section(name="across", title=_TITLE, lead=lead, blocks=(missing,))
     ranks = _by_rank(waits)
     blocks: list[Block] = [_waits_figure(ranks)]
@@ -64,7 +65,7 @@ def section(found: Metrics) -> Section:
         blocks=tuple(blocks),
         pitfall="Waiting and transfer are told apart on clocks that were brought in line. A "
         "rank that often comes last need not be slow itself: it may wait for one in another "
-        "group.",
+        "group." + (f" {note}" if note else ""),
     )
 
 

@@ -48,7 +48,7 @@ def section(found: Metrics, ranks: ByRank, why: str) -> Section:
     return Section(
         name="ranks",
         title=title,
-        lead=_lead(ranks),
+        lead=_lead(found, ranks, why),
         blocks=tuple(blocks),
         pitfall="Ranks that wait for each other take equally long, so iteration times hide who "
         "is slow. The rank that holds the others up is the one that computes more, or waits "
@@ -57,14 +57,12 @@ def section(found: Metrics, ranks: ByRank, why: str) -> Section:
     )
 
 
-def _lead(ranks: ByRank) -> words.Words:
+def _lead(found: Metrics, ranks: ByRank, why: str) -> words.Words:
     if not ranks.known:
-        slowest = int(np.nanargmax(ranks.ns["time"]))
-        return (
-            f"The slowest rank is {ranks.ranks[slowest]}: ",
-            words.fact("iteration.rank_ns", ranks.ns["time"][slowest], words.ns),
-            " an iteration.",
-        )
+        # The length of a step says nothing of who is slow: who waits has long steps, too.
+        for each in found.across.by_wait_caused(1):
+            return (f"Rank {each.rank} causes the most waiting in collectives.",)
+        return ("Which rank is slow is n/a: ", why, ".")
     most, compute = ranks.by_compute[-1], ranks.ns["compute"]
     middle = float(np.median(compute))
     if len(compute) == 1 or not middle:
@@ -174,7 +172,7 @@ def _table(ranks: ByRank, why: str) -> Table:
         by = (
             "compute the most and the least"
             if ranks.known
-            else "are the slowest and the fastest"
+            else "have the longest and the shortest steps"
         )
         caption = f"The {_ENDS} ranks each that {by}, of {words.whole(count)}"
     middle = float(np.median(ranks.ns["compute"])) if ranks.known else 0.0
