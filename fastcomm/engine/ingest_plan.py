@@ -40,7 +40,7 @@ def plan(
     config, _ = with_card((options or OpenOptions()).config, paths)
     options = replace(options or OpenOptions(), config=config, whole=True)
     run = open_run(*paths, options=options)
-    found_again = missing(run.ranks, run.world_size)
+    found_again = missing(run.expected, run.world_size)
     reading = options.reading(run.world_size)
     run = run if ranks is None else run.only(ranks)
     _refuse_outside(run, folder)
