@@ -56,7 +56,6 @@ FORMATS = {
 }
 _NOT_MEASURED = "dpro"
 _FALLBACK = "kineto"
-_JSON = (".json", ".json.gz", ".json.zst")
 # Execution traces lie beside Kineto traces: nobody misses them.
 _EXPECTED = ("torch_et_", "pytorch_et_")
 _AT_ONCE = 16
@@ -202,7 +201,7 @@ def _warnings(sorting: _Sorting, files: Sequence[Path]) -> Iterator[str]:
 
 def _is_worth_a_word(name: str) -> bool:
     """Whether a file that is no trace looks as if it were one."""
-    return not name.startswith(_EXPECTED) and (name.endswith(_JSON) or ".pt.trace" in name)
+    return not name.startswith(_EXPECTED) and (".json" in name or ".pt.trace" in name)
 
 
 def _with_formats(

@@ -1,5 +1,6 @@
 """dPRO trials and uniform traces: recognized here, read by `stats`, `replay` and `convert`."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from fastcomm.remote import is_local
 
 # A trial is <trial>/<host>/<gpu>/<one of these>.
 TRACES = ("trace.json.gz", "temp.json")
-_DEPTHS = ("", "*/", "*/*/")
+_DEPTH = 2
 
 
 def claims(path: Path) -> bool:
@@ -31,15 +32,27 @@ def _traces(path: Path) -> list[Path]:
     """The traces of ranks that lie where a trial has them."""
     if not is_local(path) or not path.is_dir():
         return []
-    for depth in _DEPTHS:
-        found = [each for name in TRACES for each in path.glob(f"{depth}{name}")]
-        if found := [each for each in found if not _is_hidden(each, path)]:
+    folders = [path]
+    for depth in range(_DEPTH + 1):
+        files = [folder / name for folder in folders for name in TRACES]
+        if found := [file for file in files if os.path.lexists(file)]:
             return found
+        if depth < _DEPTH:
+            folders = [inner for folder in folders for inner in _folders(folder)]
     return []
 
 
-def _is_hidden(path: Path, above: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(above).parts)
+def _folders(path: Path) -> list[Path]:
+    """The directories in a directory, but for hidden ones; none where it cannot be listed."""
+    try:
+        with os.scandir(path) as entries:
+            return [
+                path / entry.name
+                for entry in entries
+                if not entry.name.startswith(".") and entry.is_dir()
+            ]
+    except OSError:
+        return []
 
 
 def find(paths: Sequence[Path], options: OpenOptions) -> Found:

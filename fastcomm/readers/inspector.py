@@ -68,6 +68,9 @@ def _head(path: Path) -> bytes:
 def find(paths: Sequence[Path], options: OpenOptions) -> Found:
     """The rank of each process by the communicator of all, and who is in which group."""
     said = {path: communicators(path) for path in paths}
+    for path, found in said.items():
+        if not found and is_damaged(path):
+            raise TraceFileError(f"{path}: cannot be read: the file is empty, or not whole")
     ranks, world, warnings = _ranks(said, options)
     groups = _groups(said, ranks, world)
     reading = options.reading(world)

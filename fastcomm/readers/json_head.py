@@ -59,6 +59,7 @@ class Peek:
     world_size: int | None = None
     error: str = ""  # of damaged and foreign files: what was found instead of a trace
     is_closed: bool = False  # it could not be opened: it may hold anything
+    is_whole: bool = False  # the beginning is all of it: reading on tells nothing new
 
     @property
     def is_trace(self) -> bool:
@@ -88,7 +89,8 @@ def peek(path: Path) -> Peek:
 @lru_cache(maxsize=1 << 14)
 def _peek(path: Path, _size: int, _changed_ns: int) -> Peek:
     head = _beginning(path, _HEAD)
-    if not head.error and not head.is_whole and _kind(head.text) != "profiler":
+    is_clear = _KEY in head.text and _kind(head.text) == "profiler"
+    if not is_clear and not head.error and not head.is_whole:
         head = _beginning(path, BLOCK)
     text = head.text.lstrip(_BLANKS)
     if head.is_closed or not text:
@@ -97,7 +99,8 @@ def _peek(path: Path, _size: int, _changed_ns: int) -> Peek:
         return Peek("damaged", error=unpack(head.text, path) or described(head.text))
     if _is_foreign(text, head):
         found = "array" if text[:1] == b"[" else "object"
-        return Peek("foreign", error=f"a JSON {found} without trace events")
+        words = f"a JSON {found} without trace events"
+        return Peek("foreign", error=words, is_whole=head.is_whole or found == "array")
     if (kind := _kind(text)) is None:
         return Peek("damaged", error=head.error or "no JSON, or not all of it")
     info = _info(head.text[: max(head.text.find(_KEY), 0)])
@@ -141,10 +144,21 @@ def _is_foreign(text: bytes, head: _Beginning) -> bool:
         return False
     if not head.is_whole:
         return is_list or not any(mark in text for mark in _MARKS)
+    return _is_filled(text.rstrip(_BLANKS + b"\0")) or _is_lines(text)
+
+
+def _is_filled(text: bytes) -> bool:
+    """Whether a text is one JSON value, and not an empty one."""
     try:
-        return bool(orjson.loads(text.rstrip(_BLANKS + b"\0")))
+        return bool(orjson.loads(text))
     except orjson.JSONDecodeError:
         return False
+
+
+def _is_lines(text: bytes) -> bool:
+    """Whether a text is JSON lines, as of logs: a value in the first line, and more lines."""
+    first, line_end, rest = text.partition(b"\n")
+    return bool(line_end and rest.strip()) and _is_filled(first)
 
 
 def _kind(text: bytes) -> Kind | None:

@@ -136,7 +136,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
 def _checked_rank(path: Path, *, is_alone: bool) -> int:
     """The rank of a file; TraceFileError where it holds no trace, or the rank is not told."""
     found = json_head.peek(path)
-    if found.kind in ("foreign", "uniform"):
+    if found.kind == "uniform" or (found.kind == "foreign" and found.is_whole):
         what = found.error or "no event of the PyTorch profiler in its beginning"
         raise TraceFileError(f"{path}: {what}; expected a trace of the PyTorch profiler")
     if found.kind == "damaged" and not is_alone:
