@@ -313,6 +313,25 @@ def test_a_uniform_trace_beside_traces_is_not_read(folder):
     assert run.warnings == ("no traces, not read: all.json",)
 
 
+def test_damaged_json_beside_traces_of_another_format_is_a_warning(tmp_path):
+    write_table(TableJob(), tmp_path)
+    (tmp_path / "rank0.json").write_text("")
+    run = fastcomm.open_run(tmp_path)
+    assert "no traces, not read: rank0.json" in run.warnings
+
+
+def test_a_file_that_may_be_read_again_is(folder):
+    bad = folder / NAMES[0]
+    bad.chmod(0)
+    for above in (folder, *folder.parents[:3]):
+        above.chmod(above.stat().st_mode | 0o055)
+    with nobody(), pytest.raises(TraceFileError, match="Permission denied"):
+        fastcomm.open_run(folder)
+    bad.chmod(0o644)
+    with nobody():
+        assert len(fastcomm.open_run(folder).ranks) == 8
+
+
 def test_a_profiler_trace_named_like_a_trial_is_no_trial(tmp_path):
     k.write(tmp_path / "trace.json.gz", STEP)
     assert "1 ranks" in invoke("stats", tmp_path).stdout
@@ -369,8 +388,8 @@ def test_a_packed_rank_among_others_is_an_error_or_skipped(folder):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (gzip.compress(b"SQLite format 3\0" + bytes(100)), "a SQLite database"),
-        (gzip.compress(bytes(257) + b"ustar" + bytes(300)), "a tar archive"),
+        (gzip.compress(b"SQLite format 3\0" + bytes(100), mtime=0), "a SQLite database"),
+        (gzip.compress(bytes(257) + b"ustar" + bytes(300), mtime=0), "a tar archive"),
         (b"PK\3\4" + bytes(60), "a ZIP archive"),
         (b"\xfd7zXZ\0" + bytes(60), "compressed by xz"),
         (bytes(range(128, 256)), "binary data"),

@@ -17,6 +17,7 @@ from fastcomm.readers.config import Config
 from fastcomm.readers.formats import Format
 from fastcomm.readers.nsys.unexported import unexported
 from fastcomm.readers.packed import is_packed, is_unpacked_beside, packed
+from fastcomm.readers.ranks import rank_from_name
 from fastcomm.readers.search import Search
 from fastcomm.remote import is_local
 from fastcomm.trace.run import SkippedRank
@@ -87,7 +88,7 @@ def detect(
     )
     sorting = _sorted(paths, search, config)
     sorting.claim_damaged()
-    sorting.drop_unmeasured()
+    sorting.drop_others()
     if not sorting.by_format:
         raise FastcommError(_nothing(paths, sorting))
     if len(sorting.by_format) > 1:
@@ -134,12 +135,16 @@ class _Sorting:
             files.extend(own)
             self.strange = [path for path in self.strange if path not in own]
 
-    def drop_unmeasured(self) -> None:
-        """Pass over what only some commands read, where there are traces, too."""
-        if len(self.by_format) > 1 and _NOT_MEASURED in self.by_format:
-            others = self.by_format[_NOT_MEASURED]
-            if not self.named.intersection(others):
-                self.strange += self.by_format.pop(_NOT_MEASURED)
+    def drop_others(self) -> None:
+        """Pass over files that nobody named, where there are traces of another format.
+
+        They are what only some commands read, and JSON files none of which can be read.
+        """
+        for name in (_NOT_MEASURED, _FALLBACK):
+            files = self.by_format.get(name, [])
+            is_other = name == _NOT_MEASURED or all(map(module(name).is_damaged, files))
+            if len(self.by_format) > 1 and is_other and not self.named.intersection(files):
+                self.strange += self.by_format.pop(name, [])
 
 
 def _sorted(paths: Sequence[str | Path], search: Search, config: Config) -> _Sorting:
@@ -177,8 +182,6 @@ def _packed_ranks(
     sorting: _Sorting, files: Sequence[Path], *, keep_going: bool
 ) -> Iterator[SkippedRank]:
     """The packed files that a user named or that hold a rank; an error unless `keep_going`."""
-    from fastcomm.readers.ranks import rank_from_name
-
     for path, remedy in sorting.packed.items():
         is_wanted = path in sorting.named or is_packed(path)
         if not is_wanted or is_unpacked_beside(path, files):

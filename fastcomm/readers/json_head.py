@@ -83,11 +83,12 @@ def peek(path: Path) -> Peek:
         status = path.stat()
     except OSError as error:
         return Peek("damaged", error=error.strerror or str(error), is_closed=True)
-    return _peek(path, status.st_size, status.st_mtime_ns)
+    mode = getattr(status, "st_mode", 0)  # who may read it changes what is found
+    return _peek(path, status.st_size, status.st_mtime_ns, mode)
 
 
 @lru_cache(maxsize=1 << 14)
-def _peek(path: Path, _size: int, _changed_ns: int) -> Peek:
+def _peek(path: Path, _size: int, _changed_ns: int, _mode: int) -> Peek:
     head = _beginning(path, _HEAD)
     is_clear = _KEY in head.text and _kind(head.text) == "profiler"
     if not is_clear and not head.error and not head.is_whole:
