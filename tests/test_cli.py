@@ -126,7 +126,7 @@ def test_keep_going_leaves_bad_files_out_and_says_so(run_folder, workers):
     assert [each["rank"] for each in found["failed"]] == [1]
     assert "--allow-truncated" in found["failed"][0]["error"]
     text = invoke("metrics", run_folder, "--keep-going", code=3).stdout
-    assert "left out: rank 1" in " ".join(text.split())
+    assert "skipped: rank 1" in " ".join(text.split())
 
 
 def test_a_truncated_file_is_read_when_that_is_asked_for(run_folder):

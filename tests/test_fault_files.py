@@ -71,12 +71,15 @@ def test_a_directory_without_permission_is_an_error_with_its_path(folder):
     locked.chmod(0o755)
 
 
-def test_a_link_to_itself_is_no_trace(folder):
+def test_a_link_to_itself_is_an_error_that_names_it(folder):
     (folder / "rank5.json").symlink_to("rank5.json")
     said = refused("metrics", folder / "rank5.json")
     assert "no such file" in said or "symbolic links" in said
     (folder / "good.json").rename(folder / "rank0.json")
-    assert run("metrics", folder)[0] == 0
+    assert "rank5.json: cannot be read: " in refused("metrics", folder)
+    code, said = run("metrics", folder, "--keep-going")
+    assert code == 3
+    assert "skipped: rank 5: " in said
 
 
 def test_a_link_to_the_directory_above_is_followed_no_further(folder):

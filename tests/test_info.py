@@ -176,7 +176,7 @@ def test_a_bad_rank_is_an_error_or_left_out(traces, workers):
     invoke(traces, "--all", code=1)
     found = told(traces, "--all", "--keep-going", "--workers", workers, code=3)
     assert [each["rank"] for each in found["failed"]] == [1]
-    assert "left out: rank 1: " in invoke(traces, "--all", "--keep-going", code=3)
+    assert "skipped: rank 1: " in invoke(traces, "--all", "--keep-going", code=3)
     (traces / "rank0.json").write_text('{"traceEvents": [')
     with pytest.raises(FastcommError, match="no rank could be read"):
         info(fastcomm.open_run(traces), keep_going=True)

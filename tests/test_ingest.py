@@ -212,7 +212,7 @@ def test_a_bad_rank_is_an_error_or_left_out(traces, tmp_path, workers):
     words = ("ingest", traces, "-o", store, "--workers", workers)
     assert "rank1.json: truncated" in invoke(*words, code=1).stderr
     result = invoke(*words, "--keep-going", code=3)
-    assert "left out: rank 1: " in result.stderr
+    assert "skipped: rank 1: " in result.stderr
     run = fastcomm.open_run(store)
     assert run.ranks == (0, 2)
     assert any("left out when the run was stored: rank 1" in note for note in run.warnings)

@@ -67,9 +67,9 @@ def test_a_bad_rank_is_an_error_or_left_out(tmp_path):
     (failed,) = json.loads(result.stdout)["failed"]
     assert failed["rank"] == 1
     assert bad.name in failed["error"]
-    assert f"left out: rank 1: {failed['error']}" in result.stderr
+    assert f"skipped: rank 1: {failed['error']}" in result.stderr
     answer = invoke("what-if", tmp_path, "--all-ranks", "--clock", "2", "--keep-going", code=3)
-    assert "left out: rank 1" in answer.stderr
+    assert "skipped: rank 1" in answer.stderr
 
 
 @pytest.mark.parametrize("command", ["critical-path", "what-if"])

@@ -60,7 +60,7 @@ def refused(path, match):
 def test_a_file_that_is_no_database_is_refused_with_its_first_bytes(tmp_path):
     path = tmp_path / "nsys_0.sqlite"
     path.write_bytes(b"\x89PNG\r\n\x1a\n" * 40)
-    refused(path, r"no SQLite file: begins with b'\\x89PNG")
+    refused(path, "no SQLite file: found binary data")
     path.write_bytes(b"")
     refused(path, "no SQLite file")
 

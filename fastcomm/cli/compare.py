@@ -8,6 +8,7 @@ import click
 from fastcomm.cli.measuring import compute, measure_options
 from fastcomm.cli.options import engine_of
 from fastcomm.cli.results import result_options
+from fastcomm.errors import FastcommError
 
 if TYPE_CHECKING:
     from fastcomm.engine.engine import Engine
@@ -22,8 +23,8 @@ Examples:
 
 
 @click.command("compare", epilog=_EXAMPLES)
-@click.argument("before", type=click.Path(path_type=Path))
-@click.argument("after", type=click.Path(path_type=Path))
+@click.argument("before")
+@click.argument("after")
 @click.option(
     "--fail-if",
     "conditions",
@@ -38,8 +39,8 @@ Examples:
 def run(
     ctx: click.Context,
     /,
-    before: Path,
-    after: Path,
+    before: str,
+    after: str,
     conditions: tuple[str, ...],
     as_json: bool,
     output: Path | None,
@@ -47,9 +48,9 @@ def run(
 ) -> None:
     """Say what changed between two runs, ranked by its effect on the step.
 
-    BEFORE and AFTER are directories of traces, stored runs, or metrics that were kept: a file
-    of fastcomm metrics --json, or a folder of its --output. The change of the step is split
-    exactly into the parts of the time breakdown. Options on reading hold for both runs.
+    BEFORE and AFTER are directories of traces (or URLs), stored runs, or metrics that were
+    kept: a file of fastcomm metrics --json, or a folder of its --output. The change of the step
+    is split exactly into the parts of the time breakdown. Options on reading hold for both.
 
     Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some ranks (--keep-going),
     4 a condition of --fail-if holds.
@@ -61,7 +62,10 @@ def run(
 
     parsed = [Condition.parsed(text) for text in conditions]
     with engine_of(words) as engine:
-        metrics = [_metrics(path, words, engine) for path in (before, after)]
+        metrics = [
+            _metrics(name, path, words, engine)
+            for name, path in (("BEFORE", before), ("AFTER", after))
+        ]
     found = compare(*metrics)
     holding = [each.text for each in parsed if each.holds(found)]
     if output is not None:
@@ -76,10 +80,18 @@ def run(
         ctx.exit(INCOMPLETE)
 
 
-def _metrics(path: Path, words: dict[str, Any], engine: "Engine") -> dict[str, Any]:
-    """The metrics of a run, read from where they were kept or measured now."""
-    from fastcomm.metrics import saved
+def _metrics(name: str, path: str, words: dict[str, Any], engine: "Engine") -> dict[str, Any]:
+    """Read the metrics of a run from where they were kept, or measure them now.
 
-    if (kept := saved.read(path)) is not None:
-        return kept
-    return compute((str(path),), words, engine).to_dict()
+    Errors say which of the two runs they are of.
+    """
+    from fastcomm.metrics import saved
+    from fastcomm.remote import is_local, place
+
+    try:
+        where = place(path)
+        if is_local(where) and (kept := saved.read(where)) is not None:
+            return kept
+        return compute((path,), words, engine).to_dict()
+    except FastcommError as error:
+        raise type(error)(f"{name} ({path}): {error}") from error

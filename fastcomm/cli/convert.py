@@ -62,19 +62,25 @@ def run(
     if form == "chakra":
         _chakra(ctx, path, output, words)
     else:
-        _uniform(path, rule, output, words)
+        _uniform(ctx, path, rule, output, words)
 
 
-def _uniform(path: Path, rule: str, output: Path, words: dict[str, Any]) -> None:
+def _uniform(
+    ctx: click.Context, path: Path, rule: str, output: Path, words: dict[str, Any]
+) -> None:
     from fastcomm.aside import aside
+    from fastcomm.cli import INCOMPLETE
     from fastcomm.replay import inputs, uniform
 
     said = inputs.read(path, rule=rule, options=open_options(words))
     warn(said.warnings)
+    say(*(f"skipped: {each}" for each in said.skipped))
     with aside(output) as unfinished:
         data = uniform.to_bytes(said.trace)
         unfinished.write_bytes(uniform.compressed(data) if output.suffix == ".gz" else data)
     click.echo(f"{output}: {len(said.trace)} events of {len(said.trace.pids)} ranks (uniform)")
+    if said.skipped:
+        ctx.exit(INCOMPLETE)
 
 
 def _chakra(ctx: click.Context, path: Path, output: Path, words: dict[str, Any]) -> None:
@@ -99,7 +105,7 @@ def _chakra(ctx: click.Context, path: Path, output: Path, words: dict[str, Any])
         f"{count} communication events are replayed as measured: {reason}"
         for reason, count in sorted(written.replayed.items())
     )
-    say(*(f"left out: {each.error}" for each in written.failed))
+    say(*(f"skipped: {each}" for each in written.failed))
     click.echo(f"{output}: {written.nodes} nodes of {written.ranks} ranks (chakra)")
     if written.failed:
         ctx.exit(INCOMPLETE)

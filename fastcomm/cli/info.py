@@ -69,7 +69,7 @@ def _seen(
         return info(
             found_run,
             all_ranks=all_ranks,
-            anew=open_options(words) != OpenOptions(),
+            anew=open_options({**words, "keep_going": False}) != OpenOptions(),
             workers=engine,
             keep_going=words["keep_going"],
             progress=advance if all_ranks else None,

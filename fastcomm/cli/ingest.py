@@ -88,5 +88,5 @@ def _show(found: "Ingested") -> None:
     ]
     if found.kept:
         lines.append(f"kept, for nothing has changed: rank {ranges(found.kept)}")
-    lines += [f"left out: rank {left.rank}: {left.error}" for left in found.manifest.failed]
+    lines += [f"skipped: {left}" for left in found.manifest.failed]
     say(*lines)

@@ -99,7 +99,9 @@ def _reading() -> list[Callable[[F], F]]:
 def _going_on() -> list[Callable[[F], F]]:
     return [
         click.option(
-            "--keep-going", is_flag=True, help="Leave bad files out, list them, exit with 3."
+            "--keep-going",
+            is_flag=True,
+            help="Skip ranks whose files cannot be read, list them, and exit with 3.",
         ),
         click.option(
             "--workers",
@@ -216,6 +218,7 @@ def open_options(words: dict[str, Any]) -> "OpenOptions":
             regex=words["iteration_regex"], clock=words.get("iteration_clock", "auto")
         ),
         allow_truncated=words["allow_truncated"],
+        keep_going=words.get("keep_going", False),
     )
 
 

@@ -68,8 +68,15 @@ def opened(path: Path, words: dict[str, Any]) -> "Trial":
     """Read a trial as the options say, and warn of what it does not tell."""
     from dataclasses import replace
 
+    from fastcomm.errors import TraceFileError
     from fastcomm.replay import trial
 
+    if not path.is_dir():
+        raise TraceFileError(
+            f"{path}: a uniform trace, or no trace at all, has no dependencies to replay; give "
+            "the traces of a profiler, or a dPRO trial (a directory). `fastcomm stats` reads "
+            "uniform traces"
+        )
     names = ("align", "algorithm", "clip_updates")
     read = trial.read(path, **{name: words[name] for name in names})
     warn(read.warnings)

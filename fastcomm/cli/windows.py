@@ -111,7 +111,7 @@ def joined_run(
                 keep_going=words["keep_going"],
                 progress=advance,
             )
-    say(*(f"left out: rank {each.rank}: {each.error}" for each in left_out))
+    say(*(f"skipped: {each}" for each in left_out))
     return found, left_out
 
 

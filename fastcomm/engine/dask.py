@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -113,7 +113,9 @@ class Dask:
         fatal: dict[int, Lost] = {}
         while True:
             known = len(fatal)
-            others = run.only(rank for rank in run.ranks if rank not in fatal)
+            others = replace(
+                run, sources=tuple(each for each in run.sources if each.rank not in fatal)
+            )
             try:
                 return self._gathered(others, task, fatal, keep_going, progress)
             except _killed() as error:
@@ -179,7 +181,7 @@ class Dask:
                     raise error
                 if progress is not None:
                     progress(source)
-            failed = by_rank(left_out, every)
+            failed = by_rank(left_out, every, run.skipped)
             return self.answer(self._submit(task.finish, fold.joined(), failed, where.spread))
         finally:
             work.cancel()

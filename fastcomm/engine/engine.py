@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from fastcomm.engine.held import Held
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.spread import Spread
-from fastcomm.trace.run import Run, Source
+from fastcomm.trace.run import Run, SkippedRank, Source
 from fastcomm.trace.trace import Trace
 
 P = TypeVar("P")
@@ -25,13 +25,7 @@ Progress = Callable[[Source], None]  # of a rank that is done with, well or not
 _WIDTH = 16  # what is merged at once: many small tables would pin the memory between them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """A rank that was left out, and why."""
-
-    rank: int
-    path: str
-    error: str
+Lost = SkippedRank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +74,9 @@ class Engine(Protocol):
     ) -> R:
         """Do a task with a run.
 
-        Raises the first rank's error, or with `keep_going` leaves the rank out, and raises only
-        if no rank is left. A bug in the task is raised as it is.
+        Raises the first rank's error, or with `keep_going` skips the rank, and raises only if
+        no rank is left. Ranks that the run itself skipped are among those that `finish` gets.
+        A bug in the task is raised as it is.
         """
         ...
 
@@ -147,12 +142,22 @@ def lost(source: Source, error: Exception) -> Lost:
     return Lost(rank=source.rank, path=str(source.path), error=str(error))
 
 
-def by_rank(left_out: list[Lost], ranks: int) -> tuple[Lost, ...]:
-    """Those that are left out, sorted; FastcommError where no rank is left."""
-    left_out.sort(key=lambda each: each.rank)
+def by_rank(
+    left_out: Sequence[Lost], ranks: int, skipped: Sequence[Lost] = ()
+) -> tuple[Lost, ...]:
+    """Sort skipped ranks, those of unknown number last.
+
+    `left_out` are some of the run's `ranks` sources, `skipped` ranks without a source.
+    FastcommError where no rank is left.
+    """
     if len(left_out) == ranks:
-        raise FastcommError(f"no rank could be read: {left_out[0].error}")
-    return tuple(left_out)
+        first = min(left_out, key=_order)
+        raise FastcommError(f"no rank could be read: {first.error}")
+    return tuple(sorted([*left_out, *skipped], key=_order))
+
+
+def _order(each: Lost) -> tuple[bool, int, str]:
+    return each.rank is None, each.rank or 0, each.path
 
 
 def both(merged: P, left_out: Sequence[Lost], _: Spread) -> tuple[P, Sequence[Lost]]:

@@ -1,7 +1,7 @@
 """What a run is, told in seconds: of a store all, of other formats the ranks that are read."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm import parquet
-from fastcomm.engine.engine import Engine, Lost, Progress, Task, both
+from fastcomm.engine.engine import Engine, Progress, Task, both
 from fastcomm.engine.local import engine_of
 from fastcomm.engine.seen import RankInfo, Seen, kinds, lacks, rank_warnings
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.runs import missing
 from fastcomm.readers.store_layout import MANIFEST
-from fastcomm.readers.store_manifest import Left, Manifest, read_manifest
-from fastcomm.trace.run import Run
+from fastcomm.readers.store_manifest import Manifest, read_manifest
+from fastcomm.trace.run import Run, SkippedRank, expected_ranks
 from fastcomm.trace.trace import Trace
 
 
@@ -34,7 +34,12 @@ class Info:
     groups: pa.Table  # a row a group and rank
     iterations: pa.Table  # a row an iteration and rank
     warnings: tuple[str, ...]
-    failed: tuple[Left, ...] = ()
+    failed: tuple[SkippedRank, ...] = ()
+
+    @property
+    def expected(self) -> int:
+        """The number of ranks that the run should have."""
+        return expected_ranks(self.ranks, self.world_size, self.failed)
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -82,7 +87,7 @@ def info(
     manifests = _manifests(run)
     if manifests and not anew:
         return _of_store(run, manifests)
-    looked_at = run if all_ranks else run.only(run.ranks[:1])
+    looked_at = run if all_ranks else replace(run, sources=run.sources[:1])
     task = Task(measure=_see, merge=_all, finish=both)
     engine = engine_of(workers)
     seen, left_out = engine.gather(looked_at, task, keep_going=keep_going, progress=progress)
@@ -96,7 +101,7 @@ def info(
         details=tuple(each.rank for each in seen),
         groups=pa.concat_tables([each.groups for each in seen]),
         iterations=pa.concat_tables([each.iterations for each in seen]),
-        failed=tuple(map(_left, left_out)),
+        failed=tuple(left_out),
     )
 
 
@@ -108,13 +113,9 @@ def _all(parts: Sequence[tuple[Seen, ...]]) -> tuple[Seen, ...]:
     return tuple(chain.from_iterable(parts))
 
 
-def _left(each: Lost) -> Left:
-    return Left(rank=each.rank, source=each.path, error=each.error)
-
-
 def _files(run: Run) -> dict[str, Any]:
     sizes = {source.path: source.size for source in run.sources}
-    absent = missing(run.ranks, run.world_size)
+    absent = missing(run.expected, run.world_size)
     return {
         "files": len(sizes),
         "size": sum(sizes.values()),
@@ -153,7 +154,7 @@ def _of_store(run: Run, manifests: dict[Path, Manifest]) -> Info:
         **{
             name: table.filter(pc.is_in(table["rank"], ranks)) for name, table in tables.items()
         },
-        failed=tuple(left for each in manifests.values() for left in each.failed),
+        failed=run.skipped,
     )
 
 

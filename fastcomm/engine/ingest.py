@@ -155,8 +155,9 @@ def _kept(path: Path, wanted: dict[str, Any]) -> Trace | None:
 
 
 def _left(each: Lost, folder: Path) -> Left:
-    # What an earlier source of the rank left is not of this run.
-    (folder / file_name(each.rank)).unlink(missing_ok=True)
+    if each.rank is not None:
+        # What an earlier source of the rank left is not of this run.
+        (folder / file_name(each.rank)).unlink(missing_ok=True)
     return Left(rank=each.rank, source=each.path, error=each.error)
 
 
@@ -170,7 +171,12 @@ def _finished(
     manifest = replace(
         begun,
         complete=True,
-        expected=tuple(sorted({part.entry.rank for part in parts} | {e.rank for e in failed})),
+        expected=tuple(
+            sorted(
+                {part.entry.rank for part in parts}
+                | {each.rank for each in failed if each.rank is not None}
+            )
+        ),
         link_bandwidth=planned.run.link_bandwidth,
         warnings=planned.warnings,
         ranks=tuple(

@@ -41,7 +41,7 @@ def plan(
     config, _ = with_card(options.config, paths)
     options = replace(options, config=config, whole=True)
     run = open_run(*paths, options=options)
-    found_again = missing(run.ranks, run.world_size)
+    found_again = missing(run.expected, run.world_size)
     reading = options.reading(run.world_size, run.ranks)
     run = run if ranks is None else run.only(ranks)
     _refuse_outside(run, folder)

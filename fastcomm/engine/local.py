@@ -63,7 +63,7 @@ class Local:
                     if progress is not None:
                         for source in batch.sources:
                             progress(source)
-            failed = by_rank(left_out, len(run.sources))
+            failed = by_rank(left_out, len(run.sources), run.skipped)
             _LOG.debug("%d ranks read by %d processes", len(run.sources), workers)
             # What is in memory here would have to travel: it is asked here.
             spread = processes.spread if put_away else one_by_one

@@ -9,7 +9,7 @@ from fastcomm.engine.local import engine_of
 from fastcomm.errors import FastcommError
 from fastcomm.metrics.across import ClockKind
 from fastcomm.metrics.partial import Partial, merge, put_away
-from fastcomm.metrics.result import Failure, Metrics, answer, without_device_clock
+from fastcomm.metrics.result import Metrics, answer, without_device_clock
 from fastcomm.metrics.view import ByteKind
 from fastcomm.spread import Spread
 from fastcomm.trace.run import Run, ranges
@@ -50,6 +50,7 @@ def compute_metrics(  # noqa: PLR0913 - one word a choice
         link=link if link is not None else run.link_bandwidth,
         only=only,
         warnings=run.warnings,
+        world_size=run.world_size,
         clocks=clocks,
         with_tables=with_tables,
     )
@@ -91,6 +92,7 @@ class _Question:
     link: float | None
     only: frozenset[int] | None
     warnings: tuple[str, ...]
+    world_size: int | None
     clocks: ClockKind
     with_tables: bool
     by_host: tuple[int, ...] = ()
@@ -108,15 +110,13 @@ class _Question:
             raise FastcommError(
                 f"no iteration of the run has one of the numbers {sorted(self.only)}"
             )
-        failed = [
-            Failure(rank=each.rank, path=each.path, error=each.error) for each in left_out
-        ]
         return answer(
             whole,
             byte_kind=self.byte_kind,
             link=self.link,
             warnings=(*self.warnings, *self._clock_warnings()),
-            failed=sorted(failed, key=lambda failure: failure.path),
+            world_size=self.world_size,
+            failed=sorted(left_out, key=lambda skipped: skipped.path),
             clocks=self.clocks,
             spread=spread,
             with_tables=self.with_tables,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastcomm.errors import ConfigError
+from fastcomm.trace.run import SkippedRank, expected_ranks, ranks_words, skipped_lines
 from fastcomm.trace.schema import TAGS
 
 if TYPE_CHECKING:  # two kept baselines need no kernel
@@ -71,6 +72,7 @@ class Comparison:
     parts: tuple[Part, ...]  # the largest effect first; none where a breakdown is unknown
     values: tuple[Value, ...]  # every metric, in the order of the JSON
     notes: tuple[str, ...]  # why the runs might not be comparable
+    incomplete: tuple[str, ...] = ()  # which ranks of which run are missing
 
     def value(self, name: str) -> Value:
         """One metric by its name; ConfigError, with names like it, where there is none."""
@@ -101,6 +103,7 @@ def compare(before: "Metrics | Object", after: "Metrics | Object") -> Comparison
         parts=_parts(values),
         values=tuple(values.values()),
         notes=tuple(_notes(before, after)),
+        incomplete=(*_incomplete("before", before), *_incomplete("after", after)),
     )
 
 
@@ -165,9 +168,20 @@ def _notes(before: Object, after: Object) -> Iterator[str]:
     if old != new:
         yield f"iterations are found by {old} before and by {new} after"
     yield from _clock_notes(before, after)
-    for when, each in (("before", before), ("after", after)):
-        if left_out := len(each.get("failed", ())):
-            yield f"{left_out} ranks of {when} are left out"
+
+
+def _incomplete(when: str, found: Object) -> Iterator[str]:
+    """Say how many ranks of a run are there, and which were skipped, where not all are."""
+    skipped = [
+        SkippedRank(rank=each.get("rank"), path=each.get("path", ""), error=each["error"])
+        for each in found.get("failed", ())
+    ]
+    ranks = found.get("ranks") or []
+    expected = expected_ranks(ranks, found.get("world_size"), skipped)
+    if len(ranks) < expected:
+        yield f"{when}: {ranks_words(len(ranks), expected)}"
+    for line in skipped_lines(skipped):
+        yield f"{when}: skipped {line}"
 
 
 def _clock_notes(before: Object, after: Object) -> Iterator[str]:

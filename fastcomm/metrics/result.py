@@ -29,18 +29,10 @@ from fastcomm.metrics.view import ByteKind
 from fastcomm.metrics.volume import Volume
 from fastcomm.metrics.windows import Window
 from fastcomm.spread import Spread, one_by_one
+from fastcomm.trace.run import SkippedRank, expected_ranks
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """A rank that was left out, and why."""
-
-    rank: int | None
-    path: str
-    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +55,15 @@ class Metrics:
     overlap: Overlap
     across: Across
     warnings: tuple[str, ...] = ()
-    failed: tuple[Failure, ...] = ()
+    world_size: int | None = None  # the job's number of ranks; null where nothing says it
+    failed: tuple[SkippedRank, ...] = ()  # with --keep-going: ranks that could not be read
     lacks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks, by word
     tables: dict[str, pa.Table] = field(repr=False, compare=False)
+
+    @property
+    def expected_ranks(self) -> int:
+        """The number of ranks that the run should have, read or not."""
+        return expected_ranks(self.ranks, self.world_size, self.failed)
 
     @property
     def longest(self) -> RankTime | None:
@@ -100,6 +98,7 @@ class Metrics:
         }
         return {
             "ranks": list(self.ranks),
+            "world_size": self.world_size,
             "iterations": self.iterations,
             "iterations_found_by": list(self.found_by),
             "iteration_clock": self.iteration_clock,
@@ -131,7 +130,8 @@ def answer(  # noqa: PLR0913 - one word a choice
     byte_kind: ByteKind,
     link: float | None,
     warnings: Sequence[str] = (),
-    failed: Sequence[Failure] = (),
+    world_size: int | None = None,
+    failed: Sequence[SkippedRank] = (),
     clocks: ClockKind = "aligned",
     spread: Spread = one_by_one,
     with_tables: bool = True,
@@ -184,6 +184,7 @@ def answer(  # noqa: PLR0913 - one word a choice
             *(text for text in clock_warnings if text),
             *_warnings(partial.notes),
         ),
+        world_size=_world_size(partial.notes) if world_size is None else world_size,
         failed=tuple(failed),
         lacks=lacks,
         tables={
@@ -194,6 +195,12 @@ def answer(  # noqa: PLR0913 - one word a choice
             **tables,
         },
     )
+
+
+def _world_size(notes: Sequence[RankNote]) -> int | None:
+    """The world size that the ranks agree on; None where none says it, or they differ."""
+    sizes = {note.world_size for note in notes} - {None}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _lacking(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:

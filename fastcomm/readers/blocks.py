@@ -1,4 +1,4 @@
-"""A file as a stream of blocks of its text, decompressed on the way."""
+"""A file as a stream of blocks of its text, decompressed on the way: gzip and Zstandard."""
 
 import zlib
 from collections.abc import Iterator
@@ -19,6 +19,8 @@ BLOCK = 1 << 20
 _BROKEN: tuple[type[Exception], ...] = (zlib.error, _engine.error)
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_ZSTD_BLOCK = 1 << 16  # what is lost of the text of a file that is cut short, at most
 
 
 class CutShortError(Exception):
@@ -26,7 +28,7 @@ class CutShortError(Exception):
 
 
 def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
-    """Blocks of the text of `path`, gzipped or not, by its first bytes and not by its name.
+    """Yield blocks of the text of `path`; its first bytes tell whether it is compressed.
 
     A block is of `size` bytes at most, by default `BLOCK`.
 
@@ -40,6 +42,10 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
             first = file.read(max(size, len(_GZIP)))
             if first.startswith(_GZIP):
                 yield from _gunzipped(file, first, path, size)
+                return
+            if first.startswith(_ZSTD):
+                file.seek(0)
+                yield from _unzstd(file, path, size)
                 return
             while first:
                 yield first
@@ -87,3 +93,26 @@ def _gunzipped(file: BinaryIO, data: bytes, path: Path, size: int) -> Iterator[b
             data = file.read(size)
             if not data and not text:
                 raise CutShortError
+
+
+def _unzstd(file: BinaryIO, path: Path, size: int) -> Iterator[bytes]:
+    """Yield the text of a Zstandard file."""
+    import pyarrow as pa  # most traces are gzipped, and need it later or never
+
+    limits, made = Limits.of_environment(), 0
+    source = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
+    while True:
+        try:
+            text = source.read(min(size, _ZSTD_BLOCK))
+        except OSError as error:
+            if "runcated" in str(error):
+                raise CutShortError from error
+            raise TraceFileError(
+                f"{path}: the Zstandard data is corrupt before byte {file.tell()} of the file "
+                f"({error})"
+            ) from error
+        if not text:
+            return
+        made += len(text)
+        limits.check(made, file.tell(), path)
+        yield text

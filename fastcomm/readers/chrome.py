@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import envelope
 from fastcomm.readers.blocks import CutShortError, blocks
+from fastcomm.readers.magic import described, unpack
 from fastcomm_kernels import json_numbers, json_scan, json_wanted, words
 from fastcomm_kernels._llvm import PADDING
 
@@ -172,9 +173,8 @@ class _Reader:
                 self.state[json_scan.AT] = at
                 return head[:at]
             if not envelope.begins(head):
-                raise TraceFileError(
-                    f"{self.path}: no JSON trace: begins with {head[:16]!r}, wanted {{ or ["
-                )
+                what = unpack(head, self.path) or f"found {described(head)}, expected {{ or ["
+                raise TraceFileError(f"{self.path}: no JSON trace: {what}")
             if window.n > envelope.LIMIT:
                 break
         if not window.n and not window.cut:

@@ -13,7 +13,7 @@ from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.config import Config
 from fastcomm.trace.iterations import IterationRule
-from fastcomm.trace.run import MOST_RANKS, Source
+from fastcomm.trace.run import MOST_RANKS, SkippedRank, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class OpenOptions:
     iterations: IterationRule = field(default_factory=IterationRule)
     allow_truncated: bool = False
     whole: bool = False  # read every event, not only what metrics need
+    keep_going: bool = False  # skip files that cannot be read: `Run.skipped`
 
     @property
     def world(self) -> int | None:
@@ -70,6 +71,7 @@ class Found:
     world_size: int | None = None
     warnings: tuple[str, ...] = ()
     link_bandwidth: float | None = None  # bytes per second, where the files say it
+    skipped: tuple[SkippedRank, ...] = ()  # with `OpenOptions.keep_going`
 
 
 class Format(Protocol):
@@ -77,6 +79,10 @@ class Format(Protocol):
 
     def claims(self, path: Path) -> bool:
         """Whether this file or directory is of the format, by its name and first bytes."""
+        ...
+
+    def is_damaged(self, path: Path) -> bool:
+        """Whether a file that `claims` refuses cannot be read, so that it might be one."""
         ...
 
     def find(self, paths: Sequence[Path], options: OpenOptions) -> Found:

@@ -46,18 +46,31 @@ def claims(path: Path) -> bool:
     """Whether the first record of the file is NCCL Inspector's."""
     if not path.name.endswith(SUFFIXES) or not path.is_file():
         return False
-    try:
-        head = next(blocks(path), b"")[:4096]
-    except (CutShortError, TraceFileError):
-        return False
+    head = _head(path)
     return head.lstrip()[:1] == b"{" and (
         b'"inspector_output_format_version"' in head or b'"coll_perf"' in head
     )
 
 
+def is_damaged(path: Path) -> bool:
+    """Whether a file named like a log is empty, or cannot be read."""
+    return path.name.endswith(SUFFIXES) and not path.is_dir() and not _head(path)
+
+
+def _head(path: Path) -> bytes:
+    """The beginning of the text; nothing where there is none."""
+    try:
+        return next(blocks(path), b"")[:4096]
+    except (CutShortError, TraceFileError):
+        return b""
+
+
 def find(paths: Sequence[Path], options: OpenOptions) -> Found:
     """The rank of each process by the communicator of all, and who is in which group."""
     said = {path: communicators(path) for path in paths}
+    for path, found in said.items():
+        if not found and is_damaged(path):
+            raise TraceFileError(f"{path}: cannot be read: the file is empty, or not whole")
     ranks, world, warnings = _ranks(said, options)
     groups = _groups(said, ranks, world)
     reading = options.reading(world, ranks.values())

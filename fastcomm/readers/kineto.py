@@ -1,10 +1,7 @@
 """Kineto traces of the PyTorch profiler: one file, one rank, one `Trace`."""
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
+from fastcomm.readers import json_head
 from fastcomm.readers.assembly import DEVICE_KINDS, ReadOptions, assemble
-from fastcomm.readers.blocks import CutShortError, blocks
 from fastcomm.readers.chrome import Scanned
 from fastcomm.readers.collectives import find_collectives, known_groups
 from fastcomm.readers.events import Events
@@ -23,7 +20,7 @@ from fastcomm.readers.kineto_categories import scan, why_no_device_work
 from fastcomm.readers.kineto_layout import ARG_NAMES, EVERYTHING, METRICS
 from fastcomm.readers.ranks import NAME_PATTERNS, rank_from_name
 from fastcomm.trace.alike import first_seen
-from fastcomm.trace.run import Source
+from fastcomm.trace.run import SkippedRank, Source
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import Meta, Trace
 from fastcomm_kernels.json_numbers import NULL
@@ -31,11 +28,7 @@ from fastcomm_kernels.json_scan import WORD
 
 Ints = NDArray[np.int64]
 
-SUFFIXES = (".json", ".json.gz")
-# Execution traces lie beside Kineto traces and are none.
-_NO_TRACES = ("torch_et_", "pytorch_et_")
-_HEAD = 1 << 15  # bytes; a job of thousands of ranks lists its groups in more
-_BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
+SUFFIXES = json_head.SUFFIXES
 # A relative time is less than the three months between two base times; since 1970 is more.
 _MOST_DEVICES = 1 << 16
 _LATEST = 1 << 62  # ns: differences of two such times fit 64 bits
@@ -56,7 +49,9 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     )
     info = scanned.envelope.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    own, world = (info[key] if _is_count(info.get(key)) else None for key in _RANK_KEYS)
+    own, world = (
+        info[key] if json_head.is_count(info.get(key)) else None for key in json_head.RANK_KEYS
+    )
     for value, what in ((own, "rank"), (world, "world size")):
         check_count(value or 0, path, what)
     if own is not None and rank is not None and own != rank:
@@ -82,108 +77,102 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
 
 
 def claims(path: Path) -> bool:
-    """Whether the file is a trace, or calls itself one: reading it then says what is wrong."""
+    """Whether the file is a rank's trace, or would be if it could be read.
+
+    A file is one if its beginning is that of a trace, if PyTorch's name for traces is its name,
+    or if it cannot be read and is named after a rank, or cannot be opened at all.
+    """
+    if not _may_be_trace(path):
+        return False
+    if json_head.is_trace_name(path.name):
+        return True
+    found = json_head.peek(path)
+    if found.kind == "damaged":
+        return found.is_closed or json_head.is_rank_name(path.name)
+    return found.is_trace
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether a file that is named like a trace cannot be read, or holds no whole JSON."""
+    return _may_be_trace(path) and json_head.peek(path).kind == "damaged"
+
+
+def _may_be_trace(path: Path) -> bool:
+    """Whether the name allows it, and no directory has it."""
     return (
         path.name.endswith(SUFFIXES)
-        and not path.name.startswith(_NO_TRACES)
-        and path.is_file()
-        and peek(path).is_trace
+        and not path.name.startswith(json_head.EXECUTION_TRACES)
+        and not path.is_dir()
     )
 
 
 def find(paths: Sequence[Path], options: OpenOptions) -> Found:
-    """The rank of each file: by what it says itself, else by its name, else if it is alone."""
-    peeks = {path: peek(path) for path in paths}
+    """Find the rank of each file: what it says, else what its name says, else 0 if alone.
+
+    Raises `TraceFileError` where a rank cannot be told; with `options.keep_going` that file is
+    among `skipped`.
+    """
     ranks: dict[int, Path] = {}
-    for path, seen in peeks.items():
-        rank = _told(path, seen)
-        if rank is None and len(paths) == 1:
-            rank = 0  # what stands behind the events may say otherwise
-        if rank is None:
-            raise TraceFileError(
-                f"{path}: of which rank is it? No distributedInfo.rank before the events, and "
-                f"the name holds none of {', '.join(NAME_PATTERNS)}"
-            )
+    skipped: list[SkippedRank] = []
+    for path in paths:
+        try:
+            rank = _checked_rank(path, is_alone=len(paths) == 1)
+        except TraceFileError as error:
+            if not options.keep_going or len(paths) == 1:
+                raise
+            skipped.append(SkippedRank(rank=_rank(path), path=str(path), error=str(error)))
+            continue
         if rank in ranks:
             raise TraceFileError(f"two files of rank {rank}: {ranks[rank]} and {path}")
         ranks[rank] = path
-    alone = len(paths) == 1 and _told(paths[0], peeks[paths[0]]) is None
-    world = agreed_world({path: seen.world_size for path, seen in peeks.items()}, ranks)
+    if not ranks:
+        raise TraceFileError(f"no rank could be read: {skipped[0].error}")
+    # The rank of a file that is alone may stand behind its events: reading it tells.
+    is_untold = len(paths) == 1 and _rank(paths[0]) is None
+    said = {path: json_head.peek(path).world_size for path in ranks.values()}
+    world = agreed_world(said, ranks)
     reading = options.reading(world, ranks)
     sources = tuple(
         Source(
             rank=rank,
             path=path,
-            size=path.stat().st_size,
-            read=partial(read, path, reading, None if alone else rank),
+            size=_size(path),
+            read=partial(read, path, reading, None if is_untold else rank),
         )
         for rank, path in sorted(ranks.items())
     )
-    return Found(sources=sources, world_size=world)
+    return Found(sources=sources, world_size=world, skipped=tuple(skipped))
 
 
-def _told(path: Path, seen: "Peek") -> int | None:
-    return seen.rank if seen.rank is not None else rank_from_name(path.name)
-
-
-@dataclass(frozen=True, slots=True)
-class Peek:
-    """What the beginning of a file tells without reading on."""
-
-    is_trace: bool
-    rank: int | None = None
-    world_size: int | None = None
-
-
-def peek(path: Path) -> Peek:
-    """Look at the beginning: whether it is a trace, and of which rank if it says so there.
-
-    Little of it if that will do: of thousands of ranks every beginning is read.
-
-    A file that is no JSON is one if its name has a rank: reading it says what is wrong.
-    """
-    status = path.stat()
-    return _peek(path, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=1 << 14)
-def _peek(path: Path, _size: int, _changed_ns: int) -> Peek:
-    head = _first_block(path, _HEAD)
-    if len(head) == _HEAD and b'"traceEvents"' not in head:
-        head = _first_block(path, None)
-    if head.lstrip(_BEFORE_JSON)[:1] not in (b"{", b"["):
-        return Peek(is_trace=rank_from_name(path.name) is not None)
-    at = head.find(b'"traceEvents"')
-    is_trace = at >= 0 or head.lstrip()[:1] == b"[" or b'"schemaVersion"' in head
-    info = _info(head[: max(at, 0)])
-    return Peek(
-        is_trace, *(info[key] if _is_count(info.get(key)) else None for key in _RANK_KEYS)
+def _checked_rank(path: Path, *, is_alone: bool) -> int:
+    """The rank of a file; TraceFileError where it holds no trace, or the rank is not told."""
+    found = json_head.peek(path)
+    if found.kind == "uniform" or (found.kind == "foreign" and found.is_whole):
+        what = found.error or "no event of the PyTorch profiler in its beginning"
+        raise TraceFileError(f"{path}: {what}; expected a trace of the PyTorch profiler")
+    if found.kind == "damaged" and not is_alone:
+        raise TraceFileError(f"{path}: cannot be read: {found.error}")
+    rank = _rank(path)
+    if rank is not None or is_alone:
+        return rank or 0
+    raise TraceFileError(
+        f"{path}: of which rank is it? No distributedInfo.rank before the events, and "
+        f"the name holds none of {', '.join(NAME_PATTERNS)}"
     )
 
 
-def _first_block(path: Path, size: int | None) -> bytes:
-    """The beginning of the text; nothing where there is none."""
+def _size(path: Path) -> int:
+    """The size of a file in bytes; 0 where it is not there: reading it says so."""
     try:
-        return next(blocks(path, size), b"")
-    except (CutShortError, TraceFileError):
-        return b""
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
-_RANK_KEYS = ("rank", "world_size")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _info(head: bytes) -> dict[str, Any]:
-    """The `distributedInfo` in the text before the events, if it is whole."""
-    found = re.search(rb'"distributedInfo"\s*:\s*(?=\{)', head)
-    try:
-        text = head[found.end() :].decode(errors="replace") if found else "{}"
-        return dict(json.JSONDecoder().raw_decode(text)[0])
-    except (ValueError, RecursionError):
-        return {}
+def _rank(path: Path) -> int | None:
+    """The rank that the beginning of a file says, else its name."""
+    rank = json_head.peek(path).rank
+    return rank if rank is not None else rank_from_name(path.name)
 
 
 def _events(scanned: Scanned) -> tuple[Events, pa.Table, tuple[int, str | None], list[str]]:

@@ -40,6 +40,17 @@ def claims(path: Path) -> bool:
         return False
 
 
+def is_damaged(path: Path) -> bool:
+    """Whether the file is named like a table and cannot be read as one."""
+    if not table_file.is_table(path):
+        return False
+    try:
+        table_file.columns_of(path)
+    except TraceFileError:
+        return True
+    return False
+
+
 def find(paths: Sequence[Path], options: OpenOptions) -> Found:
     """The ranks in the tables; of those, only the columns that tell ranks and groups are read.
 

@@ -22,7 +22,7 @@ from fastcomm.readers.store_manifest import Manifest, read_manifest
 from fastcomm.readers.store_rules import reapplied
 from fastcomm.trace import schema
 from fastcomm.trace.iterations import Clock
-from fastcomm.trace.run import Source, ranges
+from fastcomm.trace.run import SkippedRank, Source, ranges
 from fastcomm.trace.trace import Meta, Trace
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ def claims(path: Path) -> bool:
     return layout.FILE_NAME.fullmatch(path.name) is not None
 
 
+def is_damaged(_: Path) -> bool:
+    """Return False: the manifest lists the files of a store, damaged or not."""
+    return False
+
+
 def find(paths: Sequence[Path], options: OpenOptions) -> Found:
     """The ranks that the manifests list, and those of single files."""
     manifests = {path: read_manifest(path) for path in paths if path.is_dir()}
@@ -97,6 +102,11 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
         warnings=tuple(note for each in manifests.values() for note in _notes(each)),
         link_bandwidth=next(
             (each.link_bandwidth for each in manifests.values() if each.link_bandwidth), None
+        ),
+        skipped=tuple(
+            SkippedRank(rank=left.rank, path=left.source, error=left.error)
+            for each in manifests.values()
+            for left in each.failed
         ),
     )
 
@@ -134,7 +144,8 @@ def _refuse_unfinished(folder: Path, manifest: Manifest) -> None:
 def _notes(manifest: Manifest) -> Iterator[str]:
     yield from manifest.warnings
     if manifest.failed:
-        ranks = ranges(sorted(left.rank for left in manifest.failed))
+        numbers = sorted(left.rank for left in manifest.failed if left.rank is not None)
+        ranks = ranges(numbers) or "of unknown number"
         yield f"left out when the run was stored: rank {ranks}: {manifest.failed[0].error}"
 
 

@@ -16,6 +16,7 @@ from fastcomm.readers.store_layout import (
     checked_layout,
     file_name,
 )
+from fastcomm.trace.run import SkippedRank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +56,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """A rank that could not be stored."""
+    """A rank that could not be stored; `rank` is None where nothing tells it."""
 
-    rank: int
+    rank: int | None
     source: str
     error: str
+
+    def __str__(self) -> str:
+        """Return the rank and the error, which names the file."""
+        return str(SkippedRank(rank=self.rank, path=self.source, error=self.error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastcomm.readers.dpro import TRACES
 from fastcomm.replay.uniform import read_json
-
-_TRACES = ("trace.json.gz", "temp.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +35,7 @@ def ranks(path: Path) -> list[RankFolder]:
             )
             for folder in folders
             if not any(part.startswith(".") for part in folder.relative_to(path).parts)
-            for trace in [next((folder / t for t in _TRACES if (folder / t).exists()), None)]
+            for trace in [next((folder / t for t in TRACES if (folder / t).exists()), None)]
             if trace is not None
         ]
         if found:

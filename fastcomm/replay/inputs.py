@@ -4,27 +4,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.blocks import blocks
+from fastcomm.readers import dpro, json_head
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.replay import trial, uniform, uniform_run, uniform_scan
 from fastcomm.replay.nccl import Topology
 from fastcomm.replay.steps import with_steps
 from fastcomm.replay.trial import Trial
 from fastcomm.replay.uniform import UniformTrace
-
-_JSON = (".json", ".json.gz")
-# What the PyTorch profiler writes before its events, and nobody into a uniform trace.
-_PROFILER = (b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
-_HEAD = 4096
+from fastcomm.trace.run import SkippedRank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A uniform trace, the trial that it was read from, if it was, and what was left open."""
+    """A uniform trace, the trial that it was read from, if any, and the ranks not read."""
 
     trace: UniformTrace
     trial: Trial | None = None
     warnings: tuple[str, ...] = ()
+    skipped: tuple[SkippedRank, ...] = ()
 
     @property
     def topology(self) -> Topology | None:
@@ -45,12 +42,13 @@ def read(
     `rule` and `align` are for trials and uniform traces, `options` for runs.
     """
     if is_run(path):
-        run = open_run(path, options=replace(options or OpenOptions(), whole=True))
-        found_run = uniform_run.converted(run)
-        return Input(trace=found_run.trace, warnings=found_run.warnings)
+        options = replace(options or OpenOptions(), whole=True)
+        run = open_run(path, options=options)
+        found = uniform_run.converted(run, keep_going=options.keep_going)
+        return Input(trace=found.trace, warnings=found.warnings, skipped=found.skipped)
     if path.is_dir():
-        found = trial.read(path, rule=rule, align=align)
-        return Input(trace=found.trace, trial=found, warnings=found.warnings)
+        read_trial = trial.read(path, rule=rule, align=align)
+        return Input(trace=read_trial.trace, trial=read_trial, warnings=read_trial.warnings)
     trace = uniform.read(path) if whole else uniform_scan.read(path)
     if not len(trace):
         raise TraceFileError(f"{path}: no events")
@@ -58,12 +56,15 @@ def read(
 
 
 def is_run(path: Path) -> bool:
-    """Whether PATH is a run of traces: no trial, no uniform trace."""
+    """Whether PATH is a run of a profiler's traces; else it is a trial or a uniform trace."""
     if not path.exists():
         raise TraceFileError(f"{path}: no such file or folder")
     if path.is_dir():
-        return not trial.claims(path) and any(path.iterdir())
-    if not path.name.endswith(_JSON):
+        return not dpro.claims(path) and any(path.iterdir())
+    if not path.name.endswith(json_head.SUFFIXES):
         return True
-    head = next(blocks(path), b"")[:_HEAD]
-    return any(word in head for word in _PROFILER)
+    found = json_head.peek(path)
+    # A JSON file without a mark of the profiler: reading it as a uniform trace says what it is.
+    return found.kind == "profiler" or (
+        found.kind == "damaged" and json_head.is_rank_name(path.name)
+    )

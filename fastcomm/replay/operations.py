@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,11 @@ def meta(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> Operations:
-    """Read a table; steps in which a rank has other operations are left out."""
+    """Read a table; steps in which a rank has other operations are left out.
+
+    Raises `TraceFileError` where it cannot be read, or is no table but a trace.
+    """
+    _refuse_traces(path)
     try:
         present = parquet.names(path)
         if missing := [name for name in _COLUMNS if name not in present]:
@@ -112,6 +117,23 @@ def read(path: Path) -> Operations:
         raise TraceFileError(f"{path}: column {nulls[0]} has nulls")
     _check_kinds(table, path)
     return of_table(table, str(path))
+
+
+def _refuse_traces(path: Path) -> None:
+    """TraceFileError, with what to use instead, where a path is a trace or a directory."""
+    from fastcomm.readers import detection
+    from fastcomm.readers.config import Config
+
+    found = detection.format_of(path, Config())
+    if found in (None, "optable") and not path.is_dir():
+        return
+    what = "a directory" if found is None else f"a trace ({found})"
+    instead = "stats" if found == "dpro" else "metrics"
+    raise TraceFileError(
+        f"{path}: {what}; `fastcomm stragglers` reads a table of operations (.parquet). For "
+        f"traces use `fastcomm {instead} {quote(str(path))}`"
+        + ("" if found == "dpro" else ", which names the straggler and what it costs")
+    )
 
 
 def _check_kinds(table: pa.Table, path: Path) -> None:

@@ -64,11 +64,6 @@ class _Rank:
     last_sync: int | None
 
 
-def claims(path: Path) -> bool:
-    """Whether a folder is a trial, a host of one, or a GPU of one."""
-    return path.is_dir() and bool(folders.ranks(path))
-
-
 def read(
     path: Path,
     *,

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.errors import FastcommError
 from fastcomm.replay.naming import Naming
 from fastcomm.replay.uniform import Event, UniformTrace, of_events
 from fastcomm.trace import clocks
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import Run, SkippedRank
 from fastcomm.trace.trace import Trace
 
 
@@ -25,6 +26,7 @@ class Converted:
     trace: UniformTrace
     left_out: int
     warnings: tuple[str, ...]
+    skipped: tuple[SkippedRank, ...] = ()
 
 
 def pid(rank: int) -> str:
@@ -32,23 +34,38 @@ def pid(rank: int) -> str:
     return f"host0.rank{rank}"
 
 
-def converted(run: Run) -> Converted:
-    """Read every rank of a run as operations."""
+def converted(run: Run, *, keep_going: bool = False) -> Converted:
+    """Read every rank of a run as operations.
+
+    Raises the error of the first rank that cannot be read; with `keep_going` such ranks are in
+    `skipped`, and it is raised only if no rank is left.
+    """
     events: list[Event] = []
-    ends, left_out, warnings = [], 0, list(run.warnings)
-    for rank in run.ranks:
-        trace = run.read(rank)
+    ends, left_out, warnings, skipped = [], 0, list(run.warnings), list(run.skipped)
+    for source in run.sources:
+        try:
+            trace = source.read()
+        except FastcommError as error:
+            if not keep_going or len(run.sources) == 1:
+                raise
+            path = str(source.path)
+            skipped.append(SkippedRank(rank=source.rank, path=path, error=str(error)))
+            continue
         warnings += trace.meta.warnings
         ends.append(clocks.ends(trace))
         own = list(operations(trace))
         events += (each for each in own if each.step is not None)
         left_out += sum(each.step is None for each in own)
+    if not ends:
+        raise FastcommError(f"no rank could be read: {skipped[0].error}")
     if left_out:
         warnings.append(f"{left_out} operations are in no iteration and are left out")
     found = clocks.clock_offsets(pa.concat_tables(ends))
     shifts = {pid(each.rank): -each.offset_ns for each in found if each.applies}
     trace_ = of_events(events, shifts)
-    return Converted(trace=trace_, left_out=left_out, warnings=tuple(warnings))
+    return Converted(
+        trace=trace_, left_out=left_out, warnings=tuple(warnings), skipped=tuple(skipped)
+    )
 
 
 def operations(trace: Trace) -> Iterator[Event]:

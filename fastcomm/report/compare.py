@@ -48,6 +48,7 @@ def to_dict(found: Comparison, holding: Sequence[str]) -> dict[str, Any]:
         ],
         "values": [_value(each) for each in found.values],
         "conditions_that_hold": list(holding),
+        "incomplete": list(found.incomplete),
         "notes": list(found.notes),
     }
 
@@ -97,6 +98,8 @@ def show(found: Comparison, conditions: Sequence[str], holding: Sequence[str]) -
     """Print the step, what its change consists of, and what else changed most."""
     console = plain_console()
     console.print(_headline(found), highlight=False)
+    for line in found.incomplete:
+        console.print(f"[red]{escape(line)}[/]", highlight=False)
     if found.parts:
         console.print(_parts(found))
         console.print(

@@ -10,7 +10,7 @@ from fastcomm.engine.info import Info
 from fastcomm.engine.seen import RankInfo, kinds, rank_warnings
 from fastcomm.report.console import plain_console
 from fastcomm.report.rows import group_name
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run import ranges, ranks_words, skipped_lines
 from fastcomm.units import format_bytes, format_ns
 
 _MOST_ROWS = 12
@@ -20,6 +20,8 @@ _NS = 10**9
 def show(found: Info, paths: tuple[str, ...], console: Console | None = None) -> None:
     """Print it to stdout; plain text where that is no terminal."""
     console = plain_console(console)
+    for line in skipped_lines(found.failed):
+        console.print(f"[red]skipped:[/] {escape(line)}", highlight=False, soft_wrap=True)
     for name, words in _facts(found):
         console.print(f"[bold]{name:<10}[/]  {escape(words)}", highlight=False, soft_wrap=True)
     groups = _groups(found)
@@ -46,6 +48,9 @@ def _facts(found: Info) -> list[tuple[str, str]]:
 def _ranks(found: Info) -> str:
     world = "" if found.world_size is None else f" of {found.world_size}"
     missing = f"; missing: {ranges(found.missing)}" if found.missing else ""
+    if len(found.ranks) < found.expected:
+        count = ranks_words(len(found.ranks), found.expected)
+        return f"{count}: {ranges(found.ranks)}{missing}"
     return f"{ranges(found.ranks)} ({len(found.ranks)}{world}){missing}"
 
 
@@ -126,7 +131,6 @@ def _lines(found: Info, paths: tuple[str, ...]) -> list[str]:
             f"[yellow]warning:[/] {escape(warning)}"
             for warning in (*found.warnings, *rank_warnings(found.details))
         ),
-        *(f"[red]left out:[/] rank {each.rank}: {escape(each.error)}" for each in found.failed),
         *(f"[cyan]lacks:[/] {escape(each)}" for each in found.lacks),
         f"[bold]next:[/] fastcomm metrics {words}"
         + ("" if found.stored else f", or fastcomm ingest {words} -o store"),

@@ -10,7 +10,7 @@ from fastcomm.metrics.result import Metrics
 from fastcomm.report import across
 from fastcomm.report.console import plain_console
 from fastcomm.report.rows import NA, group_name, na, percent, table
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run import ranks_words, skipped_lines
 from fastcomm.trace.schema import TAGS
 from fastcomm.units import format_bandwidth, format_bytes, format_ns
 
@@ -34,6 +34,8 @@ def show(found: Metrics, console: Console | None = None) -> None:
     """Print the report to stdout; plain text where that is no terminal."""
     console = plain_console(console)
     console.print(_title(found), highlight=False)
+    for line in _skipped(found):
+        console.print(line, highlight=False)
     for sentence in (*across.findings(found.across), *headlines(found)):
         console.print(f"  {sentence}", highlight=False)
     if found.breakdown.exact["idle"] is not None:
@@ -98,7 +100,7 @@ def _title(found: Metrics) -> str:
         else NA
     )
     clock = f"; {found.iteration_clock} clock" if times.mean_ns is not None else ""
-    ranks = f"{len(found.ranks)} rank{'s' if len(found.ranks) > 1 else ''}"
+    ranks = ranks_words(len(found.ranks), found.expected_ranks)
     return (
         f"[bold]{ranks}, {na(found.iterations, str)} iterations[/] "
         f"({escape(', '.join(found.found_by))}{clock}): {measured}"
@@ -230,13 +232,10 @@ def _notes(found: Metrics) -> list[str]:
     return [f"[dim]{note}[/]" for note in (*notes, *across.notes(found.across))]
 
 
+def _skipped(found: Metrics) -> list[str]:
+    """The ranks that could not be read, and so are in no number below."""
+    return [f"[red]skipped:[/] {escape(line)}" for line in skipped_lines(found.failed)]
+
+
 def _problems(found: Metrics) -> list[str]:
-    warnings = [f"[yellow]warning:[/] {escape(warning)}" for warning in found.warnings]
-    failed = [
-        f"[red]left out:[/] rank {na(each.rank, str)}: {escape(each.error)}"
-        for each in found.failed
-    ]
-    if failed:
-        ranks = ranges(sorted(each.rank for each in found.failed if each.rank is not None))
-        failed.append(f"[red]{len(failed)} ranks are in no number above:[/] {ranks}")
-    return warnings + failed
+    return [f"[yellow]warning:[/] {escape(warning)}" for warning in found.warnings]

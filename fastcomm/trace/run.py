@@ -24,32 +24,75 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedRank:
+    """A rank whose trace could not be read, and why; `rank` is None where nothing tells it."""
+
+    rank: int | None
+    path: str
+    error: str
+
+    def __str__(self) -> str:
+        """Return the rank and the error, which names the file."""
+        rank = "of unknown number" if self.rank is None else str(self.rank)
+        return f"rank {rank}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The sources of a run, sorted by rank, one a rank."""
+    """The sources of a run, sorted by rank, one a rank, and the ranks that were skipped."""
 
     sources: tuple[Source, ...]
     world_size: int | None
     warnings: tuple[str, ...] = ()
     link_bandwidth: float | None = None  # bytes per second, where a configuration says it
+    skipped: tuple[SkippedRank, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that have a trace."""
         return tuple(source.rank for source in self.sources)
 
+    @property
+    def expected(self) -> tuple[int, ...]:
+        """The ranks that have a trace, and those that were skipped, as far as known."""
+        skipped = {each.rank for each in self.skipped if each.rank is not None}
+        return tuple(sorted({*self.ranks, *skipped}))
+
     def only(self, ranks: Iterable[int]) -> Self:
-        """The same run with these ranks alone; ConfigError where one has no trace."""
+        """Return the run with these ranks alone; ConfigError where one has no trace.
+
+        Skipped ranks of unknown number stay: they may be among the wanted ones.
+        """
         wanted = set(ranks)
-        if absent := sorted(wanted - set(self.ranks)):
-            raise ConfigError(
-                f"--ranks: no trace of rank {ranges(absent)}; the run has {ranges(self.ranks)}"
-            )
+        skipped = {each.rank for each in self.skipped if each.rank is not None}
         kept = tuple(source for source in self.sources if source.rank in wanted)
-        return replace(self, sources=kept)
+        absent = sorted(wanted - set(self.ranks) - skipped)
+        if absent or (wanted and not kept):
+            raise ConfigError(
+                f"--ranks: no trace of rank {ranges(absent or sorted(wanted))}; the run has "
+                f"{ranges(self.ranks)}"
+            )
+        return replace(
+            self,
+            sources=kept,
+            skipped=tuple(
+                each for each in self.skipped if each.rank is None or each.rank in wanted
+            ),
+        )
 
     def read(self, rank: int) -> Trace:
         """Read one rank's trace."""
         return self.only([rank]).sources[0].read()
+
+
+def expected_ranks(
+    ranks: Sequence[int], world_size: int | None, skipped: Sequence[SkippedRank] = ()
+) -> int:
+    """Return how many ranks the run should have: the world size, else what the ranks imply."""
+    numbers = {*ranks, *(each.rank for each in skipped if each.rank is not None)}
+    untold = sum(each.rank is None for each in skipped)
+    implied = max(max(numbers, default=-1) + 1, len(numbers) + untold)
+    return implied if world_size is None else max(world_size, len(numbers))
 
 
 def absent(ranks: Sequence[int], size: int) -> tuple[int, str]:
@@ -69,3 +112,20 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number, number])
     return ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in parts)
+
+
+def ranks_words(present: int, expected: int) -> str:
+    """Return the number of ranks as a person says it: "8 ranks", "7 of 8 ranks"."""
+    if present < expected:
+        return f"{present} of {expected} ranks"
+    return f"{present} rank{'' if present == 1 else 's'}"
+
+
+_MOST_LINES = 8
+
+
+def skipped_lines(skipped: Sequence[SkippedRank]) -> list[str]:
+    """Return a line for each skipped rank; of many the first, and how many more there are."""
+    lines = [str(each) for each in skipped[:_MOST_LINES]]
+    more = len(skipped) - len(lines)
+    return [*lines, f"and {more} more ranks"] if more > 0 else lines

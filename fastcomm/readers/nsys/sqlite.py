@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from fastcomm.errors import TraceFileError
 from fastcomm.inputs import Limits, opened
+from fastcomm.readers.magic import described, unpack
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TABLES, TEXT
 from fastcomm.readers.nsys.pages import Pages
 from fastcomm.remote import is_local
@@ -157,7 +158,7 @@ def _check_file(path: Path) -> int:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
     if not header.startswith(MAGIC) or len(header) < _HEADER:
         raise TraceFileError(
-            f"{path}: no SQLite file: begins with {header[:16]!r}, wanted {MAGIC!r}"
+            f"{path}: no SQLite file: {unpack(header, path) or 'found ' + described(header)}"
         )
     page = int.from_bytes(header[16:18], "big")
     page = 1 << 16 if page == 1 else page

@@ -22,7 +22,7 @@ from fastcomm.report.html.findings import findings
 from fastcomm.report.html.page import Page, Section, Table, columns, number, text
 from fastcomm.report.html.words import Fact, Words, plain
 from fastcomm.report.rows import group_name
-from fastcomm.trace.run import ranges
+from fastcomm.trace.run import ranks_words, skipped_lines
 from fastcomm.trace.schema import TAGS
 
 _NAMES = {
@@ -66,7 +66,7 @@ def page(
         facts=(*_about(found, why), *breakdown.facts(found, why)),
         findings=findings(found, by_rank, paths),
         sections=tuple(sections),
-        warnings=(*found.warnings, *_left_out(found), *([no_path] if no_path else [])),
+        warnings=(*_left_out(found), *found.warnings, *([no_path] if no_path else [])),
         data=tuple(data),
     )
 
@@ -100,20 +100,19 @@ def lacking(found: Metrics) -> str:
 def _about(found: Metrics, why: str) -> tuple[Fact, ...]:
     count = len(found.ranks)
     return (
-        words.fact("ranks", count, words.whole, label="rank" if count == 1 else "ranks"),
+        words.fact("ranks", count, words.whole, label=_of_ranks(count, found.expected_ranks)),
         words.fact("iterations", found.iterations, words.whole, label="iterations", why=why),
     )
 
 
+def _of_ranks(count: int, expected: int) -> str:
+    """The word behind the number of ranks."""
+    return ranks_words(count, expected).removeprefix(str(count)).strip()
+
+
 def _left_out(found: Metrics) -> list[str]:
-    if not found.failed:
-        return []
-    numbers = ranges(sorted(each.rank for each in found.failed if each.rank is not None))
-    first = found.failed[0]
-    return [
-        f"{words.many(len(found.failed), 'rank')} could not be read and is in no number here "
-        f"({numbers or 'of unknown number'}). The first: {plain((first.error,))}"
-    ]
+    """A line for each rank that could not be read and is in no number here."""
+    return [f"skipped: {plain((line,))}" for line in skipped_lines(found.failed)]
 
 
 def _evidence(found: Metrics) -> Section:

@@ -1,0 +1,250 @@
+"""The format of a run: one search and one set of rules for every command.
+
+A file that looks like a rank's trace and cannot be read counts as one, so that reading it says
+what is wrong. Files that are none are named in a warning. `docs/traces.md` has the rules.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.readers.config import Config
+from fastcomm.readers.formats import Format
+from fastcomm.readers.nsys.unexported import unexported
+from fastcomm.readers.packed import is_packed, is_unpacked_beside, packed
+from fastcomm.readers.ranks import rank_from_name
+from fastcomm.readers.search import Search
+from fastcomm.remote import is_local
+from fastcomm.trace.run import SkippedRank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A format as the search sees it: `suffixes` of its files; "" is a directory."""
+
+    words: str
+    suffixes: tuple[str, ...]
+
+
+# Modules of the formats, those first that are surest of themselves.
+FORMATS = {
+    "store": Kind(words="a directory that `fastcomm ingest` wrote", suffixes=("", ".parquet")),
+    "nsys": Kind(
+        words="Nsight Systems exports: .sqlite, parquetdir, arrowdir",
+        suffixes=("", ".sqlite", ".sqlite3", ".db"),
+    ),
+    "inspector": Kind(
+        words="NCCL Inspector logs: .log, .jsonl, plain or gzipped",
+        suffixes=(".log", ".jsonl", ".log.gz", ".jsonl.gz"),
+    ),
+    "optable": Kind(
+        words="tables of operations: .parquet, .csv",
+        suffixes=(".parquet", ".pq", ".csv", ".csv.gz"),
+    ),
+    "kineto": Kind(
+        words="PyTorch profiler (Kineto) traces: .json, .json.gz, .json.zst",
+        suffixes=(".json", ".json.gz", ".json.zst"),
+    ),
+    "dpro": Kind(
+        words="dPRO trials and uniform traces",
+        suffixes=("", ".json", ".json.gz", ".json.zst"),
+    ),
+}
+_NOT_MEASURED = "dpro"
+_FALLBACK = "kineto"
+# Execution traces lie beside Kineto traces: nobody misses them.
+_EXPECTED = ("torch_et_", "pytorch_et_")
+_AT_ONCE = 16
+_DIGITS = re.compile("[0-9]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detected:
+    """The files of a run, all of one format, and what else was found."""
+
+    format: str
+    files: tuple[Path, ...]
+    warnings: tuple[str, ...] = ()
+    skipped: tuple[SkippedRank, ...] = ()
+
+
+def detect(
+    paths: Sequence[str | Path], config: Config, *, keep_going: bool = False
+) -> Detected:
+    """Find the files of a run and their format.
+
+    Raises `FastcommError` where there is no trace or there are traces of several formats, and
+    `TraceFileError` where a rank's trace is packed or a directory cannot be listed; with
+    `keep_going` the latter are in `skipped`.
+    """
+    search = Search(
+        is_trace=lambda directory: format_of(directory, config) is not None,
+        keep_going=keep_going,
+    )
+    sorting = _sorted(paths, search, config)
+    sorting.claim_damaged()
+    sorting.drop_others()
+    if not sorting.by_format:
+        raise FastcommError(_nothing(paths, sorting))
+    if len(sorting.by_format) > 1:
+        kinds = " and ".join(
+            f"{name} ({found[0]})" for name, found in sorting.by_format.items()
+        )
+        raise TraceFileError(
+            f"{_words(paths)}: traces of several formats: {kinds}; name the files of one"
+        )
+    ((name, files),) = sorting.by_format.items()
+    search.skipped.extend(_packed_ranks(sorting, files, keep_going=keep_going))
+    return Detected(
+        format=name,
+        files=tuple(files),
+        warnings=tuple(_warnings(sorting, files)),
+        skipped=tuple(search.skipped),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sorting:
+    """Candidates by format; `strange` have none, `packed` would after unpacking them."""
+
+    by_format: dict[str, list[Path]]
+    strange: list[Path]
+    packed: dict[Path, str]  # what to do with each
+    named: frozenset[Path]
+
+    def claim_damaged(self) -> None:
+        """Add files without a format that cannot be read, and are named as a trace is.
+
+        Names are alike if they differ only in their digits.
+        """
+        for name, files in self.by_format.items():
+            suffixes = tuple(suffix for suffix in FORMATS[name].suffixes if suffix)
+            shapes = {_shape(path) for path in files}
+            own = [
+                path
+                for path in self.strange
+                if path.name.endswith(suffixes)
+                and _shape(path) in shapes
+                and module(name).is_damaged(path)
+            ]
+            files.extend(own)
+            self.strange = [path for path in self.strange if path not in own]
+
+    def drop_others(self) -> None:
+        """Pass over files that nobody named, where there are traces of another format.
+
+        They are what only some commands read, and JSON files none of which can be read.
+        """
+        for name in (_NOT_MEASURED, _FALLBACK):
+            files = self.by_format.get(name, [])
+            is_other = name == _NOT_MEASURED or all(map(module(name).is_damaged, files))
+            if len(self.by_format) > 1 and is_other and not self.named.intersection(files):
+                self.strange += self.by_format.pop(name, [])
+
+
+def _sorted(paths: Sequence[str | Path], search: Search, config: Config) -> _Sorting:
+    """All candidates by their format."""
+    sorting = _Sorting(by_format={}, strange=[], packed={}, named=frozenset())
+    candidates = search.candidates(paths)
+    for (path, is_named), name in _with_formats(candidates, config):
+        if remedy := unexported(path) or packed(path):
+            sorting.packed[path] = remedy
+        elif name is not None:
+            sorting.by_format.setdefault(name, []).append(path)
+        elif is_named:
+            # Reading it says what is wrong with it.
+            sorting.by_format.setdefault(_FALLBACK, []).append(path)
+        else:
+            sorting.strange.append(path)
+    sorting.named = frozenset(path for path, is_named in candidates if is_named)
+    return sorting
+
+
+def _shape(path: Path) -> str:
+    return _DIGITS.sub("#", path.name)
+
+
+def _nothing(paths: Sequence[str | Path], sorting: _Sorting) -> str:
+    """Why there is no trace."""
+    if sorting.packed:
+        return next(iter(sorting.packed.values()))
+    measured = [kind.words for name, kind in FORMATS.items() if name != _NOT_MEASURED]
+    kinds = "; ".join(reversed(measured))
+    return f"{_words(paths)}: no trace; wanted {kinds}"
+
+
+def _packed_ranks(
+    sorting: _Sorting, files: Sequence[Path], *, keep_going: bool
+) -> Iterator[SkippedRank]:
+    """The packed files that a user named or that hold a rank; an error unless `keep_going`."""
+    for path, remedy in sorting.packed.items():
+        is_wanted = path in sorting.named or is_packed(path)
+        if not is_wanted or is_unpacked_beside(path, files):
+            continue
+        if not keep_going:
+            raise TraceFileError(remedy)
+        yield SkippedRank(rank=rank_from_name(path.name), path=str(path), error=remedy)
+
+
+def _warnings(sorting: _Sorting, files: Sequence[Path]) -> Iterator[str]:
+    """Name the files that were not read and might have been meant."""
+    others = [path.name for path in sorting.strange if _is_worth_a_word(path.name)]
+    if others:
+        yield f"no traces, not read: {', '.join(others)}"
+    for path, remedy in sorting.packed.items():
+        is_an_error = path in sorting.named or is_packed(path)
+        if not is_an_error and not is_unpacked_beside(path, files):
+            yield f"not read: {remedy.partition(chr(10))[0]}"
+
+
+def _is_worth_a_word(name: str) -> bool:
+    """Whether a file that is no trace looks as if it were one."""
+    return not name.startswith(_EXPECTED) and (".json" in name or ".pt.trace" in name)
+
+
+def _with_formats(
+    candidates: Sequence[tuple[Path, bool]], config: Config
+) -> Iterator[tuple[tuple[Path, bool], str | None]]:
+    """The candidates with the format of each."""
+    looked = [config] * len(candidates)
+    files = [path for path, _ in candidates]
+    if all(map(is_local, files)):
+        yield from zip(candidates, map(format_of, files, looked), strict=True)
+        return
+    # Every look at a file that lies elsewhere is a wait.
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        yield from zip(candidates, pool.map(format_of, files, looked), strict=True)
+
+
+def format_of(path: Path, config: Config) -> str | None:
+    """Return the format of a file or directory; modules are loaded where the name fits."""
+    is_directory = path.is_dir()
+    for name, kind in FORMATS.items():
+        named = "" in kind.suffixes if is_directory else _may_be(path, kind)
+        if named and (_is_table(name, config, is_directory) or module(name).claims(path)):
+            return name
+    return None
+
+
+def _may_be(path: Path, kind: Kind) -> bool:
+    ends = tuple(suffix for suffix in kind.suffixes if suffix)
+    return path.name.endswith(ends) or ("" in kind.suffixes and "." not in path.name)
+
+
+def _is_table(name: str, config: Config, is_directory: bool) -> bool:
+    """Whether the user said what the columns of tables mean: then every table is one."""
+    return name == "optable" and config.table is not None and not is_directory
+
+
+def module(name: str) -> Format:
+    """Return the module of a format."""
+    return cast("Format", import_module(f"fastcomm.readers.{name}"))
+
+
+def _words(paths: Iterable[str | Path]) -> str:
+    return ", ".join(map(str, paths))

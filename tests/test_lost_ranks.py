@@ -1,0 +1,441 @@
+"""No rank is lost: each is in the result, among the skipped ones, or in an error."""
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import kineto_text as k
+import oracle_directories as oracle
+import pyarrow as pa
+import pytest
+from commands import invoke
+from conftest import SHARED
+from fault_tools import nobody
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastcomm
+from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.readers.runs import OpenOptions
+from fastcomm.synthetic import TableJob, write_table
+
+STEP = [k.mark("ProfilerStep#0", 0, 100), k.kernel("gemm", 5, 30), k.all_reduce(40, 20)]
+H100 = SHARED / "data" / "kineto" / "h100_qwen" / "Qwen1.5-0.5B-Chat.json.gz"
+TRIAL = SHARED / "data" / "replay" / "trial" / "trace"
+NAMES = [f"host_{900 + rank}.170000000{rank}.pt.trace.json.gz" for rank in range(8)]
+FOREIGN = [{"step": 1, "latency": 2.5}, {"step": 2}]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Eight ranks, named as TensorBoard names them."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank, name in enumerate(NAMES):
+        k.write(folder / name, STEP, rank=rank, world=8)
+    return folder
+
+
+def spoil(path, how):
+    path.unlink()
+    if how == "link":
+        path.symlink_to("nowhere")
+    else:
+        whole = gzip.compress(json.dumps(k.document(STEP, rank=3, world=8)).encode())
+        path.write_bytes({"empty": b"", "cut": whole[:20], "text": b"no trace"}[how])
+
+
+STATES = st.one_of(
+    st.just(oracle.GOOD),
+    st.just(oracle.GOOD),
+    st.sampled_from([oracle.MISSING, *oracle.DAMAGES]),
+)
+
+
+@pytest.mark.compiled
+@settings(max_examples=200, deadline=None)
+@given(
+    style=st.sampled_from(["tensorboard", "rank", "number"]),
+    states=st.lists(STATES, min_size=1, max_size=6),
+    is_gzipped=st.booleans(),
+    foreign=st.sets(st.sampled_from(sorted(oracle.FOREIGN))),
+)
+def test_every_rank_of_a_directory_is_in_the_result_skipped_or_in_an_error(
+    style, states, is_gzipped, foreign
+):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        paths = oracle.write(folder, style, states, is_gzipped, foreign)
+        good = {rank for rank, state in enumerate(states) if state == oracle.GOOD}
+        bad = {path for rank, path in paths.items() if rank not in good}
+        if bad or not good:
+            with pytest.raises(FastcommError) as raised:
+                measured(folder)
+            assert not good or any(path.name in str(raised.value) for path in bad)
+        else:
+            found = measured(folder)
+            assert set(found.ranks) == good
+            assert found.expected_ranks == len(states)
+        check_kept_on(folder, good, bad, len(states), foreign)
+
+
+def measured(folder, *, keep_going=False):
+    run = fastcomm.open_run(folder, options=OpenOptions(keep_going=keep_going))
+    return fastcomm.compute_metrics(run, keep_going=keep_going, with_tables=False)
+
+
+def check_kept_on(folder, good, bad, world, foreign):
+    """With `keep_going` every damaged file is among the skipped ones, by its path."""
+    if not good:
+        with pytest.raises(FastcommError):
+            measured(folder, keep_going=True)
+        return
+    found = measured(folder, keep_going=True)
+    assert set(found.ranks) == good
+    assert {each.path for each in found.failed} == set(map(str, bad))
+    assert found.expected_ranks == world
+    assert all(any(name in note for note in found.warnings) for name in foreign)
+    missing = world - len(good) - sum(each.rank is not None for each in found.failed)
+    assert any("have no trace here" in note for note in found.warnings) == bool(missing)
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "text", "link"])
+def test_a_tensorboard_file_that_cannot_be_read_is_an_error_or_skipped(folder, how):
+    bad = folder / NAMES[3]
+    spoil(bad, how)
+    assert f"{bad}: " in invoke("metrics", folder, code=1).stderr
+    found = json.loads(invoke("metrics", folder, "--keep-going", "--json", code=3).stdout)
+    (failed,) = found["failed"]
+    assert failed.keys() == {"rank", "path", "error"}
+    assert (failed["rank"], failed["path"]) == (None, str(bad))
+    assert found["ranks"] == [0, 1, 2, 4, 5, 6, 7]
+    assert found["world_size"] == 8
+    first, second, *_ = invoke("metrics", folder, "--keep-going", code=3).stdout.splitlines()
+    assert first.startswith("7 of 8 ranks")
+    assert second.startswith("skipped: rank of unknown number: ")
+
+
+def test_a_tensorboard_file_without_permission_is_an_error_or_skipped(folder):
+    bad = folder / NAMES[0]
+    bad.chmod(0)
+    for above in (folder, *folder.parents[:3]):
+        above.chmod(above.stat().st_mode | 0o055)
+    with nobody():
+        assert (
+            f"{bad}: cannot be read: Permission denied"
+            in invoke("metrics", folder, code=1).stderr
+        )
+        run = fastcomm.open_run(folder, options=OpenOptions(keep_going=True))
+    assert run.ranks == tuple(range(1, 8))
+    assert [each.path for each in run.skipped] == [str(bad)]
+
+
+def test_a_directory_that_cannot_be_listed_is_skipped_with_its_path(folder):
+    locked = folder / "node7"
+    locked.mkdir(mode=0)
+    for above in (folder, *folder.parents[:3]):
+        above.chmod(above.stat().st_mode | 0o055)
+    with nobody():
+        assert f"{locked}: Permission denied" in invoke("metrics", folder, code=1).stderr
+        run = fastcomm.open_run(folder, options=OpenOptions(keep_going=True))
+    locked.chmod(0o755)
+    assert [each.path for each in run.skipped] == [str(locked)]
+
+
+def test_a_damaged_file_that_is_named_like_the_others_is_no_foreign_file(tmp_path):
+    for rank in range(3):
+        k.write(tmp_path / f"host{rank}-trace.json", STEP, rank=rank, world=3)
+    (tmp_path / "host1-trace.json").write_text("")
+    with pytest.raises(TraceFileError, match=r"host1-trace\.json: cannot be read: empty"):
+        fastcomm.open_run(tmp_path)
+    (tmp_path / "host1-trace.json").rename(tmp_path / "notes.json")
+    run = fastcomm.open_run(tmp_path)
+    assert run.warnings == (
+        "no traces, not read: notes.json",
+        "1 of 3 ranks have no trace here: 1",
+    )
+
+
+@pytest.mark.parametrize("command", ["metrics", "info", "report"])
+def test_foreign_json_is_ignored_with_a_warning(folder, command, tmp_path):
+    (folder / "execution_details.json").write_text(json.dumps(FOREIGN))
+    (folder / "config.json").write_text('{"model": "x"}')
+    output = ("-o", tmp_path / "page.html", "--no-path") if command == "report" else ()
+    for more in ((), ("--keep-going",)):
+        invoke(command, folder, *output, *more)
+    run = fastcomm.open_run(folder)
+    assert run.ranks == tuple(range(8))
+    assert run.warnings == ("no traces, not read: config.json, execution_details.json",)
+    error = invoke("metrics", folder / "execution_details.json", code=1).stderr
+    assert "execution_details.json: a JSON array without trace events" in error
+
+
+def test_a_log_of_json_lines_that_is_named_after_a_rank_is_foreign(folder):
+    (folder / "metrics_rank0.json").write_text('{"loss": 3.5}\n{"loss": 3.1}\n')
+    assert fastcomm.open_run(folder).warnings == ("no traces, not read: metrics_rank0.json",)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "null", "{", "[", '{"schemaVersion"'])
+def test_a_file_named_after_a_rank_that_holds_nothing_is_damaged(tmp_path, text):
+    k.write(tmp_path / "rank0.json", STEP, rank=0, world=2)
+    (tmp_path / "rank1.json").write_text(text)
+    with pytest.raises(TraceFileError, match=r"rank1\.json: "):
+        fastcomm.compute_metrics(fastcomm.open_run(tmp_path))
+    run = fastcomm.open_run(tmp_path, options=OpenOptions(keep_going=True))
+    (failed,) = fastcomm.compute_metrics(run, keep_going=True).failed
+    assert (failed.rank, failed.path) == (1, str(tmp_path / "rank1.json"))
+
+
+def test_a_long_envelope_before_the_events_is_read(tmp_path):
+    path = k.write(tmp_path / "host_1.2.pt.trace.json", STEP)
+    whole = {"metadata": {"notes": "x" * (3 << 20)}, **json.loads(path.read_text())}
+    path.write_text(json.dumps(whole))
+    assert fastcomm.compute_metrics(fastcomm.open_run(tmp_path)).ranks == (0,)
+
+
+def test_a_rank_without_a_file_is_said_in_the_first_line(folder, tmp_path):
+    (folder / NAMES[5]).unlink()
+    assert invoke("metrics", folder).stdout.startswith("7 of 8 ranks")
+    assert "7 of 8 ranks: 0-4, 6-7; missing: 5" in invoke("info", folder).stdout
+    page = tmp_path / "page.html"
+    invoke("report", folder, "--no-path", "-o", page)
+    assert "of 8 ranks" in page.read_text()
+    second = invoke("compare", folder, folder).stdout.splitlines()[1]
+    assert second == "before: 7 of 8 ranks"
+
+
+def test_compare_names_the_file_and_the_run(folder, tmp_path):
+    whole = shutil.copytree(folder, tmp_path / "whole")
+    bad = folder / NAMES[2]
+    spoil(bad, "empty")
+    error = invoke("compare", whole, folder, code=1).stderr
+    assert f"AFTER ({folder}): {bad}: cannot be read: empty" in error
+    lines = invoke("compare", whole, folder, "--keep-going", code=3).stdout.splitlines()
+    assert lines[1] == "after: 7 of 8 ranks"
+    assert lines[2].startswith("after: skipped rank of unknown number: ")
+
+
+def test_info_and_ingest_list_a_rank_that_cannot_be_read(folder, tmp_path):
+    spoil(folder / NAMES[2], "empty")
+    assert NAMES[2] in invoke("info", folder, code=1).stderr
+    found = json.loads(invoke("info", folder, "--keep-going", "--json", code=3).stdout)
+    assert [each["path"] for each in found["failed"]] == [str(folder / NAMES[2])]
+    assert invoke("info", folder, "--keep-going", code=3).stdout.startswith("skipped: ")
+    invoke("ingest", folder, "-o", tmp_path / "store", "--keep-going", code=3)
+    stored = json.loads(invoke("metrics", tmp_path / "store", "--json", code=3).stdout)
+    direct = json.loads(invoke("metrics", folder, "--json", "--keep-going", code=3).stdout)
+    assert stored["failed"] == direct["failed"]
+    assert stored["world_size"] == 8
+
+
+def test_convert_keeps_going(folder, tmp_path):
+    spoil(folder / NAMES[2], "empty")
+    out = tmp_path / "all.json"
+    assert NAMES[2] in invoke("convert", folder, "-o", out, code=1).stderr
+    result = invoke("convert", folder, "-o", out, "--keep-going", code=3)
+    assert "of 7 ranks" in result.stdout
+    assert NAMES[2] in result.stderr
+
+
+def test_a_log_of_the_inspector_that_is_empty_is_an_error_or_skipped(tmp_path):
+    for rank in range(3):
+        record = {
+            "header": {"id": "0x7f", "rank": rank, "n_ranks": 3, "nnodes": 1},
+            "metadata": {"inspector_output_format_version": "v4.0", "pid": rank},
+            "coll_perf": {"coll": "AllReduce", "coll_sn": 1, "coll_msg_size_bytes": 8},
+        }
+        (tmp_path / f"nccl-{rank}.log").write_text(json.dumps(record) + "\n")
+    assert fastcomm.open_run(tmp_path).ranks == (0, 1, 2)
+    (tmp_path / "nccl-1.log").write_text("")
+    with pytest.raises(TraceFileError, match=r"nccl-1\.log: cannot be read: the file is empty"):
+        fastcomm.open_run(tmp_path)
+    run = fastcomm.open_run(tmp_path, options=OpenOptions(keep_going=True))
+    assert run.ranks == (0, 2)
+    assert [each.path for each in run.skipped] == [str(tmp_path / "nccl-1.log")]
+
+
+def test_a_table_that_is_damaged_is_an_error_or_skipped(tmp_path):
+    write_table(TableJob(), tmp_path / "0")
+    bad = tmp_path / "1" / "table.parquet"
+    bad.parent.mkdir()
+    bad.write_bytes(b"PAR1")
+    with pytest.raises(TraceFileError, match=r"1/table\.parquet: no readable Parquet"):
+        fastcomm.open_run(tmp_path)
+    run = fastcomm.open_run(tmp_path, options=OpenOptions(keep_going=True))
+    assert [each.path for each in run.skipped] == [str(bad)]
+
+
+def test_the_rank_is_found_behind_many_groups(tmp_path):
+    groups = [{"pg_name": str(each), "ranks": list(range(8))} for each in range(2000)]
+    for rank in range(2):
+        path = tmp_path / f"host_{rank}.1.pt.trace.json"
+        k.write(path, STEP, rank=rank, world=2)
+        whole = json.loads(path.read_text())
+        info = {"pg_config": groups, **whole["distributedInfo"]}
+        path.write_text(json.dumps(whole | {"distributedInfo": info}))
+    assert fastcomm.open_run(tmp_path).ranks == (0, 1)
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(not H100.exists(), reason="the shared traces are not here")
+def test_a_trace_whose_metadata_comes_first_is_one_for_every_command(tmp_path):
+    path = shutil.copyfile(H100, tmp_path / H100.name)
+    assert invoke("metrics", path).stdout.startswith("1 rank,")
+    assert "1 ranks, 1 steps: " in invoke("stats", path).stdout
+    out = tmp_path / "all.json"
+    assert "1699 events of 1 ranks (uniform)" in invoke("convert", path, "-o", out).stdout
+    assert "replayed 49.34 ms a step" in invoke("replay", path).stdout
+    error = invoke("stragglers", path, code=1).stderr
+    assert "a trace (kineto)" in error
+    assert f"fastcomm metrics {path}" in error
+
+
+@pytest.mark.skipif(not TRIAL.exists(), reason="the shared trial is not here")
+def test_a_trial_and_a_uniform_trace_say_which_commands_read_them(tmp_path):
+    error = invoke("metrics", TRIAL, code=1).stderr
+    assert "a dPRO trial, which `fastcomm stats`, `replay` and `convert` read" in error
+    out = tmp_path / "all.json"
+    invoke("convert", TRIAL, "-o", out)
+    for command in ("metrics", "info", "critical-path"):
+        assert "a uniform trace" in invoke(command, out, code=1).stderr
+    assert "has no dependencies to replay" in invoke("replay", out, code=1).stderr
+    assert "a trace (dpro)" in invoke("stragglers", out, code=1).stderr
+
+
+def test_a_uniform_trace_beside_traces_is_not_read(folder):
+    rows = [{"name": "FW.a", "ph": "X", "ts": 1, "dur": 2, "pid": "p", "tid": "t"}]
+    (folder / "all.json").write_text(json.dumps({"traceEvents": rows}))
+    run = fastcomm.open_run(folder)
+    assert run.warnings == ("no traces, not read: all.json",)
+
+
+def test_damaged_json_beside_traces_of_another_format_is_a_warning(tmp_path):
+    write_table(TableJob(), tmp_path)
+    (tmp_path / "rank0.json").write_text("")
+    run = fastcomm.open_run(tmp_path)
+    assert "no traces, not read: rank0.json" in run.warnings
+
+
+def test_a_file_that_may_be_read_again_is(folder):
+    bad = folder / NAMES[0]
+    bad.chmod(0)
+    for above in (folder, *folder.parents[:3]):
+        above.chmod(above.stat().st_mode | 0o055)
+    with nobody(), pytest.raises(TraceFileError, match="Permission denied"):
+        fastcomm.open_run(folder)
+    bad.chmod(0o644)
+    with nobody():
+        assert len(fastcomm.open_run(folder).ranks) == 8
+
+
+def test_a_profiler_trace_named_like_a_trial_is_no_trial(tmp_path):
+    k.write(tmp_path / "trace.json.gz", STEP)
+    assert "1 ranks" in invoke("stats", tmp_path).stdout
+    assert "1 rank," in invoke("metrics", tmp_path).stdout
+
+
+def zstd(path, data):
+    with pa.output_stream(str(path), compression="zstd") as file:
+        file.write(data)
+    return path
+
+
+def test_zstandard_is_read_and_its_damage_reported(tmp_path):
+    text = json.dumps(k.document(STEP)).encode()
+    path = zstd(tmp_path / "rank0.json.zst", text)
+    here = fastcomm.compute_metrics(fastcomm.open_run(tmp_path)).to_dict()
+    path.unlink()
+    (tmp_path / "rank0.json").write_bytes(text)
+    assert fastcomm.compute_metrics(fastcomm.open_run(tmp_path)).to_dict() == here
+    (tmp_path / "rank0.json").unlink()
+    whole = zstd(path, text * 3).read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "cut short" in invoke("metrics", tmp_path, code=1).stderr
+    path.write_bytes(whole[:9] + b"\xff" * 40)
+    assert "rank0.json.zst: " in invoke("metrics", tmp_path, code=1).stderr
+
+
+PACKED = {
+    "run.tar.gz": "an archive; unpack it (tar xf ",
+    "run.zip": "an archive; unpack it (unzip ",
+    "nsys_0.sqlite.gz": "this compression is not read; decompress the file: gunzip -k ",
+    "rank0.json.xz": "this compression is not read; decompress the file: xz -dk ",
+}
+
+
+@pytest.mark.parametrize(("name", "words"), PACKED.items())
+def test_what_is_packed_says_how_to_unpack_it(tmp_path, name, words):
+    (tmp_path / name).write_bytes(b"\x1f\x8b" + bytes(100))
+    for path in (tmp_path / name, tmp_path):
+        error = invoke("metrics", path, code=1).stderr
+        assert words in error
+        assert error.count("\n") == 1
+
+
+def test_a_packed_rank_among_others_is_an_error_or_skipped(folder):
+    path = (folder / NAMES[4]).rename(folder / "rank4.json.xz")
+    assert "rank4.json.xz" in invoke("metrics", folder, code=1).stderr
+    found = json.loads(invoke("metrics", folder, "--keep-going", "--json", code=3).stdout)
+    assert [(each["rank"], each["path"]) for each in found["failed"]] == [(4, str(path))]
+    path.rename(folder / "old.tar.gz")
+    assert "not read: " in " ".join(fastcomm.open_run(folder).warnings)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (gzip.compress(b"SQLite format 3\0" + bytes(100), mtime=0), "a SQLite database"),
+        (gzip.compress(bytes(257) + b"ustar" + bytes(300), mtime=0), "a tar archive"),
+        (b"PK\3\4" + bytes(60), "a ZIP archive"),
+        (b"\xfd7zXZ\0" + bytes(60), "compressed by xz"),
+        (bytes(range(128, 256)), "binary data"),
+        (b"hello", "text that begins with 'hello'"),
+    ],
+)
+def test_what_is_no_json_is_told_by_its_bytes_and_never_printed(tmp_path, data, words):
+    path = tmp_path / "rank0.json"
+    path.write_bytes(data)
+    error = invoke("metrics", path, code=1).stderr
+    assert words in error
+    assert error.isascii()
+    assert "\\x" not in error
+
+
+def test_standard_input_is_one_clear_line():
+    for command in ("metrics", "info"):
+        error = invoke(command, "-", code=1).stderr
+        assert "standard input cannot be read" in error
+
+
+def test_compare_takes_urls():
+    fsspec = pytest.importorskip("fsspec")
+    pytest.importorskip("upath")
+    memory = fsspec.filesystem("memory")
+    text = json.dumps(k.document(STEP)).encode()
+    memory.pipe("/compared/rank0.json", text)
+    try:
+        found = invoke("compare", "memory:///compared", "memory:///compared").stdout
+        assert "+0 ns" in found
+    finally:
+        memory.rm("/compared", recursive=True)
+
+
+def test_a_url_of_compare_is_no_local_path(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    error = invoke("compare", "s3://bucket/a", "s3://bucket/b", code=1).stderr
+    assert "BEFORE (s3://bucket/a): s3://bucket/a: " in error
+
+
+def test_no_error_is_a_dump_of_bytes_for_any_command(tmp_path):
+    path = tmp_path / "rank0.json.gz"
+    path.write_bytes(gzip.compress(bytes(range(256)) * 40))
+    for command in ("metrics", "info", "stats", "replay", "critical-path"):
+        words = [sys.executable, "-m", "fastcomm", command, str(path)]
+        result = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert result.returncode == 1
+        assert len(result.stderr) < 500
+        assert "Traceback" not in result.stderr
