@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,15 @@ from fastcomm.metrics import windows as windows_
 from fastcomm.metrics.across import Across, ClockKind, Material, across, plain
 from fastcomm.metrics.bandwidth import Bandwidth
 from fastcomm.metrics.breakdown import Breakdown, breakdown
-from fastcomm.metrics.findings import Finding
+from fastcomm.metrics.exposure import Exposure, exposures
+from fastcomm.metrics.findings import Finding, in_order
+from fastcomm.metrics.headline import headline, health
 from fastcomm.metrics.heat import Heat
 from fastcomm.metrics.iterations import IterationTimes, RankTime, iteration_times, rank_times
 from fastcomm.metrics.overlap import Overlap, overlap
 from fastcomm.metrics.partial import Partial, RankNote
 from fastcomm.metrics.pieces import Piece
+from fastcomm.metrics.symptoms import StepTimes, symptoms
 from fastcomm.metrics.view import ByteKind
 from fastcomm.metrics.volume import Volume
 from fastcomm.metrics.windows import Window
@@ -57,6 +60,8 @@ class Metrics:
     volume: dict[str, Volume]
     overlap: Overlap
     across: Across
+    exposure: dict[str, Exposure] = field(default_factory=dict)  # by tag
+    findings: tuple[Finding, ...] = ()  # causes, then symptoms; each the costliest first
     warnings: tuple[str, ...] = ()
     failed: tuple[Failure, ...] = ()
     lacks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # ranks, by word
@@ -73,9 +78,14 @@ class Metrics:
         return self.across.heat
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What is wrong, the costliest first."""
-        return self.across.findings
+    def headline(self) -> str:
+        """The first sentence of a report: the largest part of the step."""
+        return headline(self)
+
+    @property
+    def health(self) -> str | None:
+        """The sentence that stands in for findings; None where there are findings."""
+        return health(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints; its schema is `docs/metrics.schema.json`."""
@@ -90,6 +100,8 @@ class Metrics:
             "by_rank": plain(self.by_rank),
         }
         return {
+            "headline": self.headline,
+            "findings": [each.to_dict() for each in self.findings],
             "ranks": list(self.ranks),
             "iterations": self.iterations,
             "iterations_found_by": list(self.found_by),
@@ -101,6 +113,7 @@ class Metrics:
             "bandwidth": {tag: asdict(found) for tag, found in self.bandwidth.items()},
             "volume": {tag: asdict(found) for tag, found in self.volume.items()},
             "overlap": asdict(self.overlap),
+            "exposure": {tag: asdict(each) for tag, each in self.exposure.items()},
             "collectives": self.tables["collectives"].to_pylist(),
             "groups": self.tables["group_tags"].to_pylist(),
             **self.across.to_dict(),
@@ -146,20 +159,23 @@ def answer(  # noqa: PLR0913 - one word a choice
     seen, tables = across(material, clocks, spread)
     over_all = _over_all(partial, pieces, tags, spread)
     times = rank_times(partial.iterations)
+    summary = _Summary.of(partial.iterations, seen, volume_.volume(sums, count, timed), tags)
     return Metrics(
         ranks=ranks,
         iterations=count,
         found_by=tuple(sorted({note.found_by for note in partial.notes})),
         bytes=byte_kind,
         link_bandwidth=link,
-        iteration=iteration_times(partial.iterations),
+        iteration=summary.iteration,
         by_rank=times,
-        breakdown=breakdown(partial.iterations),
+        breakdown=summary.breakdown,
         windows=over_all.windows if timed else None,
         bandwidth=bandwidth_.bandwidth(sums, over_all.p95, link),
-        volume=volume_.volume(sums, count, timed),
-        overlap=overlap(partial.iterations, [TAGS[tag] for tag in tags]),
+        volume=summary.volume,
+        overlap=summary.overlap,
         across=seen,
+        exposure=summary.exposure,
+        findings=summary.findings,
         warnings=(*warnings, *lacks_.sentences(lacks, len(ranks)), *_warnings(partial)),
         failed=tuple(failed),
         lacks=lacks,
@@ -169,8 +185,57 @@ def answer(  # noqa: PLR0913 - one word a choice
             **(_large_tables(partial, pieces) if with_tables else {}),
             "collectives": over_all.collectives,
             **tables,
+            "findings": _findings_table(summary.findings),
         },
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Summary:
+    """Means over all steps and ranks, and the findings in them."""
+
+    iteration: IterationTimes
+    breakdown: Breakdown
+    volume: dict[str, Volume]
+    overlap: Overlap
+    exposure: dict[str, Exposure]
+    findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(
+        cls, iterations: pa.Table, seen: Across, volume: dict[str, Volume], tags: Sequence[int]
+    ) -> Self:
+        """Summarize the table of iterations."""
+        times, parts = iteration_times(iterations), breakdown(iterations)
+        hidden = overlap(iterations, [TAGS[tag] for tag in tags])
+        exposure = exposures(parts.exact, times.mean_ns, seen.waits, volume)
+        found = symptoms(
+            StepTimes(
+                iterations=iterations,
+                breakdown=parts,
+                step_ns=times.mean_ns,
+                exposure=exposure,
+                overlap=hidden.average_overlap_ratio,
+                is_matched=seen.matching.matched > 0,
+            )
+        )
+        return cls(
+            iteration=times,
+            breakdown=parts,
+            volume=volume,
+            overlap=hidden,
+            exposure=exposure,
+            findings=in_order([*seen.causes, *found]),
+        )
+
+
+def _findings_table(findings: Sequence[Finding]) -> pa.Table:
+    """Return a row per finding, in order; without findings the columns are there, too."""
+    rows = [{**asdict(each), **asdict(each.evidence)} for each in findings]
+    names = [("kind", pa.string()), ("text", pa.string()), ("ranks", pa.list_(pa.int64()))]
+    names += [("cost_ns", pa.float64()), ("share", pa.float64()), ("confidence", pa.string())]
+    names += [("stage", pa.int64()), ("group", pa.string()), ("tag", pa.string())]
+    return pa.Table.from_pylist(rows, schema=pa.schema(names))
 
 
 def _lacking(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:

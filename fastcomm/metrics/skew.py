@@ -54,8 +54,12 @@ class Wait:
     transfer_ns: float
     last: int  # how often this rank was the last to come
     last_share: float  # of its collectives
-    held_up_ns: float  # what the others would have come earlier by, had it not been last
+    # wait caused: what the others would have arrived earlier by, had it not been last
+    wait_caused_ns: float
     later_ns: float  # how much later than the median of the others it comes; drift cancels out
+    # Of the time directly before the end in which neither compute nor other communication runs:
+    exposed_wait_ns: float  # before the last arrival
+    exposed_transfer_ns: float  # from there on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,9 @@ class WaitSums:
     """Sums over the collectives of a rank and tag, which add up over groups of collectives."""
 
     keys: Ints  # rank and tag
-    sums: Ints  # a row each: collectives, wait, transfer, last, held up, later
+    # A row each: collectives, wait, transfer, last, wait caused, later, exposed wait, exposed
+    # transfer.
+    sums: Ints
 
     @classmethod
     def of(cls, events: Events, meetings: Meetings) -> Self:
@@ -138,13 +144,15 @@ class WaitSums:
         held = meetings.held_up
         is_last[meetings.last] = held > 0
         held_up[meetings.last] = held
+        wait, transfer = meetings.wait, np.repeat(meetings.transfer, meetings.size)
         columns = (
             np.ones(len(place), np.int64),
-            meetings.wait,
-            np.repeat(meetings.transfer, meetings.size),
+            wait,
+            transfer,
             is_last,
             held_up,
             meetings.later,
+            *_exposed(events.alone[meetings.row], wait, transfer),
         )
         return cls(keys, np.stack([sums(place, each, keys.shape[1]) for each in columns]))
 
@@ -167,13 +175,29 @@ def waits(summed: WaitSums, steps: int) -> tuple[Wait, ...]:
             transfer_ns=transfer / steps,
             last=last,
             last_share=last / count,
-            held_up_ns=held_ / steps,
+            wait_caused_ns=caused / steps,
             later_ns=later / steps,
+            exposed_wait_ns=exposed_wait / steps,
+            exposed_transfer_ns=exposed_transfer / steps,
         )
-        for (rank_, tag_), count, wait, transfer, last, held_, later in zip(
-            summed.keys.T.tolist(), *summed.sums.tolist(), strict=True
-        )
+        for (
+            (rank_, tag_),
+            count,
+            wait,
+            transfer,
+            last,
+            caused,
+            later,
+            exposed_wait,
+            exposed_transfer,
+        ) in zip(summed.keys.T.tolist(), *summed.sums.tolist(), strict=True)
     )
+
+
+def _exposed(alone: Ints, wait: Ints, transfer: Ints) -> tuple[Ints, Ints]:
+    """Divide the exposed end of each event at the last arrival: waiting, and transfer."""
+    alone, transfer = np.maximum(alone, 0), np.maximum(transfer, 0)
+    return np.clip(alone - transfer, 0, wait), np.minimum(alone, transfer)
 
 
 def _spread(name: str, values: Ints) -> dict[str, float]:

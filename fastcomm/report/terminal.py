@@ -11,13 +11,10 @@ from fastcomm.report.console import plain_console
 from fastcomm.report.rows import NA, na, percent, table
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import TAGS
-from fastcomm.trace.trace import LACKS
 from fastcomm.units import format_bandwidth, format_bytes, format_ns
 
 _BAR = 24
 _MOST_ROWS = 8
-# Ranks that differ by less wait for each other, and their times say nothing of who is slow.
-_LEVEL = 0.01
 _COLORS = {
     "compute": "green",
     "exposed_DP": "blue",
@@ -36,7 +33,7 @@ def show(found: Metrics, console: Console | None = None) -> None:
     """Print the report to stdout; plain text where that is no terminal."""
     console = plain_console(console)
     console.print(_title(found), highlight=False)
-    for sentence in (*across.findings(found.across), *headlines(found)):
+    for sentence in sentences(found):
         console.print(f"  {sentence}", highlight=False)
     if found.breakdown.exact["idle"] is not None:
         console.print(_stack(found))
@@ -57,50 +54,15 @@ def show(found: Metrics, console: Console | None = None) -> None:
             console.print(line, highlight=False, soft_wrap=line.startswith("    "))
 
 
-def headlines(found: Metrics) -> list[str]:
-    """The sentences that matter: the costliest tag, the widest window, the slowest rank."""
-    sentences = []
-    exact = found.breakdown.exact
-    exposed = {tag: exact[f"exposed_{tag}"] or 0.0 for tag in TAGS}
-    worst = max(exposed, key=lambda tag: exposed[tag])
-    if exposed[worst]:
-        use = found.bandwidth[worst].avg_bus_util if worst in found.bandwidth else None
-        busy = (
-            f"its bus bandwidth is {percent(use)} of the link's"
-            if use is not None
-            else "utilisation n/a"
-        )
-        sentences.append(
-            f"[bold]{worst}[/] costs the most exposed time: {percent(exposed[worst])} of the "
-            f"iteration, {busy}."
-        )
-    elif exact["idle"] is None:
-        sentences.append(f"How much communication is exposed is n/a: {_lacking(found)}.")
-    else:
-        sentences.append("No communication is exposed.")
-    widest = max(found.windows or (), key=lambda window: window.mean_ns, default=None)
-    if widest is not None:
-        sentences.append(
-            f"The widest window is [bold]{widest.source} to {widest.target}[/]: "
-            f"{format_ns(widest.mean_ns)} on average ({widest.count} windows)."
-        )
-    slowest, mean = found.slowest, found.iteration.mean_ns
-    if slowest is not None and mean and len(found.ranks) > 1:
-        above = slowest.mean_ns / mean - 1
-        sentences.append(
-            f"The slowest rank is [bold]{slowest.rank}[/]: {format_ns(slowest.mean_ns)} an "
-            f"iteration, {above:.2%} above the mean"
-            + ("." if above > _LEVEL else ": who waits for whom does not show in these times.")
-        )
-    return sentences
-
-
-def _lacking(found: Metrics) -> str:
-    """Why a time is not known."""
-    words = [
-        LACKS[word].partition(":")[0] for word in ("times", "compute") if word in found.lacks
-    ]
-    return f"the input has {' and '.join(words)}" if words else "there is no iteration"
+def sentences(found: Metrics) -> list[str]:
+    """Return the headline, then a line per finding, or one that says there is none."""
+    lines = [f"[bold]{escape(found.headline)}[/]"]
+    for each in found.findings[:_MOST_ROWS]:
+        color = "yellow" if each.is_symptom else "bold red"
+        lines.append(f"[{color}]{escape(each.text)}[/] Confidence: {each.confidence}.")
+    if hidden := len(found.findings) - _MOST_ROWS:
+        lines += [f"{hidden} more findings in --json."] if hidden > 0 else []
+    return lines + ([f"[green]{escape(found.health)}[/]"] if found.health else [])
 
 
 def _title(found: Metrics) -> str:

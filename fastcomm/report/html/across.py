@@ -40,7 +40,7 @@ _MOST_CLASSES = 12
 _MOST_LINKS = 200
 _TITLE = "Who waits for whom?"
 _WHY = "no collective was matched across ranks, which takes groups and sizes of several ranks"
-_SUMS = ("wait_ns", "transfer_ns", "last", "collectives", "held_up_ns", "later_ns")
+_SUMS = ("wait_ns", "transfer_ns", "last", "collectives", "wait_caused_ns", "later_ns")
 
 
 def section(found: Metrics) -> Section:
@@ -89,8 +89,8 @@ def _lead(worst: dict[str, Any]) -> words.Words:
     return (
         f"Rank {worst['rank']} comes later than the ranks it works with, by ",
         words.fact("waits.later_ns", worst["later_ns"], words.ns),
-        " a step in all, and holds them up for ",
-        words.fact("waits.held_up_ns", worst["held_up_ns"], words.ns),
+        " a step in all. The wait that it causes is ",
+        words.fact("waits.wait_caused_ns", worst["wait_caused_ns"], words.ns),
         ".",
     )
 
@@ -103,7 +103,7 @@ def _waits_figure(ranks: list[dict[str, Any]]) -> Figure:
     names = [f"rank {row['rank']}" for row in shown]
     bars = [
         _bar("waits for others", "gap", names, [row["wait_ns"] for row in shown]),
-        _bar("holds others up", "TP", names, [row["held_up_ns"] for row in shown]),
+        _bar("wait caused", "TP", names, [row["wait_caused_ns"] for row in shown]),
     ]
     drawn = spec(
         bars,
@@ -118,8 +118,8 @@ def _waits_figure(ranks: list[dict[str, Any]]) -> Figure:
         title="What each rank waits, and what others wait for it",
         alt=f"Pairs of bars of {len(names)} ranks; the table has the numbers.",
         views=(View(label="All", spec=drawn, note=note),),
-        terms=("waits.wait_ns", "waits.held_up_ns"),
-        legend=(("gap", "waits for others"), ("TP", "holds others up")),
+        terms=("waits.wait_ns", "waits.wait_caused_ns"),
+        legend=(("gap", "waits for others"), ("TP", "wait caused")),
         table=_waits_table(shown),
     )
 
@@ -140,7 +140,7 @@ def _waits_table(ranks: list[dict[str, Any]]) -> Table:
     rows = tuple(
         (
             Cell(text=f"rank {row['rank']}", sort=row["rank"]),
-            *(number(row[key], words.ns) for key in ("wait_ns", "held_up_ns", "later_ns")),
+            *(number(row[key], words.ns) for key in ("wait_ns", "wait_caused_ns", "later_ns")),
             number(row["transfer_ns"], words.ns),
             number(row["last"] / row["collectives"], words.percent),
         )
@@ -149,7 +149,7 @@ def _waits_table(ranks: list[dict[str, Any]]) -> Table:
     heads = columns(
         "rank",
         ("waits", "waits.wait_ns"),
-        ("holds up", "waits.held_up_ns"),
+        ("wait caused", "waits.wait_caused_ns"),
         ("later", "waits.later_ns"),
         ("transfers", "waits.transfer_ns"),
         ("comes last", "waits.last_share"),

@@ -204,7 +204,10 @@ _GROUPS = {
 
 _WAITS = "what it waits and transfers, a step"
 _RATES = "bytes per second, the median of the other groups, and the one by the other"
-_COST = "what a step takes longer because of it, and the share of the mean step"
+_COST = (
+    "how much longer a step takes because of the cause, or the time that the symptom takes of a "
+    "step; and its share of the mean step"
+)
 _ACROSS = {
     "waits.wait_ns": _of(
         "Waits", f"{_WAITS}: the wait is from its own arrival in a collective to the last one"
@@ -212,9 +215,11 @@ _ACROSS = {
     "waits.transfer_ns": _of(
         "Transfers", f"{_WAITS}: the transfer is from the last arrival to the end"
     ),
-    "waits.held_up_ns": _of(
-        "Holds others up",
-        "what the others would have come earlier by, a step: held up, where it is last",
+    "waits.wait_caused_ns": _of(
+        "Wait caused",
+        "how much earlier the rank before it arrived, summed over the collectives in which this "
+        "rank was the last, per step. It includes waiting that costs the step nothing, so it is "
+        "more than the cost of a finding",
     ),
     "waits.later_ns": _of(
         "Later",
@@ -237,7 +242,15 @@ _ACROSS = {
         "Lost", "what its transfers take longer than at the rate of the others, a step"
     ),
     "findings.cost_ns": _of("Cost", _COST),
-    "findings.cost_share": _of("Of the step", _COST),
+    "findings.share": _of("Of the step", _COST),
+    "findings.confidence": _of(
+        "Confidence",
+        "high: matched across ranks, and above three times the spread between steps; medium: "
+        "above the spread; low: one rank, one step, or within the spread",
+    ),
+    "findings.evidence": _of(
+        "Evidence", "the measurements that the finding rests on, means over steps"
+    ),
 }
 
 _PATH = {
