@@ -337,16 +337,16 @@ def waits(events, steps):
             row["wait_ns"] += arrivals[-1] - event["start"]
             row["transfer_ns"] += end - arrivals[-1]
             row["last"] += alone_last
-            row["held_up_ns"] += arrivals[-1] - arrivals[-2] if alone_last else 0
+            row["wait_caused_ns"] += arrivals[-1] - arrivals[-2] if alone_last else 0
             row["later_ns"] += event["start"] - median_low(others)
     for row in found.values():
         row["last_share"] = row["last"] / row["collectives"]
-        for name in ("wait_ns", "transfer_ns", "held_up_ns", "later_ns"):
+        for name in ("wait_ns", "transfer_ns", "wait_caused_ns", "later_ns"):
             row[name] /= steps
     return found
 
 
-WAIT = ("collectives", "wait_ns", "transfer_ns", "last", "held_up_ns", "later_ns")
+WAIT = ("collectives", "wait_ns", "transfer_ns", "last", "wait_caused_ns", "later_ns")
 
 
 def alone(event, others, compute):

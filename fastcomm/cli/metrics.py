@@ -40,9 +40,9 @@ def run(
     PATH is a directory of traces, or files, or globs: of the PyTorch profiler (.json[.gz]),
     exports of Nsight Systems (.sqlite, parquetdir, arrowdir), or what fastcomm ingest wrote.
     Printed are: the largest part of a step, the causes of lost time (stragglers, slow links,
-    late hosts, imbalanced stages, hot experts) with their cost, the time breakdown of an iteration, how much of the
-    communication hides behind compute, the windows between phases, bandwidth and volume of DP,
-    TP, PP, EP and CP, and who waits for whom.
+    late hosts, imbalanced stages, hot experts) with their cost, the time breakdown of an
+    iteration, how much of the communication overlaps compute, the windows between phases,
+    bandwidth and volume of DP, TP, PP, EP and CP, and who waits for whom.
 
     Where the traces do not name their process groups, say how ranks are laid out (--tp, --pp,
     --ep, --cp, --order). Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some

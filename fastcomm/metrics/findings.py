@@ -76,14 +76,8 @@ class Finding:
         return self.kind in SYMPTOMS
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object; evidence that is not known is left out."""
-        evidence = asdict(self.evidence).items()
-        fields = ("kind", "text", "cost_ns", "share", "confidence")
-        return {
-            **{name: getattr(self, name) for name in fields},
-            "ranks": list(self.ranks),
-            "evidence": {name: value for name, value in evidence if value is not None},
-        }
+        """Return the JSON object."""
+        return asdict(self)
 
 
 def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -4,7 +4,7 @@ Of a collective that several ranks were matched in, with times on one clock:
 
     wait(r)  = last arrival - own arrival        skew = last arrival - first arrival
     transfer = end - last arrival, where the end is the median of its members' ends
-    held up  = last arrival - the one before it, which the last rank costs the others
+    wait caused by the last rank = last arrival - the arrival before it
 
 Without clocks that agree none of this can be told.
 """
@@ -20,7 +20,7 @@ from fastcomm.metrics.calls import Events
 from fastcomm.metrics.classes import classes, members, sums
 from fastcomm.metrics.collectives import Collectives
 from fastcomm.metrics.meetings import Meetings
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.schema import OP, OPS, TAGS
 
 Ints = NDArray[np.int64]
 
@@ -54,8 +54,7 @@ class Wait:
     transfer_ns: float
     last: int  # how often this rank was the last to come
     last_share: float  # of its collectives
-    # wait caused: what the others would have arrived earlier by, had it not been last
-    wait_caused_ns: float
+    wait_caused_ns: float  # by arriving last in collectives; messages are left out
     later_ns: float  # how much later than the median of the others it comes; drift cancels out
     # Of the time directly before the end in which neither compute nor other communication runs:
     exposed_wait_ns: float  # before the last arrival
@@ -139,18 +138,20 @@ class WaitSums:
     def of(cls, events: Events, meetings: Meetings) -> Self:
         """Those of some collectives."""
         keys, place = classes(events.rank[meetings.row], events.tag[meetings.row])
-        is_last, held_up = np.zeros((2, len(place)), np.int64)
-        # Where several come last at once nobody holds the others up.
-        held = meetings.held_up
-        is_last[meetings.last] = held > 0
-        held_up[meetings.last] = held
+        is_last, caused = np.zeros((2, len(place)), np.int64)
+        # Where several arrive last at once, nobody causes a wait.
+        late = meetings.held_up
+        is_last[meetings.last] = late > 0
+        # Messages of a pipeline hand lateness on: who sends late may have received late.
+        is_message = events.op[meetings.row[meetings.last]] == OP["SendRecv"]
+        caused[meetings.last] = np.where(is_message, 0, late)
         wait, transfer = meetings.wait, np.repeat(meetings.transfer, meetings.size)
         columns = (
             np.ones(len(place), np.int64),
             wait,
             transfer,
             is_last,
-            held_up,
+            caused,
             meetings.later,
             *_exposed(events.alone[meetings.row], wait, transfer),
         )

@@ -79,6 +79,8 @@ def notes(found: Across) -> list[str]:
     share = percent(found.matching.share)
     return [
         "skew: from the first to the last arrival; transfer: from there to the end. "
+        "wait caused: how long others wait in collectives because the rank is last; one delay "
+        "counts in every collective that it reaches, so this can exceed the cost of a finding. "
         f"{share} of the collectives are matched across ranks; clocks {times}.",
     ]
 

@@ -56,12 +56,12 @@ class Suggestions:
                 return None
             name = "communication of unknown parallelism" if tag == "OTHER" else tag
             return Command(
-                line=self._line("what-if", self._whose(ranks), "--scale", f"comm:{tag}=0.5"),
+                line=self._line("what-if", *self._whose(ranks), "--scale", f"comm:{tag}=0.5"),
                 purpose=_PURPOSE[finding.kind].format(tag=name),
             )
         is_local = finding.kind in ("jittery_host", "copies")
         whose = ["--rank", str(finding.ranks[0])] if is_local else self._whose(finding.ranks)
-        return Command(line=self._line("critical-path", whose), purpose=_PURPOSE[finding.kind])
+        return Command(line=self._line("critical-path", *whose), purpose=_PURPOSE[finding.kind])
 
     @property
     def has_path(self) -> bool:
@@ -93,9 +93,6 @@ class Suggestions:
         ranks: list[int] = rows.filter(pc.equal(rows["tag"], tag))["rank"].to_pylist()
         return ranks
 
-    def _line(self, name: str, *words: str | Sequence[str]) -> str:
-        options = [
-            each for word in words for each in ([word] if isinstance(word, str) else word)
-        ]
+    def _line(self, name: str, *options: str) -> str:
         more = ["--keep-going"] if self.metrics.failed else []
         return shlex.join(["fastcomm", name, *self.arguments, *options, *more])

@@ -1,4 +1,4 @@
-"""The findings of a run on its page: those of the terminal, with evidence and a next command."""
+"""The findings of a run on its page: as on the terminal, with evidence and a next command."""
 
 from collections.abc import Callable
 from typing import Any

@@ -205,8 +205,8 @@ _GROUPS = {
 _WAITS = "what it waits and transfers, a step"
 _RATES = "bytes per second, the median of the other groups, and the one by the other"
 _COST = (
-    "how much longer a step takes because of the cause, or the time that the symptom takes of a "
-    "step; and its share of the mean step"
+    "of a cause how much longer a step takes because of it, of a symptom its time; and the "
+    "share of the mean step"
 )
 _ACROSS = {
     "waits.wait_ns": _of(
@@ -217,9 +217,8 @@ _ACROSS = {
     ),
     "waits.wait_caused_ns": _of(
         "Wait caused",
-        "how much earlier the rank before it arrived, summed over the collectives in which this "
-        "rank was the last, per step. It includes waiting that costs the step nothing, so it is "
-        "more than the cost of a finding",
+        "how long others wait in collectives because this rank arrives last, per step: own "
+        "arrival less that of the rank before it",
     ),
     "waits.later_ns": _of(
         "Later",
@@ -249,7 +248,8 @@ _ACROSS = {
         "above the spread; low: one rank, one step, or within the spread",
     ),
     "findings.evidence": _of(
-        "Evidence", "the measurements that the finding rests on, means over steps"
+        "Evidence",
+        "the numbers that the finding rests on; null is what does not apply to its kind",
     ),
 }
 
