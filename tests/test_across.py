@@ -98,7 +98,8 @@ def collectives(draw):
             start = end - draw(st.integers(0, 900))
             seen = {"rank": rank, "group": label, "seq": number, "tag": tag, "op": op}
             seen |= {"start": start, "stop": end, "collective": number, "bytes": size}
-            seen |= {"start_ns": start, "duration_ns": end - start, "alone_ns": 0}
+            seen |= {"start_ns": start, "duration_ns": end - start}
+            seen |= {"alone_ns": draw(st.integers(0, end - start))}
             found.append(seen | {"group_size": len(GROUPS[label]), "bus_bytes": size})
     return draw(st.permutations(found))
 

@@ -1,0 +1,86 @@
+"""Every command that is suggested for a run works on that run."""
+
+import re
+import shlex
+
+import pytest
+from click.testing import CliRunner
+from html_page import parsed, without_scripts
+
+from fastcomm.cli import main
+from fastcomm.synthetic import Job, write
+
+pytestmark = pytest.mark.compiled
+
+KINETO = [
+    "mi300_resnet",
+    "b200_vllm",
+    "h100_qwen",
+    "mtia",
+    "trace_diff/control.json.gz",
+    "trace_diff/test.json.gz",
+    "dlrm_8rank",
+    "nccl_2rank_rank0.json.gz",
+    "sampled_2of128",
+    "gloo_4rank",
+]
+NSYS = ["mfu_2gpu.sqlite", "nccl_nvtx_4rank.sqlite"]
+
+
+def run(words):
+    """The standard output of a command that succeeds."""
+    done = CliRunner().invoke(main, list(map(str, words)), catch_exceptions=False)
+    assert done.exit_code == 0, (words, done.output)
+    return done.stdout
+
+
+def suggested(folder, words):
+    """The commands that the terminal, the page and `info` suggest for a run."""
+    page = folder / "page.html"
+    shown = run(["metrics", *words, "--html", page])
+    shown += run(["info", *words])
+    lines = re.findall(r"(?:^next:|, or|^   ) +(fastcomm .+?)(?=, or fastcomm|$)", shown, re.M)
+    tree = parsed(without_scripts(page.read_text("utf-8")))
+    codes = [each.children[0].text for each in tree.all("div", class_="command")]
+    return [*lines, *codes]
+
+
+def check(folder, words):
+    """Run all suggested commands; returns how many there are."""
+    commands = suggested(folder, words)
+    assert f"fastcomm metrics {shlex.join(map(str, words))}" in commands
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "fastcomm"
+        if arguments[:2] == ["metrics", str(words[0])] and len(arguments) == len(words) + 1:
+            continue  # has been run
+        if arguments[0] == "ingest":
+            arguments[-1] = folder / "store"
+        run(arguments)
+    return len(commands)
+
+
+@pytest.mark.parametrize("name", KINETO)
+def test_every_command_suggested_for_a_kineto_trace_works(kineto, name, tmp_path):
+    check(tmp_path, [kineto / name])
+
+
+@pytest.mark.parametrize("name", NSYS)
+def test_every_command_suggested_for_an_nsys_export_works(nsys, name, tmp_path):
+    check(tmp_path, [nsys / name])
+
+
+@pytest.mark.parametrize("fault", ["slow_gpu", "jittery_host", "slow_link"])
+def test_every_command_suggested_for_a_fault_works_with_the_options_of_the_run(fault, tmp_path):
+    folder = tmp_path / "a run"
+    write(Job.of(fault=fault, steps=2), folder)
+    assert check(tmp_path, [folder]) == 3
+    page = tmp_path / "page.html"
+    run(["metrics", folder, "--ranks", "4-7", "--guess-tags", "--html", page])
+    tree = parsed(without_scripts(page.read_text("utf-8")))
+    for each in tree.all("div", class_="command"):
+        program, *arguments = shlex.split(each.children[0].text)
+        assert {"--ranks", "4-7", "--guess-tags"} <= set(arguments)
+        run(arguments)
+
+
