@@ -70,6 +70,21 @@ def test_every_command_suggested_for_an_nsys_export_works(nsys, name, tmp_path):
     check(tmp_path, [nsys / name])
 
 
+def test_every_command_suggested_by_the_page_of_a_path_works(tmp_path):
+    folder, page = tmp_path / "a run", tmp_path / "page.html"
+    write(Job.of(steps=2), folder)
+    words = [folder, "--iteration", "11", "--ranks", "4-7"]
+    for whose in (["--all-ranks"], ["--rank", "6"]):
+        run(["critical-path", *words, *whose, "--html", page])
+        tree = parsed(without_scripts(page.read_text("utf-8")))
+        commands = [each.children[0].text for each in tree.all("div", class_="command")]
+        assert commands
+        for command in commands:
+            _, *arguments = shlex.split(command)
+            assert {"--iteration", "11", "--ranks", "4-7", *whose} <= set(arguments)
+            run(arguments)
+
+
 @pytest.mark.parametrize("fault", ["slow_gpu", "jittery_host", "slow_link"])
 def test_every_command_suggested_for_a_fault_works_with_the_options_of_the_run(fault, tmp_path):
     folder = tmp_path / "a run"
@@ -79,8 +94,6 @@ def test_every_command_suggested_for_a_fault_works_with_the_options_of_the_run(f
     run(["metrics", folder, "--ranks", "4-7", "--guess-tags", "--html", page])
     tree = parsed(without_scripts(page.read_text("utf-8")))
     for each in tree.all("div", class_="command"):
-        program, *arguments = shlex.split(each.children[0].text)
+        _, *arguments = shlex.split(each.children[0].text)
         assert {"--ranks", "4-7", "--guess-tags"} <= set(arguments)
         run(arguments)
-
-
