@@ -37,7 +37,8 @@ def exposures(
         if share is None or step_ns is None:
             continue
         exposed = share * step_ns
-        waiting = _waiting_share([each for each in waits if each.tag == tag], volume[tag])
+        own = [each for each in waits if each.tag == tag]
+        waiting = _waiting_share(own, volume[tag]) if exposed else 0.0
         found[tag] = Exposure(
             exposed_ns=exposed,
             wait_ns=None if waiting is None else exposed * waiting,
