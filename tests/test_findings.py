@@ -50,6 +50,25 @@ def test_a_planted_fault_is_found_with_its_cost_and_nothing_else(layout, fault):
         assert found[0].evidence.stage in (wanted["stage"], None)
 
 
+@pytest.mark.parametrize("fault", [*FAULTS, None])
+def test_the_first_finding_of_512_ranks_is_the_planted_cause_and_there_is_none_without(fault):
+    changes = {"fault": fault} if fault else {"straggler": None}
+    job = Job.of(512, steps=1, layers=2, **changes)
+    found, wanted = measured_job(job, with_tables=False), planted(job)
+    assert found.headline.startswith("Compute is the largest part of the step: ")
+    if wanted is None:
+        assert found.findings == ()
+        assert found.health == (
+            "The run is healthy: no rank, stage or link stands apart; compute limits the step."
+        )
+        return
+    (first,) = found.findings
+    assert (first.kind, list(first.ranks)) == (wanted["kind"], wanted["ranks"])
+    assert first.cost_ns == pytest.approx(wanted["cost_ns"], rel=TOLERANCE.get(fault, 0.1))
+    assert first.share == pytest.approx(first.cost_ns / found.iteration.mean_ns)
+    assert found.health is None
+
+
 clean = st.builds(
     lambda tp, pp, ep, edp, changes: Job.of(
         tp * pp * ep * edp, tp=tp, pp=pp, dp=ep * edp, ep=ep, straggler=None, **changes

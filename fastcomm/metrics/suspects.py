@@ -28,7 +28,7 @@ from fastcomm.units import format_ns
 Floats = NDArray[np.float64]
 
 # A stage's work differs by itself: the first embeds, the last has the head.
-LEAST_STAGE = 0.02
+LEAST_STAGE = 0.015
 # Of what a rank computes more, the share that it gets more to do for, to be called hot.
 _HOT = 1 / 3
 _LEAST_HOT = 0.05
