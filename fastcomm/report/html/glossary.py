@@ -271,7 +271,7 @@ _PATH = {
     "path.transfer_ns": _of("Transfers", "time in collectives after the last rank has come"),
     "path.arrived_last": _of("Came last", "at how many collectives this rank was the last"),
     "path.held_up_ns": _of(
-        "Held others up", "by how much all others could have begun earlier, were it in time"
+        "Wait caused", "by how much all others could have begun earlier, were it in time"
     ),
     "path.crossings": _of("Crossings", "how often the path goes from rank to rank"),
     "whatif.span_ns": _of(
