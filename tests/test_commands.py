@@ -2,12 +2,15 @@
 
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 from html_page import parsed, without_scripts
 
+import fastcomm
 from fastcomm.cli import main
+from fastcomm.report.commands import Suggestions
 from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled
@@ -27,10 +30,10 @@ KINETO = [
 NSYS = ["mfu_2gpu.sqlite", "nccl_nvtx_4rank.sqlite"]
 
 
-def run(words):
+def run(words, *codes):
     """The standard output of a command that succeeds."""
     done = CliRunner().invoke(main, list(map(str, words)), catch_exceptions=False)
-    assert done.exit_code == 0, (words, done.output)
+    assert done.exit_code in (codes or (0,)), (words, done.output)
     return done.stdout
 
 
@@ -97,3 +100,26 @@ def test_every_command_suggested_for_a_fault_works_with_the_options_of_the_run(f
         _, *arguments = shlex.split(each.children[0].text)
         assert {"--ranks", "4-7", "--guess-tags"} <= set(arguments)
         run(arguments)
+
+
+def test_a_run_with_a_skipped_rank_is_suggested_commands_that_skip_it_too(tmp_path):
+    folder, page = tmp_path / "run", tmp_path / "page.html"
+    paths = sorted(write(Job.of(steps=2), folder))
+    paths[2].write_bytes(b"no trace")
+    run(["metrics", folder, "--keep-going", "--html", page], 3)
+    tree = parsed(without_scripts(page.read_text("utf-8")))
+    (command,) = [each.children[0].text for each in tree.all("div", class_="command")]
+    assert command == f"fastcomm critical-path {folder} --all-ranks --keep-going"
+    run(shlex.split(command)[1:], 3)
+
+
+def test_no_critical_path_is_suggested_where_compute_is_not_known(tmp_path):
+    folder = tmp_path / "run"
+    write(Job.of(steps=1, layers=1), folder)
+    found = fastcomm.compute_metrics(fastcomm.open_run(folder))
+    (finding,) = found.findings
+    assert (
+        Suggestions(metrics=found, arguments=["x"]).next(finding).line.endswith("--all-ranks")
+    )
+    unknown = replace(found, lacks={"compute": found.ranks})
+    assert Suggestions(metrics=unknown, arguments=["x"]).next(finding) is None
