@@ -257,7 +257,7 @@ def ranks() -> Drawing:
         drawing.bar("moved", arrivals[-1], 94, "transfer")
     drawing.row("skew")
     drawing.span(8, 62, "from the first arrival to the last")
-    drawing.row("held up")
+    drawing.row("wait caused")
     drawing.span(34, 62, "by rank 2, alone")
     for place in (8, 34, 62):
         drawing.cut(place, 5)

@@ -437,16 +437,23 @@ def waits(events, steps):
             row["wait_ns"] += arrivals[-1] - event["start"]
             row["transfer_ns"] += end - arrivals[-1]
             row["last"] += alone_last
-            row["held_up_ns"] += arrivals[-1] - arrivals[-2] if alone_last else 0
+            row["wait_caused_ns"] += arrivals[-1] - arrivals[-2] if alone_last else 0
             row["later_ns"] += event["start"] - median_low(others)
+            exposed = event["stop"] - event["alone_ns"], event["stop"]
+            row["exposed_wait_ns"] += max(0, arrivals[-1] - exposed[0])
+            row["exposed_transfer_ns"] += exposed[1] - max(exposed[0], arrivals[-1])
     for row in found.values():
         row["last_share"] = row["last"] / row["collectives"]
-        for name in ("wait_ns", "transfer_ns", "held_up_ns", "later_ns"):
-            row[name] /= steps
+        for name in row:
+            if name.endswith("_ns"):
+                row[name] /= steps
     return found
 
 
-WAIT = ("collectives", "wait_ns", "transfer_ns", "last", "held_up_ns", "later_ns")
+WAIT = (
+    *("collectives", "wait_ns", "transfer_ns", "last", "wait_caused_ns", "later_ns"),
+    *("exposed_wait_ns", "exposed_transfer_ns"),
+)
 
 
 def alone(event, others, compute):

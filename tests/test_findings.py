@@ -40,13 +40,33 @@ def test_a_planted_fault_is_found_with_its_cost_and_nothing_else(layout, fault):
     job = Job.of(**LAYOUTS[layout], fault=fault, steps=1)
     found = measured_job(job).findings
     wanted = planted(job)
-    assert [each.kind for each in found] == [fault]
+    assert [each.kind for each in found if not each.is_symptom] == [wanted["kind"]]
+    assert found[0].kind == wanted["kind"]
     assert found[0].cost_ns == pytest.approx(wanted["cost_ns"], rel=TOLERANCE.get(fault, 0.1))
     if fault == "slow_link":
-        assert set(wanted["ranks"]) <= set(found[0].subject.ranks)
+        assert set(wanted["ranks"]) <= set(found[0].ranks)
     else:
-        assert list(found[0].subject.ranks) == wanted["ranks"]
-        assert found[0].subject.stage in (wanted["stage"], None)
+        assert list(found[0].ranks) == wanted["ranks"]
+        assert found[0].evidence.stage in (wanted["stage"], None)
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, None])
+def test_the_first_finding_of_512_ranks_is_the_planted_cause_and_there_is_none_without(fault):
+    changes = {"fault": fault} if fault else {"straggler": None}
+    job = Job.of(512, steps=1, layers=2, **changes)
+    found, wanted = measured_job(job, with_tables=False), planted(job)
+    assert found.headline.startswith("Compute is the largest part of the step: ")
+    if wanted is None:
+        assert found.findings == ()
+        assert found.health == (
+            "The run is healthy: no rank, stage or link stands apart; compute limits the step."
+        )
+        return
+    (first,) = found.findings
+    assert (first.kind, list(first.ranks)) == (wanted["kind"], wanted["ranks"])
+    assert first.cost_ns == pytest.approx(wanted["cost_ns"], rel=TOLERANCE.get(fault, 0.1))
+    assert first.share == pytest.approx(first.cost_ns / found.iteration.mean_ns)
+    assert found.health is None
 
 
 clean = st.builds(
@@ -71,8 +91,8 @@ clean = st.builds(
 
 @given(clean)
 @settings(max_examples=8)
-def test_nothing_is_found_in_a_clean_run(job):
-    assert measured_job(job).findings == ()
+def test_no_cause_is_found_in_a_clean_run(job):
+    assert [each for each in measured_job(job).findings if not each.is_symptom] == []
 
 
 @pytest.mark.parametrize("fault", ["slow_gpu", "slow_link"])
@@ -87,15 +107,18 @@ def test_a_slower_fault_costs_more_and_a_small_one_is_none(fault):
 def test_the_demo_plants_a_fault_and_the_report_begins_with_it(tmp_path):
     words = ["demo", str(tmp_path), "--ranks", "2"]
     shown = CliRunner().invoke(main, words, catch_exceptions=False).stdout.splitlines()
-    assert shown[1].startswith("  Rank 1 is slow: it has the work of its peers")
+    assert shown[1].startswith("  Compute is the largest part of the step: ")
+    assert shown[2].startswith("  Rank 1 is a straggler: same work as its peers, ")
     assert any(line.startswith("waits a step") for line in shown)
     raw = CliRunner().invoke(main, ["metrics", str(tmp_path), "--clocks", "raw", "--json"])
     said = json.loads(raw.stdout)
     assert said["clocks"]["times"] == "raw"
     assert [each["offset_ns"] for each in said["clocks"]["offsets"]] == [0, 0]
-    assert [each["kind"] for each in said["findings"]] == ["slow_gpu"]
+    assert [each["kind"] for each in said["findings"]] == ["straggler"]
     clean = CliRunner().invoke(main, [*words, "--fault", "none"], catch_exceptions=False)
-    assert "No rank, stage or link stands apart from its peers." in clean.stdout.splitlines()[1]
+    assert clean.stdout.splitlines()[2].startswith(
+        "  The run is healthy: no rank, stage or link"
+    )
 
 
 def test_a_fault_that_a_job_cannot_have_is_refused():
@@ -111,7 +134,7 @@ def test_a_slow_gpu_costs_what_its_attentions_take_longer():
     job = Job.of()
     longer = sum(layers.slack(job, direction) for direction in ("forward", "backward"))
     assert planted(job) == {
-        "kind": "slow_gpu",
+        "kind": "straggler",
         "ranks": [5],
         "stage": 1,
         "cost_ns": job.micro_batches * longer,

@@ -116,22 +116,29 @@ def run(
     if words["save"]:
         found.save(words["save"])
     data = _data(trace, found, words["execution_trace"]) if words["deps"] else None
-    _page(found, paths, words["html"])
+    _page(found, paths, words)
     _show(found, as_json, output, data, left_out, xlsx=words["xlsx"])
     if left_out:
         ctx.exit(INCOMPLETE)
 
 
-def _page(found: "CriticalPath | Joined", paths: tuple[str, ...], html: str | None) -> None:
+def _page(
+    found: "CriticalPath | Joined", paths: tuple[str, ...], words: dict[str, Any]
+) -> None:
     """Write the page, if one was asked for."""
-    if html is None:
+    if words["html"] is None:
         return
+    from fastcomm.cli.options import reading_words
+    from fastcomm.cli.windows import window_words
     from fastcomm.critical_path.ranks import Joined
     from fastcomm.report.html import critical, render
 
     joined = found if isinstance(found, Joined) else None
     path = found.path if isinstance(found, Joined) else found
-    render.write(critical.page(path, joined, paths), html)
+    options = [*reading_words(words), *window_words(words)]
+    if joined is not None and words["keep_going"]:
+        options.append("--keep-going")
+    render.write(critical.page(path, joined, paths, options), words["html"])
 
 
 def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDependencies":
@@ -166,7 +173,7 @@ def _join(
     if refused := [name for name in _ONE_RANK if words[name] is not None]:
         raise ConfigError(f"--all-ranks and --{refused[0]} contradict each other; wanted one")
     found, left_out = joined_run(paths, words)
-    _page(found, paths, words["html"])
+    _page(found, paths, words)
     if output is not None:
         report.write_joined(found, output, xlsx=words["xlsx"])
     if not as_json:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli.measuring import compute, measure_options
-from fastcomm.cli.options import engine_of
+from fastcomm.cli.options import engine_of, reading_words
 from fastcomm.cli.results import result_options
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def run(
 
     PATH is a directory of traces, or files, or globs: of the PyTorch profiler (.json[.gz]),
     exports of Nsight Systems (.sqlite, parquetdir, arrowdir), or what fastcomm ingest wrote.
-    Printed are: what is wrong (slow GPUs and links, late hosts, stages and experts with too
-    much to do) and what it costs, the time breakdown of an iteration, how much of the
-    communication hides behind compute, the windows between phases, bandwidth and volume of DP,
-    TP, PP, EP and CP, and who waits for whom.
+    Printed are: the largest part of a step, the causes of lost time (stragglers, slow links,
+    late hosts, imbalanced stages, hot experts) with their cost, the time breakdown of an
+    iteration, how much of the communication overlaps compute, the windows between phases,
+    bandwidth and volume of DP, TP, PP, EP and CP, and who waits for whom.
 
     Where the traces do not name their process groups, say how ranks are laid out (--tp, --pp,
     --ep, --cp, --order). Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some
@@ -60,7 +60,8 @@ def run(
     if html is not None:
         from fastcomm.report.html import measured, render
 
-        render.write(measured.page(found, paths), html)
+        page = measured.page(found, paths, options=reading_words(words))
+        render.write(page, html)
     show(found, as_json)
     if found.failed:
         ctx.exit(INCOMPLETE)

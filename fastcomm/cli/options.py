@@ -197,6 +197,23 @@ def seen_by(paths: tuple[str, ...], words: dict[str, Any]) -> tuple[str, ...]:
     return tuple(path if is_url(path) else str(Path(path).absolute()) for path in paths)
 
 
+# Options that change which events are read, or what parallelism they have. Not the clock of
+# iterations: a critical path is cut at host marks.
+_REPEATED = ("ranks", *_SIZES, "order", "config_path", "guess_tags", "iteration_regex")
+
+
+def reading_words(words: dict[str, Any]) -> list[str]:
+    """Return the options of `reading_options` as words of a command line, but defaults."""
+    line = []
+    for name in (*_REPEATED, "allow_truncated"):
+        value = words.get(name)
+        if value is None or value is False:
+            continue
+        line.append("--config" if name == "config_path" else f"--{name.replace('_', '-')}")
+        line += [] if value is True else [str(value)]
+    return line
+
+
 def open_options(words: dict[str, Any]) -> "OpenOptions":
     """What the words of `run_options` say about how to read."""
     from fastcomm.readers import config as config_

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fastcomm.cli.measuring import compute, measure_options
-from fastcomm.cli.options import engine_of
+from fastcomm.cli.options import engine_of, reading_words
 from fastcomm.cli.said import say
 
 _EXAMPLES = """\b
@@ -48,7 +48,14 @@ def run(
     with engine_of(words) as engine:
         found = compute(paths, words, engine, with_tables=True)
     whole = None if words["no_path"] else opened_whole(paths, words)
-    write_report(found, output, run=whole, paths=paths, with_data=not no_data)
+    write_report(
+        found,
+        output,
+        run=whole,
+        paths=paths,
+        options=reading_words(words),
+        with_data=not no_data,
+    )
     say(f"wrote {output}")
     if found.failed:
         ctx.exit(INCOMPLETE)

@@ -70,6 +70,18 @@ def wanted_window(words: dict[str, Any]) -> "Wanted":
     )
 
 
+def window_words(words: dict[str, Any]) -> list[str]:
+    """Return the options of `window_options` as words of a command line, but defaults."""
+    line = []
+    for name in ("iteration", "annotation", "instance"):
+        if words[name] is not None:
+            line += [f"--{name}", str(words[name])]
+    line += ["--exact"] if words["exact"] else []
+    for regex in words["data_load_events"]:
+        line += ["--data-load-events", regex]
+    return line
+
+
 def _instance(text: str | None) -> int | tuple[int, int] | None:
     if text is None:
         return None

@@ -49,7 +49,7 @@ class Across:
     links: tuple[Link, ...]
     heat: Heat
     outliers: tuple[Outlier, ...]
-    findings: tuple[Finding, ...]  # the costliest first
+    causes: tuple[Finding, ...]  # the costliest first
 
     def by_wait_caused(self, count: int | None = None) -> tuple[WaitCaused, ...]:
         """Return the ranks that others wait for, by the wait they cause; at most `count`.
@@ -67,7 +67,6 @@ class Across:
             **many,
             "heat": self.heat.to_dict(),
             "outliers": plain(self.outliers),
-            "findings": [asdict(each) for each in self.findings],
         }
 
 
@@ -120,12 +119,12 @@ def across(
         links=tuple(each.link for each in linked),
         heat=grid.heat(),
         outliers=outliers(grid, stage),
-        findings=in_order(
+        causes=in_order(
             [
-                *suspects.slow_ranks(known),
+                *suspects.stragglers(known),
                 *suspects.jittery_hosts(known),
                 *suspects.imbalanced_stages(known),
-                *slow_links(linked, seen, step),
+                *slow_links(linked, seen, grid),
             ]
         ),
     )
@@ -158,7 +157,6 @@ def _tables(found: Across, grid: Grid) -> dict[str, pa.Table]:
                 ("clocks", Offset, found.offsets),
             )
         },
-        "findings": _findings_table(found.findings),
     }
 
 
@@ -206,14 +204,6 @@ def table_of(cls: type, rows: Sequence[Any]) -> pa.Table:
     schema = pa.schema(fields)
     columns = {name: [getattr(each, name) for each in rows] for name in schema.names}
     return pa.table(columns, schema=schema)
-
-
-def _findings_table(findings: Sequence[Finding]) -> pa.Table:
-    rows = [{**each.to_dict(), **asdict(each.subject)} for each in findings]
-    fields = [("kind", pa.string()), ("ranks", pa.list_(pa.int64())), ("stage", pa.int64())]
-    fields += [(name, pa.string()) for name in ("group", "tag")]
-    fields += [(name, pa.float64()) for name in ("cost_ns", "cost_share")]
-    return pa.Table.from_pylist(rows, schema=pa.schema([*fields, ("words", pa.string())]))
 
 
 def _received(sums: pa.Table, steps: int) -> dict[int, float]:

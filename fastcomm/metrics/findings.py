@@ -1,42 +1,50 @@
-"""What is wrong with a run: each with its subject, its evidence and its price.
+"""Findings: the causes of lost time in a run, then its symptoms, each with evidence and cost.
 
-A cost is what a step takes longer because of it, in ns: what the subject needs more than its
-peers, where others wait for it.
+The cost of a cause is how much longer a step takes because of it; the cost of a symptom is the
+time it takes of a step. Both are in ns, as means over steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Kind = Literal["slow_gpu", "slow_link", "jittery_host", "imbalanced_stage", "hot_expert"]
-KINDS: tuple[Kind, ...] = (
-    "slow_gpu",
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+Kind = Literal[
+    "straggler",
     "slow_link",
     "jittery_host",
     "imbalanced_stage",
     "hot_expert",
-)
+    "exposed_communication",
+    "copies",
+    "idle",
+]
+SYMPTOMS: tuple[Kind, ...] = ("exposed_communication", "copies", "idle")
+Confidence = Literal["high", "medium", "low"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """Whom a finding is about; what does not apply is null."""
-
-    ranks: tuple[int, ...]
-    stage: int | None = None  # of the pipeline
-    group: str | None = None  # description of the group whose link it is
-    tag: str | None = None
+# A smaller share of a step is no finding.
+LEAST_FINDING = 0.005
+_HIGH = 3  # spreads between steps that a cost of high confidence exceeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """The numbers behind a finding; which of them are known depends on its kind."""
 
-    compute_ns: float | None = None  # of the subject, a step
+    stage: int | None = None  # of the pipeline
+    group: str | None = None  # description of the process group
+    tag: str | None = None  # parallelisms, joined by "+"
+    steps: int | None = None  # that the cost is a mean of
+    spread_ns: float | None = None  # standard deviation of the cost between steps
+    compute_ns: float | None = None  # of the subject, per step
     peers_compute_ns: float | None = None
-    idle_ns: float | None = None  # in which nothing runs on the device
+    idle_ns: float | None = None
     peers_idle_ns: float | None = None
-    wait_ns: float | None = None  # for others, in collectives
+    wait_ns: float | None = None  # in collectives, for others
     peers_wait_ns: float | None = None
     expert_bytes: float | None = None  # of the all-to-alls of expert parallelism
     peers_expert_bytes: float | None = None
@@ -44,24 +52,67 @@ class Evidence:
     bus_bw: float | None = None  # bytes per second, of the slowest class of collectives
     peers_bus_bw: float | None = None
     slow_groups: int | None = None  # that have the subject's ranks in common
+    exposed_wait_ns: float | None = None  # waiting for the last rank, exposed
+    exposed_transfer_ns: float | None = None
+    overlap: float | None = None  # share of the communication that overlaps compute
+    copies_ns: float | None = None  # that overlap neither compute nor communication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong."""
+    """One cause of lost time, or one symptom."""
 
     kind: Kind
-    subject: Subject
+    text: str
+    ranks: tuple[int, ...]
     cost_ns: float  # of a step
-    cost_share: float  # of the mean step
+    share: float  # of the mean step
+    confidence: Confidence
     evidence: Evidence
-    words: str
+
+    @property
+    def is_symptom(self) -> bool:
+        """Whether it says where time goes, and not why."""
+        return self.kind in SYMPTOMS
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the JSON object."""
         return asdict(self)
 
 
-def in_order(found: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The costliest first."""
-    return tuple(sorted(found, key=lambda each: (-each.cost_ns, each.kind, each.subject.ranks)))
+def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the findings that cost enough: causes first, each kind of them by cost."""
+    enough = [each for each in findings if each.share >= LEAST_FINDING]
+    return tuple(
+        sorted(enough, key=lambda each: (each.is_symptom, -each.cost_ns, each.kind, each.ranks))
+    )
+
+
+def spread(costs: Floats) -> float | None:
+    """Return the standard deviation between steps; None for fewer than two known steps."""
+    known = costs[~np.isnan(costs)]
+    return float(np.std(known, ddof=1)) if len(known) > 1 else None
+
+
+def confidence(
+    cost: float, spread_ns: float | None, *, ranks: int, is_matched: bool
+) -> Confidence:
+    """Return how far a cost can be trusted.
+
+    Low: one rank, one step, or a cost within the spread between steps. High: matched across
+    ranks, and above three times the spread. Medium otherwise.
+    """
+    if ranks < 2 or spread_ns is None or cost <= spread_ns:  # noqa: PLR2004 - one rank
+        return "low"
+    return "high" if is_matched and cost > _HIGH * spread_ns else "medium"
+
+
+def percent(share: float) -> str:
+    """Return a share as a sentence says it: "2.7 %"."""
+    return f"{share:.1%}".replace("%", " %")
+
+
+def median(values: Mapping[int, float], ranks: Sequence[int]) -> float | None:
+    """Return the median of the values of some ranks; None where no value is known."""
+    known = [values[rank] for rank in ranks if rank in values]
+    return float(np.median(known)) if known else None

@@ -72,10 +72,14 @@ class Grid:
         """The mean of each rank's known iterations; NaN where none is known."""
         return _known_mean(self.values[name], axis=1)
 
-    def median_by_iteration(self, name: str) -> NDArray[np.float64]:
-        """The median of each iteration's known ranks; NaN where none is known."""
-        columns = (column[column != UNKNOWN] for column in self.values[name].T)
+    def middle(self, name: str, rows: Ints) -> NDArray[np.float64]:
+        """Return the median of some ranks in each iteration; NaN where none is known."""
+        columns = (column[column != UNKNOWN] for column in self.values[name][rows].T)
         return np.array([np.median(each) if len(each) else np.nan for each in columns])
+
+    def median_by_iteration(self, name: str) -> NDArray[np.float64]:
+        """Return the median of all ranks in each iteration; NaN where none is known."""
+        return self.middle(name, np.arange(len(self.ranks)))
 
     @property
     def step_ns(self) -> float | None:

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +18,16 @@ from fastcomm.metrics import windows as windows_
 from fastcomm.metrics.across import Across, ClockKind, Material, across, plain
 from fastcomm.metrics.bandwidth import Bandwidth
 from fastcomm.metrics.breakdown import Breakdown, breakdown
-from fastcomm.metrics.findings import Finding
+from fastcomm.metrics.exposure import Exposure, exposures
+from fastcomm.metrics.findings import Finding, in_order
+from fastcomm.metrics.headline import headline, health
 from fastcomm.metrics.heat import Heat
 from fastcomm.metrics.iterations import IterationTimes, RankTime, iteration_times, rank_times
 from fastcomm.metrics.outside import Outside
 from fastcomm.metrics.overlap import Overlap, overlap
 from fastcomm.metrics.partial import Partial, RankNote
 from fastcomm.metrics.pieces import Piece
+from fastcomm.metrics.symptoms import StepTimes, symptoms
 from fastcomm.metrics.view import ByteKind
 from fastcomm.metrics.volume import Volume
 from fastcomm.metrics.windows import Window
@@ -54,6 +57,8 @@ class Metrics:
     volume: dict[str, Volume]
     overlap: Overlap
     across: Across
+    exposure: dict[str, Exposure] = field(default_factory=dict)  # by tag
+    findings: tuple[Finding, ...] = ()  # causes, then symptoms; each the costliest first
     warnings: tuple[str, ...] = ()
     world_size: int | None = None  # the job's number of ranks; null where nothing says it
     failed: tuple[SkippedRank, ...] = ()  # with --keep-going: ranks that could not be read
@@ -80,9 +85,14 @@ class Metrics:
         return self.across.heat
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What is wrong, the costliest first."""
-        return self.across.findings
+    def headline(self) -> str:
+        """The first sentence of a report: the largest part of the step."""
+        return headline(self)
+
+    @property
+    def health(self) -> str | None:
+        """The sentence that stands in for findings; None where there are findings."""
+        return health(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The object that `--json` prints; its schema is `docs/metrics.schema.json`."""
@@ -97,6 +107,8 @@ class Metrics:
             "by_rank": plain(self.by_rank),
         }
         return {
+            "headline": self.headline,
+            "findings": [each.to_dict() for each in self.findings],
             "ranks": list(self.ranks),
             "world_size": self.world_size,
             "iterations": self.iterations,
@@ -111,6 +123,7 @@ class Metrics:
             "bandwidth": {tag: asdict(found) for tag, found in self.bandwidth.items()},
             "volume": {tag: asdict(found) for tag, found in self.volume.items()},
             "overlap": asdict(self.overlap),
+            "exposure": {tag: asdict(each) for tag, each in self.exposure.items()},
             "collectives": self.tables["collectives"].to_pylist(),
             "groups": self.tables["group_tags"].to_pylist(),
             **self.across.to_dict(),
@@ -162,6 +175,7 @@ def answer(  # noqa: PLR0913 - one word a choice
     clock = iteration_clock(partial.notes)
     beyond = outside_.outside(note.device_time for note in partial.notes)
     clock_warnings = (outside_.warning(beyond, clock), *_clock_notes(partial.notes))
+    summary = _Summary.of(partial.iterations, seen, volume_.volume(sums, count, timed), tags)
     return Metrics(
         ranks=ranks,
         iterations=count,
@@ -170,13 +184,13 @@ def answer(  # noqa: PLR0913 - one word a choice
         outside=beyond,
         bytes=byte_kind,
         link_bandwidth=link,
-        iteration=iteration_times(partial.iterations),
+        iteration=summary.iteration,
         by_rank=times,
-        breakdown=breakdown(partial.iterations),
+        breakdown=summary.breakdown,
         windows=over_all.windows if timed else None,
         bandwidth=bandwidth_.bandwidth(sums, over_all.p95, link),
-        volume=volume_.volume(sums, count, timed),
-        overlap=overlap(partial.iterations, [TAGS[tag] for tag in tags]),
+        volume=summary.volume,
+        overlap=summary.overlap,
         across=seen,
         warnings=(
             *warnings,
@@ -185,6 +199,8 @@ def answer(  # noqa: PLR0913 - one word a choice
             *_warnings(partial.notes),
         ),
         world_size=_world_size(partial.notes) if world_size is None else world_size,
+        exposure=summary.exposure,
+        findings=summary.findings,
         failed=tuple(failed),
         lacks=lacks,
         tables={
@@ -193,6 +209,7 @@ def answer(  # noqa: PLR0913 - one word a choice
             **(_large_tables(partial, pieces) if with_tables else {}),
             "collectives": over_all.collectives,
             **tables,
+            "findings": _findings_table(summary.findings),
         },
     )
 
@@ -201,6 +218,54 @@ def _world_size(notes: Sequence[RankNote]) -> int | None:
     """The world size that the ranks agree on; None where none says it, or they differ."""
     sizes = {note.world_size for note in notes} - {None}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Summary:
+    """Means over all steps and ranks, and the findings in them."""
+
+    iteration: IterationTimes
+    breakdown: Breakdown
+    volume: dict[str, Volume]
+    overlap: Overlap
+    exposure: dict[str, Exposure]
+    findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(
+        cls, iterations: pa.Table, seen: Across, volume: dict[str, Volume], tags: Sequence[int]
+    ) -> Self:
+        """Summarize the table of iterations."""
+        times, parts = iteration_times(iterations), breakdown(iterations)
+        hidden = overlap(iterations, [TAGS[tag] for tag in tags])
+        exposure = exposures(parts.exact, times.mean_ns, seen.waits, volume)
+        found = symptoms(
+            StepTimes(
+                iterations=iterations,
+                breakdown=parts,
+                step_ns=times.mean_ns,
+                exposure=exposure,
+                overlap=hidden.average_overlap_ratio,
+                is_matched=seen.matching.matched > 0,
+            )
+        )
+        return cls(
+            iteration=times,
+            breakdown=parts,
+            volume=volume,
+            overlap=hidden,
+            exposure=exposure,
+            findings=in_order([*seen.causes, *found]),
+        )
+
+
+def _findings_table(findings: Sequence[Finding]) -> pa.Table:
+    """Return a row per finding, in order; without findings the columns are there, too."""
+    rows = [{**asdict(each), **asdict(each.evidence)} for each in findings]
+    names = [("kind", pa.string()), ("text", pa.string()), ("ranks", pa.list_(pa.int64()))]
+    names += [("cost_ns", pa.float64()), ("share", pa.float64()), ("confidence", pa.string())]
+    names += [("stage", pa.int64()), ("group", pa.string()), ("tag", pa.string())]
+    return pa.Table.from_pylist(rows, schema=pa.schema(names))
 
 
 def _lacking(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:

@@ -4,7 +4,7 @@ Of a collective that several ranks were matched in, with times on one clock:
 
     wait(r)  = last arrival - own arrival        skew = last arrival - first arrival
     transfer = end - last arrival, where the end is the median of its members' ends
-    held up  = last arrival - the one before it, which the last rank costs the others
+    wait caused by the last rank = last arrival - the arrival before it
 
 Without clocks that agree none of this can be told.
 """
@@ -20,7 +20,7 @@ from fastcomm.metrics.calls import Events
 from fastcomm.metrics.classes import classes, members, sums
 from fastcomm.metrics.collectives import Collectives
 from fastcomm.metrics.meetings import Meetings
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.trace.schema import OP, OPS, TAGS
 
 Ints = NDArray[np.int64]
 
@@ -54,8 +54,11 @@ class Wait:
     transfer_ns: float
     last: int  # how often this rank was the last to come
     last_share: float  # of its collectives
-    held_up_ns: float  # what the others would have come earlier by, had it not been last
+    wait_caused_ns: float  # by arriving last in collectives; messages are left out
     later_ns: float  # how much later than the median of the others it comes; drift cancels out
+    # Of the time directly before the end in which neither compute nor other communication runs:
+    exposed_wait_ns: float  # before the last arrival
+    exposed_transfer_ns: float  # from there on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,24 +128,30 @@ class WaitSums:
     """Sums over the collectives of a rank and tag, which add up over groups of collectives."""
 
     keys: Ints  # rank and tag
-    sums: Ints  # a row each: collectives, wait, transfer, last, held up, later
+    # A row each: collectives, wait, transfer, last, wait caused, later, exposed wait, exposed
+    # transfer.
+    sums: Ints
 
     @classmethod
     def of(cls, events: Events, meetings: Meetings) -> Self:
         """Those of some collectives."""
         keys, place = classes(events.rank[meetings.row], events.tag[meetings.row])
-        is_last, held_up = np.zeros((2, len(place)), np.int64)
-        # Where several come last at once nobody holds the others up.
-        held = meetings.held_up
-        is_last[meetings.last] = held > 0
-        held_up[meetings.last] = held
+        is_last, caused = np.zeros((2, len(place)), np.int64)
+        # Where several arrive last at once, nobody causes a wait.
+        late = meetings.held_up
+        is_last[meetings.last] = late > 0
+        # Messages of a pipeline hand lateness on: who sends late may have received late.
+        is_message = events.op[meetings.row[meetings.last]] == OP["SendRecv"]
+        caused[meetings.last] = np.where(is_message, 0, late)
+        wait, transfer = meetings.wait, np.repeat(meetings.transfer, meetings.size)
         columns = (
             np.ones(len(place), np.int64),
-            meetings.wait,
-            np.repeat(meetings.transfer, meetings.size),
+            wait,
+            transfer,
             is_last,
-            held_up,
+            caused,
             meetings.later,
+            *_exposed(events.alone[meetings.row], wait, transfer),
         )
         return cls(keys, np.stack([sums(place, each, keys.shape[1]) for each in columns]))
 
@@ -165,12 +174,22 @@ def waits(summed: WaitSums, steps: int) -> tuple[Wait, ...]:
             transfer_ns=transfer / steps,
             last=last,
             last_share=last / count,
-            held_up_ns=held_ / steps,
+            wait_caused_ns=caused / steps,
             later_ns=later / steps,
+            exposed_wait_ns=exposed_wait / steps,
+            exposed_transfer_ns=exposed_transfer / steps,
         )
-        for (rank_, tag_), count, wait, transfer, last, held_, later in zip(
-            summed.keys.T.tolist(), *summed.sums.tolist(), strict=True
-        )
+        for (
+            (rank_, tag_),
+            count,
+            wait,
+            transfer,
+            last,
+            caused,
+            later,
+            exposed_wait,
+            exposed_transfer,
+        ) in zip(summed.keys.T.tolist(), *summed.sums.tolist(), strict=True)
     )
 
 
@@ -182,7 +201,7 @@ def by_wait_caused(waits: Iterable[Wait]) -> tuple[WaitCaused, ...]:
     rows = [
         WaitCaused(
             rank=rank,
-            caused_ns=sum(each.held_up_ns for each in own),
+            caused_ns=sum(each.wait_caused_ns for each in own),
             last=sum(each.last for each in own),
             collectives=sum(each.collectives for each in own),
             wait_ns=sum(each.wait_ns for each in own),
@@ -191,6 +210,12 @@ def by_wait_caused(waits: Iterable[Wait]) -> tuple[WaitCaused, ...]:
     ]
     rows = [each for each in rows if each.caused_ns > 0]
     return tuple(sorted(rows, key=lambda each: (-each.caused_ns, each.rank)))
+
+
+def _exposed(alone: Ints, wait: Ints, transfer: Ints) -> tuple[Ints, Ints]:
+    """Divide the exposed end of each event at the last arrival: waiting, and transfer."""
+    alone, transfer = np.maximum(alone, 0), np.maximum(transfer, 0)
+    return np.clip(alone - transfer, 0, wait), np.minimum(alone, transfer)
 
 
 def _spread(name: str, values: Ints) -> dict[str, float]:

@@ -8,11 +8,19 @@ import numpy as np
 from fastcomm.metrics.classes import classes, sums
 from fastcomm.metrics.collectives import NO_PAIR
 from fastcomm.metrics.compared import Compared, Expected
-from fastcomm.metrics.findings import Evidence, Finding, Subject
-from fastcomm.metrics.links import Found, Step
+from fastcomm.metrics.findings import (
+    LEAST_FINDING,
+    Evidence,
+    Finding,
+    confidence,
+    percent,
+    spread,
+)
+from fastcomm.metrics.heat import Grid
+from fastcomm.metrics.links import Found
 from fastcomm.metrics.members import Label
-from fastcomm.metrics.outliers import LEAST_SHARE
 from fastcomm.metrics.transfers import LABEL
+from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OP, TAG
 from fastcomm.units import format_bandwidth, format_ns
 
@@ -26,17 +34,18 @@ class _Suspect:
     cost_ns: float = 0.0
 
 
-def slow_links(linked: Sequence[Found], seen: Compared, step: Step) -> list[Finding]:
-    """A finding for each set of ranks that slow groups share; it costs what nothing hides."""
-    if not step.ns:
+def slow_links(linked: Sequence[Found], seen: Compared, grid: Grid) -> list[Finding]:
+    """Return a finding for each set of ranks that slow groups share; it costs exposed time."""
+    step, count = grid.step_ns, max(1, len(grid.iterations))
+    if not step:
         return []
     slow, suspects = [found for found in linked if found.link.is_slow], list[_Suspect]()
     by_link = seen.excess([found.expected for found in slow])
     for found, by_rank in zip(slow, by_link, strict=True):
         cost = float(np.median(list(by_rank.values()))) if by_rank else 0.0
-        _add(suspects, found, cost / step.count)
+        _add(suspects, found, cost / count)
     return [
-        _finding(each, step.ns) for each in suspects if each.cost_ns > LEAST_SHARE * step.ns
+        _finding(each, grid, step) for each in suspects if each.cost_ns > LEAST_FINDING * step
     ]
 
 
@@ -51,25 +60,39 @@ def _add(suspects: list[_Suspect], found: Found, cost: float) -> None:
     suspects.append(_Suspect(ranks, [found], cost))
 
 
-def _finding(suspect: _Suspect, step_ns: float) -> Finding:
+def _finding(suspect: _Suspect, grid: Grid, step_ns: float) -> Finding:
     worst = min((each.link for each in suspect.groups), key=lambda link: link.ratio or 1.0)
-    ranks = tuple(sorted(suspect.ranks))
+    ranks, cost = tuple(sorted(suspect.ranks)), suspect.cost_ns
     tags = sorted({each.link.tag for each in suspect.groups})
+    exposed = grid.middle("exposed_ns", np.flatnonzero(np.isin(grid.ranks, ranks)))
+    evidence = Evidence(
+        group=worst.group,
+        tag="+".join(tags),
+        steps=int((~np.isnan(exposed)).sum()),
+        spread_ns=spread(exposed),
+        bus_bw=worst.bus_bw,
+        peers_bus_bw=worst.peers_bus_bw,
+        slow_groups=len({each.link.ranks for each in suspect.groups}),
+    )
     rate, peers = worst.bus_bw or 0.0, worst.peers_bus_bw or 0.0
     return Finding(
         kind="slow_link",
-        subject=Subject(ranks=ranks, group=worst.group, tag="+".join(tags)),
-        cost_ns=suspect.cost_ns,
-        cost_share=suspect.cost_ns / step_ns,
-        evidence=Evidence(
-            bus_bw=worst.bus_bw,
-            peers_bus_bw=worst.peers_bus_bw,
-            slow_groups=len({each.link.ranks for each in suspect.groups}),
-        ),
-        words=f"Collectives of {' and '.join(tags)} with ranks {', '.join(map(str, ranks))} "
-        f"reach {format_bandwidth(rate)} where their peers reach {format_bandwidth(peers)}: a "
-        f"slow link of one of them, {format_ns(suspect.cost_ns)} a step.",
+        text=f"{_whose(ranks)} slow: {' and '.join(tags)} collectives reach "
+        f"{format_bandwidth(rate)}, those of their peers {format_bandwidth(peers)}, "
+        f"+{format_ns(cost)} exposed communication per step ({percent(cost / step_ns)} of the "
+        "step).",
+        ranks=ranks,
+        cost_ns=cost,
+        share=cost / step_ns,
+        confidence=confidence(cost, evidence.spread_ns, ranks=len(grid.ranks), is_matched=True),
+        evidence=evidence,
     )
+
+
+def _whose(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"The link of rank {ranks[0]} is"
+    return f"A link among ranks {ranges(ranks)} is"
 
 
 def longer_exchange(

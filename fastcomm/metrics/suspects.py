@@ -1,7 +1,7 @@
-"""Ranks and stages whose own work takes longer than that of their peers.
+"""Ranks and pipeline stages whose own work takes longer than that of their peers.
 
-Own work is compute, and time in which the device has nothing to do. How long it takes is told
-by one clock, so nothing here needs clocks that agree.
+Own work is compute, and time in which the device is idle. Both are durations on one clock, so
+nothing here needs aligned clocks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.metrics.findings import Evidence, Finding, Kind, Subject
+from fastcomm.metrics.findings import (
+    LEAST_FINDING,
+    Evidence,
+    Finding,
+    Kind,
+    confidence,
+    median,
+    percent,
+    spread,
+)
 from fastcomm.metrics.heat import Grid
 from fastcomm.metrics.outliers import LEAST_SHARE, above_peers, peers_of
 from fastcomm.units import format_ns
@@ -19,7 +28,7 @@ from fastcomm.units import format_ns
 Floats = NDArray[np.float64]
 
 # A stage's work differs by itself: the first embeds, the last has the head.
-LEAST_STAGE = 0.02
+LEAST_STAGE = 0.015
 # Of what a rank computes more, the share that it gets more to do for, to be called hot.
 _HOT = 1 / 3
 _LEAST_HOT = 0.05
@@ -27,7 +36,7 @@ _LEAST_HOT = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What there is to judge by."""
+    """The measurements that ranks are judged by."""
 
     grid: Grid
     stage: Mapping[int, int]  # of ranks
@@ -41,130 +50,174 @@ class Known:
         """The mean iteration time."""
         return self.grid.step_ns or 0.0
 
+    def ranks_of(self, rows: NDArray[np.int64]) -> list[int]:
+        """Return the ranks of some rows of the grid."""
+        ranks: list[int] = self.grid.ranks[rows].tolist()
+        return ranks
 
-def slow_ranks(known: Known) -> list[Finding]:
-    """Ranks that compute longer than the others of their stage: slow, or with more to do."""
-    return _above(known, "compute_ns", _compute_finding)
+
+def stragglers(known: Known) -> list[Finding]:
+    """Return stragglers and hot experts: ranks that compute longer than their stage."""
+    return _above(known, "compute_ns", LEAST_FINDING, _compute_finding)
 
 
 def jittery_hosts(known: Known) -> list[Finding]:
-    """Ranks whose device has nothing to do for longer than the others of their stage."""
-    return _above(known, "idle_ns", _idle_finding)
+    """Return ranks whose device is idle for longer than others of their stage."""
+    # Idle time varies by itself, as ranks wait for others between two collectives.
+    return _above(known, "idle_ns", LEAST_SHARE, _idle_finding)
 
 
 def imbalanced_stages(known: Known) -> list[Finding]:
-    """The stage that computes longer than the others, if it does."""
+    """Return the pipeline stage that computes longer than the others, if there is one."""
     step, parts = known.step_ns, peers_of(known.grid, known.stage)
     means = known.grid.mean_by_rank("compute_ns")
-    # Of a stage its median: one slow rank in it is no imbalance.
-    stages = np.array([_median(means[rows]) for rows in parts])
+    # Of a stage its median: one straggler in it is no imbalance.
+    stages = np.array([_lower_median(means[rows]) for rows in parts])
     found = []
     for index, middle, _ in above_peers(stages, LEAST_STAGE * step):
         ranks = tuple(known.grid.ranks[parts[index]].tolist())
-        cost = float(stages[index]) - middle
-        found.append(
-            Finding(
-                kind="imbalanced_stage",
-                subject=Subject(ranks=ranks, stage=known.stage.get(ranks[0]), tag="PP"),
-                cost_ns=cost,
-                cost_share=cost / step,
-                evidence=Evidence(compute_ns=float(stages[index]), peers_compute_ns=middle),
-                words=f"Stage {known.stage.get(ranks[0])} of the pipeline computes "
-                f"{format_ns(cost)} a step longer than the other stages, which wait for it.",
-            )
+        stage, cost = known.stage.get(ranks[0]), float(stages[index]) - middle
+        others = np.concatenate([rows for place, rows in enumerate(parts) if place != index])
+        evidence = Evidence(
+            stage=stage,
+            tag="PP",
+            compute_ns=float(stages[index]),
+            peers_compute_ns=middle,
+            **_steps(known, "compute_ns", parts[index], others),
         )
+        text = (
+            f"Pipeline stage {stage} has more work than the others, which wait for it: "
+            f"+{_per_step(cost, step, 'compute')}."
+        )
+        found.append(_finding(known, "imbalanced_stage", ranks, cost, text, evidence))
     return found
 
 
-def _median(values: Floats) -> float:
-    """The lower of two, so that one slow rank of two is not the stage."""
+def _lower_median(values: Floats) -> float:
+    """Return the lower of two middle values, so that one straggler of two is not the stage."""
     known = np.sort(values[~np.isnan(values)])
     return float(known[(len(known) - 1) // 2]) if len(known) else np.nan
 
 
-def _above(known: Known, measure: str, judge: "Judge") -> list[Finding]:
-    """A finding for each rank whose mean stands apart from its stage's."""
+def _above(known: Known, measure: str, least: float, judge: "Judge") -> list[Finding]:
+    """Return a finding for each rank whose mean is above its stage's by a share of the step."""
     means, found = known.grid.mean_by_rank(measure), []
     for rows in peers_of(known.grid, known.stage):
-        for index, middle, _ in above_peers(means[rows], LEAST_SHARE * known.step_ns):
-            rank = int(known.grid.ranks[rows[index]])
-            others = known.grid.ranks[np.delete(rows, index)].tolist()
-            each = judge(known, rank, others, float(means[rows[index]]), middle)
-            found += [each] if each else []
+        for index, middle, _ in above_peers(means[rows], least * known.step_ns):
+            suspect = _Suspect(
+                row=int(rows[index]),
+                rank=int(known.grid.ranks[rows[index]]),
+                others=np.delete(rows, index),
+                mean=float(means[rows[index]]),
+                middle=middle,
+            )
+            if _is_awaited(known, suspect):
+                found.append(judge(known, suspect))
     return found
 
 
-def _compute_finding(
-    known: Known, rank: int, others: Sequence[int], mean: float, middle: float
-) -> Finding | None:
-    cost = mean - middle
-    gets, others_get = _of(known.received, rank), _middle(known.received, others)
-    more = gets / others_get - 1 if gets is not None and others_get else None
-    if not _is_awaited(known, rank, others, cost):
-        return None
-    hot = more is not None and more > max(_LEAST_HOT, _HOT * cost / middle)
-    kind: Kind = "hot_expert" if hot else "slow_gpu"
-    exchange = known.longer(rank) if hot else None
-    more_compute, cost = cost, cost + (exchange or 0.0)
-    why = (
-        f"has hot experts: it gets {more:.0%} more of their tokens than its peers, and computes"
-        if hot
-        else "is slow: it has the work of its peers, and computes"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Suspect:
+    """A rank that is above its peers in a measure."""
+
+    row: int  # of the grid
+    rank: int
+    others: NDArray[np.int64]  # rows of its peers
+    mean: float
+    middle: float  # median of its peers
+
+    @property
+    def cost(self) -> float:
+        return self.mean - self.middle
+
+
+def _compute_finding(known: Known, of: _Suspect) -> Finding:
+    others = known.ranks_of(of.others)
+    tokens, peers_tokens = known.received.get(of.rank), median(known.received, others)
+    more = tokens / peers_tokens - 1 if tokens is not None and peers_tokens else 0.0
+    is_hot = more > max(_LEAST_HOT, _HOT * of.cost / of.middle)
+    exchange = known.longer(of.rank) if is_hot else None
+    cost = of.cost + (exchange or 0.0)
+    evidence = Evidence(
+        stage=known.stage.get(of.rank),
+        tag="EP" if is_hot else None,
+        compute_ns=of.mean,
+        peers_compute_ns=of.middle,
+        expert_bytes=tokens,
+        peers_expert_bytes=peers_tokens,
+        longer_exchange_ns=exchange,
+        **_waits(known, of.rank, others),
+        **_steps(known, "compute_ns", np.array([of.row]), of.others),
     )
+    if is_hot:
+        work = _per_step(cost, known.step_ns, "compute and all-to-all")
+        text = (
+            f"Rank {of.rank} has hot experts: {100 * more:.0f} % more expert tokens than its "
+            f"peers, +{work}."
+        )
+        return _finding(known, "hot_expert", (of.rank,), cost, text, evidence)
+    work = _per_step(cost, known.step_ns, "compute")
+    text = f"Rank {of.rank} is a straggler: same work as its peers, +{work}."
+    return _finding(known, "straggler", (of.rank,), cost, text, evidence)
+
+
+def _idle_finding(known: Known, of: _Suspect) -> Finding:
+    evidence = Evidence(
+        stage=known.stage.get(of.rank),
+        idle_ns=of.mean,
+        peers_idle_ns=of.middle,
+        **_waits(known, of.rank, known.ranks_of(of.others)),
+        **_steps(known, "idle_ns", np.array([of.row]), of.others),
+    )
+    text = (
+        f"The host of rank {of.rank} launches late: the device is idle longer than its peers, "
+        f"+{_per_step(of.cost, known.step_ns)}."
+    )
+    return _finding(known, "jittery_host", (of.rank,), of.cost, text, evidence)
+
+
+def _finding(
+    known: Known, kind: Kind, ranks: tuple[int, ...], cost: float, text: str, evidence: Evidence
+) -> Finding:
     return Finding(
         kind=kind,
-        subject=Subject(ranks=(rank,), stage=known.stage.get(rank), tag="EP" if hot else None),
+        text=text,
+        ranks=ranks,
         cost_ns=cost,
-        cost_share=cost / known.step_ns,
-        evidence=Evidence(
-            compute_ns=mean,
-            peers_compute_ns=middle,
-            **_waits(known, rank, others),
-            expert_bytes=gets,
-            peers_expert_bytes=others_get,
-            longer_exchange_ns=exchange,
+        share=cost / known.step_ns,
+        confidence=confidence(
+            cost,
+            evidence.spread_ns,
+            ranks=len(known.grid.ranks),
+            is_matched=bool(known.waits),
         ),
-        words=f"Rank {rank} {why} {format_ns(more_compute)} a step longer.",
+        evidence=evidence,
     )
 
 
-def _idle_finding(
-    known: Known, rank: int, others: Sequence[int], mean: float, middle: float
-) -> Finding | None:
-    cost = mean - middle
-    if not _is_awaited(known, rank, others, cost):
-        return None
-    return Finding(
-        kind="jittery_host",
-        subject=Subject(ranks=(rank,), stage=known.stage.get(rank)),
-        cost_ns=cost,
-        cost_share=cost / known.step_ns,
-        evidence=Evidence(idle_ns=mean, peers_idle_ns=middle, **_waits(known, rank, others)),
-        words=f"The device of rank {rank} has nothing to do for {format_ns(cost)} a step "
-        "longer than its peers: its host launches late.",
+def _per_step(cost: float, step: float, what: str = "") -> str:
+    """Return a cost in words: "2.16 ms compute per step (2.7 % of the step)"."""
+    return (
+        f"{format_ns(cost)}{what and ' '}{what} per step ({percent(cost / step)} of the step)"
     )
 
 
-def _is_awaited(known: Known, rank: int, others: Sequence[int], cost: float) -> bool:
-    """Whether the others are known to wait for a rank, and so longer than it does."""
-    own, peers = _of(known.waits, rank), _middle(known.waits, others)
-    return own is not None and peers is not None and peers - own >= cost / 2
+def _steps(
+    known: Known, measure: str, rows: NDArray[np.int64], others: NDArray[np.int64]
+) -> dict[str, Any]:
+    """Return how many steps a difference was measured over, and its spread between them."""
+    difference = known.grid.middle(measure, rows) - known.grid.middle(measure, others)
+    return {"steps": int((~np.isnan(difference)).sum()), "spread_ns": spread(difference)}
+
+
+def _is_awaited(known: Known, of: _Suspect) -> bool:
+    """Whether the others wait for a rank: by half of what it takes longer, or more."""
+    own, peers = known.waits.get(of.rank), median(known.waits, known.ranks_of(of.others))
+    return own is not None and peers is not None and peers - own >= of.cost / 2
 
 
 def _waits(known: Known, rank: int, others: Sequence[int]) -> dict[str, Any]:
-    return {
-        "wait_ns": _of(known.waits, rank),
-        "peers_wait_ns": _middle(known.waits, others),
-    }
+    return {"wait_ns": known.waits.get(rank), "peers_wait_ns": median(known.waits, others)}
 
 
-def _of(values: Mapping[int, float], rank: int) -> float | None:
-    return values.get(rank)
-
-
-def _middle(values: Mapping[int, float], ranks: Sequence[int]) -> float | None:
-    known = [values[rank] for rank in ranks if rank in values]
-    return float(np.median(known)) if known else None
-
-
-Judge = Callable[[Known, int, Sequence[int], float, float], Finding | None]
+Judge = Callable[[Known, _Suspect], Finding]

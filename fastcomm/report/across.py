@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from rich.markup import escape
 from rich.table import Table
 
 from fastcomm.metrics.across import Across
@@ -12,21 +11,6 @@ from fastcomm.trace.schema import TAGS
 from fastcomm.units import format_bandwidth, format_bytes, format_ns
 
 _MOST_ROWS = 8
-
-
-def findings(found: Across) -> list[str]:
-    """A line a finding, the costliest first; or one that none is known."""
-    if len(found.heat.ranks) < 2:  # noqa: PLR2004 - nobody to be compared with
-        return []
-    lines = [
-        f"[bold red]{escape(each.words)}[/] It costs [bold]{each.cost_share:.1%}[/] of a step."
-        for each in found.findings[:_MOST_ROWS]
-    ]
-    if hidden := len(found.findings) - len(lines):
-        lines.append(f"{hidden} more in --json.")
-    if not lines and found.matching.matched:
-        lines = ["[green]No rank, stage or link stands apart from its peers.[/]"]
-    return lines
 
 
 def last_to_arrive(found: Across) -> list[str]:
@@ -65,13 +49,13 @@ def skew(found: Across) -> Table:
 
 
 def waits(found: Across) -> Table:
-    """Who waits the least in collectives, and holds the others up the most."""
+    """Return the ranks that cause the most waiting in collectives."""
     tags = [tag for tag in TAGS if any(each.tag == tag for each in found.waits)]
-    rows = table("waits a step", *tags, "last", "holds others up")
+    rows = table("waits a step", *tags, "last", "wait caused")
     by_rank: dict[int, list[Wait]] = {}
     for each in found.waits:
         by_rank.setdefault(each.rank, []).append(each)
-    chosen = sorted(by_rank, key=lambda rank: (-_held_up(by_rank[rank]), rank))
+    chosen = sorted(by_rank, key=lambda rank: (-_wait_caused(by_rank[rank]), rank))
     for rank in chosen[:_MOST_ROWS]:
         own = {each.tag: each for each in by_rank[rank]}
         count = sum(each.collectives for each in own.values())
@@ -79,7 +63,7 @@ def waits(found: Across) -> Table:
             f"rank {rank}",
             *(na(own[tag].wait_ns if tag in own else None, format_ns) for tag in tags),
             percent(sum(each.last for each in own.values()) / count),
-            format_ns(_held_up(own.values())),
+            format_ns(_wait_caused(own.values())),
         )
     return rows
 
@@ -111,12 +95,14 @@ def notes(found: Across) -> list[str]:
     return [
         *said,
         "skew: from the first to the last arrival; transfer: from there to the end. "
+        "wait caused: how long others wait in collectives because the rank is last; one delay "
+        "counts in every collective that it reaches, so this can exceed the cost of a finding. "
         f"{share} of the collectives are matched across ranks; clocks {times}.",
     ]
 
 
-def _held_up(waits: Iterable[Wait]) -> float:
-    return sum(each.held_up_ns for each in waits)
+def _wait_caused(waits: Iterable[Wait]) -> float:
+    return sum(each.wait_caused_ns for each in waits)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

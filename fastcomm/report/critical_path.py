@@ -54,7 +54,7 @@ def show_joined(found: Joined, console: Console | None = None) -> None:
     console = plain_console(console)
     show(found.path, console)
     shown = table(
-        *("rank", "on the path", "slack", "waits", "transfers", "came last", "held others up")
+        *("rank", "on the path", "slack", "waits", "transfers", "came last", "wait caused")
     )
     for row in found.by_rank().to_pylist():
         shown.add_row(

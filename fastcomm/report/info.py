@@ -1,5 +1,6 @@
 """What a run is, on one screen."""
 
+import shlex
 from datetime import UTC, datetime
 
 from rich.console import Console
@@ -125,7 +126,7 @@ def _groups(found: Info) -> Table:
 
 
 def _lines(found: Info, paths: tuple[str, ...]) -> list[str]:
-    words = escape(" ".join(paths))
+    words = escape(shlex.join(paths))
     return [
         *(
             f"[yellow]warning:[/] {escape(warning)}"

@@ -5,7 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from fastcomm.metrics import lacks, outside
+from fastcomm.metrics import outside
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import across
 from fastcomm.report.console import plain_console
@@ -36,7 +36,7 @@ def show(found: Metrics, console: Console | None = None) -> None:
     console.print(_title(found), highlight=False)
     for line in _skipped(found):
         console.print(line, highlight=False)
-    for sentence in (*across.findings(found.across), *headlines(found)):
+    for sentence in sentences(found):
         console.print(f"  {sentence}", highlight=False)
     if found.breakdown.exact["idle"] is not None:
         console.print(_stack(found))
@@ -57,37 +57,15 @@ def show(found: Metrics, console: Console | None = None) -> None:
             console.print(line, highlight=False, soft_wrap=line.startswith("    "))
 
 
-def headlines(found: Metrics) -> list[str]:
-    """The sentences that matter: the costliest tag, the widest window, the last to arrive."""
-    sentences = []
-    exact = found.breakdown.exact
-    exposed = {tag: exact[f"exposed_{tag}"] or 0.0 for tag in TAGS}
-    worst = max(exposed, key=lambda tag: exposed[tag])
-    if exposed[worst]:
-        use = found.bandwidth[worst].avg_bus_util if worst in found.bandwidth else None
-        busy = (
-            f"its bus bandwidth is {percent(use)} of the link's"
-            if use is not None
-            else "utilisation n/a"
-        )
-        sentences.append(
-            f"[bold]{worst}[/] costs the most exposed time: {percent(exposed[worst])} of the "
-            f"iteration, {busy}."
-        )
-    elif exact["idle"] is None:
-        sentences.append(
-            f"How much communication is exposed is n/a: {lacks.reason(found.lacks)}."
-        )
-    else:
-        sentences.append("No communication is exposed.")
-    widest = max(found.windows or (), key=lambda window: window.mean_ns, default=None)
-    if widest is not None:
-        sentences.append(
-            f"The widest window is [bold]{widest.source} to {widest.target}[/]: "
-            f"{format_ns(widest.mean_ns)} on average ({widest.count} windows)."
-        )
-    sentences += across.last_to_arrive(found.across)
-    return sentences
+def sentences(found: Metrics) -> list[str]:
+    """Return the headline, then a line per finding, or one that says there is none."""
+    lines = [f"[bold]{escape(found.headline)}[/]"]
+    for each in found.findings[:_MOST_ROWS]:
+        color = "yellow" if each.is_symptom else "bold red"
+        lines.append(f"[{color}]{escape(each.text)}[/] Confidence: {each.confidence}.")
+    if hidden := len(found.findings) - _MOST_ROWS:
+        lines += [f"{hidden} more findings in --json."] if hidden > 0 else []
+    return lines + ([f"[green]{escape(found.health)}[/]"] if found.health else [])
 
 
 def _title(found: Metrics) -> str:

@@ -75,7 +75,7 @@ def planted(job: Job) -> dict[str, Any] | None:
         cost_ns(job, number) for number in range(job.first_step, job.first_step + job.steps)
     ]
     return {
-        "kind": job.fault,
+        "kind": "straggler" if job.fault == "slow_gpu" else job.fault,
         "ranks": list(ranks),
         "stage": stage,
         "cost_ns": _mean(costs),

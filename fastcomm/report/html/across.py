@@ -40,7 +40,7 @@ _MOST_CLASSES = 12
 _MOST_LINKS = 200
 _TITLE = "Who waits for whom?"
 _WHY = "no collective was matched across ranks, which takes groups and sizes of several ranks"
-_SUMS = ("wait_ns", "transfer_ns", "last", "collectives", "held_up_ns", "later_ns")
+_SUMS = ("wait_ns", "transfer_ns", "last", "collectives", "wait_caused_ns", "later_ns")
 
 
 def section(found: Metrics) -> Section:
@@ -57,11 +57,10 @@ def section(found: Metrics) -> Section:
         blocks.append(_skew_figure(classes))
     if links := _rows(found, "links"):
         blocks.append(_links(links))
-    worst = max(ranks, key=lambda row: row["later_ns"])
     return Section(
         name="across",
         title=_TITLE,
-        lead=_lead(worst),
+        lead=_lead(ranks[0]),
         blocks=tuple(blocks),
         pitfall="Waiting and transfer are told apart on clocks that were brought in line. A "
         "rank that often comes last need not be slow itself: it may wait for one in another "
@@ -75,24 +74,23 @@ def _rows(found: Metrics, name: str) -> list[dict[str, Any]]:
 
 
 def _by_rank(waits: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a rank, over all tags; who comes the latest first."""
+    """Return a row per rank, over all tags; the rank that causes the most waiting first."""
     sums: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0.0))
     for row in waits:
         for name in _SUMS:
             sums[row["rank"]][name] += row[name]
     rows = [{"rank": rank, **values} for rank, values in sums.items()]
-    return sorted(rows, key=lambda row: (-row["later_ns"], row["rank"]))
+    return sorted(rows, key=lambda row: (-row["wait_caused_ns"], row["rank"]))
 
 
 def _lead(worst: dict[str, Any]) -> words.Words:
-    if worst["later_ns"] <= 0:
-        return ("No rank comes later than its peers on balance.",)
+    if worst["wait_caused_ns"] <= 0:
+        return ("No rank keeps others waiting in collectives.",)
     return (
-        f"Rank {worst['rank']} comes later than the ranks it works with, by ",
-        words.fact("waits.later_ns", worst["later_ns"], words.ns),
-        " a step in all, and holds them up for ",
-        words.fact("waits.held_up_ns", worst["held_up_ns"], words.ns),
-        ".",
+        f"Rank {worst['rank']} causes the most waiting in collectives: ",
+        words.fact("waits.wait_caused_ns", worst["wait_caused_ns"], words.ns),
+        " per step. One delay counts in every collective that it reaches, so this can exceed "
+        "what the step takes longer.",
     )
 
 
@@ -100,11 +98,12 @@ def _waits_figure(ranks: list[dict[str, Any]]) -> Figure:
     shown, note = ranks, ""
     if len(ranks) > 3 * _ENDS:
         shown = [*ranks[:_ENDS], *ranks[-_ENDS:]]
-        note = f"The {_ENDS} of {len(ranks)} ranks that come the latest, and the first {_ENDS}."
+        ends = f"The {_ENDS} of {len(ranks)} ranks that cause the most waiting"
+        note = f"{ends}, and the {_ENDS} that cause the least."
     names = [f"rank {row['rank']}" for row in shown]
     bars = [
         _bar("waits for others", "gap", names, [row["wait_ns"] for row in shown]),
-        _bar("holds others up", "TP", names, [row["held_up_ns"] for row in shown]),
+        _bar("wait caused", "TP", names, [row["wait_caused_ns"] for row in shown]),
     ]
     drawn = spec(
         bars,
@@ -119,8 +118,8 @@ def _waits_figure(ranks: list[dict[str, Any]]) -> Figure:
         title="What each rank waits, and what others wait for it",
         alt=f"Pairs of bars of {len(names)} ranks; the table has the numbers.",
         views=(View(label="All", spec=drawn, note=note),),
-        terms=("waits.wait_ns", "waits.held_up_ns"),
-        legend=(("gap", "waits for others"), ("TP", "holds others up")),
+        terms=("waits.wait_ns", "waits.wait_caused_ns"),
+        legend=(("gap", "waits for others"), ("TP", "wait caused")),
         table=_waits_table(shown),
     )
 
@@ -141,7 +140,7 @@ def _waits_table(ranks: list[dict[str, Any]]) -> Table:
     rows = tuple(
         (
             Cell(text=f"rank {row['rank']}", sort=row["rank"]),
-            *(number(row[key], words.ns) for key in ("wait_ns", "held_up_ns", "later_ns")),
+            *(number(row[key], words.ns) for key in ("wait_ns", "wait_caused_ns", "later_ns")),
             number(row["transfer_ns"], words.ns),
             number(row["last"] / row["collectives"], words.percent),
         )
@@ -150,7 +149,7 @@ def _waits_table(ranks: list[dict[str, Any]]) -> Table:
     heads = columns(
         "rank",
         ("waits", "waits.wait_ns"),
-        ("holds up", "waits.held_up_ns"),
+        ("wait caused", "waits.wait_caused_ns"),
         ("later", "waits.later_ns"),
         ("transfers", "waits.transfer_ns"),
         ("comes last", "waits.last_share"),

@@ -55,7 +55,7 @@ def section(found: Metrics, ranks: ByRank, why: str) -> Section:
 
 
 def exposed(found: Metrics) -> float | None:
-    """The share of a step in which communication runs and no compute does."""
+    """Return the share of a step in which communication runs and no compute does."""
     exact = found.breakdown.exact
     parts = [share for name, share in exact.items() if name.startswith("exposed_")]
     return None if None in parts else sum(part for part in parts if part is not None)
@@ -68,11 +68,13 @@ def _lead(found: Metrics) -> words.Words:
         words.fact("iteration.mean_ns", found.iteration.mean_ns, words.ns),
         ", ",
         words.fact("exact.compute", exact["compute"], words.percent),
-        " computes, ",
+        " is compute, ",
         words.fact("exact.exposed", exposed(found), words.percent),
-        " is communication that nothing hides, and in ",
+        " exposed communication, ",
+        words.fact("exact.memcpy", exact["memcpy"], words.percent),
+        " copies, and ",
         words.fact("exact.idle", exact["idle"], words.percent),
-        " nothing runs on the device.",
+        " idle time.",
     )
 
 

@@ -28,8 +28,17 @@ _MOST = 3
 _GAPS = "gpu_kernel_kernel_overhead"
 
 
-def page(found: CriticalPath, joined: Joined | None, paths: Sequence[str]) -> Page:
-    """The critical path of a rank, or through all ranks."""
+def page(
+    found: CriticalPath,
+    joined: Joined | None,
+    paths: Sequence[str],
+    options: Sequence[str] = (),
+) -> Page:
+    """Return the page of the critical path of a rank, or through all ranks.
+
+    `paths` and `options` are the words of the user for the run and the window, which suggested
+    commands repeat.
+    """
     sums = found.summary_ns()
     most = max(sums, key=lambda name: sums[name], default="")
     total = sum(sums.values()) or 1
@@ -52,7 +61,7 @@ def page(found: CriticalPath, joined: Joined | None, paths: Sequence[str]) -> Pa
         source=" ".join(paths),
         headline=(share, f" of the critical path is {WORDS.get(most, most)}."),
         facts=tuple(facts),
-        findings=_findings(found, joined, " ".join(shlex.quote(path) for path in paths)),
+        findings=_findings(found, joined, shlex.join([*paths, *options])),
         sections=(path_.section(found, joined),),
     )
 

@@ -204,7 +204,10 @@ _GROUPS = {
 
 _WAITS = "what it waits and transfers, a step"
 _RATES = "bytes per second, the median of the other groups, and the one by the other"
-_COST = "what a step takes longer because of it, and the share of the mean step"
+_COST = (
+    "of a cause how much longer a step takes because of it, of a symptom its time; and the "
+    "share of the mean step"
+)
 _ACROSS = {
     "waits.wait_ns": _of(
         "Waits", f"{_WAITS}: the wait is from its own arrival in a collective to the last one"
@@ -212,9 +215,10 @@ _ACROSS = {
     "waits.transfer_ns": _of(
         "Transfers", f"{_WAITS}: the transfer is from the last arrival to the end"
     ),
-    "waits.held_up_ns": _of(
-        "Holds others up",
-        "what the others would have come earlier by, a step: held up, where it is last",
+    "waits.wait_caused_ns": _of(
+        "Wait caused",
+        "how long others wait in collectives because this rank arrives last, per step: own "
+        "arrival less that of the rank before it",
     ),
     "waits.later_ns": _of(
         "Later",
@@ -237,7 +241,16 @@ _ACROSS = {
         "Lost", "what its transfers take longer than at the rate of the others, a step"
     ),
     "findings.cost_ns": _of("Cost", _COST),
-    "findings.cost_share": _of("Of the step", _COST),
+    "findings.share": _of("Of the step", _COST),
+    "findings.confidence": _of(
+        "Confidence",
+        "high: matched across ranks, and above three times the spread between steps; medium: "
+        "above the spread; low: one rank, one step, or within the spread",
+    ),
+    "findings.evidence": _of(
+        "Evidence",
+        "the numbers that the finding rests on; null is what does not apply to its kind",
+    ),
 }
 
 _PATH = {
@@ -258,7 +271,7 @@ _PATH = {
     "path.transfer_ns": _of("Transfers", "time in collectives after the last rank has come"),
     "path.arrived_last": _of("Came last", "at how many collectives this rank was the last"),
     "path.held_up_ns": _of(
-        "Held others up", "by how much all others could have begun earlier, were it in time"
+        "Wait caused", "by how much all others could have begun earlier, were it in time"
     ),
     "path.crossings": _of("Crossings", "how often the path goes from rank to rank"),
     "whatif.span_ns": _of(

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.metrics import lacks
+from fastcomm.metrics.headline import why_unknown
 from fastcomm.metrics.result import Metrics
+from fastcomm.report.commands import Suggestions
 from fastcomm.report.html import (
     across,
     breakdown,
@@ -20,33 +21,28 @@ from fastcomm.report.html import (
 from fastcomm.report.html.by_rank import ByRank
 from fastcomm.report.html.findings import findings
 from fastcomm.report.html.page import Page, Section, Table, columns, number, text
-from fastcomm.report.html.words import Fact, Words, plain
+from fastcomm.report.html.words import Fact, plain
 from fastcomm.report.rows import group_name
 from fastcomm.trace.run import ranks_words, skipped_lines
-from fastcomm.trace.schema import TAGS
-
-_NAMES = {
-    "DP": "data parallel",
-    "TP": "tensor parallel",
-    "PP": "pipeline parallel",
-    "EP": "expert parallel",
-    "CP": "context parallel",
-    "OTHER": "of unknown purpose",
-}
 
 
 def page(
     found: Metrics,
     paths: Sequence[str],
     *,
+    options: Sequence[str] = (),
     critical: CriticalPath | None = None,
     joined: Joined | None = None,
     no_path: str = "",
     data: Sequence[tuple[str, str]] = (),
 ) -> Page:
-    """The page of a run; with a critical path where there is one, else with the reason."""
+    """Return the page of a run, with a critical path or the reason why there is none.
+
+    `paths` and `options` are the words of the user that open the run; suggested commands
+    repeat them.
+    """
     by_rank = ByRank.of(found)
-    why = lacking(found)
+    why = why_unknown(found)
     sections = [
         breakdown.section(found, by_rank, why),
         overlap.section(found, why),
@@ -62,39 +58,20 @@ def page(
     return Page(
         title="Communication report",
         source=" ".join(paths),
-        headline=headline(found, why),
+        headline=(found.headline,),
+        health=found.health or "",
         facts=(*_about(found, why), *breakdown.facts(found, why)),
-        findings=findings(found, by_rank, paths),
+        findings=findings(Suggestions(metrics=found, arguments=(*paths, *options))),
         sections=tuple(sections),
         warnings=(*_left_out(found), *found.warnings, *([no_path] if no_path else [])),
         data=tuple(data),
     )
 
 
-def headline(found: Metrics, why: str) -> Words:
-    """The one sentence: how much of the step is exposed communication, of which parallelism."""
-    share = breakdown.exposed(found)
-    if share is None:
-        return (f"How much of a step is exposed communication is n/a: {why}.",)
-    if not share:
-        return ("No communication is exposed: compute hides all of it.",)
-    exact = found.breakdown.exact
-    worst = max(TAGS, key=lambda tag: exact[f"exposed_{tag}"] or 0.0)
-    part = (exact[f"exposed_{worst}"] or 0.0) / share
-    total = words.fact("exact.exposed", share, words.percent)
-    most = "all" if part == 1 else "most" if part > 1 / 2 else "the largest part"
-    return (total, f" of a step is exposed communication, {most} of it {_NAMES[worst]}.")
-
-
 def busiest(found: Metrics) -> int:
     """The rank that computes the most, and so keeps others waiting; the first if none tells."""
     by_rank = ByRank.of(found)
     return int(by_rank.ranks[by_rank.by_compute[-1]]) if by_rank.known else found.ranks[0]
-
-
-def lacking(found: Metrics) -> str:
-    """Return why the times of a run are unknown, as a clause."""
-    return lacks.reason(found.lacks)
 
 
 def _about(found: Metrics, why: str) -> tuple[Fact, ...]:

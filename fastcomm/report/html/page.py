@@ -110,9 +110,9 @@ class Finding:
 
     title: Words
     evidence: tuple[Fact, ...]
-    command: str
-    then: str  # what the command tells
-    cost_ns: float  # of a step, what is at stake
+    command: str  # empty where none applies
+    then: str  # what the command finds out
+    cost_ns: float  # of a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +125,7 @@ class Page:
     facts: tuple[Fact, ...]
     sections: tuple[Section, ...]
     findings: tuple[Finding, ...] = ()
+    health: str = ""  # in place of findings, where there are none
     warnings: tuple[str, ...] = ()
     data: tuple[tuple[str, str], ...] = ()  # file beside the page, and what it has
 

@@ -264,14 +264,14 @@ def _ranks(joined: Joined) -> Table:
     )
     return Table(
         name="path-ranks",
-        caption="Who waits, and who holds others up",
+        caption="Who waits, and who causes it",
         columns=columns(
             "rank",
             ("on the path", "path.on_path_ns"),
             ("waits", "path.wait_ns"),
             ("transfers", "path.transfer_ns"),
             ("came last", "path.arrived_last"),
-            ("held others up", "path.held_up_ns"),
+            ("wait caused", "path.held_up_ns"),
         ),
         rows=rows,
     )

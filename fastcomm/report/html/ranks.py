@@ -23,6 +23,7 @@ from fastcomm.report.html.page import (
 _MS = 1e6
 _MOST_BINS = 96
 _ENDS = 24
+_LEVEL = 0.005  # of the median compute: closer ranks are level
 _ALL = 64  # ranks that a table lists one by one
 _PERCENTS = 100
 _KEYS = {
@@ -51,7 +52,7 @@ def section(found: Metrics, ranks: ByRank, why: str) -> Section:
         lead=_lead(found, ranks, why),
         blocks=tuple(blocks),
         pitfall="Ranks that wait for each other take equally long, so iteration times hide who "
-        "is slow. The rank that holds the others up is the one that computes more, or waits "
+        "is slow. The rank that causes the waiting is the one that computes more, or waits "
         "less, than its peers; ranks of another pipeline stage or other experts have "
         "other work.",
     )
@@ -62,17 +63,20 @@ def _lead(found: Metrics, ranks: ByRank, why: str) -> words.Words:
         # The length of a step says nothing of who is slow: who waits has long steps, too.
         for each in found.across.by_wait_caused(1):
             return (f"Rank {each.rank} causes the most waiting in collectives.",)
-        return ("Which rank is slow is n/a: ", why, ".")
+        return ("The compute of ranks is n/a, and step times alone do not tell who is slow.",)
     most, compute = ranks.by_compute[-1], ranks.ns["compute"]
     middle = float(np.median(compute))
     if len(compute) == 1 or not middle:
         return ("Only one rank was read: there is nothing to compare it with.",)
+    above = float(compute[most] / middle - 1)
+    if above < _LEVEL:
+        return (f"All {len(compute)} ranks compute equally long, within {_LEVEL:.1%}.",)
     return (
         f"Rank {ranks.ranks[most]} computes the most: ",
         words.fact("exact.compute", compute[most], words.ns),
-        " a step, ",
-        words.fact("iteration.above", compute[most] / middle - 1, words.signed_percent),
-        " beside the median of all ranks.",
+        " per step, ",
+        words.fact("iteration.above", above, words.signed_percent),
+        " compared with the median of all ranks.",
     )
 
 

@@ -18,20 +18,22 @@ def write_report(
     *,
     run: Run | None = None,
     paths: Sequence[str] = (),
+    options: Sequence[str] = (),
     with_data: bool = True,
 ) -> None:
     """Write the page that `fastcomm report` writes.
 
-    A `run`, opened with `OpenOptions(whole=True)`, brings the critical path. `paths` are the
-    user's words for the run, which the page repeats in the commands that it suggests.
+    A `run`, opened with `OpenOptions(whole=True)`, brings the critical path. `paths` and
+    `options` (command line options that say how to read the run) are repeated in the commands
+    that the page suggests.
     `with_data` writes the tables as Parquet to a folder beside the page.
     """
     output, paths = Path(output), paths or _places(run)
     data = beside.write(found.to_arrow(), output) if with_data else []
     page = (
-        measured.page(found, paths, data=data)
+        measured.page(found, paths, options=options, data=data)
         if run is None
-        else _with_path(found, run, paths, data)
+        else _with_path(found, run, paths, options, data)
     )
     render.write(page, output)
 
@@ -44,11 +46,16 @@ def _places(run: Run | None) -> tuple[str, ...]:
 
 
 def _with_path(
-    found: Metrics, run: Run, paths: Sequence[str], data: Sequence[tuple[str, str]]
+    found: Metrics,
+    run: Run,
+    paths: Sequence[str],
+    options: Sequence[str],
+    data: Sequence[tuple[str, str]],
 ) -> Page:
     warm.compile_critical_path()
     try:
         path, joined = search(run, measured.busiest(found))
     except FastcommError as error:
-        return measured.page(found, paths, data=data, no_path=f"No critical path: {error}")
-    return measured.page(found, paths, critical=path, joined=joined, data=data)
+        why = f"No critical path: {error}"
+        return measured.page(found, paths, options=options, data=data, no_path=why)
+    return measured.page(found, paths, options=options, critical=path, joined=joined, data=data)

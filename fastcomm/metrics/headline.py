@@ -1,0 +1,121 @@
+"""The sentences above the tables: the largest part of a step, and whether a run is healthy.
+
+The terminal, the page and the JSON take them from here.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fastcomm.metrics.exposure import Exposure
+from fastcomm.metrics.findings import LEAST_FINDING, percent
+from fastcomm.trace.schema import TAGS
+from fastcomm.trace.trace import LACKS
+from fastcomm.units import format_ns
+
+if TYPE_CHECKING:
+    from fastcomm.metrics.result import Metrics
+
+PARTS = {
+    "compute": "Compute is",
+    "exposed": "Exposed communication is",
+    "memcpy": "Memory copies are",
+    "idle": "Idle time is",
+}
+_NEARLY = 0.95  # of the exposed time, to be called nearly all of it
+
+
+def headline(metrics: "Metrics") -> str:
+    """Return the first sentence of a report: the largest part of the step."""
+    parts, step = step_parts(metrics.breakdown.exact), metrics.iteration.mean_ns
+    if parts is None or step is None:
+        return f"The largest part of the step is n/a: {why_unknown(metrics)}."
+    largest = max(parts, key=lambda part: parts[part])
+    share = parts[largest]
+    sentence = (
+        f"{PARTS[largest]} the largest part of the step: {percent(share)} "
+        f"({format_ns(share * step)} of {format_ns(step)})"
+    )
+    if largest == "exposed":
+        sentence += _whose(metrics.breakdown.exact, share)
+        sentence += _divided(metrics.exposure, share * step, step)
+    elif not metrics.volume:
+        sentence += "; no communication was recorded"
+    return f"{sentence}."
+
+
+def health(metrics: "Metrics") -> str | None:
+    """Return the sentence that stands in for findings; None where there are findings."""
+    parts = step_parts(metrics.breakdown.exact)
+    if metrics.findings or parts is None:
+        return None
+    limit = "compute limits the step"
+    if metrics.across.matching.matched:
+        return f"The run is healthy: no rank, stage or link stands apart; {limit}."
+    why = (
+        "only one rank was read"
+        if len(metrics.ranks) == 1
+        else "no collective is matched across ranks"
+    )
+    return f"Nothing stands out: {limit}. Stragglers and slow links cannot be seen, as {why}."
+
+
+def step_parts(exact: Mapping[str, float | None]) -> dict[str, float] | None:
+    """Return the shares of compute, exposed communication, copies and idle time, or None."""
+    shares = {name: share for name, share in exact.items() if share is not None}
+    if len(shares) < len(exact):
+        return None
+    exposed = sum(share for name, share in shares.items() if name.startswith("exposed_"))
+    return {
+        "compute": shares["compute"],
+        "exposed": exposed,
+        "memcpy": shares["memcpy"],
+        "idle": shares["idle"],
+    }
+
+
+def largest_tag(exact: Mapping[str, float | None]) -> str:
+    """Return the parallelism with the most exposed communication."""
+    return max(TAGS, key=lambda tag: exact[f"exposed_{tag}"] or 0.0)
+
+
+def parallelism(tag: str) -> str:
+    """Return a tag as a sentence says it."""
+    return "with unknown parallelism" if tag == "OTHER" else tag
+
+
+def why_unknown(metrics: "Metrics") -> str:
+    """Return why the breakdown of the step is not known."""
+    missing = [
+        LACKS[word].partition(":")[0] for word in ("times", "compute") if word in metrics.lacks
+    ]
+    return f"the input has {' and '.join(missing)}" if missing else "there is no iteration"
+
+
+def _whose(exact: Mapping[str, float | None], total: float) -> str:
+    tag = largest_tag(exact)
+    share = (exact[f"exposed_{tag}"] or 0.0) / total
+    much = (
+        "all"
+        if share == 1
+        else "nearly all"
+        if share >= _NEARLY
+        else "most"
+        if share > 1 / 2
+        else "the largest part"
+    )
+    return f", {much} of it {parallelism(tag)}"
+
+
+def _divided(exposure: Mapping[str, Exposure], total: float, step: float) -> str:
+    """Return how the exposed time is divided, in shares of the step; nothing if it is not."""
+    divided = [each for each in exposure.values() if each.wait_ns is not None]
+    if not divided:
+        return ""
+    wait = sum(each.wait_ns or 0.0 for each in divided)
+    transfer = sum(each.transfer_ns or 0.0 for each in divided)
+    rest = (total - wait - transfer) / step
+    other = f", {percent(rest)} cannot be divided" if rest >= LEAST_FINDING else ""
+    return (
+        f"; {percent(wait / step)} of the step waits for the last rank, "
+        f"{percent(transfer / step)} is transfer{other}"
+    )

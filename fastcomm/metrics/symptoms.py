@@ -1,0 +1,103 @@
+"""Symptoms: parts of the step that take longer than compute does. They say where, not why."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.metrics.breakdown import EXACT, Breakdown
+from fastcomm.metrics.exposure import Exposure
+from fastcomm.metrics.findings import Evidence, Finding, Kind, confidence, percent, spread
+from fastcomm.metrics.headline import largest_tag, step_parts
+from fastcomm.units import format_ns
+
+_EXPOSED = tuple(name for name in EXACT if name.startswith("exposed_"))
+_PARTS: dict[Kind, tuple[str, tuple[str, ...]]] = {
+    "exposed_communication": ("exposed", _EXPOSED),
+    "copies": ("memcpy", ("memcpy",)),
+    "idle": ("idle", ("idle",)),
+}
+_TEXT = {
+    "exposed_communication": "Exposed communication takes",
+    "copies": "Memory copies that overlap nothing take",
+    "idle": "The device is idle for",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """What symptoms are found in."""
+
+    iterations: pa.Table
+    breakdown: Breakdown
+    step_ns: float | None
+    exposure: Mapping[str, Exposure]
+    overlap: float | None  # share of the communication that overlaps compute
+    is_matched: bool  # whether collectives are matched across ranks
+
+
+def symptoms(of: StepTimes) -> list[Finding]:
+    """Return a finding for each part of the step that takes longer than compute."""
+    parts = step_parts(of.breakdown.exact)
+    if parts is None or of.step_ns is None:
+        return []
+    return [
+        _finding(of, kind, parts[part], parts["compute"])
+        for kind, (part, _) in _PARTS.items()
+        if parts[part] > parts["compute"]
+    ]
+
+
+def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding:
+    step = of.step_ns or 0.0
+    known = of.iterations.filter(of.iterations["exact_compute_ns"].is_valid())
+    ranks = np.unique(known["rank"].to_numpy()).tolist()
+    costs = _by_step(known, [f"exact_{name}_ns" for name in _PARTS[kind][1]])
+    evidence = Evidence(
+        compute_ns=compute * step,
+        steps=len(costs),
+        spread_ns=spread(costs),
+        **_details(of, kind, share * step),
+    )
+    text = (
+        f"{_TEXT[kind]} {format_ns(share * step)} per step ({percent(share)} of the step), "
+        f"compute {percent(compute)}"
+    )
+    if evidence.overlap is not None:
+        text += f"; {percent(evidence.overlap)} of communication overlaps compute"
+    return Finding(
+        kind=kind,
+        text=f"{text}.",
+        ranks=tuple(ranks),
+        cost_ns=share * step,
+        share=share,
+        confidence=confidence(
+            share * step, evidence.spread_ns, ranks=len(ranks), is_matched=of.is_matched
+        ),
+        evidence=evidence,
+    )
+
+
+def _details(of: StepTimes, kind: Kind, cost: float) -> dict[str, Any]:
+    if kind == "idle":
+        return {"idle_ns": cost}
+    if kind == "copies":
+        return {"copies_ns": cost}
+    divided = [each for each in of.exposure.values() if each.wait_ns is not None]
+    return {
+        "tag": largest_tag(of.breakdown.exact),
+        "overlap": of.overlap,
+        "exposed_wait_ns": sum(each.wait_ns or 0.0 for each in divided) if divided else None,
+        "exposed_transfer_ns": (
+            sum(each.transfer_ns or 0.0 for each in divided) if divided else None
+        ),
+    }
+
+
+def _by_step(iterations: pa.Table, columns: Sequence[str]) -> Any:
+    """Return the mean over ranks of the sum of some columns, in each step."""
+    values = np.sum([iterations[name].to_numpy() for name in columns], axis=0)
+    _, step = np.unique(iterations["iteration"].to_numpy(), return_inverse=True)
+    return np.bincount(step, weights=values) / np.bincount(step)

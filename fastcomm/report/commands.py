@@ -1,0 +1,98 @@
+"""Commands that apply to a run: what to look at next.
+
+A command is suggested only where the run has what the command needs. `--all-ranks` needs
+process groups that are matched across ranks; a critical path needs times of compute.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from fastcomm.metrics.findings import Finding, Kind
+from fastcomm.metrics.result import Metrics
+
+_PURPOSE: dict[Kind, str] = {
+    "straggler": "where the others wait for it",
+    "slow_link": "whether the link is on the path that sets the step",
+    "jittery_host": "what the host does while the device waits",
+    "imbalanced_stage": "which stage the path goes through",
+    "hot_expert": "what waits for the hot expert",
+    "exposed_communication": "how much shorter the step is if {tag} takes half its time",
+    "copies": "which copies are on the path that sets the step",
+    "idle": "what the device waits for: the host, other ranks, or the pipeline",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command line, and what it finds out."""
+
+    line: str
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestions:
+    """The commands that apply to one run.
+
+    `arguments` are the paths of the run as the user wrote them, and the options that say how
+    to read it.
+    """
+
+    metrics: Metrics
+    arguments: Sequence[str]
+
+    def next(self, finding: Finding) -> Command | None:
+        """Return the command to run after a finding; None where none applies."""
+        if not self.has_path:
+            return None
+        tag = finding.evidence.tag
+        if finding.kind == "exposed_communication":
+            ranks = self._ranks_with(tag)
+            if tag is None or not ranks:
+                return None
+            name = "communication of unknown parallelism" if tag == "OTHER" else tag
+            return Command(
+                line=self._line("what-if", *self._whose(ranks), "--scale", f"comm:{tag}=0.5"),
+                purpose=_PURPOSE[finding.kind].format(tag=name),
+            )
+        is_local = finding.kind in ("jittery_host", "copies")
+        whose = ["--rank", str(finding.ranks[0])] if is_local else self._whose(finding.ranks)
+        return Command(line=self._line("critical-path", *whose), purpose=_PURPOSE[finding.kind])
+
+    @property
+    def has_path(self) -> bool:
+        """Whether a critical path can be found: times and compute of all ranks are known."""
+        return not {"times", "compute"} & set(self.metrics.lacks) and bool(
+            self.metrics.iterations
+        )
+
+    @property
+    def joins_ranks(self) -> bool:
+        """Whether a process group is matched across ranks, which `--all-ranks` needs."""
+        if len(self.metrics.ranks) == 1 or not self.metrics.across.matching.matched:
+            return False
+        groups = self.metrics.tables["groups"]
+        groups = groups.filter(groups["group"].is_valid())
+        pairs = np.stack([groups[name].to_numpy() for name in ("group", "rank")])
+        _, ranks = np.unique(np.unique(pairs, axis=1)[0], return_counts=True)
+        return bool((ranks > 1).any())
+
+    def _whose(self, ranks: Sequence[int]) -> list[str]:
+        if self.joins_ranks:
+            return ["--all-ranks"]
+        # Of one rank that is the default.
+        return [] if len(self.metrics.ranks) == 1 else ["--rank", str(ranks[0])]
+
+    def _ranks_with(self, tag: str | None) -> list[int]:
+        """Return the ranks that communicate for a parallelism."""
+        rows = self.metrics.tables["bandwidth_by_rank"]
+        ranks: list[int] = rows.filter(pc.equal(rows["tag"], tag))["rank"].to_pylist()
+        return ranks
+
+    def _line(self, name: str, *options: str) -> str:
+        more = ["--keep-going"] if self.metrics.failed else []
+        return shlex.join(["fastcomm", name, *self.arguments, *options, *more])

@@ -1,0 +1,241 @@
+"""The first sentence names the largest part of the step; findings follow, causes first."""
+
+import json
+
+import kineto_text as kt
+import pytest
+from click.testing import CliRunner
+from job_traces import measured_job
+
+from fastcomm.cli import main
+from fastcomm.metrics.findings import confidence
+from fastcomm.synthetic import Job
+
+pytestmark = pytest.mark.compiled
+
+SUBJECTS = {
+    "Compute is": ("compute",),
+    "Exposed communication is": ("exposed",),
+    "Memory copies are": ("memcpy",),
+    "Idle time is": ("idle",),
+}
+SYMPTOMS = ("exposed_communication", "copies", "idle")
+REAL = [
+    "mi300_resnet",
+    "b200_vllm",
+    "h100_qwen",
+    "mtia",
+    "trace_diff/control.json.gz",
+    "trace_diff/test.json.gz",
+    "dlrm_8rank",
+    "nccl_2rank_rank0.json.gz",
+    "sampled_2of128",
+    "gloo_4rank",
+]
+
+
+def measured(*words):
+    """The JSON object of a run, and what the terminal prints of it."""
+    words = ["metrics", *map(str, words)]
+    shown, found = (
+        CliRunner().invoke(main, [*words, *more], catch_exceptions=False).stdout
+        for more in ([], ["--json"])
+    )
+    return json.loads(found), shown
+
+
+def largest(exact):
+    """The part of the step with the largest share; None where it is not known."""
+    if None in exact.values():
+        return None
+    parts = dict.fromkeys(("compute", "exposed", "memcpy", "idle"), 0.0)
+    for name, share in exact.items():
+        parts[name.partition("_")[0]] += share
+    return max(parts, key=lambda part: parts[part])
+
+
+def subject(headline):
+    """The part of the step that a headline is about."""
+    starts = [parts for start, parts in SUBJECTS.items() if headline.startswith(start)]
+    assert len(starts) <= 1
+    return starts[0][0] if starts else None
+
+
+def unwrapped(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_headline_of_a_real_trace_is_the_largest_part_of_its_step(kineto, name):
+    found, shown = measured(kineto / name)
+    assert subject(found["headline"]) == largest(found["breakdown"]["exact"])
+    if subject(found["headline"]) is None:
+        assert found["headline"].startswith("The largest part of the step is n/a: ")
+    assert found["headline"] in unwrapped(shown)
+    places = [unwrapped(shown).index(each["text"]) for each in found["findings"]]
+    assert places == sorted(places)
+    is_symptom = [each["kind"] in SYMPTOMS for each in found["findings"]]
+    assert is_symptom == sorted(is_symptom)
+    assert all(each["share"] >= 0.005 for each in found["findings"])
+    if not found["volume"] and subject(found["headline"]) is not None:
+        assert found["headline"].endswith("; no communication was recorded.")
+
+
+def test_mi300_is_limited_by_exposed_communication(kineto):
+    found, _ = measured(kineto / "mi300_resnet", "--iteration-clock", "device")
+    assert found["headline"].startswith(
+        "Exposed communication is the largest part of the step: 62.4 % (11.76 ms of 18.84 ms)"
+    )
+    (finding,) = found["findings"]
+    assert (finding["kind"], finding["ranks"]) == ("exposed_communication", [0])
+    assert finding["cost_ns"] == pytest.approx(11.76e6, rel=1e-3)
+    assert finding["confidence"] == "low"  # one rank
+
+
+def test_b200_is_idle(kineto):
+    found, _ = measured(kineto / "b200_vllm", "--iteration-clock", "host")
+    assert found["headline"] == (
+        "Idle time is the largest part of the step: 86.7 % (75.82 ms of 87.41 ms)."
+    )
+    (finding,) = found["findings"]
+    assert (finding["kind"], finding["ranks"]) == ("idle", [0])
+    assert finding["cost_ns"] == pytest.approx(75.82e6, rel=1e-3)
+
+
+def test_dlrm_is_idle_and_then_communicates_and_no_rank_is_slow_by_its_step_time(kineto):
+    found, shown = measured(kineto / "dlrm_8rank", "--iteration-clock", "host")
+    assert found["headline"].startswith(
+        "Idle time is the largest part of the step: 56.3 % (9.02 ms of 16.01 ms)"
+    )
+    symptoms = [each for each in found["findings"] if each["kind"] in SYMPTOMS]
+    assert [each["kind"] for each in symptoms] == ["idle", "exposed_communication"]
+    assert [each["ranks"] for each in symptoms] == [list(range(8))] * 2
+    costs = [each["cost_ns"] for each in symptoms]
+    assert costs == pytest.approx([9.0185e6, 5.86125e6], rel=1e-3)
+    assert {each["confidence"] for each in found["findings"]} <= {"low"}  # one step
+    assert "slowest rank is" not in shown
+
+
+def test_a_run_without_communication_says_so_and_that_compute_limits_it(kineto):
+    found, shown = measured(kineto / "h100_qwen", "--iteration-clock", "host")
+    assert found["headline"] == (
+        "Compute is the largest part of the step: 91.3 % (43.07 ms of 47.15 ms); no "
+        "communication was recorded."
+    )
+    assert found["findings"] == []
+    assert "Nothing stands out: compute limits the step." in unwrapped(shown)
+
+
+DISPATCH = "void deep_ep::intranode::dispatch<8, 768>(int4*, float*)"
+COMBINE = "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(__nv_bfloat16*)"
+
+
+def device_work(path, *works):
+    """A trace with one mark of 1 ms on the host, in which all device work is launched."""
+    events = [kt.mark("ProfilerStep#3", 0, 1000)]
+    for number, (make, start, length) in enumerate(works, 1):
+        events.append(kt.launch(number, number))
+        events.append(make(start, length, correlation=number))
+    return kt.write(path, events)
+
+
+def kernel(name):
+    return lambda start, length, **args: kt.kernel(name, start, length, **args)
+
+
+def copy(start, length, **args):
+    return kt.event("Memcpy HtoD", "gpu_memcpy", start, length, stream=7, **args)
+
+
+def test_deepep_kernels_are_exposed_communication_of_experts(tmp_path):
+    path = device_work(
+        tmp_path / "rank0.json",
+        (kernel("gemm"), 10, 100),
+        (kernel(DISPATCH), 110, 500),
+        (kernel(COMBINE), 610, 300),
+    )
+    found, _ = measured(path)
+    assert found["headline"].startswith("Exposed communication is the largest part of the step")
+    assert found["headline"].endswith(", all of it EP.")
+    (finding,) = found["findings"]
+    assert (finding["kind"], finding["evidence"]["tag"]) == ("exposed_communication", "EP")
+    assert finding["cost_ns"] == 800_000
+
+
+def test_a_run_of_copies_is_limited_by_copies(tmp_path):
+    path = device_work(
+        tmp_path / "rank0.json",
+        (kernel("gemm"), 0, 20),
+        (copy, 20, 970),
+        (kernel("x"), 990, 10),
+    )
+    found, shown = measured(path)
+    assert found["headline"] == (
+        "Memory copies are the largest part of the step: 97.0 % (970.00 us of 1.00 ms); no "
+        "communication was recorded."
+    )
+    (finding,) = found["findings"]
+    assert (finding["kind"], finding["ranks"], finding["cost_ns"]) == ("copies", [0], 970_000)
+    assert "hides all" not in shown
+
+
+def test_an_idle_run_is_limited_by_idle_time(tmp_path):
+    path = device_work(
+        tmp_path / "rank0.json",
+        (kernel("gemm"), 0, 20),
+        (copy, 500, 50),
+        (kernel("x"), 990, 10),
+    )
+    found, _ = measured(path)
+    assert subject(found["headline"]) == "idle"
+    kinds = [(each["kind"], each["cost_ns"]) for each in found["findings"]]
+    assert kinds == [("idle", 920_000), ("copies", 50_000)]
+
+
+def test_exposed_communication_is_divided_into_waiting_and_transfer():
+    found = measured_job(Job.of(steps=2, link_speed=2 * 10**9))
+    assert found.headline.startswith("Exposed communication is the largest part of the step")
+    assert "of the step waits for the last rank, " in found.headline
+    assert found.headline.endswith("% is transfer.") or "cannot be divided" in found.headline
+    matched = {each.tag for each in found.across.waits}
+    assert {"DP", "TP", "EP"} <= matched
+    for tag, each in found.exposure.items():
+        if tag in matched:
+            assert each.wait_ns + each.transfer_ns == pytest.approx(each.exposed_ns)
+            assert min(each.wait_ns, each.transfer_ns) >= 0
+        else:
+            assert each.wait_ns is each.transfer_ns is None
+    assert [(each.kind, each.confidence) for each in found.findings] == [
+        ("exposed_communication", "high")
+    ]
+
+
+def test_a_cost_below_half_a_percent_of_the_step_is_no_finding():
+    for speed, kinds in ((2 * 10**9, []), (44 * 10**9, ["straggler"])):
+        found = measured_job(Job.of(steps=1, link_speed=speed))
+        assert [each.kind for each in found.findings if not each.is_symptom] == kinds
+
+
+def test_confidence_needs_several_steps_and_ranks():
+    one, two = (measured_job(Job.of(steps=steps)).findings[0] for steps in (1, 2))
+    assert (one.confidence, one.evidence.spread_ns) == ("low", None)
+    assert two.confidence == "high"
+    assert 3 * two.evidence.spread_ns < two.cost_ns
+    assert (one.evidence.steps, two.evidence.steps) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("spread", "ranks", "is_matched", "wanted"),
+    [
+        (33.0, 8, True, "high"),
+        (34.0, 8, True, "medium"),
+        (1.0, 8, False, "medium"),
+        (100.0, 8, True, "low"),
+        (1.0, 1, True, "low"),
+        (None, 8, True, "low"),
+    ],
+)
+def test_confidence_is_by_matching_and_by_the_spread_between_steps(
+    spread, ranks, is_matched, wanted
+):
+    assert confidence(100.0, spread, ranks=ranks, is_matched=is_matched) == wanted
