@@ -49,7 +49,14 @@ def _pipe_width() -> int:
     return max(int(columns), _LEAST_WIDTH) if columns.isdecimal() else _PIPE_WIDTH
 
 
-def say(console: Console, markup: str, *, indent: int = 0, hanging: int | None = None) -> None:
+def say(
+    console: Console,
+    markup: str,
+    *,
+    indent: int = 0,
+    hanging: int | None = None,
+    style: str = "",
+) -> None:
     """Print a text of one or more lines, broken at words to fit the console.
 
     Parameters
@@ -63,11 +70,13 @@ def say(console: Console, markup: str, *, indent: int = 0, hanging: int | None =
         Spaces before the first line of each.
     hanging
         Spaces before the lines that continue one; `indent` where it is None.
+    style
+        Style of the whole text.
 
     """
     after = indent if hanging is None else hanging
     for line in markup.split("\n"):
-        text = console.render_str(line, highlight=False)
+        text = console.render_str(line, style=style, highlight=False)
         if text.plain.startswith(COMMAND):
             console.print(text, soft_wrap=True)
             continue

@@ -14,6 +14,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fastcomm.inert import inert
+
 T = TypeVar("T")
 
 NA = "n/a"
@@ -47,7 +49,9 @@ class Table:
         """Render the columns that fit, and name those that do not."""
         cells = [[_text(console, cell) for cell in row] for row in self.rows]
         columns = [
-            _Column.of(place, heading, [row[place] for row in cells], heading in self.texts)
+            _Column.of(
+                place, inert(heading), [row[place] for row in cells], heading in self.texts
+            )
             for place, heading in enumerate(self.headings)
         ]
         shown = _fit(columns, self.drop, options.max_width)
