@@ -39,8 +39,8 @@ WORDS = {
 def show(found: CriticalPath, console: Console | None = None) -> None:
     """Print the report to stdout; plain text where that is no terminal."""
     console = plain_console(console)
-    say(console, _title(found))
-    say(console, _coverage(found), indent=2)
+    say(console, _title(found), hanging=2)
+    say(console, _coverage(found), indent=2, hanging=4)
     for shown in (_classes(found), _tags(found), _top(found)):
         if shown.row_count:
             console.print(shown)

@@ -86,6 +86,7 @@ def show(
         f"{format_ns(found.measured.time_ns, _STEP_DIGITS)}: {found.error:+.2%}; "
         f"{counted(len(graph.nodes), 'operation')}, "
         f"{edges} {'dependency' if edges == 1 else 'dependencies'}",
+        hanging=2,
     )
     rows = table("rank", "replayed", "error", *(["what if"] if changed else []))
     for pid, end in replayed.by_pid().items():

@@ -205,7 +205,7 @@ def shortened(name: str, width: int) -> str:
     start, stop = name.find("<"), name.rfind(">")
     inside = width - cell_len(name[: start + 1] + name[stop:])
     if 0 < start < stop and inside >= 1:
-        return name[: start + 1] + _middle(name[start + 1 : stop], inside) + name[stop:]
+        return name[: start + 1] + _middle(name[start + 1 : stop].strip(), inside) + name[stop:]
     if 0 < start < stop:
         name = f"{name[: start + 1]}{_DOTS}{name[stop:]}"
     return _middle(name, width)
