@@ -123,7 +123,7 @@ def test_keep_going_leaves_bad_files_out_and_says_so(run_folder, workers):
     assert "--allow-truncated" in found["failed"][0]["error"]
     text = invoke("metrics", run_folder, "--keep-going", code=3).stdout
     assert text.splitlines()[1] == "skipped: 1 rank is in no number below: 1"
-    assert "skipped: rank 1: " in text.splitlines()[2]
+    assert text.splitlines()[2].startswith("skipped: rank 1:")
 
 
 def test_a_truncated_file_is_read_when_that_is_asked_for(run_folder):

@@ -260,12 +260,13 @@ def test_dispatch_says_what_its_times_are_sums_over(made):
     assert "sums" not in one
 
 
-def test_dispatch_prints_one_unit_for_bytes_and_names_it(made):
+def test_dispatch_prints_decimal_units_and_says_where_the_original_has_others(made):
     words = "dispatch simulate {workload} --strategy fast,fast-compat"
     found = json.loads(printed(words, made, "80", "--json"))
     text = printed(words, made, "80")
     own, original = re.findall(r"Total Inter-node Traffic *: ([\d.]+) (\w+)", text)
     for strategy, (number, unit) in (("fast", own), ("fast-compat", original)):
         size = found["strategies"][strategy]["inter_node_bytes"]
-        units = {"MB": 1e6, "GB": 1e9} if strategy == "fast" else {"GiB": 2**30}
+        units = {"MB": 1e6, "GB": 1e9} if strategy == "fast" else {"GB": 2**30}
         assert float(number) == pytest.approx(size / units[unit], rel=1e-3)
+    assert text.count("are GiB and GiB/s, 2^30 bytes") == 1

@@ -82,4 +82,5 @@ def say(
             continue
         width = max(console.width - max(indent, after), 1)
         for number, part in enumerate(text.wrap(console, width)):
+            part.rstrip()
             console.print(Text(" " * (after if number else indent)).append_text(part))

@@ -23,6 +23,7 @@ _BAR = 48
 _AT = 52  # cells before a bar
 _LABEL = 25
 _DIGITS = 4
+_BINARY = "GB and GB/s of these totals are GiB and GiB/s, 2^30 bytes, as the original has them"
 _TITLES = {"deepep-compat": "DeepEP", "fast-compat": "FAST"}
 
 
@@ -156,11 +157,11 @@ def _title(found: Simulation) -> str:
 
 
 def _results(each: StrategyResult, layers: int) -> str:
-    """The four totals of the original's report; those of its own schedules in its units."""
+    """The four totals; those of the original's schedules to the letter as it prints them."""
     speed = each.algo_bytes_per_s
     if each.name in _TITLES:
-        traffic = f"{each.inter_bytes / GIB:.4f} GiB"
-        rate = NA if speed is None else f"{speed / GIB:.4f} GiB/s"
+        traffic = f"{each.inter_bytes / GIB:.4f} GB"
+        rate = NA if speed is None else f"{speed / GIB:.4f} GB/s"
     else:
         traffic, rate = format_bytes(each.inter_bytes, _DIGITS), na(speed, _rate)
     numbers = {
@@ -175,6 +176,7 @@ def _results(each: StrategyResult, layers: int) -> str:
         _RULE,
         *(f"{name:<{_LABEL}}: {number}" for name, number in numbers.items()),
         _RULE,
+        *([_BINARY] if each.name in _TITLES else []),
         f"{_times(each.times_optimal)} the best possible, {_times(each.times_bound)} the bound "
         "of its class",
     ]

@@ -128,8 +128,8 @@ def _lines(found: Info) -> list[str]:
             f"[yellow]warning:[/] {escape(warning)}"
             for warning in (*found.warnings, *rank_warnings(found.details))
         ),
-        *(f"[red]skipped:[/] rank {each.rank}: {escape(each.error)}" for each in found.failed),
-        *(f"[cyan]missing:[/] {escape(each)}" for each in found.lacks),
+        *(f"[red]left out:[/] rank {each.rank}: {escape(each.error)}" for each in found.failed),
+        *(f"[cyan]lacks:[/] {escape(each)}" for each in found.lacks),
     ]
 
 
