@@ -3,7 +3,9 @@
 import io
 import json
 import re
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from commands import invoke
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 from fastcomm.cli import main
 from fastcomm.metrics.conditions import Condition
 from fastcomm.report.console import plain_console, say
+from fastcomm.report.html import ranks as by_rank_page
+from fastcomm.report.html import words
 from fastcomm.report.rows import percent, shortened, table
 
 WIDTHS = (60, 80, 200)
@@ -56,9 +60,11 @@ def made(tmp_path_factory):
     return {**found, "table": next((folder / "table").glob("*.parquet"))}
 
 
-def printed(words, made, width, *more):
+def printed(command, made, width, *more):
     done = CliRunner().invoke(
-        main, [*(word.format(**made) for word in words.split()), *more], env={"COLUMNS": width}
+        main,
+        [*(word.format(**made) for word in command.split()), *more],
+        env={"COLUMNS": width},
     )
     assert done.exit_code == 0, done.output
     return done.stdout
@@ -73,10 +79,10 @@ def numbers(text):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_lines_fit_the_terminal_and_numbers_are_whole(name, made):
-    words = COMMANDS[name]
-    wide = printed(words, made, "80", "--wide")
+    command = COMMANDS[name]
+    wide = printed(command, made, "80", "--wide")
     for width in WIDTHS:
-        text = printed(words, made, str(width))
+        text = printed(command, made, str(width))
         for line in text.splitlines():
             is_command = line.startswith("    fastcomm ")
             assert len(line) <= width or is_command, f"{width}: {len(line)}: {line!r}"
@@ -270,3 +276,27 @@ def test_dispatch_prints_decimal_units_and_says_where_the_original_has_others(ma
         units = {"MB": 1e6, "GB": 1e9} if strategy == "fast" else {"GB": 2**30}
         assert float(number) == pytest.approx(size / units[unit], rel=1e-3)
     assert text.count("are GiB and GiB/s, 2^30 bytes") == 1
+
+
+def test_nothing_is_said_of_differences_that_are_noise(made):
+    text = printed("metrics {healthy}", made, "80")
+    assert "above the mean" not in text
+    assert "slowest rank" not in text
+    compute = np.array([100.0, 100.1, 100.2])
+    ranks = SimpleNamespace(
+        known=True, by_compute=[0, 1, 2], ranks=[0, 1, 2], ns={"compute": compute}
+    )
+    assert words.plain(by_rank_page._lead(ranks)).startswith("No rank computes longer")
+    ranks.ns = {"compute": compute * [1, 1, 1.2]}
+    assert words.plain(by_rank_page._lead(ranks)).startswith("Rank 2 computes the most")
+
+
+def test_ranks_that_cause_no_wait_worth_a_line_are_not_listed(made):
+    whole = json.loads(printed("metrics {healthy} --json", made, "80"))
+    caused = {}
+    for row in whole["waits"]:
+        caused[row["rank"]] = caused.get(row["rank"], 0) + row["held_up_ns"]
+    worth = [ns for ns in caused.values() if ns >= 0.005 * whole["iteration"]["mean_ns"]]
+    text = printed("metrics {healthy}", made, "80")
+    listed = [line for line in text.splitlines() if re.match(r"rank \d", line)]
+    assert len(listed) == min(3, len(worth))

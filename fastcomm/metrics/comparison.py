@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastcomm.errors import ConfigError
 from fastcomm.trace.schema import TAGS
+from fastcomm.units import counted, plural
 
 if TYPE_CHECKING:  # two kept baselines need no kernel
     from fastcomm.metrics.result import Metrics
@@ -157,16 +158,18 @@ def _reasons(tag: str, values: Mapping[str, Value]) -> tuple[Value, ...]:
 
 def _notes(before: Object, after: Object) -> Iterator[str]:
     """What makes the two runs less than comparable."""
-    for key, words in (("ranks", "ranks"), ("iterations", "iterations")):
+    for key in ("ranks", "iterations"):
         old, new = (_number(each.get(key)) for each in (before, after))
         if old != new:
-            yield f"before has {old} {words}, after {new}: totals are not comparable, means are"
+            noun = plural(1 if old == "1" else 2, key.removesuffix("s"))
+            yield f"before has {old} {noun}, after {new}: totals are not comparable, means are"
     old, new = (", ".join(each.get("iterations_found_by", ())) for each in (before, after))
     if old != new:
         yield f"iterations are found by {old} before and by {new} after"
     for when, each in (("before", before), ("after", after)):
         if left_out := len(each.get("failed", ())):
-            yield f"{left_out} ranks of {when} are left out"
+            verb = plural(left_out, "is")
+            yield f"{counted(left_out, 'rank')} of {when} {verb} left out"
 
 
 def _number(value: Any) -> str:

@@ -16,6 +16,7 @@ from fastcomm.replay.uniform import Event, UniformTrace, of_events
 from fastcomm.trace import clocks
 from fastcomm.trace.run import Run
 from fastcomm.trace.trace import Trace
+from fastcomm.units import counted, plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,10 @@ def converted(run: Run) -> Converted:
         events += (each for each in own if each.step is not None)
         left_out += sum(each.step is None for each in own)
     if left_out:
-        warnings.append(f"{left_out} operations are in no iteration and are left out")
+        warnings.append(
+            f"{counted(left_out, 'operation')} {plural(left_out, 'is')} in no iteration and "
+            "left out"
+        )
     found = clocks.clock_offsets(pa.concat_tables(ends))
     shifts = {pid(each.rank): -each.offset_ns for each in found if each.applies}
     trace_ = of_events(events, shifts)

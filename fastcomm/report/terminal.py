@@ -226,6 +226,8 @@ def _notes(found: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
         yield "Exposed: not under compute." + (
             " Wait and transfer count overlapped time, too." if found.across.waits else ""
         )
+    if across.culprits(found).row_count:
+        yield "Wait caused: summed over its collectives, also what is overlapped or passed on."
     if guessed_tags(found):
         yield "* found by a heuristic; --tp, --pp, --dp, --ep, --cp or [[tags]] settle it."
     if full:

@@ -19,12 +19,14 @@ from fastcomm.report.html.page import (
     columns,
     number,
 )
+from fastcomm.units import counted
 
 _MS = 1e6
 _MOST_BINS = 96
 _ENDS = 24
 _ALL = 64  # ranks that a table lists one by one
 _PERCENTS = 100
+_NOISE = 0.005  # of the median: ranks that differ by less compute equally long
 _KEYS = {
     "time": "iteration.rank_ns",
     "compute": "exact.compute",
@@ -59,16 +61,24 @@ def section(found: Metrics, ranks: ByRank, why: str) -> Section:
 
 def _lead(ranks: ByRank) -> words.Words:
     if not ranks.known:
-        slowest = int(np.nanargmax(ranks.ns["time"]))
+        shortest, longest = np.nanmin(ranks.ns["time"]), np.nanmax(ranks.ns["time"])
         return (
-            f"The slowest rank is {ranks.ranks[slowest]}: ",
-            words.fact("iteration.rank_ns", ranks.ns["time"][slowest], words.ns),
-            " an iteration.",
+            "The mean step of a rank takes ",
+            words.fact("iteration.rank_ns", shortest, words.ns),
+            " to ",
+            words.fact("iteration.rank_ns", longest, words.ns),
+            ".",
         )
     most, compute = ranks.by_compute[-1], ranks.ns["compute"]
     middle = float(np.median(compute))
     if len(compute) == 1 or not middle:
         return ("Only one rank was read: there is nothing to compare it with.",)
+    if compute[most] / middle - 1 < _NOISE:
+        return (
+            "No rank computes longer than the median of all ranks, ",
+            words.fact("exact.compute", middle, words.ns),
+            " a step.",
+        )
     return (
         f"Rank {ranks.ranks[most]} computes the most: ",
         words.fact("exact.compute", compute[most], words.ns),
@@ -95,7 +105,8 @@ def _heat_map(found: Metrics, ranks: ByRank) -> Figure:
     return Figure(
         name="heat-map",
         title="Every rank and iteration",
-        alt=f"Heat map of {len(ranks.ranks)} ranks and {len(numbers)} iterations; the table "
+        alt=f"Heat map of {counted(len(ranks.ranks), 'rank')} and "
+        f"{counted(len(numbers), 'iteration')}; the table "
         "below has the means of the ranks.",
         views=tuple(views),
         terms=tuple(_KEYS[name] for name in MEASURES if name in _KEYS),
