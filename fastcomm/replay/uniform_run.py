@@ -47,7 +47,7 @@ def converted(run: Run) -> Converted:
     if left_out:
         warnings.append(
             f"{counted(left_out, 'operation')} {plural(left_out, 'is')} in no iteration and "
-            "left out"
+            f"{plural(left_out, 'is')} left out"
         )
     found = clocks.clock_offsets(pa.concat_tables(ends))
     shifts = {pid(each.rank): -each.offset_ns for each in found if each.applies}
