@@ -110,7 +110,7 @@ def test_metrics_are_one_screen_for_a_run_of_any_size(ranks, tmp_path):
 
 
 def test_full_and_spec_print_the_other_tables(made):
-    full, spec = (printed("metrics {run}", made, "80", each) for each in ("--full", "--spec"))
+    full, spec = (printed("metrics {run}", made, "200", each) for each in ("--full", "--spec"))
     for heading in ("windows between phases", "process groups", "size from", "own waits"):
         assert heading in full
         assert heading not in spec
