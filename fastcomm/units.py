@@ -1,10 +1,13 @@
-"""Bandwidths, sizes and times in words, to and from bytes per second, bytes and nanoseconds.
+"""Format and parse bandwidths, sizes and times: bytes per second, bytes and nanoseconds.
+
+Every number that a person reads, on a terminal or on a page, is rounded here, once.
 
 A small ``b`` is a bit and a large ``B`` a byte; prefixes are decimal (1 GB = 10^9 bytes), and
 binary where they say so (1 GiB = 2^30 bytes).
 """
 
 import re
+from collections.abc import Sequence
 
 from fastcomm.errors import ConfigError
 
@@ -34,23 +37,66 @@ def parse_bandwidth(text: str) -> float:
     return number * scale / (1 if found[3] in {"B", "byte", "bytes"} else 8)
 
 
-def _scaled(value: float, units: list[tuple[float, str]]) -> str:
-    for size, unit in units:
-        if abs(value) >= size:
-            return f"{value / size:.2f} {unit}"
-    return f"{value:.0f} {units[-1][1]}"
+DIGITS = 3  # significant digits of a printed quantity
+_THOUSAND = 3  # the decimal exponent from which on the next larger unit is used
+_TIMES = ((1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s"))
+_SIZES = ((1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"))
+_BINARY_SIZES = ((1.0, "B"), *((float(_BINARY[k]), k[0].upper() + "iB") for k in _BINARY))
+_IRREGULAR = {"is": "are", "has": "have"}
+_HISSING = ("s", "x", "z", "ch", "sh")
 
 
-def format_ns(ns: float) -> str:
-    """A time for a person: "1.24 ms"."""
-    return _scaled(ns, [(1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns")])
+def _scaled(value: float, units: Sequence[tuple[float, str]], digits: int) -> str:
+    """Write `value` in the largest unit in which it is at least 1, rounded once.
+
+    The smallest unit has no decimals: nothing measured is less than one of it.
+    """
+    magnitude = abs(value)
+    text, unit = f"{magnitude:.0f}", units[0][1]
+    for size, unit in units:  # noqa: B007 - the unit after the loop is the largest that is needed
+        scaled = magnitude / size
+        exponent = int(f"{scaled:.{digits - 1}e}".partition("e")[2])
+        decimals = 0 if size == units[0][0] else max(0, digits - 1 - exponent)
+        text = f"{scaled:.{decimals}f}"
+        if float(text) < 10**_THOUSAND:
+            break
+    sign = "-" if value < 0 and float(text) else ""
+    return f"{sign}{text} {unit}"
 
 
-def format_bytes(count: float) -> str:
-    """A size for a person, in decimal units: "306.68 MB"."""
-    return _scaled(count, [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")])
+def format_ns(ns: float, digits: int = DIGITS) -> str:
+    """Write a time for a person: "1.24 ms"."""
+    return _scaled(ns, _TIMES, digits)
 
 
-def format_bandwidth(bytes_per_s: float) -> str:
-    """A bandwidth for a person: "48.20 GB/s"."""
-    return format_bytes(bytes_per_s) + "/s"
+def format_signed_ns(ns: float, digits: int = DIGITS) -> str:
+    """Write a change of a time for a person: "+1.24 ms"."""
+    text = format_ns(ns, digits)
+    return text if text.startswith("-") else f"+{text}"
+
+
+def format_bytes(count: float, digits: int = DIGITS) -> str:
+    """Write a size for a person, in decimal units: "307 MB"."""
+    return _scaled(count, _SIZES, digits)
+
+
+def format_binary_bytes(count: float, digits: int = DIGITS) -> str:
+    """Write a size for a person, in binary units: "80.0 GiB"."""
+    return _scaled(count, _BINARY_SIZES, digits)
+
+
+def format_bandwidth(bytes_per_s: float, digits: int = DIGITS) -> str:
+    """Write a bandwidth for a person: "48.2 GB/s"."""
+    return format_bytes(bytes_per_s, digits) + "/s"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return the noun in the number that fits `count`: "rank" for 1, "ranks" for 2."""
+    if count == 1:
+        return noun
+    return _IRREGULAR.get(noun, f"{noun}es" if noun.endswith(_HISSING) else f"{noun}s")
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a count and its noun: "1 rank", "8 ranks"."""
+    return f"{count} {plural(count, noun)}"

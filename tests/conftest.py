@@ -1,6 +1,7 @@
 """The first call of a kernel compiles it: no deadline."""
 
 import gzip
+import os
 import tarfile
 from pathlib import Path
 
@@ -18,6 +19,12 @@ settings.register_profile(
 settings.load_profile("plain" if config.DISABLE_JIT else "compiled")
 
 SHARED = Path(__file__).parents[2] / "shared"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_width() -> None:
+    """Commands print to a pipe of the default width; pytest-xdist sets that of the terminal."""
+    os.environ.pop("COLUMNS", None)
 
 
 @pytest.fixture(scope="session")

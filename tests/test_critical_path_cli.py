@@ -35,7 +35,7 @@ def trace(tmp_path):
 def test_the_path_in_words(trace):
     text = invoke(trace).stdout
     assert "rank 0, rules corrected: 3 events" in text
-    assert "covers 100.0% of the 80.00 us from first to last event" in text
+    assert "covers 100.0% of the 80.0 us from first to last event" in text
     assert "device: compute" in text
     assert "aten::mm" in text
 

@@ -27,7 +27,7 @@ def said(arguments, code=0):
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "w"
     out = said(f"generate {SMALL} --seed 3 -o {folder}")
-    assert "2 iterations of 1 layers, 40 tokens of 2 experts on 4 GPUs" in out
+    assert "2 iterations of 1 layer, 40 tokens of 2 experts on 4 GPUs" in out
     return folder
 
 

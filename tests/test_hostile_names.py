@@ -56,7 +56,7 @@ def test_reports_show_names_as_letters(tmp_path, name):
         assert code == 0, said
         assert not ACTIVE.search(said)
         assert not any(line.startswith("Error: all") for line in said.splitlines())
-    said = run("info", path)[1]
+    said = run("info", "--wide", path)[1]
     shown = name.replace("\\ud800", "\ufffd")
     assert inert(shown)[:20] in said
 

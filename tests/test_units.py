@@ -1,7 +1,20 @@
+from fractions import Fraction
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastcomm.errors import ConfigError
-from fastcomm.units import format_bandwidth, format_bytes, format_ns, parse_bandwidth
+from fastcomm.report.html import words
+from fastcomm.units import (
+    counted,
+    format_bandwidth,
+    format_binary_bytes,
+    format_bytes,
+    format_ns,
+    format_signed_ns,
+    parse_bandwidth,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,17 +43,80 @@ def test_what_is_no_bandwidth_is_an_error(text):
 
 
 def test_numbers_for_people():
-    assert [format_ns(ns) for ns in (0, 999, 1500, -2.5e6, 3e9)] == [
+    assert [format_ns(ns) for ns in (0, 999, 1500, -2.5e6, 3e9, -0.3)] == [
         "0 ns",
-        "999.00 ns",
+        "999 ns",
         "1.50 us",
         "-2.50 ms",
         "3.00 s",
+        "0 ns",
     ]
     assert [format_bytes(n) for n in (0, 12, 4096, 5e12)] == [
         "0 B",
-        "12.00 B",
+        "12 B",
         "4.10 kB",
         "5.00 TB",
     ]
-    assert format_bandwidth(50e9) == "50.00 GB/s"
+    assert format_bandwidth(50e9) == "50.0 GB/s"
+    assert format_binary_bytes(80 * 2**30) == "80.0 GiB"
+    assert [format_signed_ns(ns) for ns in (0, 2e6, -2e6)] == ["+0 ns", "+2.00 ms", "-2.00 ms"]
+
+
+def test_a_number_is_rounded_once_and_to_the_next_unit_where_it_reaches_it():
+    assert [format_ns(ns) for ns in (17.951e6, 17.949e6, 999_600, 999_400, 999.6)] == [
+        "18.0 ms",
+        "17.9 ms",
+        "1.00 ms",
+        "999 us",
+        "1.00 us",
+    ]
+    assert [format_ns(ns, 4) for ns in (18.8449e6, 999_960)] == ["18.84 ms", "1.000 ms"]
+    assert [words.ns(ns) for ns in (17.951e6, 999_600)] == ["18.0\u202fms", "1.00\u202fms"]
+
+
+QUANTITIES = st.floats(-1e15, 1e15) | st.integers(-(10**6), 10**6).map(float)
+FORMATS = {
+    format_ns: {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9},
+    format_bytes: {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12},
+    format_binary_bytes: {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40},
+}
+
+
+def read(text, units):
+    """The number that a text says, and half a unit of its last digit."""
+    number, unit = text.replace("\u202f", " ").replace("\u2212", "-").split(" ")
+    decimals = len(number.partition(".")[2])
+    size = Fraction(units[unit.replace("\u00b5", "u")])
+    return Fraction(number) * size, size / 10**decimals / 2
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@given(value=QUANTITIES, digits=st.integers(3, 5))
+def test_a_printed_number_is_right_to_its_last_digit(form, value, digits):
+    said, half = read(form(value, digits), FORMATS[form])
+    assert abs(said - Fraction(value)) <= half * (1 + Fraction(1, 10**9))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@given(values=st.lists(QUANTITIES, min_size=2, max_size=9), ulps=st.integers(-3, 3))
+def test_a_larger_number_is_not_printed_as_a_smaller_one(form, values, ulps):
+    near = [value * (1 + ulps / 1000) for value in values]
+    said = [read(form(value), FORMATS[form])[0] for value in sorted([*values, *near])]
+    assert said == sorted(said)
+
+
+@given(QUANTITIES)
+def test_the_page_prints_what_the_terminal_prints(value):
+    assert read(words.ns(value), FORMATS[format_ns]) == read(
+        format_ns(value), FORMATS[format_ns]
+    )
+
+
+def test_a_noun_is_in_the_number_of_its_count():
+    assert [counted(n, "iteration") for n in (0, 1, 2)] == [
+        "0 iterations",
+        "1 iteration",
+        "2 iterations",
+    ]
+    assert [counted(n, "micro-batch") for n in (1, 2)] == ["1 micro-batch", "2 micro-batches"]
+    assert words.many(1, "rank") == "1 rank"

@@ -217,7 +217,7 @@ def test_the_command(tmp_path):
     path = k.write(tmp_path / "rank0.json", EVENTS)
     words = [path, "--annotation", "", "--scale", "comm=0.5", "--scale", "compute=0:1:0.5"]
     text = invoke(*words).stdout
-    assert "103.00 us before, 89.00 us after, 1.157 times as fast" in text
+    assert "103.0 us before, 89.00 us after, 1.157 times as fast" in text
     assert "off by 0 ns at most" in text
     found = json.loads(invoke(*words, "--json", "--output", tmp_path / "out").stdout)
     assert found["after_ns"] == 89 * US

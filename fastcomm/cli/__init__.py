@@ -17,6 +17,7 @@ import click
 
 from fastcomm.cli import settings
 from fastcomm.cli.said import talk
+from fastcomm.cli.suggesting import SuggestingGroup
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert_lines
 from fastcomm.version import __version__
@@ -41,13 +42,18 @@ COMMANDS = (
     "completion",
 )
 
+# Commands that print tables.
+_PRINTING = (
+    *("info", "metrics", "compare", "critical-path", "what-if", "replay", "stragglers"),
+    *("stats", "isp", "dispatch"),
+)
 _LOG = logging.getLogger("fastcomm")
 
 INCOMPLETE = 3
 REGRESSED = 4
 
 
-class _Group(click.Group):
+class _Group(SuggestingGroup):
     """Loads commands late; here alone an error of ours becomes one line and exit code 1."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -57,7 +63,7 @@ class _Group(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"fastcomm.cli.{cmd_name.replace('-', '_')}").run
-        _let_talk(command)
+        _let_talk(command, has_tables=cmd_name in _PRINTING)
         return command
 
     def resolve_command(
@@ -98,12 +104,31 @@ def _told_to_end() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _let_talk(command: click.Command) -> None:
-    """Give a command, and those inside of it, the options about what it says."""
+def _let_talk(command: click.Command, *, has_tables: bool) -> None:
+    """Add the options about what is printed to a command and its subcommands."""
     if not any(each.name == "quiet" for each in command.params):
-        command.params += _talking()
+        command.params += [*([_wide()] if has_tables else []), *_talking()]
     for inner in getattr(command, "commands", {}).values():
-        _let_talk(inner)
+        _let_talk(inner, has_tables=has_tables)
+
+
+def _wide() -> click.Parameter:
+    """The option of commands that print tables."""
+
+    def widen(ctx: click.Context, _option: click.Parameter, is_wide: bool) -> None:
+        if is_wide:
+            from fastcomm.report.console import WIDE
+
+            token = WIDE.set(True)
+            ctx.call_on_close(lambda: WIDE.reset(token))
+
+    return click.Option(
+        ["--wide"],
+        is_flag=True,
+        expose_value=False,
+        callback=widen,
+        help="Print every column of every table, however long the lines get.",
+    )
 
 
 def _talking() -> list[click.Parameter]:

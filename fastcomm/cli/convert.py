@@ -78,7 +78,7 @@ def _uniform(
     with aside(output) as unfinished:
         data = uniform.to_bytes(said.trace)
         unfinished.write_bytes(uniform.compressed(data) if output.suffix == ".gz" else data)
-    click.echo(f"{output}: {len(said.trace)} events of {len(said.trace.pids)} ranks (uniform)")
+    click.echo(f"{output}: {_counts(len(said.trace), 'event', len(said.trace.pids))} (uniform)")
     if said.skipped:
         ctx.exit(INCOMPLETE)
 
@@ -106,6 +106,12 @@ def _chakra(ctx: click.Context, path: Path, output: Path, words: dict[str, Any])
         for reason, count in sorted(written.replayed.items())
     )
     say(*(f"skipped: {each}" for each in written.failed))
-    click.echo(f"{output}: {written.nodes} nodes of {written.ranks} ranks (chakra)")
+    click.echo(f"{output}: {_counts(written.nodes, 'node', written.ranks)} (chakra)")
     if written.failed:
         ctx.exit(INCOMPLETE)
+
+
+def _counts(count: int, noun: str, ranks: int) -> str:
+    from fastcomm.units import counted
+
+    return f"{counted(count, noun)} of {counted(ranks, 'rank')}"

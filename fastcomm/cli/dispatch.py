@@ -9,7 +9,9 @@ import click
 
 from fastcomm.cli.dispatch_options import DRAWING, REPORT, SHAPE, TERMS, shape, with_options
 from fastcomm.cli.said import say
+from fastcomm.cli.suggesting import SuggestingGroup
 from fastcomm.errors import ConfigError
+from fastcomm.units import counted
 
 if TYPE_CHECKING:
     from fastcomm.dispatch.recipe import Recipe
@@ -26,7 +28,7 @@ Examples:
 """
 
 
-@click.group("dispatch", epilog=_EXAMPLES)
+@click.group("dispatch", cls=SuggestingGroup, epilog=_EXAMPLES)
 def run() -> None:
     """Simulate the all-to-all of a mixture of experts: schedules, bounds, placement."""
 
@@ -70,8 +72,9 @@ def generate(
             more["sources"] = _sources(hot_ranks, recipe)
     files = workload.write(recipe, output, **more)
     click.echo(
-        f"{output}: {len(files)} iterations of {recipe.num_layers} layers, {recipe.tokens} "
-        f"tokens of {recipe.topk} experts on {recipe.gpus} GPUs"
+        f"{output}: {counted(len(files), 'iteration')} of "
+        f"{counted(recipe.num_layers, 'layer')}, {counted(recipe.tokens, 'token')} of "
+        f"{counted(recipe.topk, 'expert')} on {counted(recipe.gpus, 'GPU')}"
     )
 
 

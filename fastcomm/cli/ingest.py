@@ -75,7 +75,7 @@ def _stored(
 def _show(found: "Ingested") -> None:
     """Say on stderr what was done: there is no result to print."""
     from fastcomm.trace.run import ranges
-    from fastcomm.units import format_bytes
+    from fastcomm.units import counted, format_bytes
 
     entries = found.manifest.ranks
     size = sum(entry.size for entry in entries)
@@ -83,7 +83,8 @@ def _show(found: "Ingested") -> None:
     source = sum({entry.source: entry.fingerprint.size for entry in entries}.values())
     events = sum(entry.events for entry in entries)
     lines = [
-        f"{found.folder}: {len(entries)} ranks, {events} events, {format_bytes(size)} "
+        f"{found.folder}: {counted(len(entries), 'rank')}, {counted(events, 'event')}, "
+        f"{format_bytes(size)} "
         f"(the traces: {format_bytes(source)})"
     ]
     if found.kept:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli.results import result_options
+from fastcomm.cli.said import warn
+from fastcomm.cluster.quantities import parse_quantity
 
 if TYPE_CHECKING:
     from fastcomm.isp.ask import Setting
@@ -171,6 +173,7 @@ def run(**words: Any) -> None:
     from fastcomm.isp import words as words_
 
     said = _said(words)
+    warn(_decimal_lengths(said.get("seq_len")))
     lengths = words_.numbers(said.get("seq_len"), "sequence length") or (0,)
     question = words_.asked(said)
     using = ask.setting(said)
@@ -196,6 +199,16 @@ def run(**words: Any) -> None:
         from fastcomm.errors import FastcommError
 
         raise FastcommError(found.nearest())
+
+
+def _decimal_lengths(seq_len: object) -> list[str]:
+    """Warn of "8k", which is 8000, where 8Ki is what a sequence length usually is."""
+    return [
+        f"--seq-len {part} is {parse_quantity(part, 'sequence length')} tokens; "
+        f"{part[:-1]}{part[-1].upper()}i is {parse_quantity(part + 'i', 'sequence length')}"
+        for part in map(str.strip, str(seq_len or "").split(","))
+        if part[-1:] in tuple("kKmM") and part[:-1].isdecimal()
+    ]
 
 
 def _said(words: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,16 @@ Examples:
 
 @click.command("metrics", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "--full",
+    is_flag=True,
+    help="Print all tables: waits by parallelism, collectives, windows, process groups.",
+)
+@click.option(
+    "--spec",
+    is_flag=True,
+    help="Print the specification's formulas, and utilization by the bytes of --bytes.",
+)
 @measure_options
 @result_options("Write every table as CSV and Parquet, and metrics.json.")
 @click.pass_context
@@ -39,10 +49,10 @@ def run(
 
     PATH is a directory of traces, or files, or globs: of the PyTorch profiler (.json[.gz]),
     exports of Nsight Systems (.sqlite, parquetdir, arrowdir), or what fastcomm ingest wrote.
-    Printed are: the largest part of a step, the causes of lost time (stragglers, slow links,
-    late hosts, imbalanced stages, hot experts) with their cost, the time breakdown of an
-    iteration, how much of the communication overlaps compute, the windows between phases,
-    bandwidth and volume of DP, TP, PP, EP and CP, and who waits for whom.
+    Printed is one screen: the largest part of a step, the causes of lost time (stragglers, slow
+    links, late hosts, imbalanced stages, hot experts) with their cost, where the time of a step
+    goes, one line each for DP, TP, PP, EP and CP, and the ranks that make others wait. --full
+    prints all tables.
 
     Where the traces do not name their process groups, say how ranks are laid out (--tp, --pp,
     --ep, --cp, --order). Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some
@@ -62,13 +72,13 @@ def run(
 
         page = measured.page(found, paths, options=reading_words(words))
         render.write(page, html)
-    show(found, as_json)
+    show(found, as_json, full=words["full"], spec=words["spec"])
     if found.failed:
         ctx.exit(INCOMPLETE)
 
 
-def show(found: "Metrics", as_json: bool) -> None:
-    """Print the result to stdout, for a machine or for a person."""
+def show(found: "Metrics", as_json: bool, *, full: bool, spec: bool) -> None:
+    """Print the result to stdout: as JSON, or for a person on one screen."""
     if as_json:
         from fastcomm.report import json_text
 
@@ -77,4 +87,4 @@ def show(found: "Metrics", as_json: bool) -> None:
 
     from fastcomm.report import terminal
 
-    terminal.show(found)
+    terminal.show(found, full=full, spec=spec)

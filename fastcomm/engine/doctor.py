@@ -14,7 +14,7 @@ from typing import Literal
 from fastcomm.engine import warm
 from fastcomm.engine.versions import installed, versions
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
-from fastcomm.units import format_bytes
+from fastcomm.units import counted, format_bytes
 from fastcomm_kernels import _jit
 
 State = Literal["ok", "note", "bad"]
@@ -114,7 +114,8 @@ def _cache() -> Finding:
         )
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return Finding(
-        name="cache", found=f"{place}: writable, {len(sizes)} files, {format_bytes(sum(sizes))}"
+        name="cache",
+        found=f"{place}: writable, {counted(len(sizes), 'file')}, {format_bytes(sum(sizes))}",
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastcomm.errors import ConfigError
 from fastcomm.trace.run import SkippedRank, expected_ranks, ranks_words, skipped_lines
 from fastcomm.trace.schema import TAGS
+from fastcomm.units import plural
 
 if TYPE_CHECKING:  # two kept baselines need no kernel
     from fastcomm.metrics.result import Metrics
@@ -160,10 +161,11 @@ def _reasons(tag: str, values: Mapping[str, Value]) -> tuple[Value, ...]:
 
 def _notes(before: Object, after: Object) -> Iterator[str]:
     """What makes the two runs less than comparable."""
-    for key, words in (("ranks", "ranks"), ("iterations", "iterations")):
+    for key in ("ranks", "iterations"):
         old, new = (_number(each.get(key)) for each in (before, after))
         if old != new:
-            yield f"before has {old} {words}, after {new}: totals are not comparable, means are"
+            noun = plural(1 if old == "1" else 2, key.removesuffix("s"))
+            yield f"before has {old} {noun}, after {new}: totals are not comparable, means are"
     old, new = (", ".join(each.get("iterations_found_by", ())) for each in (before, after))
     if old != new:
         yield f"iterations are found by {old} before and by {new} after"

@@ -13,6 +13,7 @@ _TEXT = re.compile(
 )
 _COMPARE = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 _UNIT = {None: 1.0, "%": 0.01, "ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+_SHARES = ("breakdown.", "overlap.")
 
 Of = Literal["value", "difference", "relative"]
 
@@ -43,6 +44,12 @@ class Condition:
         name, sign, plus, number, unit = found.groups()
         if unit not in (None, "%") and not name.endswith("_ns"):
             raise ConfigError(f"condition {text!r}: {name} is no time, found the unit {unit}")
+        if unit == "%" and not plus and not _is_share(name):
+            change = f"{'+' if sign in ('>', '>=') else '-'}{number}%"
+            raise ConfigError(
+                f"condition {text!r}: {number}% of what? {name} is not a share. For a change "
+                f"relative to BEFORE give it a sign: '{name} {sign} {change}'"
+            )
         of: Of = "value" if not plus else "relative" if unit == "%" else "difference"
         threshold = float(plus + number) * _UNIT[unit]
         return cls(text=text.strip(), name=name, of=of, sign=sign, threshold=threshold)
@@ -57,6 +64,12 @@ class Condition:
                 f"{_said(value.before)} before and {_said(value.after)} after"
             )
         return bool(_COMPARE[self.sign](measured, self.threshold))
+
+
+def _is_share(name: str) -> bool:
+    """Whether a metric is a fraction, for which a percentage is a value."""
+    last = name.rpartition(".")[2]
+    return name.startswith(_SHARES) or any(word in last for word in ("share", "ratio", "util"))
 
 
 def _said(value: float | None) -> str:

@@ -17,6 +17,7 @@ from fastcomm.replay.uniform import Event, UniformTrace, of_events
 from fastcomm.trace import clocks
 from fastcomm.trace.run import Run, SkippedRank
 from fastcomm.trace.trace import Trace
+from fastcomm.units import counted, plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,10 @@ def converted(run: Run, *, keep_going: bool = False) -> Converted:
     if not ends:
         raise FastcommError(f"no rank could be read: {skipped[0].error}")
     if left_out:
-        warnings.append(f"{left_out} operations are in no iteration and are left out")
+        warnings.append(
+            f"{counted(left_out, 'operation')} {plural(left_out, 'is')} in no iteration and "
+            f"{plural(left_out, 'is')} left out"
+        )
     found = clocks.clock_offsets(pa.concat_tables(ends))
     shifts = {pid(each.rank): -each.offset_ns for each in found if each.applies}
     trace_ = of_events(events, shifts)

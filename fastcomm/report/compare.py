@@ -7,14 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 from rich.markup import escape
-from rich.table import Table
 
 from fastcomm.metrics.comparison import Comparison, Part, Value
 from fastcomm.report import files
-from fastcomm.report.console import plain_console
-from fastcomm.units import format_bandwidth, format_bytes, format_ns
+from fastcomm.report.console import plain_console, say
+from fastcomm.report.rows import Table, table
+from fastcomm.units import format_bandwidth, format_bytes, format_ns, format_signed_ns
 
 _MOST_VALUES = 12
+_STEP_DIGITS = 4
 # Of values that changed less than this share, none is worth a line.
 _WORTH = 0.01
 # Of several statistics of one thing, the one that says most.
@@ -97,23 +98,20 @@ def _value(each: Value) -> dict[str, Any]:
 def show(found: Comparison, conditions: Sequence[str], holding: Sequence[str]) -> None:
     """Print the step, what its change consists of, and what else changed most."""
     console = plain_console()
-    console.print(_headline(found), highlight=False)
+    say(console, _headline(found))
     for line in found.incomplete:
-        console.print(f"[red]{escape(line)}[/]", highlight=False)
+        say(console, f"[red]{escape(line)}[/]", hanging=2)
     if found.parts:
         console.print(_parts(found))
-        console.print(
-            "[dim]exact parts of the mean iteration; their effects add up to its change[/]",
-            highlight=False,
-        )
+        say(console, "parts of the mean step; their effects add up to its change", style="dim")
     changed = _changed(found)
     if changed.row_count:
         console.print(changed)
     for note in found.notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+        say(console, f"[yellow]note:[/] {escape(note)}", hanging=2)
     for text in conditions:
         mark = "[red]FAIL[/]" if text in holding else "[green]ok[/]  "
-        console.print(f"{mark} {escape(text)}", highlight=False)
+        say(console, f"{mark} {escape(text)}", hanging=5)
 
 
 def _headline(found: Comparison) -> str:
@@ -121,38 +119,28 @@ def _headline(found: Comparison) -> str:
     if step.before is None or step.after is None or step.difference is None:
         return "The change of the step is n/a: a run has no iteration times."
     relative = "" if step.relative is None else f" ({step.relative:+.2%})"
-    change = f"{_signed(step.difference)}{relative}"
+    change = f"{format_signed_ns(step.difference)}{relative}"
     return (
-        f"[bold]An iteration takes {format_ns(step.after)} instead of "
-        f"{format_ns(step.before)}: {change}[/]"
+        f"[bold]An iteration takes {format_ns(step.after, _STEP_DIGITS)} instead of "
+        f"{format_ns(step.before, _STEP_DIGITS)}: {change}[/]"
     )
 
 
-def _signed(ns: float) -> str:
-    return f"{'-' if ns < 0 else '+'}{format_ns(abs(ns))}"
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, style="bold", header_style="underline", no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
-    return table
-
-
 def _parts(found: Comparison) -> Table:
-    table = _table("part of the step", "before", "after", "effect")
-    table.add_column("with it changed", header_style="dim")
+    rows = table(
+        *("part of the step", "before", "after", "effect", "with it changed"),
+        texts=("with it changed",),
+    )
     for part in found.parts:
         if part.before_ns or part.after_ns:
-            table.add_row(
+            rows.add_row(
                 part.name.replace("_", " "),
                 format_ns(part.before_ns),
                 format_ns(part.after_ns),
-                _signed(part.effect_ns),
+                format_signed_ns(part.effect_ns),
                 _reasons(part),
             )
-    return table
+    return rows
 
 
 def _reasons(part: Part) -> str:
@@ -165,7 +153,7 @@ def _reasons(part: Part) -> str:
 
 def _changed(found: Comparison) -> Table:
     """Other values, the largest relative change first; --json has all."""
-    table = _table("other metrics", "before", "after", "change")
+    rows = table("other metrics", "before", "after", "change", drop=("before", "after"))
     known = [
         each
         for each in found.values
@@ -176,8 +164,8 @@ def _changed(found: Comparison) -> Table:
     known.sort(key=lambda each: -abs(each.relative or 0))
     for each in known[:_MOST_VALUES]:
         words = (_in_unit(each.name, value) for value in (each.before, each.after))
-        table.add_row(escape(each.name), *words, f"{each.relative:+.1%}")
-    return table
+        rows.add_row(escape(each.name), *words, f"{each.relative:+.1%}")
+    return rows
 
 
 def _in_unit(name: str, value: float | None) -> str:

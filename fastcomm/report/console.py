@@ -1,5 +1,7 @@
-"""Where a report is printed."""
+"""The console that reports are printed to, and sentences that fit its width."""
 
+import os
+from contextvars import ContextVar
 from typing import Any
 
 from rich.console import Console
@@ -7,20 +9,78 @@ from rich.text import Text
 
 from fastcomm.inert import inert
 
+# Print every column, however wide the lines get (`--wide`).
+WIDE: ContextVar[bool] = ContextVar("WIDE", default=False)
+
 _PIPE_WIDTH = 110
+_LEAST_WIDTH = 40
+_WIDE_WIDTH = 10_000
+COMMAND = "    "  # a line that begins so is a command to copy, and stays one line
 
 
 class _InertConsole(Console):
-    """A console on which names of a trace are letters, whatever is in them."""
+    """A console on which control characters in names of a trace have no effect."""
 
     def render_str(self, text: str, **style: Any) -> Text:
-        """As rich's, which leaves escape sequences in; every string passes here."""
+        """Render markup like rich, with control characters and escape sequences spelled out."""
         return super().render_str(inert(text), **style)
 
 
 def plain_console(console: Console | None = None) -> Console:
-    """The console itself, without colours and of a fixed width where it is no terminal."""
+    """Return the console to print to; without colors where it is no terminal.
+
+    Its width is that of the terminal, or of the environment's COLUMNS.
+    """
     console = console or _InertConsole(emoji=False)
-    if console.is_terminal:
+    if WIDE.get():
+        width = _WIDE_WIDTH
+    elif console.is_terminal:
         return console
-    return _InertConsole(file=console.file, width=_PIPE_WIDTH, no_color=True, emoji=False)
+    else:
+        width = _pipe_width()
+    if console.is_terminal:
+        console.width = width
+        return console
+    return _InertConsole(file=console.file, width=width, no_color=True, emoji=False)
+
+
+def _pipe_width() -> int:
+    columns = os.environ.get("COLUMNS", "")
+    return max(int(columns), _LEAST_WIDTH) if columns.isdecimal() else _PIPE_WIDTH
+
+
+def say(
+    console: Console,
+    markup: str,
+    *,
+    indent: int = 0,
+    hanging: int | None = None,
+    style: str = "",
+) -> None:
+    """Print a text of one or more lines, broken at words to fit the console.
+
+    Parameters
+    ----------
+    console
+        The console to print to.
+    markup
+        The text, with rich's markup. A line that begins with four spaces is a command to
+        copy: it is printed as it is.
+    indent
+        Spaces before the first line of each.
+    hanging
+        Spaces before the lines that continue one; `indent` where it is None.
+    style
+        Style of the whole text.
+
+    """
+    after = indent if hanging is None else hanging
+    for line in markup.split("\n"):
+        text = console.render_str(line, style=style, highlight=False)
+        if text.plain.startswith(COMMAND):
+            console.print(text, soft_wrap=True)
+            continue
+        width = max(console.width - max(indent, after), 1)
+        for number, part in enumerate(text.wrap(console, width)):
+            part.rstrip()
+            console.print(Text(" " * (after if number else indent)).append_text(part))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pyarrow as pa
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from fastcomm.critical_path.data import DataDependencies
 from fastcomm.critical_path.device_time import notes
@@ -16,8 +15,9 @@ from fastcomm.critical_path.joining import RunEvents
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.report import files
-from fastcomm.report.console import plain_console
-from fastcomm.units import format_ns
+from fastcomm.report.console import plain_console, say
+from fastcomm.report.rows import Table, table
+from fastcomm.units import counted, format_ns
 
 _BAR = 24
 _NEARLY = 0.95
@@ -40,13 +40,13 @@ WORDS = {
 def show(found: CriticalPath, console: Console | None = None) -> None:
     """Print the report to stdout; plain text where that is no terminal."""
     console = plain_console(console)
-    console.print(_title(found), highlight=False)
-    console.print(f"  {_coverage(found)}", highlight=False)
+    say(console, _title(found), hanging=2)
+    say(console, _coverage(found), indent=2, hanging=4)
     for shown in (_classes(found), _tags(found), _top(found)):
         if shown.row_count:
             console.print(shown)
     for note in notes(found):
-        console.print(f"[dim]note: {escape(note)}[/]", highlight=False)
+        say(console, f"note: {escape(note)}", hanging=2, style="dim")
 
 
 def show_joined(found: Joined, console: Console | None = None) -> None:
@@ -54,7 +54,8 @@ def show_joined(found: Joined, console: Console | None = None) -> None:
     console = plain_console(console)
     show(found.path, console)
     shown = table(
-        *("rank", "on the path", "slack", "waits", "transfers", "came last", "wait caused")
+        *("rank", "on the path", "slack", "waits", "transfers", "came last", "wait caused"),
+        drop=("slack", "transfers"),
     )
     for row in found.by_rank().to_pylist():
         shown.add_row(
@@ -69,46 +70,48 @@ def show_joined(found: Joined, console: Console | None = None) -> None:
     console.print(shown)
     worst = next(iter(found.hold_ups().slice(0, 1).to_pylist()), None)
     if worst is not None and worst["later_ns"] > 0:
-        console.print(
+        say(
+            console,
             f"Rank {worst['rank']} comes later than all others of its {worst['tag']} group "
             f"({escape(worst['group'])}): {format_ns(worst['later_ns'])} in all.",
-            highlight=False,
         )
     apart = {rank: ns for rank, ns in found.offsets.items() if ns}
     words = ", ".join(f"{rank}: {format_ns(ns)}" for rank, ns in apart.items()) or "none"
-    console.print(
-        f"The path goes from rank to rank {found.crossings} times. Clocks moved: {words}.",
-        highlight=False,
+    say(
+        console,
+        f"The path goes from rank to rank {counted(found.crossings, 'time')}. Clocks moved: "
+        f"{words}.",
     )
 
 
 def show_data(found: DataDependencies, console: Console | None = None) -> None:
     """Print what could start earlier if only data counted."""
     console = plain_console(console)
-    console.print(
+    say(
+        console,
         f"[bold]Data dependencies[/]: {found.known} of the window's {found.asked} operators "
         f"are among the {found.traced} of the execution trace, by {found.joined_by}.",
-        highlight=False,
     )
-    console.print(
-        f"  The operators take {format_ns(found.span_ns)}; {format_ns(found.bound_ns)} with "
+    say(
+        console,
+        f"The operators take {format_ns(found.span_ns)}; {format_ns(found.bound_ns)} with "
         "unlimited threads and streams.",
-        highlight=False,
+        indent=2,
     )
     shown = table("could start earlier", "by", "writers")
     for row in found.movable(_TOP).to_pylist():
         name = f"{row['name']} in {row['part_of']}"
-        shown.add_row(escape(name[:70]), format_ns(row["earlier_ns"]), str(row["producers"]))
+        shown.add_row(escape(name), format_ns(row["earlier_ns"]), str(row["producers"]))
     console.print(shown)
     shown = table("shortens the step if reordered", "by")
     for row in found.shortening(_TOP).to_pylist():
         name = f"{row['name']} in {row['part_of']}"
-        shown.add_row(escape(name[:70]), format_ns(row["shortens_ns"]))
+        shown.add_row(escape(name), format_ns(row["shortens_ns"]))
     console.print(shown)
     shown = table("subgraphs", "shorten it by", "earlier by", "operators")
     for row in found.movable_subgraphs(_TOP).to_pylist():
         times = (_time(row[name]) for name in ("shortens_ns", "earlier_ns"))
-        shown.add_row(escape(row["part_of"][:60]), *times, str(row["operators"]))
+        shown.add_row(escape(row["part_of"]), *times, str(row["operators"]))
     console.print(shown)
 
 
@@ -120,9 +123,10 @@ def _title(found: CriticalPath) -> str:
     about, path = found.about, found.found
     where = "all ranks" if isinstance(found.events, RunEvents) else f"rank {about.rank}"
     return (
-        f"[bold]{where}, rules {about.rules}[/]: {about.clipped} events, "
-        f"{len(found.graph.source)} edges; critical path of {len(path.edges)} edges, "
-        f"{found.event_count} events, {format_ns(found.length_ns)}"
+        f"[bold]{where}, rules {about.rules}[/]: {counted(about.clipped, 'event')}, "
+        f"{counted(len(found.graph.source), 'edge')}; critical path of "
+        f"{counted(len(path.edges), 'edge')}, {counted(found.event_count, 'event')}, "
+        f"{format_ns(found.length_ns)}"
     )
 
 
@@ -154,20 +158,10 @@ def _tags(found: CriticalPath) -> Table:
 
 
 def _top(found: CriticalPath) -> Table:
-    shown = table("own time on the path", "kind", "edges", "time")
+    shown = table("own time on the path", "kind", "edges", "time", drop=("edges", "kind"))
     for row in found.top("name", _TOP).to_pylist():
-        name = row["name"] if len(row["name"]) <= 60 else row["name"][:57] + "..."  # noqa: PLR2004
-        shown.add_row(escape(name), row["kind"], str(row["edges"]), format_ns(row["self_ns"]))
-    return shown
-
-
-def table(first: str, *others: str) -> Table:
-    """An empty table with these heads."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column(first, style="bold", header_style="underline", no_wrap=True)
-    for name in others:
-        shown.add_column(
-            name, justify="right" if name else "left", header_style="dim", no_wrap=True
+        shown.add_row(
+            escape(row["name"]), row["kind"], str(row["edges"]), format_ns(row["self_ns"])
         )
     return shown
 

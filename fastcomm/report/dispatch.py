@@ -3,15 +3,16 @@
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 from rich.text import Text
 
 from fastcomm.dispatch.cluster import GIB
 from fastcomm.dispatch.placing import Placing
 from fastcomm.dispatch.simulation import Simulation, StrategyResult
 from fastcomm.dispatch.sweeping import Sweep
-from fastcomm.report.console import plain_console
-from fastcomm.units import format_bandwidth, format_bytes, format_ns
+from fastcomm.report.console import plain_console, say
+from fastcomm.report.rows import NA, Table, na, table
+from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
 
 _MOST_LAYERS = 12
 _MOST_NODES = 32
@@ -19,34 +20,36 @@ _LINKS = ("NIC send", "NIC receive", "NVLink send", "NVLink receive")
 _SHADES = " ░▒▓█"
 _RULE = "=" * 50
 _BAR = 48
+_AT = 52  # cells before a bar
+_LABEL = 25
+_DIGITS = 4
+_BINARY = "GB and GB/s of these totals are GiB and GiB/s, 2^30 bytes, as the original has them"
 _TITLES = {"deepep-compat": "DeepEP", "fast-compat": "FAST"}
 
 
 def show(found: Simulation, console: Console | None = None) -> None:
-    """Print each strategy: the original's four numbers, phases, what binds, the load."""
+    """Print each strategy: totals, phases, the busiest link of each layer, the load."""
     console = plain_console(console)
     _say(console, _title(found))
     for each in found.strategies.values():
         _say(console, _results(each, found.recipe.iter_num * found.recipe.num_layers))
         console.print(_layers(each, found.recipe.num_layers))
-        _say(console, _heat(each.loads, found.recipe.gpus_per_node))
+        loads = _heat(each.loads, found.recipe.gpus_per_node, console.width)
+        console.print(Text(loads), soft_wrap=True)
 
 
 def compare(found: Simulation, console: Console | None = None) -> None:
     """Print the strategies side by side, the fastest first."""
     console = plain_console(console)
     _say(console, _title(found))
-    table = _table(
-        "strategy",
-        "dispatch",
-        "combine",
-        "best possible",
-        "its class",
-        "between nodes",
+    rows = table(
+        *("strategy", "dispatch", "combine", "best possible", "its class", "between nodes"),
         "binds",
+        drop=("its class", "between nodes"),
+        texts=("binds",),
     )
     for each in sorted(found.strategies.values(), key=lambda each: each.total_s):
-        table.add_row(
+        rows.add_row(
             each.name,
             _time(each.total_s),
             "" if each.combine_s is None else _time(each.combine_s),
@@ -55,8 +58,12 @@ def compare(found: Simulation, console: Console | None = None) -> None:
             format_bytes(each.inter_bytes),
             _binds(each),
         )
-    console.print(table)
-    _say(console, "best possible, its class: multiples of the lower bounds of dispatch.")
+    console.print(rows)
+    _say(
+        console,
+        f"dispatch, combine and bytes between nodes: {_sum_words(found)}. best possible, its "
+        "class: multiples of the lower bounds of dispatch.",
+    )
     for why in found.unanswered.values():
         _say(console, why)
 
@@ -72,10 +79,13 @@ def place(found: Placing, console: Console | None = None) -> None:
         f"{count.sum()} physical experts for {len(count)}, up to {count.max()} of one; the "
         f"most loaded GPU has {after:.2f} times the mean, {before:.2f} before",
     )
-    table = _table("strategy", "before", "after", "speedup", "between nodes", "after")
+    rows = table(
+        *("strategy", "before", "after", "speedup", "bytes between nodes", "bytes after"),
+        drop=("bytes after", "bytes between nodes"),
+    )
     for name, each in found.before.strategies.items():
         then = found.after.strategies[name]
-        table.add_row(
+        rows.add_row(
             name,
             _time(each.total_s),
             _time(then.total_s),
@@ -83,17 +93,28 @@ def place(found: Placing, console: Console | None = None) -> None:
             format_bytes(each.inter_bytes),
             format_bytes(then.inter_bytes),
         )
-    console.print(table)
+    console.print(rows)
+    _say(console, f"times and bytes: {_sum_words(found.before)}.")
+
+
+def _sum_words(found: Simulation) -> str:
+    """What the times and bytes of a strategy are sums over."""
+    recipe = found.recipe
+    iterations = counted(recipe.iter_num, "iteration")
+    layers = counted(recipe.num_layers, "layer")
+    if recipe.iter_num * recipe.num_layers == 1:
+        return f"of {iterations} of {layers}"
+    return f"sums over {iterations} of {layers} each"
 
 
 def sweep(found: Sweep, console: Console | None = None) -> None:
     """Print one row a point of the grid, the strategies beside each other."""
     console = plain_console(console)
     names = list(found.points[0].strategies)
-    table = _table(*found.axes, *names, "best possible")
+    rows = table(*found.axes, *names, "best possible")
     for point in found.points:
         best = next(iter(point.strategies.values())).optimal_s
-        table.add_row(
+        rows.add_row(
             *(str(getattr(point.recipe, axis)) for axis in found.axes),
             *(
                 f"{_time(each.total_s)} ({_times(each.times_optimal)})"
@@ -101,50 +122,61 @@ def sweep(found: Sweep, console: Console | None = None) -> None:
             ),
             _time(best),
         )
-    console.print(table)
-    _say(console, _bars(found))
+    console.print(rows)
+    bars = _bars(found, max(1, min(_BAR, console.width - _AT - 1)))
+    console.print(Text(bars), soft_wrap=True)
 
 
-def _bars(found: Sweep) -> str:
-    """A bar a point and strategy, as long as its time by the slowest of all."""
+def _bars(found: Sweep, width: int) -> str:
+    """Bars as long as the times, one for each point and strategy; the slowest has `width`."""
     slowest = max(each.total_s for point in found.points for each in point.strategies.values())
     lines = []
     for point in found.points:
         at = ", ".join(f"{axis} {getattr(point.recipe, axis)}" for axis in found.axes)
         for name, each in point.strategies.items():
-            cells = each.total_s / slowest * _BAR if slowest else 0.0
-            lines.append(f"{at:<32} {name:<18} {'█' * round(cells)}")
+            cells = each.total_s / slowest * width if slowest else 0.0
+            lines.append(f"{at:<{_AT - 20}} {name:<18} {'█' * round(cells)}")
             at = ""
     return "\n".join(lines)
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(Text(text), soft_wrap=True)
+    say(console, escape(text), hanging=2)
 
 
 def _title(found: Simulation) -> str:
     recipe, cluster = found.recipe, found.terms.cluster
     return (
-        f"{recipe.num_nodes} nodes of {recipe.gpus_per_node} GPUs, {recipe.experts} experts, "
-        f"top {recipe.topk}; {recipe.iter_num} x {recipe.num_layers} layers of {recipe.tokens} "
-        f"tokens of {format_bytes(found.terms.token_bytes)}\n"
+        f"{counted(recipe.num_nodes, 'node')} of {counted(recipe.gpus_per_node, 'GPU')}, "
+        f"{counted(recipe.experts, 'expert')}, top {recipe.topk}; "
+        f"{counted(recipe.iter_num, 'iteration')} of {counted(recipe.num_layers, 'layer')} of "
+        f"{counted(recipe.tokens, 'token')} of {format_bytes(found.terms.token_bytes)}\n"
         f"NIC {format_bandwidth(cluster.inter)} a GPU, in the node "
         f"{format_bandwidth(cluster.intra)} a GPU"
     )
 
 
 def _results(each: StrategyResult, layers: int) -> str:
-    """The original's report, its GB of 2^30 bytes included."""
+    """The four totals; those of the original's schedules to the letter as it prints them."""
     speed = each.algo_bytes_per_s
+    if each.name in _TITLES:
+        traffic = f"{each.inter_bytes / GIB:.4f} GB"
+        rate = NA if speed is None else f"{speed / GIB:.4f} GB/s"
+    else:
+        traffic, rate = format_bytes(each.inter_bytes, _DIGITS), na(speed, _rate)
+    numbers = {
+        "Total Latency": f"{each.total_s:.6f} s",
+        "Avg Layer Latency": f"{each.total_s / max(1, layers) * 1000:.4f} ms",
+        "Total Inter-node Traffic": traffic,
+        "Algorithmic Bandwidth": rate,
+    }
     lines = [
         _RULE,
         f"{_TITLES.get(each.name, each.name)} Final Results",
         _RULE,
-        f"Total Latency            : {each.total_s:.6f} s",
-        f"Avg Layer Latency        : {each.total_s / max(1, layers) * 1000:.4f} ms",
-        f"Total Inter-node Traffic : {each.inter_bytes / GIB:.4f} GB",
-        f"Algorithmic Bandwidth    : {'n/a' if speed is None else f'{speed / GIB:.4f} GB/s'}",
+        *(f"{name:<{_LABEL}}: {number}" for name, number in numbers.items()),
         _RULE,
+        *([_BINARY] if each.name in _TITLES else []),
         f"{_times(each.times_optimal)} the best possible, {_times(each.times_bound)} the bound "
         "of its class",
     ]
@@ -154,11 +186,19 @@ def _results(each: StrategyResult, layers: int) -> str:
     return "\n".join(lines)
 
 
+def _rate(bytes_per_s: float) -> str:
+    return format_bandwidth(bytes_per_s, _DIGITS)
+
+
 def _layers(each: StrategyResult, per_iteration: int) -> Table:
     phases = list(each.layers[0].phases) if each.layers else []
-    table = _table("iteration, layer", "dispatch", *phases, "bound", "binds")
+    rows = table(
+        *("iteration, layer", "dispatch", *phases, "bound", "binds"),
+        drop=phases[::-1],
+        texts=("binds",),
+    )
     for number, layer in enumerate(each.layers[:_MOST_LAYERS]):
-        table.add_row(
+        rows.add_row(
             f"{number // per_iteration}, {number % per_iteration}",
             _time(layer.seconds),
             *(_time(seconds) for seconds in layer.phases.values()),
@@ -166,24 +206,24 @@ def _layers(each: StrategyResult, per_iteration: int) -> Table:
             str(layer.bottleneck),
         )
     if len(each.layers) > _MOST_LAYERS:
-        table.add_row(f"and {len(each.layers) - _MOST_LAYERS} more")
-    return table
+        rows.add_row(f"and {len(each.layers) - _MOST_LAYERS} more")
+    return rows
 
 
-def _heat(loads: NDArray[np.int64], width: int) -> str:
-    """A shade a GPU, nodes beside each other: each kind of link by its own maximum."""
-    lines = [
-        f"{'load of each GPU':<17} a shade a GPU, a gap between nodes; the fullest is the max"
-    ]
+def _heat(loads: NDArray[np.int64], gpus: int, width: int) -> str:
+    """A shade for each GPU, node after node: each kind of link by its own maximum."""
+    lines = [f"{'load of each GPU':<17} (one shade each; the fullest is max)"]
     for name, column in zip(_LINKS, loads.T, strict=True):
         most = int(column.max(initial=0))
         shades = [
             _SHADES[0 if not value else 1 + int(value * (len(_SHADES) - 2) // most)]
             for value in column.tolist()
         ]
-        nodes = ["".join(shades[at : at + width]) for at in range(0, len(shades), width)]
-        cut = " ..." if len(nodes) > _MOST_NODES else ""
-        lines.append(f"{name:<17} {'|'.join(nodes[:_MOST_NODES])}{cut}  max {most}")
+        nodes = ["".join(shades[at : at + gpus]) for at in range(0, len(shades), gpus)]
+        room = width - len(f"{'':<17}  ...  max {most}")
+        shown = max(1, min(_MOST_NODES, (room + 1) // (gpus + 1)))
+        cut = " ..." if len(nodes) > shown else ""
+        lines.append(f"{name:<17} {'|'.join(nodes[:shown])}{cut}  max {most}")
     return "\n".join(lines)
 
 
@@ -191,14 +231,6 @@ def _binds(each: StrategyResult) -> str:
     """The busiest link of the slowest layer."""
     slowest = max(each.layers, key=lambda layer: layer.seconds, default=None)
     return "nothing" if slowest is None else str(slowest.bottleneck)
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(first, style="bold", no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
-    return table
 
 
 def _time(seconds: float) -> str:

@@ -1,18 +1,16 @@
 """What a run is, on one screen."""
 
-import shlex
 from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from fastcomm.engine.info import Info
 from fastcomm.engine.seen import RankInfo, kinds, rank_warnings
-from fastcomm.report.console import plain_console
-from fastcomm.report.rows import group_name
+from fastcomm.report.console import plain_console, say
+from fastcomm.report.rows import Table, group_name, na, table
 from fastcomm.trace.run import ranges, ranks_words, skipped_lines
-from fastcomm.units import format_bytes, format_ns
+from fastcomm.units import counted, format_bytes, format_ns, plural
 
 _MOST_ROWS = 12
 _NS = 10**9
@@ -24,18 +22,20 @@ def show(found: Info, paths: tuple[str, ...], console: Console | None = None) ->
     for line in skipped_lines(found.failed):
         console.print(f"[red]skipped:[/] {escape(line)}", highlight=False, soft_wrap=True)
     for name, words in _facts(found):
-        console.print(f"[bold]{name:<10}[/]  {escape(words)}", highlight=False, soft_wrap=True)
+        say(console, f"[bold]{name:<10}[/]  {escape(words)}", hanging=12)
     groups = _groups(found)
     if groups.row_count:
         console.print(groups)
-    for line in _lines(found, paths):
+    for line in _lines(found):
+        say(console, line, hanging=2)
+    for line in _next(found, paths):
         console.print(line, highlight=False, soft_wrap=True)
 
 
 def _facts(found: Info) -> list[tuple[str, str]]:
     formats = ", ".join(sorted({each.format for each in found.details}))
     kind = f"stored {formats}" if found.stored else formats
-    files = f"{found.files} file{'s' if found.files > 1 else ''}, {format_bytes(found.size)}"
+    files = f"{counted(found.files, 'file')}, {format_bytes(found.size)}"
     return [
         ("format", f"{kind}: {files}"),
         ("ranks", _ranks(found)),
@@ -59,7 +59,7 @@ def _read(found: Info) -> str:
     ranks = ranges([each.rank for each in found.details])
     events = sum(each.events for each in found.details)
     more = "" if len(found.details) == len(found.ranks) else "; --all reads all"
-    return f"rank {ranks}, {events} events{more}"
+    return f"{plural(len(found.details), 'rank')} {ranks}, {counted(events, 'event')}{more}"
 
 
 def _time(details: tuple[RankInfo, ...]) -> str:
@@ -96,43 +96,51 @@ def _clocks(found: Info) -> str:
     if not known:
         return "not compared; `fastcomm ingest` does, by the ends of common collectives"
     rank, note = max(known, key=lambda pair: abs(pair[1].offset_ns))
-    evidence = f"{note.matches} collectives, spread {format_ns(note.spread_ns)}"
+    evidence = f"{counted(note.matches, 'collective')}, spread {format_ns(note.spread_ns)}"
     if not any(each.applies for _, each in known):
         return f"agree within {format_ns(abs(note.offset_ns))} ({evidence})"
     applied = sum(each.applies for _, each in known)
     return (
-        f"{applied} ranks need correction (ranks.parquet); the most, rank {rank} by "
+        f"{counted(applied, 'rank')} {'needs' if applied == 1 else 'need'} correction "
+        f"(ranks.parquet); the most, rank {rank} by "
         f"{format_ns(-note.offset_ns)} to agree with rank {note.reference} ({evidence})"
     )
 
 
 def _groups(found: Info) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("process groups", style="bold", header_style="underline", no_wrap=True)
-    for name in ("groups", "ranks each", "tag", "by", "on ranks", "events"):
-        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
+    rows = table(
+        *("process groups", "groups", "ranks each", "parallelism", "known by", "on ranks"),
+        "events",
+        drop=("on ranks", "groups"),
+    )
     for row in kinds(found.groups)[:_MOST_ROWS]:
         fits = f" ({row['candidates']})" if row["candidates"] else ""
-        table.add_row(
+        rows.add_row(
             escape(group_name(row["description"], row["size"])),
             str(row["groups"]),
-            "n/a" if row["size"] is None else str(row["size"]),
+            na(row["size"], str),
             row["tag"],
-            f"{row['tag_source']}{fits}",
+            escape(f"{row['tag_source']}{fits}"),
             str(row["ranks"]),
             str(row["events"]),
         )
-    return table
+    return rows
 
 
-def _lines(found: Info, paths: tuple[str, ...]) -> list[str]:
-    words = escape(shlex.join(paths))
+def _lines(found: Info) -> list[str]:
     return [
         *(
             f"[yellow]warning:[/] {escape(warning)}"
             for warning in (*found.warnings, *rank_warnings(found.details))
         ),
         *(f"[cyan]lacks:[/] {escape(each)}" for each in found.lacks),
-        f"[bold]next:[/] fastcomm metrics {words}"
-        + ("" if found.stored else f", or fastcomm ingest {words} -o store"),
     ]
+
+
+def _next(found: Info, paths: tuple[str, ...]) -> list[str]:
+    """The commands to run next, one a line."""
+    words = escape(" ".join(paths))
+    commands = [f"fastcomm metrics {words}"]
+    if not found.stored:
+        commands.append(f"fastcomm ingest {words} -o store")
+    return ["[bold]next:[/]", *(f"    {command}" for command in commands)]

@@ -1,9 +1,8 @@
 """A search on one screen: the ranking, where the time goes, time against memory."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.markup import escape
-from rich.table import Table
 
 from fastcomm.cluster.compute_fit import ComputeResidual
 from fastcomm.isp.calibrated import Calibrated
@@ -13,11 +12,10 @@ from fastcomm.isp.question import Question
 from fastcomm.isp.result import Found, Record
 from fastcomm.isp.sensitivity import Change
 from fastcomm.isp.sweep import Cell, Sweep
-from fastcomm.report.console import plain_console
-from fastcomm.units import format_bandwidth
+from fastcomm.report.console import plain_console, say
+from fastcomm.report.rows import Table, table
+from fastcomm.units import counted, format_bandwidth, format_binary_bytes, format_ns
 
-# Columns for the words of a term: a longer text goes on in the next line.
-_WORDS = 64
 _FRONT = 6
 _LAYOUT = {"world_size": "GPUs", "interleave": "v"}
 _CKPT = {0: "none", 1: "full", 2: "selective"}
@@ -25,19 +23,11 @@ _SHADES = " ░▒▓█"
 _KILO = 1024
 
 
-def _table(title: str, columns: Iterable[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(title, style="bold", header_style="underline", no_wrap=True)
-    for name in columns:
-        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
-    return table
-
-
 def show(found: Found, top: int) -> None:
     """Print the ranking, the best of each algorithm, and the front of time and memory."""
     console = plain_console()
     for line in _head(found):
-        console.print(escape(line), highlight=False, soft_wrap=True)
+        say(console, escape(line), hanging=2)
     console.print(_ranking("fastest", found.best(top), found.question))
     if len(found.question.world_sizes) > 1:
         console.print(_ranking("by GPUs", list(found.best_by_world().values()), found.question))
@@ -53,16 +43,12 @@ def show(found: Found, top: int) -> None:
         )
     _notes(found.notes)
     if any(record.get("extrapolated") for record in found.best(top)):
-        console.print(
-            "[yellow]note:[/] attention beyond what was measured: its formula stands alone",
-            highlight=False,
-        )
+        _notes(["attention beyond what was measured: its formula stands alone"])
 
 
 def _notes(notes: Iterable[str]) -> None:
     for note in notes:
-        words = f"[yellow]note:[/] {escape(note)}"
-        plain_console().print(words, highlight=False, soft_wrap=True)
+        say(plain_console(), f"[yellow]note:[/] {escape(note)}", hanging=2)
 
 
 def _head(found: Found) -> list[str]:
@@ -74,7 +60,7 @@ def _head(found: Found) -> list[str]:
     return [
         f"{question.model.name} ({question.model.parameters / 1e9:.2f} G parameters) "
         f"on {world} {found.cluster}, {question.seq_len} tokens a sequence{mode}",
-        f"{found.candidates} candidates, {found.feasible} feasible; rejected: "
+        f"{counted(found.candidates, 'candidate')}, {found.feasible} feasible; rejected: "
         f"{reasons or 'none'}",
     ]
 
@@ -86,14 +72,15 @@ def _ranking(title: str, records: Sequence[Record], question: Question) -> Table
     if question.model.experts:
         layout.append("ep")
     columns = ("P", "G", "O", "b", "m", "ckpt", "step", "TGS", "MFU", "GiB")
-    table = _table(title, (*(_LAYOUT.get(name, name) for name in layout), *columns))
+    shown = [_LAYOUT.get(name, name) for name in layout]
+    rows = table(title, *shown, *columns, drop=("G", "O", "P", "MFU"))
     for record in records:
         shards = [record.get(f"p_{each}") for each in ("para", "grads", "os")]
         if shards[0] is None:
             isp = record["algo_type"] == "isp"
             wp = record["wp_size"]
             shards = [wp, wp, wp * record["zp_size"]] if isp else [1, 1, record["zp_size"]]
-        table.add_row(
+        rows.add_row(
             record["algo_type"].upper(),
             *(str(record[name]) for name in layout),
             *map(str, shards),
@@ -104,20 +91,20 @@ def _ranking(title: str, records: Sequence[Record], question: Question) -> Table
             f"{record['mfu']:.1%}" if "mfu" in record else "",
             f"{record['total_mm_cost'] / 2**30:.1f}",
         )
-    return table
+    return rows
 
 
 def _breakdown(best: dict[str, Record], question: Question) -> Table:
     """Shares of a step, one column an algorithm."""
     terms = {algo: time_terms(record, question) for algo, record in best.items()}
-    table = _table("where a step goes", [algo.upper() for algo in terms])
+    rows = table("where a step goes", *(algo.upper() for algo in terms))
     for row in zip(*(found[1:] for found in terms.values()), strict=True):
         shares = [
             part.value / whole[0].value for part, whole in zip(row, terms.values(), strict=True)
         ]
         if any(shares):
-            table.add_row(row[0].name, *(f"{share:.1%}" for share in shares))
-    return table
+            rows.add_row(row[0].name, *(f"{share:.1%}" for share in shares))
+    return rows
 
 
 def explain(found: Found, place: int) -> None:
@@ -125,12 +112,12 @@ def explain(found: Found, place: int) -> None:
     console = plain_console()
     record = found.record(place)
     for line in _head(found)[:1]:
-        console.print(escape(line), highlight=False, soft_wrap=True)
+        say(console, escape(line), hanging=2)
     console.print(_ranking(f"rank {place + 1}", [record], found.question))
     console.print(_terms("time", time_terms(record, found.question), _seconds))
     console.print(_terms("memory", memory_terms(record), _gib))
     if not found.question.model.experts:
-        console.print(_on_two(record["algo_type"]), highlight=False, soft_wrap=True)
+        say(console, _on_two(record["algo_type"]), hanging=2)
     _notes(found.notes)
 
 
@@ -143,34 +130,29 @@ def _on_two(algo: str) -> str:
     )
 
 
-def _terms(title: str, terms: list[Term], form: object) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(title, style="bold", header_style="underline", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", header_style="dim", no_wrap=True)
-    table.add_column("", overflow="fold", max_width=_WORDS)
+def _terms(title: str, terms: list[Term], form: Callable[[float], str]) -> Table:
+    rows = table(title, "amount", "share", "how it comes about", texts=("how it comes about",))
     whole = terms[0].value
-    assert callable(form)
     for term in terms:
         if term.value or not term.level:
             indent = "  " * term.level
             share = f"{term.value / whole:.1%}" if whole else ""
-            table.add_row(f"{indent}{term.name}", form(term.value), share, escape(term.words))
-    return table
+            rows.add_row(f"{indent}{term.name}", form(term.value), share, escape(term.words))
+    return rows
 
 
 def changes(found: Sequence[Change]) -> None:
     """Print what a better cluster would gain."""
-    table = _table("what if", ("TGS", "gain", "strategy"))
+    rows = table("what if", "TGS", "gain", "strategy")
     for change in found:
         if change.best is None:
-            table.add_row(change.what, "n/a", "n/a", "")
+            rows.add_row(change.what, "n/a", "n/a", "")
             continue
         best = change.best
         gain = "n/a" if change.gain is None else f"{change.gain:+.1%}"
         words = f"{best['algo_type'].upper()} pp {best['pp']} sp {best['sp']}"
-        table.add_row(change.what, f"{best['tgs']:.1f}", gain, words)
-    plain_console().print(table)
+        rows.add_row(change.what, f"{best['tgs']:.1f}", gain, words)
+    plain_console().print(rows)
 
 
 def calibration(found: Calibrated) -> None:
@@ -181,16 +163,14 @@ def calibration(found: Calibrated) -> None:
     if found.compute:
         console.print(_kernels(found.compute))
     for words in found.skipped:
-        console.print(
-            f"[yellow]not fitted:[/] {escape(words)}", highlight=False, soft_wrap=True
-        )
+        say(console, f"[yellow]not fitted:[/] {escape(words)}", hanging=2)
 
 
 def _kernels(found: Sequence[ComputeResidual]) -> Table:
     columns = ("calls", "GFLOP", "TFLOPS", "of curve", "median off", "worst")
-    table = _table("calibrated", columns)
+    rows = table("calibrated", *columns, drop=("calls", "GFLOP"))
     for line in found:
-        table.add_row(
+        rows.add_row(
             line.what,
             str(line.calls),
             f"{line.flops / 1e9:.3g}",
@@ -199,15 +179,17 @@ def _kernels(found: Sequence[ComputeResidual]) -> Table:
             f"{line.median_error:.1%}",
             f"{line.worst_error:.1%}",
         )
-    return table
+    return rows
 
 
 def _links(found: Calibrated) -> Table:
-    table = _table(
-        "calibrated", ("GPUs", "messages", "sizes", "start", "bus bw", "median off", "worst")
+    rows = table(
+        *("calibrated", "GPUs", "messages", "sizes", "start", "bus bandwidth", "median off"),
+        "worst",
+        drop=("sizes", "messages"),
     )
     for line in found.residuals:
-        table.add_row(
+        rows.add_row(
             line.op,
             str(line.ranks),
             str(line.messages),
@@ -217,24 +199,24 @@ def _links(found: Calibrated) -> Table:
             f"{line.median_error:.1%}",
             f"{line.worst_error:.1%}",
         )
-    return table
+    return rows
 
 
 def heat_map(found: Sweep) -> None:
     """Print rates by world size and sequence length, shaded by MFU."""
     worlds = sorted({cell.world_size for cell in found.cells})
-    table = _table("TGS, MFU", [f"{world} GPUs" for world in worlds])
+    rows = table("TGS, MFU", *(counted(world, "GPU") for world in worlds))
     for seq_len in sorted({cell.seq_len for cell in found.cells}):
         row = {cell.world_size: cell for cell in found.cells if cell.seq_len == seq_len}
         name = f"{seq_len // _KILO}Ki" if seq_len % _KILO == 0 else str(seq_len)
-        table.add_row(name, *(_shaded(row[world]) for world in worlds))
+        rows.add_row(name, *(_shaded(row[world]) for world in worlds))
     console = plain_console()
-    console.print(table)
+    console.print(rows)
     whys = dict.fromkeys(
         f"{cell.seq_len} on {cell.world_size}: {cell.why}" for cell in found.cells if cell.why
     )
     for why in whys:
-        console.print(f"[yellow]n/a[/] {escape(why)}", highlight=False, soft_wrap=True)
+        say(console, f"[yellow]n/a[/] {escape(why)}", hanging=2)
     _notes(found.notes)
 
 
@@ -248,11 +230,8 @@ def _shaded(cell: Cell) -> str:
 
 
 def _seconds(value: float) -> str:
-    for size, unit in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if value >= size:
-            return f"{value / size:.2f} {unit}"
-    return f"{value * 1e6:.2f} us"
+    return format_ns(value * 1e9)
 
 
 def _gib(value: float) -> str:
-    return f"{value / 2**30:.2f} GiB"
+    return format_binary_bytes(value)

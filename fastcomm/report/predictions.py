@@ -4,7 +4,7 @@ from typing import Any
 
 from fastcomm.replay.daydream import BANDWIDTH
 from fastcomm.replay.predictions import Predictions
-from fastcomm.report.console import plain_console
+from fastcomm.report.console import plain_console, say
 from fastcomm.units import format_ns
 
 _MS = 1e6
@@ -53,4 +53,4 @@ def show(found: Predictions) -> None:
             f"{format_ns(found.fusion.before.mean_ns)} as they were, by the cost model"
         )
     for line in lines:
-        plain_console().print(line, highlight=False, soft_wrap=True)
+        say(plain_console(), line)

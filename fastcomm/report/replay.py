@@ -15,13 +15,14 @@ from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.session import Session
 from fastcomm.replay.what_if import Removed
 from fastcomm.report import files
-from fastcomm.report.console import plain_console
-from fastcomm.report.stats import table_
-from fastcomm.units import format_ns
+from fastcomm.report.console import plain_console, say
+from fastcomm.report.rows import table
+from fastcomm.units import counted, format_ns
 
 _MS = 1e6
 _US = 1e3
 _MOST = 12
+_STEP_DIGITS = 4
 
 
 def to_dict(
@@ -68,7 +69,7 @@ def show_alone(alone: Replayed) -> None:
     """Print how long the communication of some tensors takes when nothing else runs."""
     groups = ", ".join("+".join(map(str, group)) for group in alone.replayer.graph.groups)
     end = format_ns(float(alone.end.max()))
-    plain_console().print(f"tensors {groups} alone: {end}", highlight=False)
+    say(plain_console(), f"tensors {groups} alone: {end}")
 
 
 def show(
@@ -78,34 +79,36 @@ def show(
     console = plain_console()
     replayed = found.replayed
     graph = replayed.replayer.graph
-    console.print(
-        f"[bold]replayed {format_ns(replayed.mean_ns)} a step,[/] measured "
-        f"{format_ns(found.measured.time_ns)}: {found.error:+.2%}; "
-        f"{len(graph.nodes)} operations, {len(graph.source)} dependencies",
-        highlight=False,
-        soft_wrap=True,
+    edges = len(graph.source)
+    say(
+        console,
+        f"[bold]replayed {format_ns(replayed.mean_ns, _STEP_DIGITS)} a step,[/] measured "
+        f"{format_ns(found.measured.time_ns, _STEP_DIGITS)}: {found.error:+.2%}; "
+        f"{counted(len(graph.nodes), 'operation')}, "
+        f"{edges} {'dependency' if edges == 1 else 'dependencies'}",
+        hanging=2,
     )
-    table = table_("rank", "replayed", "error", *(["what if"] if changed else []))
+    rows = table("rank", "replayed", "error", *(["what if"] if changed else []))
     for pid, end in replayed.by_pid().items():
         error = found.error_of(pid)
         words = [format_ns(end), "n/a" if error is None else f"{error:+.2%}"]
-        table.add_row(
+        rows.add_row(
             escape(pid), *words, *([format_ns(changed.by_pid()[pid])] if changed else [])
         )
-    console.print(table)
+    console.print(rows)
     if changed is not None:
-        console.print(
-            f"[bold]what if:[/] {format_ns(changed.mean_ns)} a step, "
+        say(
+            console,
+            f"[bold]what if:[/] {format_ns(changed.mean_ns, _STEP_DIGITS)} a step, "
             f"{changed.mean_ns / replayed.mean_ns - 1:+.2%}",
-            highlight=False,
         )
-    path = table_(f"critical path, {format_ns(found.path.length_ns)}", "share")
+    path = table(f"critical path, {format_ns(found.path.length_ns)}", "share")
     pairs = sorted(zip(found.path.cost, found.path.nodes, strict=True), reverse=True)
     for cost, node in pairs[:_MOST]:
         path.add_row(escape(graph.nodes[node]), format_ns(cost))
     console.print(path)
     if removed is not None:
-        saving = table_("if it took no time", "a step is shorter by")
+        saving = table("if it took no time", "a step is shorter by")
         for each in removed[:_MOST]:
             saving.add_row(escape(each.node), format_ns(each.saved_ns))
         console.print(saving)

@@ -5,17 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from fastcomm.replay.comparison import Comparison
 from fastcomm.replay.parameters import ParameterDict
 from fastcomm.replay.statistics import MS, Statistics
 from fastcomm.replay.step_time import StepTime
 from fastcomm.report import files
-from fastcomm.report.console import plain_console
-from fastcomm.units import format_ns
+from fastcomm.report.console import plain_console, say
+from fastcomm.report.rows import Table, table
+from fastcomm.units import counted, format_ns, format_signed_ns
 
 _MOST_NAMES = 10
+_STEP_DIGITS = 4
 
 
 def to_dict(
@@ -72,51 +73,49 @@ def write(
 def show(found: Statistics, time: StepTime, rows: list[int]) -> None:
     """Print steps, ranks, categories and the chosen operations."""
     console = plain_console()
-    console.print(
-        f"[bold]{len(time.ranks)} ranks, {len(time.steps)} steps:[/] "
-        f"{format_ns(time.time_ns)} a step; step {time.opt_step} is closest to it",
-        highlight=False,
+    say(
+        console,
+        f"[bold]{counted(len(time.ranks), 'rank')}, {counted(len(time.steps), 'step')}:[/] "
+        f"{format_ns(time.time_ns, _STEP_DIGITS)} a step; step {time.opt_step} is closest "
+        "to it",
     )
     console.print(_ranks(time), _categories(found), _operations(found, rows))
     left = len(found.names) - len(rows)
     if left:
-        console.print(f"{left} more operations; --head N shows N, --output writes all")
-
-
-def table_(*columns: str) -> Table:
-    """A table whose first column is text and the others are numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(columns[0], style="bold", header_style="underline", overflow="fold")
-    for name in columns[1:]:
-        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
-    return table
+        words = counted(left, "more operation")
+        say(console, f"{words}; --head N shows N, --output writes all")
 
 
 def _ranks(time: StepTime) -> Table:
-    table = table_("rank", "step", "forward", "backward", "update")
+    rows = table("rank", "step", "forward", "backward", "update")
     for pid, rank in time.ranks.items():
         mean = sum(rank.time) / len(rank.time)
         parts = (format_ns(rank.mean_ns(part)) for part in rank.parts)
-        table.add_row(escape(pid), format_ns(mean), *parts)
-    return table
+        rows.add_row(escape(pid), format_ns(mean), *parts)
+    return rows
 
 
 def _categories(found: Statistics) -> Table:
-    table = table_("category", "ops", "events", "time", "mean", "longest op, mean")
+    rows = table(
+        *("category", "ops", "events", "time", "mean", "longest op, mean"), drop=("ops",)
+    )
     for name, each in found.categories.items():
         times = (format_ns(each[key] * MS) for key in ("time", "avg", "max_t"))
-        table.add_row(escape(name), str(each["op_cnt"]), str(each["cnt"]), *times)
-    return table
+        rows.add_row(escape(name), str(each["op_cnt"]), str(each["cnt"]), *times)
+    return rows
 
 
-def _operations(found: Statistics, rows: list[int]) -> Table:
-    table = table_("operation", "events", "mean", "median", "min", "max", "deviation")
-    for k in rows:
+def _operations(found: Statistics, chosen: list[int]) -> Table:
+    rows = table(
+        *("operation", "events", "mean", "median", "min", "max", "deviation"),
+        drop=("deviation", "min", "median"),
+    )
+    for k in chosen:
         times = (found.avg[k], found.median[k], found.least[k], found.most[k])
         words = (format_ns(float(each)) for each in times)
         deviation = format_ns(float(found.variance[k]) ** 0.5)
-        table.add_row(escape(found.names[k]), str(found.count[k]), *words, deviation)
-    return table
+        rows.add_row(escape(found.names[k]), str(found.count[k]), *words, deviation)
+    return rows
 
 
 def comparison_to_dict(found: Comparison) -> dict[str, Any]:
@@ -139,17 +138,20 @@ def comparison_to_dict(found: Comparison) -> dict[str, Any]:
 def show_comparison(found: Comparison, head: int) -> None:
     """Print the largest changes, and what came and went."""
     console = plain_console()
-    table = table_("operation", "before", "after", "difference", "relative")
+    rows = table(
+        *("operation", "before", "after", "difference", "relative"), drop=("before", "after")
+    )
     for each in found.changed[:head]:
         relative = "n/a" if each.relative is None else f"{each.relative:+.1%}"
-        times = (each.before_ns, each.after_ns, each.absolute_ns)
-        table.add_row(escape(each.name), *map(format_ns, times), relative)
-    console.print(
-        f"{len(found.changed)} operations changed, {len(found.added)} added, "
+        change = format_signed_ns(each.absolute_ns)
+        times = (format_ns(ns) for ns in (each.before_ns, each.after_ns))
+        rows.add_row(escape(each.name), *times, change, relative)
+    say(
+        console,
+        f"{counted(len(found.changed), 'operation')} changed, {len(found.added)} added, "
         f"{len(found.removed)} removed",
-        highlight=False,
     )
-    console.print(table)
+    console.print(rows)
     for word, names in (("added", found.added), ("removed", found.removed)):
         for name in names[:_MOST_NAMES]:
-            console.print(f"{word}: {escape(name)}", highlight=False)
+            say(console, f"{word}: {escape(name)}", hanging=2)

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from rich.markup import escape
 
 from fastcomm.replay.model import Floats, Replayed
 from fastcomm.replay.stragglers import Attribution, Effect, Stragglers
 from fastcomm.report import files
-from fastcomm.report.console import plain_console
+from fastcomm.report.console import plain_console, say
+from fastcomm.report.rows import Table, table
 from fastcomm.units import format_ns
 
 _SECOND = 1e9
@@ -127,7 +128,7 @@ def show(found: Stragglers, changed: Replayed | None = None) -> None:
     """Print the slowdown, who brings it, and the heat map of workers."""
     console = plain_console()
     for line in _lines(found) + _what_if_lines(found, changed):
-        console.print(line, highlight=False, soft_wrap=True)
+        say(console, line, hanging=2)
     if found.blocking is None or found.workers is None:
         return
     for kind, title in zip(_KINDS, ("data rank", "stage", "operation"), strict=True):
@@ -163,23 +164,18 @@ def _lines(found: Stragglers) -> list[str]:
 
 
 def _table(title: str, part: Attribution) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(title, style="bold", header_style="underline", no_wrap=True)
-    table.add_column("slowdown that it alone brings", justify="right", header_style="dim")
+    rows = table(title, "slowdown that it alone brings")
     for key, value in list(part.mean.items())[:_MOST_RANKS]:
-        table.add_row(key, f"{value:.4f}")
-    return table
+        rows.add_row(escape(key), f"{value:.4f}")
+    return rows
 
 
 def _heat(workers: Floats) -> Table:
     """Data ranks by stage; the warmer, the slower."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("workers", style="bold", header_style="underline", no_wrap=True)
-    for stage in range(workers.shape[1]):
-        table.add_column(f"stage {stage}", justify="right", header_style="dim", no_wrap=True)
+    rows = table("workers", *(f"stage {stage}" for stage in range(workers.shape[1])))
     for rank, row in enumerate(workers[:_MOST_RANKS]):
-        table.add_row(f"data rank {rank}", *map(_shaded, row.tolist()))
-    return table
+        rows.add_row(f"data rank {rank}", *map(_shaded, row.tolist()))
+    return rows
 
 
 def _shaded(value: float) -> str:

@@ -1,21 +1,31 @@
-"""The metrics on one screen: what matters in sentences, then the tables."""
+"""The metrics of a run on one screen; `--full` and `--spec` print more tables below it.
+
+From top to bottom: what was measured and which ranks were skipped, the sentences that matter,
+warnings, the breakdown, one line for each parallelism, and the ranks that make others wait.
+"""
+
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from fastcomm.metrics import outside
 from fastcomm.metrics.result import Metrics
-from fastcomm.report import across
-from fastcomm.report.console import plain_console
-from fastcomm.report.rows import NA, group_name, na, percent, table
-from fastcomm.trace.run import ranks_words, skipped_lines
+from fastcomm.report import across, details
+from fastcomm.report.console import COMMAND, plain_console, say
+from fastcomm.report.rows import NA, Table, na, percent, table
+from fastcomm.trace.run import ranks_words
 from fastcomm.trace.schema import TAGS
-from fastcomm.units import format_bandwidth, format_bytes, format_ns
+from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
 
-_BAR = 24
-_MOST_ROWS = 8
+_BAR = 96
+_SMALL_BAR = 24
+_EXACT_DIGITS = 4  # of a step, and of what it sends
+_MOST_FINDINGS = 3
+_MOST_WARNINGS = 4
+_MOST_LINES = 3  # of a warning
+_SKIPPED, _WARNING = "[red]skipped:[/]", "[yellow]warning:[/]"
 _COLORS = {
     "compute": "green",
     "exposed_DP": "blue",
@@ -28,67 +38,86 @@ _COLORS = {
     "memcpy": "bright_blue",
     "idle": "bright_black",
 }
+_EXPOSED = "exposed_"
 
 
-def show(found: Metrics, console: Console | None = None) -> None:
-    """Print the report to stdout; plain text where that is no terminal."""
+def show(
+    found: Metrics, console: Console | None = None, *, full: bool = False, spec: bool = False
+) -> None:
+    """Print the report to stdout; plain text where that is no terminal.
+
+    Parameters
+    ----------
+    found
+        The metrics of a run.
+    console
+        Where to print; stdout by default.
+    full
+        Print every table and every warning.
+    spec
+        Print the formulas of the specification and utilization by payload bytes.
+
+    """
     console = plain_console(console)
-    console.print(_title(found), highlight=False)
-    for line in _skipped(found):
-        console.print(line, highlight=False)
-    for sentence in sentences(found):
-        console.print(f"  {sentence}", highlight=False)
-    if found.breakdown.exact["idle"] is not None:
-        console.print(_stack(found))
-    for rows in (
-        _breakdown(found),
-        _tags(found),
-        across.waits(found.across),
-        across.skew(found.across),
-        across.slow_links(found.across),
-        _windows(found),
-        _groups(found),
-    ):
+    say(console, _title(found), hanging=2)
+    for line in _skipped(found, console.width, full=full):
+        say(console, line, hanging=2)
+    for line in _sentences(found, full=full):
+        say(console, line, indent=2, hanging=4)
+    for line in _first(found.warnings, _WARNING, "warning", console.width, full=full):
+        say(console, line, hanging=2)
+    if found.breakdown.exact["idle"] is not None and console.is_terminal:
+        console.print(_stack(found, min(_BAR, console.width - 4)))
+    tables = [_breakdown(found), _parallelisms(found), across.culprits(found)]
+    if full:
+        tables += details.tables(found)
+    if spec:
+        tables += details.spec_tables(found)
+    for rows in tables:
         if rows.row_count:
+            console.print()
             console.print(rows)
-    for note in (*_notes(found), *_problems(found)):
-        for line in note.splitlines():
-            # A command to copy stays on one line.
-            console.print(line, highlight=False, soft_wrap=line.startswith("    "))
+    console.print()
+    for note in _notes(found, full=full, spec=spec):
+        say(console, note, hanging=2, style="dim")
 
 
-def sentences(found: Metrics) -> list[str]:
-    """Return the headline, then a line per finding, or one that says there is none."""
+def _sentences(found: Metrics, *, full: bool) -> list[str]:
+    """Return the headline, then the findings in order, or a sentence if there are none."""
+    shown = found.findings if full else found.findings[:_MOST_FINDINGS]
     lines = [f"[bold]{escape(found.headline)}[/]"]
-    for each in found.findings[:_MOST_ROWS]:
+    for each in shown:
         color = "yellow" if each.is_symptom else "bold red"
         lines.append(f"[{color}]{escape(each.text)}[/] Confidence: {each.confidence}.")
-    if hidden := len(found.findings) - _MOST_ROWS:
-        lines += [f"{hidden} more findings in --json."] if hidden > 0 else []
+    if more := len(found.findings) - len(shown):
+        lines.append(f"{counted(more, 'more finding')} with --full.")
     return lines + ([f"[green]{escape(found.health)}[/]"] if found.health else [])
 
 
 def _title(found: Metrics) -> str:
     times = found.iteration
-    measured = (
-        f"iteration {format_ns(times.mean_ns)} mean, {format_ns(times.p99_ns)} p99"
-        if times.mean_ns is not None and times.p99_ns is not None
-        else "no iteration"
-        if found.iterations is not None
-        else NA
+    if times.mean_ns is not None and times.p99_ns is not None:
+        measured = f"{format_ns(times.mean_ns, _EXACT_DIGITS)} a step"
+        if sum(each.iterations for each in found.by_rank) > 1:
+            measured += f", {format_ns(times.p99_ns, _EXACT_DIGITS)} p99"
+    else:
+        measured = "no iteration" if found.iterations is not None else NA
+    iterations = (
+        f"{NA} iterations"
+        if found.iterations is None
+        else counted(found.iterations, "iteration")
     )
     clock = f"; {found.iteration_clock} clock" if times.mean_ns is not None else ""
     ranks = ranks_words(len(found.ranks), found.expected_ranks)
     return (
-        f"[bold]{ranks}, {na(found.iterations, str)} iterations[/] "
+        f"[bold]{ranks}, {iterations}[/] "
         f"({escape(', '.join(found.found_by))}{clock}): {measured}"
     )
 
 
-def _stack(found: Metrics) -> Text:
-    """The exact breakdown as one stacked bar, as wide as four small ones."""
-    width, bar = 4 * _BAR, Text("  ")
-    edge = 0.0
+def _stack(found: Metrics, width: int) -> Text:
+    """The breakdown as one stacked bar of at most `width` cells."""
+    bar, edge = Text("  "), 0.0
     for name, share in found.breakdown.exact.items():
         cells = round((edge + (share or 0)) * width) - round(edge * width)
         edge += share or 0
@@ -97,123 +126,129 @@ def _stack(found: Metrics) -> Text:
 
 
 def _breakdown(found: Metrics) -> Table:
-    """Exact shares, and beside each what the specification's formula says."""
-    rows = table("time of an iteration", "exact", "", "a step", "formula")
-    exact, spec = found.breakdown.exact, found.breakdown.spec
-    for name, share in exact.items():
-        tag = name.removeprefix("exposed_")
-        formula = spec.get(name, spec.get(f"comm_{tag}"))
-        always = ("compute", "idle") if share is None else ("idle",)
-        if not share and not formula and name not in always:
-            continue
-        rows.add_row(
-            name.replace("_", " "),
-            percent(share),
-            Text("█" * round((share or 0) * _BAR), style=_COLORS[name]),
-            na(share and (found.iteration.mean_ns or 0) * share, format_ns),
-            percent(formula) if name not in ("memcpy", "exposed_mixed") else "",
-        )
+    """Parts of a step that add up to all of it."""
+    rows = table("part of a step", "time", "share", "")
+    exact = found.breakdown.exact
+    exposed = [share for name, share in exact.items() if name.startswith(_EXPOSED)]
+    known = [share for share in exposed if share is not None]
+    parts = (
+        ("compute", exact["compute"], _COLORS["compute"]),
+        ("exposed communication", sum(known) if known else None, "red"),
+        ("copies", exact["memcpy"], _COLORS["memcpy"]),
+        ("idle", exact["idle"], _COLORS["idle"]),
+    )
+    for name, share, color in parts:
+        bar = Text("█" * round((share or 0) * _SMALL_BAR), style=color)
+        rows.add_row(name, _of_step(found, share), percent(share), bar)
     return rows
 
 
-def _tags(found: Metrics) -> Table:
+def _of_step(found: Metrics, share: float | None) -> str:
+    mean = found.iteration.mean_ns
+    return NA if share is None or mean is None else format_ns(share * mean)
+
+
+_WAITS = ("wait a step", "transfer a step")
+
+
+def _parallelisms(found: Metrics) -> Table:
+    """One line for each parallelism; times and bytes of a mean rank and step."""
+    split = across.wait_and_transfer(found.across)
     rows = table(
-        "by parallelism",
+        "parallelism",
+        "exposed a step",
+        "of step",
+        *(_WAITS if split else ()),
+        f"{found.bytes}/step/GPU",
+        "bus bandwidth",
         "events",
-        f"{found.bytes} a step+GPU",
-        "avg bw",
-        "avg bus bw",
-        "util",
-        "bus util",
-        "p95 util",
-        "overlap",
+        drop=("events", *reversed(_WAITS)),
     )
+    exact, guessed = found.breakdown.exact, guessed_tags(found)
     for tag in TAGS:
+        share = exact[_EXPOSED + tag]
         if tag not in found.volume:
             continue
-        speed, amount = found.bandwidth[tag], found.volume[tag]
+        waits = split.get(tag, (None, None)) if split else ()
         rows.add_row(
-            tag,
-            str(amount.comm_events),
-            na(amount.bytes_per_step_per_gpu, format_bytes),
-            na(speed.avg_bw, format_bandwidth),
-            na(speed.avg_bus_bw, format_bandwidth),
-            percent(speed.global_avg_util),
-            percent(speed.avg_bus_util),
-            percent(speed.p95_util),
-            percent(found.overlap.by_tag.get(tag)),
+            Text(f"{tag} *" if tag in guessed else tag, style=_COLORS[_EXPOSED + tag]),
+            _of_step(found, share),
+            percent(share),
+            *(na(each, format_ns) for each in waits),
+            na(found.volume[tag].bytes_per_step_per_gpu, _exact_bytes),
+            na(found.bandwidth[tag].avg_bus_bw, format_bandwidth),
+            str(found.volume[tag].comm_events),
         )
+    if share := exact[_EXPOSED + "mixed"]:
+        rows.add_row("several", _of_step(found, share), percent(share))
+    return rows
+
+
+def _exact_bytes(count: float) -> str:
+    return format_bytes(count, _EXACT_DIGITS)
+
+
+def guessed_tags(found: Metrics) -> set[str]:
+    """Return the parallelisms that at least one group has by a heuristic alone."""
+    groups = found.tables["group_tags"].to_pylist()
+    return {row["tag"] for row in groups if row["tag_source"] == "heuristic"}
+
+
+def _notes(found: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
+    """Explain what a reader might take for something else."""
     if found.volume:
-        all_tags = percent(found.overlap.average_overlap_ratio)
-        rows.add_row("all", *[""] * 7, all_tags)
-    return rows
-
-
-def _windows(found: Metrics) -> Table:
-    rows = table("windows between phases", "count", "mean", "p50", "p95")
-    for window in sorted(found.windows or (), key=lambda window: -window.mean_ns)[:_MOST_ROWS]:
-        rows.add_row(
-            f"{window.source} to {window.target}",
-            str(window.count),
-            *(format_ns(ns) for ns in (window.mean_ns, window.p50_ns, window.p95_ns)),
+        yield "Exposed: not under compute." + (
+            " Wait and transfer count overlapped time, too." if found.across.waits else ""
         )
-    return rows
-
-
-def _groups(found: Metrics) -> Table:
-    rows = table("process groups", "ranks each", "tag", "by", "on ranks", "events")
-    for row in found.tables["group_tags"].to_pylist()[:_MOST_ROWS]:
-        source = row["tag_source"]
-        fits = f" ({row['candidates']})" if row["candidates"] else ""
-        rows.add_row(
-            escape(group_name(row["description"], row["size"])),
-            na(row["size"], str),
-            row["tag"],
-            f"{source}{fits}",
-            str(row["on_ranks"]),
-            str(row["events"]),
-        )
-    return rows
-
-
-def _notes(found: Metrics) -> list[str]:
-    """What a reader might take for something else."""
-    link = found.link_bandwidth
-    notes = [
-        "exact: a partition of the iteration; compute hides communication, both hide copies.",
-        "formula: sums of durations; compute = iteration - union of communication.",
-        f"bandwidth counts {found.bytes} bytes, and the wait for the slowest rank; "
-        + (
-            f"util = bytes / time / {format_bandwidth(link)}, physical only for bus bytes."
-            if link
-            else "utilisation n/a: --link-bandwidth is not given."
-        ),
-    ]
+    if across.culprits(found).row_count:
+        yield "Wait caused: summed over its collectives, also what is overlapped or passed on."
+    if guessed_tags(found):
+        yield "* found by a heuristic; --tp, --pp, --dp, --ep, --cp or [[tags]] settle it."
     if (beyond := outside.sentence(found.outside)) and not outside.warning(
         found.outside, found.iteration_clock
     ):
-        notes.append(f"{beyond}.")
-    idle = found.breakdown.spec["idle"]
-    if idle is not None and idle < 0:
-        notes.append(
-            "idle by the formula is negative: communication overlaps itself, and its sum of "
-            "durations counts that time twice."
-        )
-    silent = {
-        tag: speed.events_without_bytes
-        for tag, speed in found.bandwidth.items()
-        if speed.events_without_bytes
-    }
-    if silent:
-        words = ", ".join(f"{count} of {tag}" for tag, count in silent.items())
-        notes.append(f"events of unknown size are in no bandwidth and no volume: {words}.")
-    return [f"[dim]{note}[/]" for note in (*notes, *across.notes(found.across))]
+        yield f"{beyond}."
+    yield from [note] if (note := found.across.matching.note) and not full else []
+    if full:
+        yield from details.notes(found)
+    if spec:
+        yield from details.spec_notes(found)
+    options = [
+        *([] if full else ["--full (all tables)"]),
+        *([] if spec else ["--spec (the specification's formulas)"]),
+    ]
+    if options:
+        yield f"More: {', '.join(options)}, --json."
 
 
-def _skipped(found: Metrics) -> list[str]:
-    """The ranks that could not be read, and so are in no number below."""
-    return [f"[red]skipped:[/] {escape(line)}" for line in skipped_lines(found.failed)]
+def _skipped(found: Metrics, width: int, *, full: bool) -> Iterator[str]:
+    """Ranks that could not be read, and so are in no number below."""
+    lines = [str(each) for each in found.failed]
+    yield from _first(lines, _SKIPPED, "skipped rank", width, full=full)
 
 
-def _problems(found: Metrics) -> list[str]:
-    return [f"[yellow]warning:[/] {escape(warning)}" for warning in found.warnings]
+def _first(
+    texts: Sequence[str], mark: str, noun: str, width: int, *, full: bool
+) -> Iterator[str]:
+    """The first of some texts behind a mark, each in a few lines."""
+    shown = texts if full else texts[:_MOST_WARNINGS]
+    room = width * _MOST_LINES - len(Text.from_markup(mark)) - 1
+    for text in shown:
+        yield f"{mark} {escape(text if full else _brief(text, room))}"
+    if more := len(texts) - len(shown):
+        yield f"{mark} {counted(more, f'more {noun}')} with --full"
+
+
+def _brief(text: str, room: int) -> str:
+    """Leave out the end of a long text, at a sentence's or a word's end; keep its commands."""
+    lines = text.split("\n")
+    words = " ".join(line.strip() for line in lines if not line.startswith(COMMAND))
+    commands = [line for line in lines if line.startswith(COMMAND)]
+    if len(words) <= room:
+        return text
+    mark = " ... (--full)"
+    cut = words[: room - len(mark)]
+    place = max(cut.rfind(". "), cut.rfind("; "), cut.rfind(": "))
+    if place < room // 2:
+        place = cut.rfind(" ")
+    return "\n".join([cut[: place + 1].rstrip() + mark, *commands])

@@ -8,13 +8,15 @@ from typing import Any
 import pyarrow as pa
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from fastcomm.critical_path.what_if import Sweep, WhatIf
 from fastcomm.report import files
-from fastcomm.report.console import plain_console
-from fastcomm.report.critical_path import WORDS, table
+from fastcomm.report.console import plain_console, say
+from fastcomm.report.critical_path import WORDS
+from fastcomm.report.rows import Table, table
 from fastcomm.units import format_ns
+
+_STEP_DIGITS = 4
 
 
 def document(found: WhatIf, sweeps: Sequence[Sweep]) -> dict[str, Any]:
@@ -50,20 +52,17 @@ def show(found: WhatIf, sweeps: Sequence[Sweep], console: Console | None = None)
     """Print the answer to stdout; plain text where that is no terminal."""
     console = plain_console(console)
     faster = f", {found.speedup:.3f} times as fast" if found.speedup is not None else ""
-    console.print(
-        f"[bold]{format_ns(found.before_ns)} before, {format_ns(found.after_ns)} after[/]"
-        f"{faster}",
-        highlight=False,
-    )
+    before, after = (format_ns(ns, _STEP_DIGITS) for ns in (found.before_ns, found.after_ns))
+    say(console, f"[bold]{before} before, {after} after[/]{faster}")
     for edit in found.edits:
-        console.print(f"  {escape(str(edit))}", highlight=False)
+        say(console, escape(str(edit)), indent=2)
     error = format_ns(found.replay_error_ns)
-    console.print(f"  The replay without edits is off by {error} at most.", highlight=False)
+    say(console, f"The replay without edits is off by {error} at most.", indent=2)
     console.print(_classes(found))
     for each in sweeps:
         console.print(_sweep(each, found.before_ns))
     for note in found.before.about.notes:
-        console.print(f"[dim]note: {escape(note)}[/]", highlight=False)
+        say(console, f"note: {escape(note)}", hanging=2, style="dim")
 
 
 def _classes(found: WhatIf) -> Table:

@@ -29,6 +29,7 @@ from fastcomm.report.html.page import (
     number,
     text,
 )
+from fastcomm.units import counted
 
 _NS = 1e9
 _MS = 1e3
@@ -61,8 +62,9 @@ def simulation(found: Simulation) -> Page:
 def _source(found: Simulation) -> str:
     recipe = found.recipe
     return (
-        f"{recipe.num_nodes} nodes of {recipe.gpus_per_node} GPUs, {recipe.experts} experts, "
-        f"top {recipe.topk}, {recipe.tokens} tokens"
+        f"{counted(recipe.num_nodes, 'node')} of {counted(recipe.gpus_per_node, 'GPU')}, "
+        f"{counted(recipe.experts, 'expert')}, top {recipe.topk}, "
+        f"{counted(recipe.tokens, 'token')}"
     )
 
 

@@ -19,6 +19,7 @@ from fastcomm.report.html.page import (
     columns,
     number,
 )
+from fastcomm.units import counted
 
 _MS = 1e6
 _MOST_BINS = 96
@@ -26,6 +27,7 @@ _ENDS = 24
 _LEVEL = 0.005  # of the median compute: closer ranks are level
 _ALL = 64  # ranks that a table lists one by one
 _PERCENTS = 100
+_NOISE = 0.005  # of the median: ranks that differ by less compute equally long
 _KEYS = {
     "time": "iteration.rank_ns",
     "compute": "exact.compute",
@@ -97,7 +99,8 @@ def _heat_map(found: Metrics, ranks: ByRank) -> Figure:
     return Figure(
         name="heat-map",
         title="Every rank and iteration",
-        alt=f"Heat map of {len(ranks.ranks)} ranks and {len(numbers)} iterations; the table "
+        alt=f"Heat map of {counted(len(ranks.ranks), 'rank')} and "
+        f"{counted(len(numbers), 'iteration')}; the table "
         "below has the means of the ranks.",
         views=tuple(views),
         terms=tuple(_KEYS[name] for name in MEASURES if name in _KEYS),

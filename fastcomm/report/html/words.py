@@ -1,4 +1,4 @@
-"""Numbers as a page writes them: three digits, a thin space, the unit.
+"""Numbers as a page writes them: as `fastcomm.units` does, with a thin space before the unit.
 
 What is unknown is `NA`; a `Fact` carries the reason.
 """
@@ -7,15 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fastcomm.units import format_bandwidth, format_bytes, format_ns
+from fastcomm.units import format_bandwidth, format_bytes, format_ns, plural
 
 T = TypeVar("T")
 
 NA = "n/a"
 _THIN = "\u202f"
 _MINUS = "\u2212"
-_DIGITS = 3
-_WHOLE = ("ns", "B", "B/s")  # nothing is less than one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +86,11 @@ def whole(value: float) -> str:
 
 def many(count: int, noun: str) -> str:
     """A count and its noun: "1 rank", "8 ranks"."""
-    return f"{whole(count)} {noun}{'' if count == 1 else 's'}"
+    return f"{whole(count)} {plural(count, noun)}"
 
 
 def _short(text: str) -> str:
-    number, _, unit = text.partition(" ")
-    value = float(number)
-    digits = 0 if unit in _WHOLE else max(0, _DIGITS - len(str(int(abs(value)))))
-    return _minus(f"{value:.{digits}f}{_THIN}{unit}")
+    return _minus(text.replace(" ", _THIN))
 
 
 def _minus(text: str) -> str:

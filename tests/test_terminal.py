@@ -1,0 +1,302 @@
+"""What is printed fits the terminal, and no number is ever cut."""
+
+import io
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from commands import invoke
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastcomm.cli import main
+from fastcomm.metrics.conditions import Condition
+from fastcomm.report.console import plain_console, say
+from fastcomm.report.html import ranks as by_rank_page
+from fastcomm.report.html import words
+from fastcomm.report.rows import percent, shortened, table
+
+WIDTHS = (60, 80, 200)
+# What prints, by name; {run}, {healthy}, {table} and {workload} are made by the demo.
+COMMANDS = {
+    "info": "info {run} --all",
+    "metrics": "metrics {run} --link-bandwidth 400Gbit/s",
+    "metrics in full": "metrics {run} --full --spec --link-bandwidth 400Gbit/s",
+    "compare": "compare {healthy} {run} --fail-if iteration.mean_ns>+900%",
+    "critical-path": "critical-path {run}",
+    "critical-path of all ranks": "critical-path {run} --all-ranks",
+    "critical-path by HTA's rules": "critical-path {run} --compat hta",
+    "what-if": "what-if {run} --scale comm:TP=0.5:1:0.25 --hide DP",
+    "replay": "replay {run} --bottleneck",
+    "stats": "stats {run} --sort --head 8",
+    "stats of two runs": "stats {healthy} --compare {run}",
+    "stragglers": "stragglers {table}",
+    "isp": "isp --model 7B --world-size 64 --seq-len 8Ki --global-batch 4Mi --sensitivity",
+    "isp explained": "isp --model 7B --world-size 64 --seq-len 8Ki --global-batch 4Mi "
+    "--explain 1",
+    "isp sweep": "isp --model 7B --world-size 64,128 --seq-len 4Ki,8Ki --global-batch 4Mi",
+    "isp calibrated": "isp --model 7B --world-size 64 --seq-len 8Ki --global-batch 4Mi "
+    "--calibrate {run}",
+    "dispatch compare": "dispatch compare {workload}",
+    "dispatch simulate": "dispatch simulate {workload} --strategy deepep,fast,deepep-compat",
+    "dispatch place": "dispatch place {workload}",
+    "dispatch sweep": "dispatch sweep --over num_nodes=2,4 --over zipf_alpha=1.1,2",
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """What the commands read, by name."""
+    folder = tmp_path_factory.mktemp("made")
+    invoke("demo", folder / "run", "--ranks", 4)
+    invoke("demo", folder / "healthy", "--ranks", 4, "--fault", "none")
+    invoke("demo", folder / "table", "--ranks", 8, "--format", "table")
+    shape = ("--num-nodes", 2, "--iter-num", 2, "--seed", 0)
+    invoke("dispatch", "generate", *shape, "-o", folder / "workload")
+    found = {name: folder / name for name in ("run", "healthy", "workload")}
+    return {**found, "table": next((folder / "table").glob("*.parquet"))}
+
+
+def printed(command, made, width, *more):
+    done = CliRunner().invoke(
+        main,
+        [*(word.format(**made) for word in command.split()), *more],
+        env={"COLUMNS": width},
+    )
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def numbers(text):
+    """The words of a text that have a digit and are no part of a shortened name."""
+    return {
+        word for word in text.split() if re.search(r"\d", word) and not re.search("[…/]", word)
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_lines_fit_the_terminal_and_numbers_are_whole(name, made):
+    command = COMMANDS[name]
+    wide = printed(command, made, "80", "--wide")
+    for width in WIDTHS:
+        text = printed(command, made, str(width))
+        for line in text.splitlines():
+            is_command = line.startswith("    fastcomm ")
+            assert len(line) <= width or is_command, f"{width}: {len(line)}: {line!r}"
+            for word in line.split():
+                assert not re.fullmatch(r"[-+]?[\d.,]*…[\d.,%x]*", word), line
+        assert numbers(text) <= numbers(wide), f"{width}: {numbers(text) - numbers(wide)}"
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 64])
+def test_metrics_are_one_screen_for_a_run_of_any_size(ranks, tmp_path):
+    invoke("demo", tmp_path / "run", "--ranks", ranks)
+    run = {"run": tmp_path / "run"}
+    text = printed("metrics {run}", run, "80")
+    lines = text.splitlines()
+    assert len(lines) <= 30
+    assert lines[0].startswith(f"{ranks} rank")
+    assert "formula" not in text.replace("specification's formulas", "")
+    assert "util" not in text
+    for name in ("compute", "exposed communication", "copies", "idle"):
+        assert any(line.startswith(name) for line in lines)
+    assert sum(line.startswith("rank ") for line in lines) <= 4
+    whole = json.loads(printed("metrics {run} --json", run, "80"))
+    assert {"breakdown", "bandwidth", "windows", "waits"} <= set(whole)
+    assert whole["breakdown"]["spec"]
+
+
+def test_full_and_spec_print_the_other_tables(made):
+    full, spec = (printed("metrics {run}", made, "200", each) for each in ("--full", "--spec"))
+    for heading in ("windows between phases", "process groups", "size from", "own waits"):
+        assert heading in full
+        assert heading not in spec
+    for heading in ("specification formula", "utilization by payload"):
+        assert heading in spec
+        assert heading not in full
+
+
+def test_a_skipped_rank_and_warnings_come_before_the_tables(tmp_path):
+    invoke("demo", tmp_path / "run", "--ranks", 4)
+    files = sorted((tmp_path / "run").iterdir())
+    files[2].write_bytes(b"")
+    done = invoke("metrics", tmp_path / "run", "--keep-going", code=3)
+    lines = done.stdout.splitlines()
+    assert lines[1].startswith("skipped: 1 rank is in no number below")
+    warned = [place for place, line in enumerate(lines) if line.startswith("warning")]
+    assert max(warned, default=0) < lines.index("")
+
+
+def test_a_long_warning_takes_a_few_lines_and_keeps_its_command(tmp_path):
+    from fastcomm.report import terminal
+
+    text = "nobody knows why this is so. " * 30 + "\n    fastcomm doctor"
+    brief = terminal._brief(text, 200)
+    assert len(brief.split("\n")[0]) <= 200
+    assert brief.split("\n") == [brief.split("\n")[0], "    fastcomm doctor"]
+    assert "so. ... (--full)" in brief
+    assert terminal._brief("short", 200) == "short"
+
+
+def test_info_breaks_the_lines_of_a_warning(tmp_path, monkeypatch):
+    from fastcomm.engine import seen
+    from fastcomm.report import info
+
+    monkeypatch.setattr(info, "rank_warnings", lambda _: ["one\ntwo"])
+    assert seen.rank_warnings
+    invoke("demo", tmp_path / "run", "--ranks", 1)
+    text = invoke("info", tmp_path / "run").stdout
+    assert "warning: one\ntwo\n" in text
+    assert "\\n" not in text
+
+
+NAME = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+    "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<float>)"
+)
+
+
+def test_a_name_is_shortened_in_the_middle():
+    assert shortened("short", 5) == "short"
+    assert shortened(NAME, 120).endswith("3ul> >(…)")
+    assert shortened(NAME, 60).startswith("void at::native::vectorized_elementwise_kernel<4, ")
+    assert shortened(NAME, 40) == "void at::native::vec…ntwise_kernel<…>(…)"
+    assert shortened("x" * 30, 11) == "xxxxx…xxxxx"
+    assert shortened("漢字" * 10, 9) == "漢字…漢字"
+
+
+@given(st.text("ab<>()漢 ", max_size=60), st.integers(2, 40))
+def test_a_shortened_name_fits(name, width):
+    from rich.cells import cell_len
+
+    assert cell_len(shortened(name, width)) <= width
+
+
+CELLS = st.sampled_from(["1.23 ms", "n/a", "100.0%", "12345678", "-4.5 GB/s", ""])
+ROWS = st.integers(1, 9).flatmap(
+    lambda count: st.lists(
+        st.tuples(st.text("abc_<> ", max_size=90), *[CELLS] * count), min_size=1, max_size=4
+    )
+)
+
+
+@given(ROWS, st.integers(40, 120), st.data())
+def test_a_table_of_any_width_keeps_whole_what_it_shows(rows, width, data):
+    words = ("share", "a step", "payload/step/GPU", "wait caused a step", "p95")
+    headings = [data.draw(st.sampled_from(words)) for _ in rows[0][1:]]
+    shown = table("name of the kernel", *headings, drop=("p95",))
+    for row in rows:
+        shown.add_row(*row)
+    console = plain_console()
+    console.file = io.StringIO()
+    console.width = width
+    console.print(shown)
+    lines = console.file.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    for line in lines:
+        for word in line.split():
+            if re.search(r"\d", word) and not word.startswith(("p95", "(")):
+                assert any(word in cell.split() for row in rows for cell in row[1:]), line
+
+
+def test_sentences_break_at_words_and_commands_do_not():
+    console = plain_console()
+    console.file = io.StringIO()
+    console.width = 40
+    command = "    fastcomm metrics " + "x" * 50
+    say(console, "word " * 20 + f"\n{command}", indent=2, hanging=4)
+    lines = console.file.getvalue().splitlines()
+    assert lines[-1] == command
+    assert lines[0].startswith("  word")
+    assert all(line.startswith("    word") and len(line) <= 40 for line in lines[1:-1])
+
+
+def test_a_share_that_rounds_to_nothing_has_no_sign():
+    assert [percent(x) for x in (-0.0001, -0.01, None)] == ["0.0%", "-1.0%", "n/a"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "suggested"),
+    [
+        ("iteration.mean_ns > 3%", "'iteration.mean_ns > +3%'"),
+        ("bandwidth.DP.avg_bus_bw < 5%", "'bandwidth.DP.avg_bus_bw < -5%'"),
+    ],
+)
+def test_a_percentage_of_what_is_no_share_needs_a_sign(condition, suggested, made):
+    done = invoke("compare", made["run"], made["run"], "--fail-if", condition, code=1)
+    assert suggested in done.stderr
+
+
+def test_a_percentage_of_a_share_is_a_value():
+    for name in ("breakdown.exact.idle", "overlap.by_tag.DP", "bandwidth.DP.avg_util"):
+        assert Condition.parsed(f"{name} > 20%").of == "value"
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        (["metric", "x"], "'metrics'"),
+        (["critical_path"], "'critical-path'"),
+        (["dispatch", "compar"], "'compare'"),
+    ],
+)
+def test_a_mistyped_command_suggests_the_nearest(words, suggested):
+    assert f"Did you mean {suggested}?" in invoke(*words, code=2).stderr
+
+
+def test_a_path_in_place_of_a_command_suggests_to_measure_it(tmp_path):
+    assert f"metrics {tmp_path}" in invoke(tmp_path, code=2).stderr
+    assert "Did you mean" not in invoke("zzzzzz", code=2).stderr
+
+
+def test_a_sequence_length_of_8k_warns_that_it_is_8000():
+    words = ("isp", "--model", "7B", "--world-size", 64, "--global-batch", 4_000_000)
+    warned = invoke(*words, "--seq-len", "8k").stderr
+    assert "--seq-len 8k is 8000 tokens; 8Ki is 8192" in warned
+    assert "8Ki" not in invoke(*words, "--seq-len", "8000").stderr
+
+
+def test_dispatch_says_what_its_times_are_sums_over(made):
+    text = " ".join(printed("dispatch compare {workload}", made, "200").split())
+    assert "sums over 2 iterations of 1 layer each" in text
+    one = printed("dispatch compare --num-nodes 2 --iter-num 1", made, "200")
+    assert "sums" not in one
+
+
+def test_dispatch_prints_decimal_units_and_says_where_the_original_has_others(made):
+    words = "dispatch simulate {workload} --strategy fast,fast-compat"
+    found = json.loads(printed(words, made, "80", "--json"))
+    text = printed(words, made, "80")
+    own, original = re.findall(r"Total Inter-node Traffic *: ([\d.]+) (\w+)", text)
+    for strategy, (number, unit) in (("fast", own), ("fast-compat", original)):
+        size = found["strategies"][strategy]["inter_node_bytes"]
+        units = {"MB": 1e6, "GB": 1e9} if strategy == "fast" else {"GB": 2**30}
+        assert float(number) == pytest.approx(size / units[unit], rel=1e-3)
+    assert text.count("are GiB and GiB/s, 2^30 bytes") == 1
+
+
+def test_nothing_is_said_of_differences_that_are_noise(made):
+    text = printed("metrics {healthy}", made, "80")
+    assert "above the mean" not in text
+    assert "slowest rank" not in text
+    compute = np.array([100.0, 100.1, 100.2])
+    ranks = SimpleNamespace(
+        known=True, by_compute=[0, 1, 2], ranks=[0, 1, 2], ns={"compute": compute}
+    )
+    assert words.plain(by_rank_page._lead(ranks)).startswith("No rank computes longer")
+    ranks.ns = {"compute": compute * [1, 1, 1.2]}
+    assert words.plain(by_rank_page._lead(ranks)).startswith("Rank 2 computes the most")
+
+
+def test_ranks_that_cause_no_wait_worth_a_line_are_not_listed(made):
+    whole = json.loads(printed("metrics {healthy} --json", made, "80"))
+    caused = {}
+    for row in whole["waits"]:
+        caused[row["rank"]] = caused.get(row["rank"], 0) + row["held_up_ns"]
+    worth = [ns for ns in caused.values() if ns >= 0.005 * whole["iteration"]["mean_ns"]]
+    text = printed("metrics {healthy}", made, "80")
+    listed = [line for line in text.splitlines() if re.match(r"rank \d", line)]
+    assert len(listed) == min(3, len(worth))
