@@ -141,6 +141,18 @@ def test_a_run_that_may_be_more_than_data_parallel_is_left_alone(run, what):
     assert "DP" not in {row["tag"] for row in found["groups"]}
 
 
+def test_a_world_without_a_description_is_data_parallel_only_in_training(run):
+    said = {
+        "Process_Group_Description": "undefined",
+        "Process_Group_Name": "3",
+        "Group_size": 2,
+    }
+    events = [*kernels(REDUCE, **said)]
+    assert tags(run(*events, ranks=2, world=2)) == {("undefined", "OTHER", "none")}
+    found = run(*events, *kernels(BACKWARD, stream=7), ranks=2, world=2)
+    assert tags(found) == {("undefined", "DP", "heuristic")}
+
+
 def test_a_wrapper_settles_what_equal_sums_leave_open(run):
     mark = k.mark("DistributedDataParallel.forward", 5, 10)
     found = run(mark, *OTHERS["as many equal sums as layers have"])

@@ -43,8 +43,6 @@ class Parallel:
     dp_replicate: int | None = None
     order: str | None = None  # dimensions, or a name of ORDERS
     framework: str | None = None  # a name of ORDERS
-    # The sizes that the user gave, as options; those of a workload card are not among them.
-    given: str | None = field(default=None, compare=False)
 
     def grid(self, world_size: int | None) -> Grid | None:
         """The grid of a world, None where no size is said; ConfigError on a contradiction."""
@@ -82,6 +80,8 @@ class Config:
     table: "TableMapping | None" = None  # what the columns of a table of operations mean
     scale_out: float | None = None  # between nodes
     scale_up: float | None = None  # inside a node
+    # The sizes that the user gave, as options; those of a workload card are not among them.
+    given: str | None = field(default=None, compare=False)
 
     def over(self, base: "Config") -> "Config":
         """Lie over `base`: what this says wins, and its rules come before those."""
@@ -99,9 +99,7 @@ class Config:
 
     def with_given(self) -> "Config":
         """Keep which sizes are given here, before those of a workload card join them."""
-        given = self.parallel.given
-        words = self.parallel.words() if given is None else given
-        return replace(self, parallel=replace(self.parallel, given=words))
+        return replace(self, given=self.parallel.words() if self.given is None else self.given)
 
     def tag_rules(self, world_size: int | None, *, guess: bool = False) -> TagRules:
         """Return what decides a group's tag."""
@@ -109,7 +107,7 @@ class Config:
             explicit=self.tags,
             grid=self.parallel.grid(world_size),
             guess=guess,
-            grid_words=self.parallel.given or "",
+            grid_words=self.given or "",
         )
 
 
@@ -128,6 +126,9 @@ def read(path: Path) -> Config:
         data, ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table"), str(path)
     )
     links = _table(data, "link", ("bandwidth", "scale_out", "scale_up"), path)
+    speeds: dict[str, Any] = {
+        name: _bandwidth(links, name, f"{path}: [link]") for name in links
+    }
     marks = _table(data, "iterations", ("regex",), path)
     return Config(
         parallel=_parallel(
@@ -138,7 +139,7 @@ def read(path: Path) -> Config:
         iterations=_regex(marks, "regex", f"{path}: [iterations]"),
         ranks=_ranks(data, path),
         table=_mapping(data, path),
-        **{name: _bandwidth(links, name, f"{path}: [link]") for name in links},
+        **speeds,
     )
 
 
@@ -221,7 +222,7 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[tuple[dict[str,
 
 def _parallel(table: Mapping[str, Any], path: Path) -> Parallel:
     where = f"{path}: [parallel]"
-    sizes: dict[str, Any] = {name: whole(table, name, where) for name in _SIZES}
+    sizes = {name: whole(table, name, where) for name in _SIZES}
     order = _text(table, "order", where)
     try:
         dimensions_of(order or DEFAULT_ORDER)

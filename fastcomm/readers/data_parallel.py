@@ -2,7 +2,8 @@
 
 A run is plain if all of this holds; what remains unclear stays `OTHER`:
 
-- Every group is the world, or no group is named; groups of other parallelisms have names.
+- Every group is the default group, or no group is named. A group without a description
+  (`undefined`, as serving engines make them) has to be the world, and training has to show.
 - It does all-reduces, broadcasts, all-gathers and reduce-scatters (and barriers), by a library
   that serves every parallelism (NCCL, RCCL, oneCCL, HCCL). Kernels such as vLLM's custom
   all-reduce belong to tensor parallel layers.
@@ -58,20 +59,22 @@ def is_plain(events: Events, found: Collectives, world: int | None, iterations: 
     `world` is how many ranks the world has, where the trace says it, and `iterations` in
     how many steps the collectives were counted.
     """
-    if not len(found.row) or not _are_plain(found):
-        return False
-    if not all(_is_world(group, world) for group in found.groups):
-        return False
-    streams = events.columns["stream"][found.row]
-    unnamed = np.array([group.is_unnamed for group in found.groups] + [True], np.bool_)
-    if not _one_stream_each(found.op, streams, unnamed[found.group]):
-        return False
-    signs = _Signs.of(events, found)
+    return (
+        len(found.row) > 0
+        and _are_plain(found)
+        and all(_is_world(group, world) for group in found.groups)
+        and _one_stream_each(events, found)
+        and _looks_like_it(_Signs.of(events, found), found, iterations)
+    )
+
+
+def _looks_like_it(signs: "_Signs", found: Collectives, iterations: int) -> bool:
+    """Return whether the names and the all-reduces of a run speak for training."""
     if signs.wraps:
         return True
-    if not signs.computes or (signs.infers and not signs.trains):
+    if not signs.trains and (signs.infers or not all(map(_is_default, found.groups))):
         return False
-    return not _is_layered(found, iterations, is_training=signs.trains)
+    return signs.computes and not _is_layered(found, iterations, is_training=signs.trains)
 
 
 def _are_plain(found: Collectives) -> bool:
@@ -83,19 +86,26 @@ def _are_plain(found: Collectives) -> bool:
     return bool(ops & set(_PLAIN)) and ops <= {*_PLAIN, *_NEUTRAL}
 
 
+def _is_default(group: Group) -> bool:
+    return group.description in WORLD or group.is_unnamed
+
+
 def _is_world(group: Group, world: int | None) -> bool:
     """Return whether a group is the world, or one of which nothing is known."""
-    if group.description in WORLD or group.is_unnamed:
+    if _is_default(group):
         return True
     is_silent = SILENT.fullmatch(group.description or "") is not None
     return is_silent and world is not None and group.members == world
 
 
-def _one_stream_each(op: NDArray[np.int8], stream: Ints, unnamed: NDArray[np.bool_]) -> bool:
+def _one_stream_each(events: Events, found: Collectives) -> bool:
     """Return whether every operation that has no named group is on one stream.
 
     Operations that are not known have to be on a stream of the others.
     """
+    op, stream = found.op, events.columns["stream"][found.row]
+    of_group = np.array([group.is_unnamed for group in found.groups] + [True], np.bool_)
+    unnamed = of_group[found.group]  # -1 is the last
     known = np.isin(op, _PLAIN)
     for each in _PLAIN:
         if len(np.unique(stream[unnamed & (op == each)])) > 1:
