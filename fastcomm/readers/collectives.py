@@ -39,7 +39,7 @@ def find_collectives(
     known: Sequence[Group],
     patterns: Sequence[Pattern] = (),
 ) -> Collectives:
-    """All communication of a file.
+    """Return all communication of a file.
 
     `known` are the groups with complete rank lists; `patterns` come before the built-in table.
     """
