@@ -297,7 +297,7 @@ def test_bytes_that_do_not_print_and_are_no_utf8_are_read(tmp_path):
     [
         (b"", "empty"),
         (b"{}", 'no "traceEvents"'),
-        (b"\x89PNG\r\n\x1a\n" + bytes(100), "no JSON trace: begins with"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(100), "no JSON trace: found binary data"),
         (b'{"traceEvents": [], "traceEvents": []}', "two lists"),
         (b'{"a": {"traceEvents": []}}', "not a key of the outer object"),
         (gzip.compress(b"x" * 10_000, mtime=0)[:20], "empty|no JSON trace|cut short"),

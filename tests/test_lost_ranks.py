@@ -122,7 +122,7 @@ def test_a_tensorboard_file_that_cannot_be_read_is_an_error_or_skipped(folder, h
 def test_a_tensorboard_file_without_permission_is_an_error_or_skipped(folder):
     bad = folder / NAMES[0]
     bad.chmod(0)
-    for above in (folder, *folder.parents[:3]):
+    for above in (folder, *folder.parents[:4]):
         above.chmod(above.stat().st_mode | 0o055)
     with nobody():
         assert (
@@ -137,7 +137,7 @@ def test_a_tensorboard_file_without_permission_is_an_error_or_skipped(folder):
 def test_a_directory_that_cannot_be_listed_is_skipped_with_its_path(folder):
     locked = folder / "node7"
     locked.mkdir(mode=0)
-    for above in (folder, *folder.parents[:3]):
+    for above in (folder, *folder.parents[:4]):
         above.chmod(above.stat().st_mode | 0o055)
     with nobody():
         assert f"{locked}: Permission denied" in invoke("metrics", folder, code=1).stderr
@@ -323,7 +323,7 @@ def test_damaged_json_beside_traces_of_another_format_is_a_warning(tmp_path):
 def test_a_file_that_may_be_read_again_is(folder):
     bad = folder / NAMES[0]
     bad.chmod(0)
-    for above in (folder, *folder.parents[:3]):
+    for above in (folder, *folder.parents[:4]):
         above.chmod(above.stat().st_mode | 0o055)
     with nobody(), pytest.raises(TraceFileError, match="Permission denied"):
         fastcomm.open_run(folder)
