@@ -6,10 +6,10 @@ The terminal, the page and the JSON take them from here.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from fastcomm.metrics import lacks
 from fastcomm.metrics.exposure import Exposure
 from fastcomm.metrics.findings import LEAST_FINDING, percent
 from fastcomm.trace.schema import TAGS
-from fastcomm.trace.trace import LACKS
 from fastcomm.units import format_ns
 
 if TYPE_CHECKING:
@@ -85,10 +85,7 @@ def parallelism(tag: str) -> str:
 
 def why_unknown(metrics: "Metrics") -> str:
     """Return why the breakdown of the step is not known."""
-    missing = [
-        LACKS[word].partition(":")[0] for word in ("times", "compute") if word in metrics.lacks
-    ]
-    return f"the input has {' and '.join(missing)}" if missing else "there is no iteration"
+    return lacks.reason(metrics.lacks)
 
 
 def _whose(exact: Mapping[str, float | None], total: float) -> str:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics.stack import Stack
 from fastcomm.trace.schema import KIND, KINDS
+from fastcomm.units import counted
 from fastcomm_kernels import segments
 
 Ints = NDArray[np.int64]
@@ -93,13 +94,13 @@ def outside(ranks: Iterable[RankOutside | None]) -> Outside:
 
 
 def sentence(found: Outside) -> str | None:
-    """Return what lies outside in words, or None where no device work is recorded."""
+    """Return what lies outside as a sentence, or None where no device work is recorded."""
     if found.share is None:
         return None
     events = found.comm_events or 0
     return (
-        f"outside of every step: {found.share:.1%} of the device time and {events} "
-        f"communication event{'' if events == 1 else 's'}"
+        f"Outside every step: {found.share:.1%} of the device time, "
+        f"{counted(events, 'communication event')}"
     )
 
 

@@ -79,7 +79,7 @@ def show(
             console.print(rows)
     console.print()
     for note in _notes(found, full=full, spec=spec):
-        say(console, note, hanging=2, style="dim")
+        say(console, escape(note), hanging=2, style="dim")
 
 
 def _sentences(found: Metrics, *, full: bool) -> list[str]:
