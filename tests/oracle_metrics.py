@@ -16,7 +16,6 @@ from oracle_kineto import (
     device_work,
     is_compute,
     is_copy,
-    is_peer_copy,
     iterations,
 )
 
@@ -59,7 +58,7 @@ def device_events(trace):
     return [
         (e["start"], e["stop"], launches.get(e["args"].get("correlation")))
         for e in trace["events"]
-        if e["cat"] == "kernel" or is_copy(e) or is_peer_copy(e)
+        if device_work(e) is not None
     ]
 
 

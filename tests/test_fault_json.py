@@ -75,7 +75,7 @@ LONG = "9" * 1000
 def test_numbers_of_a_thousand_digits_cost_their_event_or_are_unknown(folder, old, new, warned):
     code, said = run("info", with_text(folder, old, new))
     assert code == 0, said
-    assert warned in said
+    assert warned in " ".join(said.split())
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_name_that_is_no_utf8_is_read(folder):
 def test_a_negative_duration_costs_its_event_and_is_said(folder):
     code, said = run("info", with_text(folder, '"dur": 30', '"dur": -30'))
     assert code == 0
-    assert "1 of 4 events do not parse" in said
+    assert "1 of 4 events do not parse" in " ".join(said.split())
 
 
 def test_a_clock_that_jumps_is_read_as_it_stands(folder):

@@ -182,7 +182,9 @@ def test_the_one_message_of_an_event_follows_where_the_store_does_not_say_it(sto
     source, stored = store
     wanted = open_run(source, options=WHOLE).read(0).comm
     event = open_run(stored).sources[0].read_narrow().comm["event"]
-    narrow = wanted.select(NARROW["comm"].names).set_column(10, NARROW["comm"].field(10), event)
+    schema = NARROW["comm"]
+    place = schema.get_field_index("event")
+    narrow = wanted.select(schema.names).set_column(place, schema.field(place), event)
     assert narrow["peer"].null_count < narrow.num_rows
     assert open_run(stored).sources[0].read_narrow().comm.equals(narrow)
     without(stored / store_layout.file_name(0), OF_ONE)

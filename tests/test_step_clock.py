@@ -98,9 +98,7 @@ def test_little_outside_is_no_warning(tmp_path):
     found = measured(folder)
     assert found.outside.share == 0
     assert not any("outside" in text for text in found.warnings)
-    assert "Outside every step: 0.0% of the device time, 0 commun" in said(
-        "metrics", folder
-    )
+    assert "Outside every step: 0.0% of the device time, 0 commun" in said("metrics", folder)
 
 
 def test_without_device_work_nothing_is_known_to_be_outside(tmp_path):

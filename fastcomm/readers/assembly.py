@@ -194,15 +194,21 @@ def _notes(events: Events, found: Collectives, lacks: Sequence[str]) -> list[str
         # Without any device work, that there is no communication says nothing new.
         if host_only or not set(NO_DEVICE).intersection(lacks):
             notes.append("no communication on the device" + host_only)
-    elif "bytes" not in lacks and (unknown := int((found.sizes.payload == NULL).sum())):
-        notes.append(
-            f"{unknown} of {len(found.row)} communication events have no known size, and "
-            "bandwidth and volume omit them: "
-            f"{'; '.join(found.unsized) or 'nothing in the trace says it'}"
-        )
+    elif "bytes" not in lacks and found.unsized is not None:
+        notes += _unsized(found, found.unsized)
     if fused := _fused(found):
         notes.append(f"{fused} communication kernels are fused with other work")
     return notes
+
+
+def _unsized(found: Collectives, reasons: Sequence[str]) -> list[str]:
+    """Report how many events have no known size, and why."""
+    unknown = int((found.sizes.payload == NULL).sum())
+    why = "; ".join(reasons) or "nothing in the trace says it"
+    return [
+        f"{unknown} of {len(found.row)} communication events have no known size, and bandwidth "
+        f"and volume omit them: {why}"
+    ][:unknown]
 
 
 def _fused(found: Collectives) -> int:

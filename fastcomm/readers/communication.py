@@ -26,7 +26,8 @@ class Collectives:
     named: tuple[Named, ...]  # what names say
     name: Ints  # index into `named`
     partners: Partners | None = None  # where the trace says who they are
-    unsized: tuple[str, ...] = ()  # why sizes are unknown, and what would help
+    # Why sizes are unknown, and what would help; None where that was reported before.
+    unsized: tuple[str, ...] | None = ()
 
 
 def communication(

@@ -72,6 +72,7 @@ def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> C
         named=names,
         name=name,
         partners=_partners(comm),
+        unsized=None,
     )
 
 

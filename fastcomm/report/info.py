@@ -1,5 +1,6 @@
 """What a run is, on one screen."""
 
+import shlex
 from datetime import UTC, datetime
 
 from rich.console import Console
@@ -139,7 +140,7 @@ def _lines(found: Info) -> list[str]:
 
 def _next(found: Info, paths: tuple[str, ...]) -> list[str]:
     """The commands to run next, one a line."""
-    words = escape(" ".join(paths))
+    words = escape(shlex.join(paths))
     commands = [f"fastcomm metrics {words}"]
     if not found.stored:
         commands.append(f"fastcomm ingest {words} -o store")
