@@ -90,7 +90,7 @@ def device_windows(trace):
         until = min(mark["stop"], limit)
         own = [w for w in launched if mark["start"] <= w[2] < until]
         if own:
-            edges = {"start": min(w[0] for w in own), "stop": max(w[1] for w in own)}
+            edges = {"start": min(w[0] for w in own), "stop": max(until, *(w[1] for w in own))}
             found.append({**mark, **edges, "place": place})
     found.sort(key=lambda step: step["start"])
     for one, two in pairwise(found):

@@ -58,9 +58,8 @@ def test_the_first_finding_of_512_ranks_is_the_planted_cause_and_there_is_none_w
     assert found.headline.startswith("Compute is the largest part of the step: ")
     if wanted is None:
         assert found.findings == ()
-        assert found.health == (
-            "The run is healthy: no rank, stage or link stands apart; compute limits the step."
-        )
+        healthy = "The run is healthy: no rank, stage or link stands apart; compute limits"
+        assert found.health.startswith(healthy)
         return
     (first,) = found.findings
     assert (first.kind, list(first.ranks)) == (wanted["kind"], wanted["ranks"])

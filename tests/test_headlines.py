@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 from job_traces import measured_job
 
+import fastcomm
 from fastcomm.cli import main
 from fastcomm.metrics.findings import confidence
 from fastcomm.synthetic import Job
@@ -123,7 +124,7 @@ def test_a_run_without_communication_says_so_and_that_compute_limits_it(kineto):
         "communication was recorded."
     )
     assert found["findings"] == []
-    assert "Nothing stands out: compute limits the step." in unwrapped(shown)
+    assert "Nothing stands out: compute limits the step (91.3 %)." in unwrapped(shown)
 
 
 DISPATCH = "void deep_ep::intranode::dispatch<8, 768>(int4*, float*)"
@@ -239,3 +240,12 @@ def test_confidence_is_by_matching_and_by_the_spread_between_steps(
     spread, ranks, is_matched, wanted
 ):
     assert confidence(100.0, spread, ranks=ranks, is_matched=is_matched) == wanted
+
+
+def test_a_run_whose_ranks_compute_for_unequal_times_is_not_called_healthy(tmp_path):
+    for rank in range(4):
+        events = [kt.mark("ProfilerStep#0", 0, 1000), kt.kernel("gemm", 10, 600 + 50 * rank)]
+        kt.write(tmp_path / f"rank{rank}.json", events, rank=rank, world=4)
+    found = fastcomm.compute_metrics(fastcomm.open_run(tmp_path))
+    assert found.health.startswith("Ranks compute for unequal times: rank 3 100 us")
+    assert "healthy" not in found.health

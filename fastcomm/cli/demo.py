@@ -1,5 +1,6 @@
 """``fastcomm demo``."""
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -76,7 +77,8 @@ def run(
     else:
         paths = write(job, Path(directory))
     said = "".join(f" --{name} {size}" for name, size in sizes.items())
-    command = f"fastcomm metrics {directory}{said} --link-bandwidth {link_bandwidth}"
+    place = shlex.quote(str(directory))
+    command = f"fastcomm metrics {place}{said} --link-bandwidth {link_bandwidth}"
     say(f"wrote {len(paths)} traces to {directory}; now: {command}", "")
     ctx.invoke(
         metrics.run, paths=tuple(map(str, paths)), link_bandwidth=link_bandwidth, **sizes

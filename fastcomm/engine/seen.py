@@ -133,8 +133,8 @@ def lacks(
     yield from (LACKS[name] for name in LACKS if any(name in each.lacks for each in details))
     if not communication:
         yield (
-            "no communication on the device: record the device (ProfilerActivity.CUDA, nsys "
-            "--trace=cuda,nvtx) on a job with several GPUs; gloo and MPI run on the host"
+            "no communication on the device: the job has none, or it runs on the host (gloo, "
+            "MPI), or the device was not recorded (nsys needs --trace=cuda,nvtx)"
         )
     if unsized:
         by = " and ".join(sorted({_SIZED_BY.get(each.format, "") for each in details}))

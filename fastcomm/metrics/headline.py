@@ -21,6 +21,14 @@ PARTS = {
     "memcpy": "Memory copies are",
     "idle": "Idle time is",
 }
+NAMES = {
+    "compute": "compute",
+    "exposed": "exposed communication",
+    "memcpy": "copies",
+    "idle": "idle time",
+}
+_LARGE = 0.2  # of the step, to be named beside the largest part
+_UNEVEN = 0.015  # of the step; ranks of clean made-up jobs differ by at most 0.1 %
 _NEARLY = 0.95  # of the exposed time, to be called nearly all of it
 
 
@@ -48,7 +56,9 @@ def health(metrics: "Metrics") -> str | None:
     parts = step_parts(metrics.breakdown.exact)
     if metrics.findings or parts is None:
         return None
-    limit = "compute limits the step"
+    limit = _limit(parts)
+    if uneven := _uneven(metrics):
+        return f"{uneven} No cause is found; {limit}."
     if metrics.across.matching.matched:
         return f"The run is healthy: no rank, stage or link stands apart; {limit}."
     why = (
@@ -57,6 +67,34 @@ def health(metrics: "Metrics") -> str | None:
         else "no collective is matched across ranks"
     )
     return f"Nothing stands out: {limit}. Stragglers and slow links cannot be seen, as {why}."
+
+
+def _limit(parts: Mapping[str, float]) -> str:
+    """Return what limits the step: its largest part, and the next one if that is large, too."""
+    first, second = sorted(parts, key=lambda part: -parts[part])[:2]
+    text = f"{NAMES[first]} limits the step ({percent(parts[first])})"
+    return (
+        f"{text}, then {NAMES[second]} ({percent(parts[second])})"
+        if parts[second] >= _LARGE
+        else text
+    )
+
+
+def _uneven(metrics: "Metrics") -> str | None:
+    """Return a sentence on a rank that computes much longer than the median rank, or None."""
+    rows, step = metrics.heat.compute_ns, metrics.iteration.mean_ns
+    known = [[ns for ns in row if ns is not None] for row in rows]
+    if len(known) < 2 or not all(known) or not step:  # noqa: PLR2004 - nothing to compare
+        return None
+    means = [sum(row) / len(row) for row in known]
+    above = max(means) - sorted(means)[(len(means) - 1) // 2]
+    if above < _UNEVEN * step:
+        return None
+    rank = metrics.heat.ranks[means.index(max(means))]
+    return (
+        f"Ranks compute for unequal times: rank {rank} {format_ns(above)} per step longer than "
+        f"the median rank ({percent(above / step)} of the step)."
+    )
 
 
 def step_parts(exact: Mapping[str, float | None]) -> dict[str, float] | None:

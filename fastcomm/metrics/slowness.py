@@ -9,7 +9,6 @@ from fastcomm.metrics.classes import classes, sums
 from fastcomm.metrics.collectives import NO_PAIR
 from fastcomm.metrics.compared import Compared, Expected
 from fastcomm.metrics.findings import (
-    LEAST_FINDING,
     Evidence,
     Finding,
     confidence,
@@ -19,6 +18,7 @@ from fastcomm.metrics.findings import (
 from fastcomm.metrics.heat import Grid
 from fastcomm.metrics.links import Found
 from fastcomm.metrics.members import Label
+from fastcomm.metrics.outliers import LEAST_SHARE
 from fastcomm.metrics.transfers import LABEL
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OP, TAG
@@ -45,7 +45,7 @@ def slow_links(linked: Sequence[Found], seen: Compared, grid: Grid) -> list[Find
         cost = float(np.median(list(by_rank.values()))) if by_rank else 0.0
         _add(suspects, found, cost / count)
     return [
-        _finding(each, grid, step) for each in suspects if each.cost_ns > LEAST_FINDING * step
+        _finding(each, grid, step) for each in suspects if each.cost_ns > LEAST_SHARE * step
     ]
 
 

@@ -65,6 +65,9 @@ def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding
         f"{_TEXT[kind]} {format_ns(share * step)} per step ({percent(share)} of the step), "
         f"compute {percent(compute)}"
     )
+    if evidence.exposed_wait_ns is not None and share:
+        waiting = evidence.exposed_wait_ns / (share * step)
+        text += f"; {percent(waiting)} of it is waiting for the last rank"
     if evidence.overlap is not None:
         text += f"; {percent(evidence.overlap)} of communication overlaps compute"
     return Finding(

@@ -257,10 +257,11 @@ def on_device_clock(found: Iterations, work: DeviceWork) -> Iterations:
     """Return the windows of iterations on the device's clock.
 
     A window lasts from the first device work launched inside a mark to the first of the next
-    mark. The last window, and one before a mark without device work, ends with the last work
-    launched inside its own mark. Windows that were cut at collectives stay as they are, and a
-    whole trace lasts from its first to its last device work. A mark without device work is
-    left out, with a warning. Raises ConfigError if no mark has device work.
+    mark. The last window, and one before a mark without device work, ends with its own mark or
+    with the last work launched inside it, whichever is later. Windows that were cut at
+    collectives stay as they are, and a whole trace lasts from its first to its last device
+    work. A mark without device work is left out, with a warning. Raises ConfigError if no mark
+    has device work.
     """
     if found.found_by == PERIOD:
         return replace(found, warnings=())
@@ -274,6 +275,7 @@ def on_device_clock(found: Iterations, work: DeviceWork) -> Iterations:
         raise ConfigError("no recorded launch of device work lies inside a mark of a step")
     first = np.array([known.start[low[k] : high[k]].min() for k in busy], np.int64)
     last = np.array([known.stop[low[k] : high[k]].max() for k in busy], np.int64)
+    last = np.maximum(last, found.stop[busy])
     order = np.argsort(first, kind="stable")
     busy, first, last = busy[order], first[order], last[order]
     is_next = np.diff(busy) == 1

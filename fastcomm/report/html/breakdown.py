@@ -250,7 +250,7 @@ def facts(found: Metrics, why: str) -> tuple[Fact, ...]:
             found.overlap.average_overlap_ratio,
             words.percent,
             label="of communication hidden",
-            why=why,
+            why=why if found.volume else "no communication was recorded",
         ),
         words.fact("exact.idle", exact["idle"], words.percent, label="idle", why=why),
     )
