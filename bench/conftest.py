@@ -64,8 +64,8 @@ class Measured:
     def __str__(self) -> str:
         bar = BARS[self.name]
         return (
-            f"{self.name}: {self.ratio:.2f} of the yardstick ({bar['yardstick']}), "
-            f"the bar is {bar['ratio']:.2f}"
+            f"{self.name}: {self.ratio:.3g} of the yardstick ({bar['yardstick']}), "
+            f"the bar is {bar['ratio']:.3g}"
         )
 
 
@@ -201,7 +201,7 @@ def pytest_terminal_summary(terminalreporter, config):
         promised = f"{bar['promised'] / 1e6:.0f}" if "promised" in bar else ""
         terminalreporter.line(
             f"{found.name:<20} {promised:>8} {found.rate / 1e6:8.1f} {bar['unit']:<10} "
-            f"{bar['ratio']:6.2f} {found.ratio:6.2f}  {bar['yardstick']}"
+            f"{bar['ratio']:6.3g} {found.ratio:6.3g}  {bar['yardstick']}"
             f"{'' if found.holds else '  UNDER ITS BAR'}",
             red=not found.holds,
         )
