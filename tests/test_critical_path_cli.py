@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from fastcomm.cli import main
 from fastcomm.critical_path.saved import restore_cpgraph
+from fastcomm.synthetic import Job, write
 
 EVENTS = [
     k.mark("ProfilerStep#0", 0, 100),
@@ -265,3 +266,22 @@ def test_ranks_without_a_trace_and_foreign_files_are_named_in_warnings(one_unope
     error = invoke(one_unopened).stderr
     assert "warning: no traces, not read: config.json\n" in error
     assert "warning: 1 of 3 ranks have no trace here: 0\n" in error
+
+
+def test_a_path_through_all_ranks_says_which_ranks_have_no_trace(tmp_path):
+    write(Job.of(4, pp=2, steps=2, micro_batches=2, layers=2), tmp_path)
+    words = (tmp_path, "--all-ranks")
+    done = invoke(*words)
+    assert done.stdout.startswith("all ranks, rules corrected: ")
+    assert "warning" not in done.stderr
+    (third,) = tmp_path.glob("rank3.*")
+    third.unlink()
+    done = invoke(*words)
+    assert done.stdout.startswith("3 of 4 ranks, rules corrected: ")
+    assert "warning: 1 of 4 ranks have no trace here: 3\n" in done.stderr
+    found = json.loads(invoke(*words, "--json").stdout)
+    assert (len(found["ranks"]), found["expected_ranks"]) == (3, 4)
+    third.write_bytes(b"no trace")
+    done = invoke(*words, "--keep-going", code=3)
+    assert done.stdout.startswith("3 of 4 ranks, rules corrected: ")
+    assert "skipped: rank 3: " in done.stderr
