@@ -181,8 +181,7 @@ def _first_readable(run: "Run") -> tuple["Trace", "Sequence[Lost]"]:
             left_out.append(lost(source, error))
             continue
         return trace, by_rank(left_out, len(run.sources), run.skipped)
-    by_rank(left_out, len(run.sources), run.skipped)  # raises: no rank is left
-    raise AssertionError
+    raise FastcommError(f"no rank could be read: {left_out[0].error}")
 
 
 def _without_effect(words: dict[str, Any], run: "Run") -> list[str]:
