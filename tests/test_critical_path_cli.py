@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from fastcomm.cli import main
 from fastcomm.critical_path.saved import restore_cpgraph
+from fastcomm.synthetic import Job, write
 
 EVENTS = [
     k.mark("ProfilerStep#0", 0, 100),
@@ -175,7 +176,7 @@ def test_keep_going_goes_on_to_the_next_rank_that_can_be_read(two_ranks):
     assert [(each["rank"], "truncated" in each["error"]) for each in found["failed"]] == [
         (0, True)
     ]
-    assert "left out: rank 0" in done.stderr
+    assert "skipped: rank 0" in done.stderr
     assert "rank 1, rules corrected" in invoke(two_ranks, "--keep-going", code=3).stdout
 
 
@@ -221,3 +222,66 @@ def test_a_busy_device_is_reconciled_with_the_path_of_a_real_trace(kineto):
     (note,) = [note for note in found["notes"] if "busy" in note]
     assert note.startswith("59.2% of the path is host time, gaps and delays")
     assert "busy for 99.6% of the path (it runs behind the host: 40.9%" in note
+
+
+@pytest.fixture
+def one_unopened(two_ranks):
+    """Traces of three ranks, of which the first is no JSON."""
+    (two_ranks / "rank0.json").write_text("no trace")
+    for rank in (1, 2):
+        k.write(two_ranks / f"rank{rank}.json", EVENTS, rank=rank, world=3)
+    return two_ranks
+
+
+@pytest.mark.parametrize("command", [["critical-path"], ["what-if", "--scale", "compute=0.5"]])
+@pytest.mark.parametrize(("rank", "words"), [(1, []), (2, ["--rank", "2"])])
+def test_a_file_that_cannot_be_opened_is_listed_where_one_rank_is_read(
+    one_unopened, command, rank, words
+):
+    bad = one_unopened / "rank0.json"
+    line = [*command, str(one_unopened), *words]
+    done = CliRunner().invoke(main, line)
+    assert done.exit_code == 1
+    assert str(bad) in done.stderr
+    done = CliRunner().invoke(main, [*line, "--keep-going", "--json"])
+    assert done.exit_code == 3, done.output
+    found = json.loads(done.stdout)
+    assert found["rank"] == rank
+    assert [(each["rank"], each["path"]) for each in found["failed"]] == [(0, str(bad))]
+    assert f"skipped: rank 0: {bad}: " in done.stderr
+    assert "changes nothing" not in done.stderr
+
+
+def test_files_that_cannot_be_opened_or_read_are_listed_together(one_unopened):
+    path = one_unopened / "rank1.json"
+    path.write_text(path.read_text()[:-40])
+    found = json.loads(invoke(one_unopened, "--keep-going", "--json", code=3).stdout)
+    assert found["rank"] == 2
+    assert [each["rank"] for each in found["failed"]] == [0, 1]
+
+
+def test_ranks_without_a_trace_and_foreign_files_are_named_in_warnings(one_unopened):
+    (one_unopened / "rank0.json").unlink()
+    (one_unopened / "config.json").write_text('{"model": "x"}')
+    error = invoke(one_unopened).stderr
+    assert "warning: no traces, not read: config.json\n" in error
+    assert "warning: 1 of 3 ranks have no trace here: 0\n" in error
+
+
+def test_a_path_through_all_ranks_says_which_ranks_have_no_trace(tmp_path):
+    write(Job.of(4, pp=2, steps=2, micro_batches=2, layers=2), tmp_path)
+    words = (tmp_path, "--all-ranks")
+    done = invoke(*words)
+    assert done.stdout.startswith("all ranks, rules corrected: ")
+    assert "warning" not in done.stderr
+    (third,) = tmp_path.glob("rank3.*")
+    third.unlink()
+    done = invoke(*words)
+    assert done.stdout.startswith("3 of 4 ranks, rules corrected: ")
+    assert "warning: 1 of 4 ranks have no trace here: 3\n" in done.stderr
+    found = json.loads(invoke(*words, "--json").stdout)
+    assert (len(found["ranks"]), found["expected_ranks"]) == (3, 4)
+    third.write_bytes(b"no trace")
+    done = invoke(*words, "--keep-going", code=3)
+    assert done.stdout.startswith("3 of 4 ranks, rules corrected: ")
+    assert "skipped: rank 3: " in done.stderr

@@ -439,3 +439,74 @@ def test_no_error_is_a_dump_of_bytes_for_any_command(tmp_path):
         assert result.returncode == 1
         assert len(result.stderr) < 500
         assert "Traceback" not in result.stderr
+
+
+STDIN = {
+    "metrics": (),
+    "stats": (),
+    "replay": (),
+    "stragglers": (),
+    "convert": ("-o", "x.json"),
+}
+
+
+@pytest.mark.parametrize(("command", "more"), STDIN.items())
+def test_standard_input_is_the_same_line_for_every_command(command, more, tmp_path):
+    more = [tmp_path / word if word.endswith("json") else word for word in more]
+    assert invoke(command, "-", *more, code=1).stderr == (
+        "Error: -: standard input cannot be read, since a trace is read more than once; "
+        "write it to a file first\n"
+    )
+
+
+def test_the_second_run_of_stats_is_no_standard_input(tmp_path):
+    path = k.write(tmp_path / "rank0.json", STEP)
+    error = invoke("stats", path, "--compare", "-", code=1).stderr
+    assert error.startswith("Error: -: standard input cannot be read")
+
+
+@pytest.mark.parametrize(("name", "words"), PACKED.items())
+def test_a_table_of_operations_that_is_packed_says_how_to_unpack_it(tmp_path, name, words):
+    path = tmp_path / name
+    path.write_bytes(b"\x1f\x8b" + bytes(100))
+    error = invoke("stragglers", path, code=1).stderr
+    assert error == invoke("metrics", path, code=1).stderr
+    assert words in error
+
+
+def test_ingest_and_compare_name_missing_ranks_and_foreign_files(folder, tmp_path):
+    store = tmp_path / "store"
+    assert f"{store}: 8 ranks, " in invoke("ingest", folder, "-o", store).stderr
+    whole = shutil.copytree(folder, tmp_path / "whole")
+    (folder / NAMES[5]).unlink()
+    (folder / "config.json").write_text('{"model": "x"}')
+    missing = "1 of 8 ranks have no trace here: 5\n"
+    store = tmp_path / "another"
+    error = invoke("ingest", folder, "-o", store).stderr
+    assert f"{store}: 7 of 8 ranks, " in error
+    assert "warning: no traces, not read: config.json\n" in error
+    assert f"warning: {missing}" in error
+    error = invoke("compare", whole, folder, "--json").stderr
+    assert "warning: after: no traces, not read: config.json\n" in error
+    assert f"warning: after: {missing}" in error
+    assert "before: no traces" not in error
+    kept = tmp_path / "kept.json"
+    kept.write_text(invoke("metrics", folder, "--json").stdout)
+    error = invoke("compare", kept, whole).stderr
+    assert "warning: before: no traces, not read: config.json\n" in error
+
+
+def test_ingest_counts_ranks_that_are_skipped(folder, tmp_path):
+    bad = folder / NAMES[2]
+    spoil(bad, "empty")
+    error = invoke("ingest", folder, "-o", tmp_path / "store", "--keep-going", code=3).stderr
+    assert "7 of 8 ranks, " in error
+    assert f"skipped: rank of unknown number: {bad}: " in error
+
+
+def test_conversion_to_chakra_names_missing_ranks_and_foreign_files(folder, tmp_path):
+    (folder / NAMES[5]).unlink()
+    (folder / "config.json").write_text('{"model": "x"}')
+    error = invoke("convert", folder, "--to", "chakra", "-o", tmp_path / "chakra").stderr
+    assert "warning: no traces, not read: config.json\n" in error
+    assert "warning: 1 of 8 ranks have no trace here: 5\n" in error

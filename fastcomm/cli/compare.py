@@ -1,5 +1,6 @@
 """``fastcomm compare``."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import click
 from fastcomm.cli.measuring import compute, measure_options
 from fastcomm.cli.options import engine_of
 from fastcomm.cli.results import result_options
+from fastcomm.cli.said import warn
 from fastcomm.errors import FastcommError
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ def run(
             _metrics(name, path, words, engine)
             for name, path in (("BEFORE", before), ("AFTER", after))
         ]
+    for when, each in zip(("before", "after"), metrics, strict=True):
+        warn(f"{when}: {line}" for line in _first(each.get("warnings") or ()))
     found = compare(*metrics)
     holding = [each.text for each in parsed if each.holds(found)]
     if output is not None:
@@ -78,6 +82,16 @@ def run(
         ctx.exit(REGRESSED)
     if any(each["failed"] for each in metrics):
         ctx.exit(INCOMPLETE)
+
+
+_MOST_WARNINGS = 8
+
+
+def _first(warnings: Sequence[str]) -> list[str]:
+    """Return the first warnings of a run, and how many more there are."""
+    lines = list(warnings[:_MOST_WARNINGS])
+    more = len(warnings) - len(lines)
+    return [*lines, f"and {more} more, which `fastcomm metrics` prints"] if more else lines
 
 
 def _metrics(name: str, path: str, words: dict[str, Any], engine: "Engine") -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from fastcomm.cli.options import (
+    TracePath,
     engine_of,
     open_options,
     run_options,
@@ -21,7 +22,7 @@ Examples:
 
 
 @click.command("convert", epilog=_EXAMPLES)
-@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.argument("path", type=TracePath())
 @click.option(
     "--to",
     "form",
@@ -91,6 +92,7 @@ def _chakra(ctx: click.Context, path: Path, output: Path, words: dict[str, Any])
 
     with engine_of(words) as engine:
         found = opened_whole((str(path),), words)
+        warn(found.warnings)
         if engine.is_here:
             warm.compile_critical_path()
         with progress(found) as advance:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli.options import engine_of, run_options
-from fastcomm.cli.said import say
+from fastcomm.cli.said import say, warn
 
 if TYPE_CHECKING:
     from fastcomm.engine.engine import Engine
@@ -66,6 +66,7 @@ def _stored(
     refuse_output("--output", output)
     planning = partial(plan, traces, folder, options=open_options(words), ranks=ranks)
     planned = engine.call(planning) if any(map(is_url, traces)) else planning()
+    warn(planned.run.warnings)
     if engine.is_here:
         warm.compile_kernels()
     with progress(planned.run) as advance:
@@ -74,20 +75,23 @@ def _stored(
 
 def _show(found: "Ingested") -> None:
     """Say on stderr what was done: there is no result to print."""
-    from fastcomm.trace.run import ranges
+    from fastcomm.trace.run import expected_ranks, ranges, ranks_words
     from fastcomm.units import counted, format_bytes
 
-    entries = found.manifest.ranks
+    manifest, entries = found.manifest, found.manifest.ranks
+    ranks = [entry.rank for entry in entries]
+    left_out = [left.skipped() for left in manifest.failed]
+    expected = expected_ranks(ranks, manifest.world_size, left_out)
     size = sum(entry.size for entry in entries)
     # Several ranks may be in one file.
     source = sum({entry.source: entry.fingerprint.size for entry in entries}.values())
     events = sum(entry.events for entry in entries)
     lines = [
-        f"{found.folder}: {counted(len(entries), 'rank')}, {counted(events, 'event')}, "
+        f"{found.folder}: {ranks_words(len(ranks), expected)}, {counted(events, 'event')}, "
         f"{format_bytes(size)} "
         f"(the traces: {format_bytes(source)})"
     ]
     if found.kept:
         lines.append(f"kept, for nothing has changed: rank {ranges(found.kept)}")
-    lines += [f"skipped: {left}" for left in found.manifest.failed]
+    lines += [f"skipped: {left}" for left in left_out]
     say(*lines)

@@ -30,6 +30,22 @@ class FileOrUrl(click.Path):
         return value if "://" in str(value) else super().convert(value, param, ctx)
 
 
+class TracePath(click.Path):
+    """A trace or a directory that exists."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, path_type=Path)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the path; raise TraceFileError for standard input."""
+        from fastcomm.readers.search import refuse_standard_input
+
+        refuse_standard_input(value)
+        return super().convert(value, param, ctx)
+
+
 class OutputFolder(click.Path):
     """A directory to write to, which may not be there; no URL."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli import trial_options
-from fastcomm.cli.options import cluster_options, reading_options
+from fastcomm.cli.options import TracePath, cluster_options, reading_options
 from fastcomm.cli.results import result_options
 from fastcomm.cli.said import warn
 from fastcomm.cli.windows import window_options
@@ -26,7 +26,7 @@ Examples:
 
 
 @click.command("replay", epilog=_EXAMPLES)
-@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.argument("path", type=TracePath())
 @click.option(
     "--what-if",
     "changes",

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from fastcomm.cli.options import TracePath
 from fastcomm.cli.results import result_options
 from fastcomm.cli.said import warn
 from fastcomm.cli.trial_options import align
@@ -18,7 +19,7 @@ Examples:
 
 
 @click.command("stats", epilog=_EXAMPLES)
-@click.argument("path", type=click.Path(exists=True, path_type=Path))
+@click.argument("path", type=TracePath())
 @click.option("--sort", "by_avg", is_flag=True, help="Longest mean first.")
 @click.option(
     "--head", type=click.IntRange(1), default=20, show_default=True, help="Operations to print."
@@ -38,7 +39,7 @@ Examples:
 @click.option(
     "--compare",
     "other",
-    type=click.Path(exists=True, path_type=Path),
+    type=TracePath(),
     metavar="OTHER",
     help="Print what OTHER adds, lacks and does faster or slower.",
 )
@@ -70,6 +71,7 @@ def run(
     found = statistics(said.trace, said.topology, compat=compat)
     if other is not None:
         after = inputs.read(other, **how)
+        warn(after.warnings)
         changes = comparison(found, statistics(after.trace, after.topology, compat=compat))
         if as_json:
             click.echo(json.dumps(report.comparison_to_dict(changes), indent=2))

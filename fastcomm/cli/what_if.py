@@ -87,8 +87,12 @@ def run(
         render.write(critical.what_if(answer, swept, paths), words["html"])
     if as_json:
         import json
+        from dataclasses import asdict
 
-        click.echo(json.dumps(report.document(answer, swept), indent=2, allow_nan=False))
+        said = report.document(answer, swept)
+        if left_out:
+            said["failed"] = [asdict(each) for each in left_out]
+        click.echo(json.dumps(said, indent=2, allow_nan=False))
     else:
         report.show(answer, swept)
     if left_out:

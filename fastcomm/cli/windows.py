@@ -104,8 +104,11 @@ def opened_whole(
 def joined_run(
     paths: tuple[str, ...], words: dict[str, Any]
 ) -> tuple["Joined", "Sequence[Lost]"]:
-    """The path of the window through all ranks, and those that were left out, which it says."""
-    from fastcomm.cli.said import say
+    """Return the path of the window through all ranks, and the skipped ranks.
+
+    Warnings of the run and the skipped ranks are printed to stderr.
+    """
+    from fastcomm.cli.said import say, warn
     from fastcomm.engine import warm
     from fastcomm.engine.joined import join
     from fastcomm.report.progress import progress
@@ -114,6 +117,7 @@ def joined_run(
         if engine.is_here:
             warm.compile_critical_path()
         run = opened_whole(paths, words, engine)
+        warn(run.warnings)
         with progress(run) as advance:
             found, left_out = join(
                 run,
@@ -128,9 +132,11 @@ def joined_run(
 
 
 def one_rank(paths: tuple[str, ...], words: dict[str, Any]) -> tuple["Trace", "Sequence[Lost]"]:
-    """Return the trace of --rank, or of the first rank, and the ranks that were left out.
+    """Return the trace of --rank, or of the first rank, and the skipped ranks.
 
-    Without --rank, --keep-going goes on to the next rank where one cannot be read.
+    With --keep-going, files that cannot be opened are skipped; without --rank, also ranks
+    that cannot be read, up to the first that can. Warnings of the run and the skipped ranks
+    are printed to stderr.
 
     Raises
     ------
@@ -141,15 +147,32 @@ def one_rank(paths: tuple[str, ...], words: dict[str, Any]) -> tuple["Trace", "S
 
     """
     from fastcomm.cli.said import say, warn
-    from fastcomm.engine.engine import by_rank, lost
-    from fastcomm.errors import FastcommError
 
     if words["dask"] is not None:
         raise ConfigError("--dask: one rank is one worker's work; wanted --all-ranks with it")
-    warn(_without_effect(words))
     run = opened_whole(paths, words)
-    if words["rank"] is not None or not words["keep_going"]:
-        return run.read(run.ranks[0] if words["rank"] is None else words["rank"]), ()
+    warn((*_without_effect(words, run), *run.warnings))
+    if words["rank"] is None and words["keep_going"]:
+        trace, left_out = _first_readable(run)
+        say(*(f"skipped: {each}" for each in left_out))
+        return trace, left_out
+    say(*(f"skipped: {each}" for each in run.skipped))
+    rank = run.ranks[0] if words["rank"] is None else words["rank"]
+    return run.read(rank), run.skipped
+
+
+def _first_readable(run: "Run") -> tuple["Trace", "Sequence[Lost]"]:
+    """Return the trace of the first rank that can be read, and the skipped ranks.
+
+    Raises
+    ------
+    FastcommError
+        If no rank can be read.
+
+    """
+    from fastcomm.engine.engine import by_rank, lost
+    from fastcomm.errors import FastcommError
+
     left_out: list[Lost] = []
     for source in run.sources:
         try:
@@ -157,20 +180,19 @@ def one_rank(paths: tuple[str, ...], words: dict[str, Any]) -> tuple["Trace", "S
         except FastcommError as error:
             left_out.append(lost(source, error))
             continue
-        say(*(f"left out: rank {each.rank}: {each.error}" for each in left_out))
-        return trace, tuple(left_out)
-    return run.read(run.ranks[0]), by_rank(left_out, len(run.sources))
+        return trace, by_rank(left_out, len(run.sources), run.skipped)
+    raise FastcommError(f"no rank could be read: {left_out[0].error}")
 
 
-def _without_effect(words: dict[str, Any]) -> list[str]:
-    """Options that change nothing where one rank is read, and what would."""
+def _without_effect(words: dict[str, Any], run: "Run") -> list[str]:
+    """Return warnings of the options that change nothing where one rank is read."""
     warnings = []
     if words["workers"] > 1:
         warnings.append(
             "--workers changes nothing: one rank is read; with --all-ranks it reads several at "
             "the same time"
         )
-    if words["keep_going"] and words["rank"] is not None:
+    if words["keep_going"] and words["rank"] is not None and not run.skipped:
         warnings.append(
             "--keep-going changes nothing: only the rank of --rank is read; without --rank it "
             "goes on to the next rank, and with --all-ranks it leaves bad ranks out"

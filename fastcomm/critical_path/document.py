@@ -52,6 +52,7 @@ def joined_document(found: Joined) -> dict[str, Any]:
     del one["path"]["event_ids"], one["rank"]
     return {
         **one,
+        "expected_ranks": found.expected_ranks,
         "ranks": found.by_rank().to_pylist(),
         "hold_ups": found.hold_ups().to_pylist(),
         "classes_by_rank": found.by_rank_and_class()

@@ -21,7 +21,7 @@ from fastcomm.critical_path.window import Wanted
 from fastcomm.errors import FastcommError
 from fastcomm.graph.delays import slack
 from fastcomm.graph.graph import EDGE_KIND
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import Run, expected_ranks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.graph import Column, Numbers
 
@@ -37,6 +37,7 @@ class Joined:
     offsets: dict[int, int]  # ns that a rank's clock is ahead of the first rank's
     collectives: pa.Table  # of COLLECTIVES
     violations: int  # ends before the last arrival, after alignment
+    expected_ranks: int  # of the run, read or not
 
     @property
     def breakdown(self) -> pa.Table:
@@ -159,7 +160,10 @@ def joined(
     data_load: Sequence[str] = (),
     found: Mapping[int, CriticalPath] | None = None,
 ) -> Joined:
-    """The same for traces in memory; `found` are their paths, where these are known."""
+    """Return the same for traces in memory; `found` are their paths, where these are known.
+
+    The number of expected ranks is the largest world size that a trace says.
+    """
     found = found or {
         rank: analyse(trace, wanted, data_load=data_load) for rank, trace in traces.items()
     }
@@ -186,4 +190,10 @@ def joined(
         offsets=ahead,
         collectives=table(same, room[starts]),
         violations=joiner.violations,
+        expected_ranks=expected_ranks(tuple(found), _world_size(traces)),
     )
+
+
+def _world_size(traces: Mapping[int, Trace]) -> int | None:
+    sizes = [trace.meta.world_size for trace in traces.values()]
+    return max((size for size in sizes if size is not None), default=None)

@@ -1,7 +1,7 @@
 """The critical path through all ranks: each rank's window by itself, then all in one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastcomm.critical_path.analysis import analyse
@@ -12,7 +12,7 @@ from fastcomm.critical_path.window import Wanted
 from fastcomm.engine.engine import Engine, Lost, Progress, Task
 from fastcomm.engine.local import engine_of
 from fastcomm.spread import Spread
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import Run, expected_ranks
 from fastcomm.trace.trace import Trace
 
 _Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
@@ -32,7 +32,7 @@ def join(
     Raises `FastcommError` where no communication is the same on two ranks, and as
     `Engine.gather` does.
     """
-    window = _Window(wanted=wanted, data_load=tuple(data_load))
+    window = _Window(wanted=wanted, data_load=tuple(data_load), world_size=run.world_size)
     task = Task(measure=window.part, merge=_together, finish=window.join)
     return engine_of(workers).gather(run, task, keep_going=keep_going, progress=progress)
 
@@ -43,6 +43,7 @@ class _Window:
 
     wanted: Wanted | None
     data_load: tuple[str, ...]
+    world_size: int | None
 
     def part(self, trace: Trace) -> _Parts:
         """One rank's window and its path."""
@@ -56,7 +57,9 @@ class _Window:
         ordered = sorted(parts)
         traces = {rank: parts[rank][0] for rank in ordered}
         found = {rank: parts[rank][1] for rank in ordered}
-        return joined(traces, self.wanted, self.data_load, found), left_out
+        whole = joined(traces, self.wanted, self.data_load, found)
+        expected = expected_ranks(ordered, self.world_size, left_out)
+        return replace(whole, expected_ranks=expected), left_out
 
 
 def _together(parts: Sequence[_Parts]) -> _Parts:

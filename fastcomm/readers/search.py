@@ -27,7 +27,8 @@ class Search:
         named: dict[Path, None] = {}
         searched: dict[Path, None] = {}
         for word in paths:
-            path = _place(word)
+            refuse_standard_input(word)
+            path = place(word)
             if path.is_dir():
                 searched |= dict.fromkeys(self._below(path))
             elif path.exists():
@@ -90,14 +91,13 @@ class Search:
         self.skipped.append(SkippedRank(rank=None, path=str(directory), error=words))
 
 
-def _place(word: str | Path) -> Path:
-    """The path of a word; TraceFileError for standard input, which cannot be read twice."""
+def refuse_standard_input(word: str | Path) -> None:
+    """Raise TraceFileError for standard input, which cannot be read twice."""
     if str(word) in ("-", "/dev/stdin"):
         raise TraceFileError(
             f"{word}: standard input cannot be read, since a trace is read more than once; "
             "write it to a file first"
         )
-    return place(word)
 
 
 def _matches(word: str) -> list[Path]:

@@ -62,9 +62,9 @@ class Left:
     source: str
     error: str
 
-    def __str__(self) -> str:
-        """Return the rank and the error, which names the file."""
-        return str(SkippedRank(rank=self.rank, path=self.source, error=self.error))
+    def skipped(self) -> SkippedRank:
+        """Return the same as a skipped rank of a run."""
+        return SkippedRank(rank=self.rank, path=self.source, error=self.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,10 +120,17 @@ def read(path: Path) -> Operations:
 
 
 def _refuse_traces(path: Path) -> None:
-    """TraceFileError, with what to use instead, where a path is a trace or a directory."""
-    from fastcomm.readers import detection
-    from fastcomm.readers.config import Config
+    """Raise TraceFileError where a path is a trace, a directory, an archive or standard input.
 
+    The error says what to use instead.
+    """
+    from fastcomm.readers import detection, search
+    from fastcomm.readers.config import Config
+    from fastcomm.readers.packed import packed
+
+    search.refuse_standard_input(path)
+    if remedy := packed(path):
+        raise TraceFileError(remedy)
     found = detection.format_of(path, Config())
     if found in (None, "optable") and not path.is_dir():
         return

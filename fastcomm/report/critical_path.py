@@ -11,12 +11,12 @@ from rich.markup import escape
 from fastcomm.critical_path.data import DataDependencies
 from fastcomm.critical_path.device_time import notes
 from fastcomm.critical_path.document import document, joined_document
-from fastcomm.critical_path.joining import RunEvents
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import Table, table
+from fastcomm.trace.run import ranks_words
 from fastcomm.units import counted, format_ns
 
 _BAR = 24
@@ -37,10 +37,15 @@ WORDS = {
 }
 
 
-def show(found: CriticalPath, console: Console | None = None) -> None:
-    """Print the report to stdout; plain text where that is no terminal."""
+def show(
+    found: CriticalPath, console: Console | None = None, *, ranks: str | None = None
+) -> None:
+    """Print the report to stdout; plain text where that is no terminal.
+
+    `ranks` are the words for the ranks that the path goes through; by default its own rank.
+    """
     console = plain_console(console)
-    say(console, _title(found), hanging=2)
+    say(console, _title(found, ranks or f"rank {found.about.rank}"), hanging=2)
     say(console, _coverage(found), indent=2, hanging=4)
     for shown in (_classes(found), _tags(found), _top(found)):
         if shown.row_count:
@@ -52,7 +57,7 @@ def show(found: CriticalPath, console: Console | None = None) -> None:
 def show_joined(found: Joined, console: Console | None = None) -> None:
     """Print the path through all ranks, and which of them hold the others up."""
     console = plain_console(console)
-    show(found.path, console)
+    show(found.path, console, ranks=_ranks(found))
     shown = table(
         *("rank", "on the path", "slack", "waits", "transfers", "came last", "wait caused"),
         drop=("slack", "transfers"),
@@ -119,11 +124,16 @@ def _time(ns: int | None) -> str:
     return "n/a" if ns is None else format_ns(ns)
 
 
-def _title(found: CriticalPath) -> str:
+def _ranks(found: Joined) -> str:
+    """Return "all ranks", or how many of the expected ranks were read."""
+    present, expected = len(found.ranks), found.expected_ranks
+    return ranks_words(present, expected) if present < expected else "all ranks"
+
+
+def _title(found: CriticalPath, ranks: str) -> str:
     about, path = found.about, found.found
-    where = "all ranks" if isinstance(found.events, RunEvents) else f"rank {about.rank}"
     return (
-        f"[bold]{where}, rules {about.rules}[/]: {counted(about.clipped, 'event')}, "
+        f"[bold]{ranks}, rules {about.rules}[/]: {counted(about.clipped, 'event')}, "
         f"{counted(len(found.graph.source), 'edge')}; critical path of "
         f"{counted(len(path.edges), 'edge')}, {counted(found.event_count, 'event')}, "
         f"{format_ns(found.length_ns)}"
