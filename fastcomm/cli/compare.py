@@ -1,5 +1,6 @@
 """``fastcomm compare``."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,16 +57,19 @@ def run(
     4 a condition of --fail-if holds.
     """
     from fastcomm.cli import INCOMPLETE, REGRESSED
+    from fastcomm.cli.said import warn
     from fastcomm.metrics.comparison import compare
     from fastcomm.metrics.conditions import Condition
     from fastcomm.report import compare as report
 
     parsed = [Condition.parsed(text) for text in conditions]
     with engine_of(words) as engine:
-        metrics = [
-            _metrics(name, path, words, engine)
+        pairs = {
+            name: _metrics(name, path, words, engine)
             for name, path in (("BEFORE", before), ("AFTER", after))
-        ]
+        }
+    metrics = [each for each, _ in pairs.values()]
+    warn(_without_effect({name: texts for name, (_, texts) in pairs.items()}))
     found = compare(*metrics)
     holding = [each.text for each in parsed if each.holds(found)]
     if output is not None:
@@ -80,10 +84,33 @@ def run(
         ctx.exit(INCOMPLETE)
 
 
-def _metrics(name: str, path: str, words: dict[str, Any], engine: "Engine") -> dict[str, Any]:
+def _without_effect(texts: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return which options have no effect on the runs that were measured now, and why.
+
+    `texts` are the warnings of each. What has no effect on any is said once.
+    """
+    from fastcomm.trace.tags import CHANGED_NOTHING
+
+    found: dict[str, dict[str, str]] = {}  # by option, then by run
+    for name, each in texts.items():
+        for text in each:
+            what, is_unused, _ = text.partition(CHANGED_NOTHING)
+            if is_unused:
+                found.setdefault(what, {})[name] = text
+    lines = []
+    for by_run in found.values():
+        name, text = next(iter(by_run.items()))
+        lines.append(text if len(by_run) == 2 else f"{name}: {text}")  # noqa: PLR2004
+    return lines
+
+
+def _metrics(
+    name: str, path: str, words: dict[str, Any], engine: "Engine"
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Read the metrics of a run from where they were kept, or measure them now.
 
-    Errors say which of the two runs they are of.
+    With them come the warnings of those measured now. Errors say which of the two runs they
+    are of.
     """
     from fastcomm.metrics import saved
     from fastcomm.remote import is_local, place
@@ -91,7 +118,8 @@ def _metrics(name: str, path: str, words: dict[str, Any], engine: "Engine") -> d
     try:
         where = place(path)
         if is_local(where) and (kept := saved.read(where)) is not None:
-            return kept
-        return compute((path,), words, engine).to_dict()
+            return kept, ()
+        found = compute((path,), words, engine)
+        return found.to_dict(), found.warnings
     except FastcommError as error:
         raise type(error)(f"{name} ({path}): {error}") from error
