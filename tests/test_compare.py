@@ -57,6 +57,28 @@ def test_a_slower_link_shows_as_bus_bandwidth_and_not_as_bytes(metrics):
     assert part.effect_ns > 0
 
 
+def test_an_option_without_effect_on_both_runs_is_said_once(runs):
+    result = call(runs / "before", runs / "after", "--dp", 2, "--tp", 2, "--order", "tp-dp")
+    assert result.exit_code == 0, result.output
+    said = [line for line in result.stderr.splitlines() if "changed nothing" in line]
+    assert [line.partition(" changed nothing: ")[0] for line in said] == [
+        "warning: --tp 2 --dp 2",
+        "warning: --order tp-dp",
+    ]
+
+
+def test_an_option_without_effect_names_the_run_if_the_other_is_kept(runs, metrics, tmp_path):
+    kept = {**metrics[0], "warnings": ["--dp 4 changed nothing: as it was kept"]}
+    (tmp_path / "kept.json").write_text(json.dumps(kept))
+    sizes = "--dp", 2, "--tp", 2
+    for name, pair in (
+        ("AFTER", (tmp_path / "kept.json", runs / "after")),
+        ("BEFORE", (runs / "before", tmp_path / "kept.json")),
+    ):
+        (said,) = call(*pair, *sizes).stderr.splitlines()
+        assert said.startswith(f"warning: {name}: --tp 2 --dp 2 changed nothing: ")
+
+
 def test_a_run_beside_itself_changed_in_nothing(metrics):
     found = compare(metrics[0], metrics[0])
     assert {each.difference for each in found.values} <= {0, None}

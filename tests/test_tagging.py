@@ -9,6 +9,7 @@ from commands import invoke as fastcomm
 import fastcomm as api
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.formats import OpenOptions
+from fastcomm.readers.patterns import Pattern
 from fastcomm.trace.tags import TagRule
 
 GEMM = "ampere_sgemm_128x64_tn"
@@ -42,7 +43,9 @@ def run(tmp_path):
                 del document["distributedInfo"]
             (tmp_path / f"rank{rank}.json").write_text(json.dumps(document))
         config = Config(
-            parallel=Parallel(**options.pop("parallel", {})), tags=options.pop("tags", ())
+            parallel=Parallel(**options.pop("parallel", {})),
+            tags=options.pop("tags", ()),
+            kernels=options.pop("kernels", ()),
         )
         opened = api.open_run(tmp_path, options=OpenOptions(config=config, **options))
         return api.compute_metrics(opened).to_dict()
@@ -291,3 +294,45 @@ def test_a_report_without_payloads_goes_by_what_the_user_says(nsys, options, wan
     found = json.loads(fastcomm(*words).stdout)
     assert {(row["tag"], row["tag_source"]) for row in found["groups"]} == wanted
     assert not unused(found)
+
+
+def pattern(regex):
+    return Pattern(regex=regex, library="user", op="AllReduce")
+
+
+def test_a_pattern_of_kernels_that_decides_for_none_says_why(run):
+    first, later = pattern("^ampere_"), pattern("sgemm")
+    found = run(*kernels(REDUCE), kernels=(first, later, pattern("nosuchkernel.*")))
+    assert unused(found) == [
+        "[[kernels]] pattern = 'sgemm' changed nothing: an earlier pattern decides for the "
+        "same kernels; put it first",
+        "[[kernels]] pattern = 'nosuchkernel.*' changed nothing: no kernel has such a name",
+    ]
+    found = run(k.event("Memcpy HtoD", "gpu_memcpy", 10, 5), kernels=(first,))
+    assert unused(found) == [
+        "[[kernels]] pattern = '^ampere_' changed nothing: there are no kernels"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "reason"),
+    [
+        ({}, "no sizes are given; give --dp, --tp, --pp, --ep and --cp with it"),
+        ({"tp": 4}, "the groups of these sizes are the same in any order"),
+        ({"tp": 2, "dp": 2}, "the traces do not say which ranks form a process group"),
+    ],
+)
+def test_an_order_that_decides_nothing_says_why(run, parallel, reason):
+    found = run(*kernels(REDUCE), ranks=4, parallel={"order": "dp-tp", **parallel})
+    (said,) = (each for each in unused(found) if each.startswith("--order dp-tp"))
+    assert said.startswith(f"--order dp-tp changed nothing: {reason}")
+
+
+def test_an_order_that_may_decide_is_not_said_to_change_nothing(run):
+    members = {"Process_Group_Name": "1", "Process_Group_Ranks": "[0, 1]", "Group_size": 2}
+    for order, tag in (("tp-dp", "TP"), ("dp-tp", "DP")):
+        found = run(
+            *kernels(REDUCE, **members), world=4, parallel={"order": order, "tp": 2, "dp": 2}
+        )
+        assert tags(found) == {(None, tag, "ranks")}
+        assert not unused(found)

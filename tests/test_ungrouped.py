@@ -3,6 +3,7 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import kineto_text
 import numpy as np
 import oracle_matching as oracle
 import pyarrow as pa
@@ -56,7 +57,7 @@ def test_two_of_many_ranks_with_other_sequences_are_not_matched(kineto):
     found = fastcomm.compute_metrics(fastcomm.open_run(kineto / "sampled_2of128"))
     seen = found.across.matching
     assert (seen.events, seen.matched, seen.share, seen.ungrouped) == (0, 0, None, 20)
-    assert "differ in operations, sizes or their order on stream 84" in seen.note
+    assert "126 ranks of the job are missing" in seen.note
     assert (found.across.waits, found.across.skew) == ((), ())
     assert found.across.by_wait_caused() == ()
     assert report.culprits(found).row_count == 0
@@ -129,6 +130,35 @@ def test_groups_that_are_named_in_part_forbid_to_guess_the_rest():
     seen = measured(mixed).across.matching
     assert seen.by[BY_ENDS] == 0 < seen.by[matching.BY_NUMBER]
     assert "of groups of fewer ranks" in seen.note
+
+
+def first_ranks_of_nodes(folder, world):
+    """Traces of the first ranks of four nodes of eight, whose groups are inside the nodes."""
+    noise = np.random.default_rng(0)
+    begins = np.cumsum(noise.integers(700, 1300, 40))
+    for rank in (0, 8, 16, 24):
+        early = noise.integers(0, 300, 40) + 200 * (rank == 8)
+        late = noise.integers(0, 5, 40)
+        events = [kineto_text.mark("ProfilerStep#3", 0, int(begins[-1]) + 1000)]
+        for begin, before, behind in zip(begins, early, late, strict=True):
+            start, stop = int(begin - before), int(begin + 20 + behind)
+            events.append(kineto_text.all_reduce(start, stop - start, Group_size=None))
+        kineto_text.write(folder / f"rank{rank}.json", events, rank=rank, world=world)
+    return fastcomm.compute_metrics(fastcomm.open_run(folder)).across
+
+
+@pytest.mark.compiled
+def test_the_first_ranks_of_nodes_are_not_matched_where_the_other_ranks_are_missing(tmp_path):
+    found = first_ranks_of_nodes(tmp_path, world=32)
+    assert (found.matching.matched, found.matching.ungrouped) == (0, 160)
+    assert (found.waits, found.skew, found.causes, found.by_wait_caused()) == ((), (), (), ())
+    assert "28 ranks of the job are missing" in found.matching.note
+
+
+@pytest.mark.compiled
+def test_where_no_trace_says_how_many_ranks_there_are_those_at_hand_are_all(tmp_path):
+    found = first_ranks_of_nodes(tmp_path, world=None)
+    assert (found.matching.matched, found.matching.share) == (160, 1.0)
 
 
 @pytest.mark.compiled
@@ -299,14 +329,16 @@ def test_what_agrees_is_matched():
     assert why(regular()) == ([], 32)
 
 
-def test_ranks_that_are_missing_need_everything_to_agree():
-    assert why(regular(), world_size=8) == ([], 32)
+def test_where_ranks_are_missing_nothing_is_matched():
     lossy = [e for e in regular() if (e.rank, e.true) != (2, 0)]
     assert why(lossy) == ([], 31)
     assert why(lossy, world_size=4) == ([], 31)
-    _, found = matched(lossy, world_size=8)
-    assert (found.matched, found.is_partial_job) == (0, True)
-    assert "ranks of the job are missing" in matching.note(found)
+    for events in (regular(), lossy):
+        _, found = matched(events, world_size=8)
+        assert (found.matched, found.missing, found.doubts) == (0, 4, ())
+    assert "4 ranks of the job are missing, and those at hand" in matching.note(found)
+    _, found = matched(regular(), world_size=5)
+    assert "1 rank of the job is missing" in matching.note(found)
 
 
 def test_a_step_that_is_shifted_is_not_matched():

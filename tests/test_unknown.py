@@ -128,11 +128,61 @@ def test_work_of_an_unknown_kind_is_named(tmp_path):
     assert unknown_categories(path) == tuple(f"tpu_{n}" for n in range(7))
     found = metrics_of(path)
     assert found["breakdown"]["exact"]["idle"] is None
-    assert found["unknown"][0]["reason"] == "no device work of a known kind"
+    assert found["unknown"][0]["reason"] == "device work of an unknown kind"
     assert (
         "'tpu_0', 'tpu_1', 'tpu_2', 'tpu_3', 'tpu_4' and 2 more are not understood"
         in (found["warnings"][0])
     )
+
+
+def strange(count, dur, cat="xyz_device_op"):
+    """Work of a device that no list knows, in place of its compute kernels."""
+    return [
+        k.event("gemm", cat, 10 + dur * n, dur, correlation=n, stream=7, device=0)
+        for n in range(count)
+    ]
+
+
+def test_work_of_an_unknown_category_beside_known_work_makes_its_share_unknown(tmp_path):
+    events = [STEP, k.all_reduce(80, 20), *strange(6, 10), k.event("x", "foo", 1, 2)]
+    path = k.write(tmp_path / "rank0.json", events)
+    found = metrics_of(path)
+    assert set(found["breakdown"]["exact"].values()) == {None}
+    assert found["heat"]["idle_ns"] == [[None]]
+    assert found["unknown"][0]["reason"] == "device work of an unknown kind"
+    (said,) = (each for each in found["warnings"] if "not understood" in each)
+    assert "6 events that look like device work, 75.0% of its time" in said
+    assert "'xyz_device_op' (6)" in said
+    assert "foo" not in said
+    ingest(plan([path], tmp_path / "store"))
+    same(metrics_of(tmp_path / "store"), found)
+
+
+def test_a_little_work_of_an_unknown_category_is_a_warning(tmp_path):
+    events = [STEP, k.kernel("gemm", 1, 98), *strange(2, 0.1), *strange(1, 0.1, "abc")]
+    found = metrics_of(k.write(tmp_path / "rank0.json", events))
+    assert found["breakdown"]["exact"]["compute"] == pytest.approx(0.98)
+    assert found["unknown"] == []
+    (said,) = (each for each in found["warnings"] if "not understood" in each)
+    assert "3 events" in said
+    assert "'xyz_device_op' (2), 'abc' (1), which" in said
+    assert said.endswith("they count neither as compute nor as communication")
+
+
+def test_work_without_a_category_is_counted(tmp_path):
+    events = [STEP, k.kernel("gemm", 1, 50), *strange(2, 10)]
+    for each in events[2:]:
+        del each["cat"]
+    found = metrics_of(k.write(tmp_path / "rank0.json", events))
+    assert found["breakdown"]["exact"]["compute"] is None
+    assert any("2 events" in each and "without a name" in each for each in found["warnings"])
+
+
+def test_events_of_an_unknown_category_that_say_no_stream_are_no_device_work(tmp_path):
+    events = [STEP, k.kernel("gemm", 20, 30), k.event("x", "foo", 1, 2, correlation=3)]
+    found = metrics_of(k.write(tmp_path / "rank0.json", events))
+    assert found["breakdown"]["exact"]["idle"] == 0.7
+    assert not any("understood" in each for each in found["warnings"])
 
 
 def test_calls_of_the_runtime_whose_work_is_missing_are_counted(tmp_path):

@@ -36,7 +36,12 @@ def in_iterations(table: pa.Table, lacks: Sequence[str]) -> pa.Table:
 
 def in_events(table: pa.Table, lacks: Sequence[str]) -> pa.Table:
     """The table of communication events; durations are known in any case."""
-    unknown = {"compute": ["alone_ns"], "times": ["iteration", "start_ns", "alone_ns"]}
+    alone = ["alone_ns"]
+    unknown = {
+        "compute": alone,
+        "device_kinds": alone,
+        "times": ["iteration", "start_ns", *alone],
+    }
     return _without(table, [name for word in lacks for name in unknown.get(word, ())])
 
 

@@ -64,7 +64,7 @@ def _by(matched: Matched) -> dict[str, int]:
 
 def note(found: Ungrouped) -> str | None:
     """Say how collectives of no known group were matched, or why not; None without any."""
-    if not (found.matched or found.doubts or found.is_partial_job):
+    if not (found.matched or found.doubts or found.missing):
         return None
     if not found.matched:
         return (
@@ -89,9 +89,11 @@ def _reasons(found: Ungrouped) -> str:
     reasons = [_reason(each, found.reference) for each in found.doubts[:_MOST_DOUBTS]]
     if more := len(found.doubts) - len(reasons):
         reasons.append(f"likewise {more} more streams")
-    if found.is_partial_job:
-        missing = "ranks of the job are missing, so that all collectives would have to agree"
-        reasons.insert(0, missing)
+    if found.missing:
+        what = "rank of the job is" if found.missing == 1 else "ranks of the job are"
+        reasons.append(
+            f"{found.missing} {what} missing, and those at hand may share no collective"
+        )
     return "; ".join(reasons)
 
 

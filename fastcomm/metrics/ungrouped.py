@@ -44,9 +44,9 @@ class Job:
     contradiction: Refusal | None = None  # what else shows that there are smaller groups
 
     @property
-    def is_whole(self) -> bool:
-        """Whether no rank of the job is missing, as far as is known."""
-        return self.world_size is None or self.world_size <= len(self.ranks)
+    def missing(self) -> int:
+        """How many ranks of the job are missing, as far as is known."""
+        return max(0, (self.world_size or 0) - len(self.ranks))
 
 
 class Doubt(NamedTuple):
@@ -69,7 +69,7 @@ class Ungrouped:
     ends: Apart | None = None  # of a sample, by which clocks are aligned
     agree_ns: float = 0.0  # the farthest two ends of one collective in the sample
     doubts: tuple[Doubt, ...] = ()  # of streams, those that decided first
-    is_partial_job: bool = False  # refused because ranks are missing
+    missing: int = 0  # ranks of the job, where nothing was matched because of them
 
     @property
     def matched(self) -> int:
@@ -132,12 +132,18 @@ _Answers = dict[tuple[int, int], _Aligned | Refusal]  # by stream and rank
 
 
 def find(pieces: Sequence[Piece], job: Job, spread: Spread) -> Ungrouped:
-    """Match the collectives of no known group on all ranks, or refuse to."""
+    """Match the collectives of no known group on all ranks, or refuse to.
+
+    Where ranks of the job are missing, the others may share no collective: the first ranks of
+    several nodes, say, whose groups are inside the nodes and do the same work in step.
+    """
     events = sum(piece.ungrouped for piece in pieces)
     if not events or len(job.ranks) < 2:  # noqa: PLR2004 - nobody to be matched with
         return Ungrouped(events=events)
     if job.contradiction:
         return Ungrouped(events=events, doubts=(Doubt(job.contradiction),))
+    if job.missing:
+        return Ungrouped(events=events, missing=job.missing)
     counts = spread(_counts, pieces)
     rank, stream, count = np.concatenate(counts, axis=1)
     ranks, place = np.unique(rank, return_inverse=True)
@@ -241,17 +247,13 @@ def _judged(
     doubts.sort(key=lambda doubt: doubt.why == "few")
     if not taken or (doubts and doubts[0].why != "few"):
         return replace(nothing, doubts=tuple(doubts))
-    found = replace(
+    return replace(
         nothing,
         runs=np.concatenate([each.runs() for each in taken], axis=1),
         ends=Apart.joined([each.ends() for each in taken]),
         agree_ns=max(each.agree_ns for each in taken),
         doubts=tuple(doubts),
     )
-    is_complete = found.matched == found.events == first * len(job.ranks)
-    if not job.is_whole and not is_complete:
-        return replace(nothing, doubts=tuple(doubts), is_partial_job=True)
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers.communication import Collectives
+from fastcomm.readers.communication import Collectives, unmatched
 from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import Pattern
 from fastcomm.readers.tagging import SOURCE, tag
@@ -80,7 +80,7 @@ def assemble(
             meta,
             found_by=iterations.found_by,
             warnings=warnings,
-            unused=tagging.unused,
+            unused=(*tagging.unused, *unmatched(events, options.patterns)),
         ),
     )
     windows = on_device.iterations

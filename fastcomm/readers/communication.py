@@ -1,6 +1,7 @@
 """Which device work is communication, by its name, and what is known of it in every format."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,8 @@ from fastcomm.readers.events import Events, Ints, Rows
 from fastcomm.readers.partners import Partners
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, namer
 from fastcomm.trace import bytes as byte_rules
-from fastcomm.trace.tags import Group
+from fastcomm.trace.tags import CHANGED_NOTHING, Group
+from fastcomm_kernels.json_numbers import NULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +59,22 @@ def communication(
     merged = np.concatenate(rows)
     order = np.argsort(merged)
     return merged[order], np.concatenate(answers)[order], tuple(found)
+
+
+def unmatched(events: Events, patterns: Sequence[Pattern]) -> Iterator[str]:
+    """Say of each of a user's patterns that decides for no kernel, why."""
+    if not patterns:
+        return
+    codes = np.unique(events.columns["name"][events.rows("kernel")])
+    names = [events.texts[code] for code in codes.tolist() if code != NULL]
+    deciding, matching = set(), set()
+    for name in names:
+        fitting = [n for n, each in enumerate(patterns) if re.search(each.regex, name)]
+        deciding.update(fitting[:1])
+        matching.update(fitting)
+    for n, pattern in enumerate(patterns):
+        if n not in deciding:
+            why = "an earlier pattern decides for the same kernels; put it first"
+            if n not in matching:
+                why = "no kernel has such a name" if names else "there are no kernels"
+            yield f"[[kernels]] pattern = {pattern.regex!r}{CHANGED_NOTHING}{why}"

@@ -82,6 +82,7 @@ class Config:
     scale_up: float | None = None  # inside a node
     # The sizes that the user gave, as options; those of a workload card are not among them.
     given: str | None = field(default=None, compare=False)
+    given_order: str | None = field(default=None, compare=False)  # likewise; empty without one
 
     def over(self, base: "Config") -> "Config":
         """Lie over `base`: what this says wins, and its rules come before those."""
@@ -98,8 +99,15 @@ class Config:
         )
 
     def with_given(self) -> "Config":
-        """Keep which sizes are given here, before those of a workload card join them."""
-        return replace(self, given=self.parallel.words() if self.given is None else self.given)
+        """Keep what is given here of the grid, before what a workload card says joins it."""
+        if self.given is not None:
+            return self
+        order = self.parallel.order
+        return replace(
+            self,
+            given=self.parallel.words(),
+            given_order="" if order is None else f"--order {order}",
+        )
 
     def tag_rules(self, world_size: int | None, *, guess: bool = False) -> TagRules:
         """Return what decides a group's tag."""
@@ -108,6 +116,7 @@ class Config:
             grid=self.parallel.grid(world_size),
             guess=guess,
             grid_words=self.given or "",
+            order_words=self.given_order or "",
         )
 
 

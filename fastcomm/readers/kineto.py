@@ -16,7 +16,7 @@ from fastcomm.readers.chrome import Scanned
 from fastcomm.readers.collectives import find_collectives, known_groups
 from fastcomm.readers.events import Events
 from fastcomm.readers.formats import Found, OpenOptions, agreed_world, check_count
-from fastcomm.readers.kineto_categories import scan, why_no_device_work
+from fastcomm.readers.kineto_categories import scan, why_no_device_work, why_strange
 from fastcomm.readers.kineto_layout import ARG_NAMES, EVERYTHING, METRICS
 from fastcomm.readers.ranks import NAME_PATTERNS, rank_from_name
 from fastcomm.trace.alike import first_seen
@@ -44,7 +44,7 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
         If the file is not a trace, or names another rank.
 
     """
-    scanned = scan(
+    scanned, strange = scan(
         path, EVERYTHING if options.whole else METRICS, allow_truncated=options.allow_truncated
     )
     info = scanned.envelope.get("distributedInfo")
@@ -61,6 +61,9 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     if not len(events.rows(*DEVICE_KINDS)):
         word, reason = why_no_device_work(path, len(events.rows("runtime")))
         lacks, notes = (word,), [*notes, reason]
+    elif strange.events:
+        lacks, reason = why_strange(path, strange)
+        notes = [*notes, reason]
     found = find_collectives(events, known_groups(info), options.patterns)
     meta = Meta(
         rank=own if own is not None else rank or 0,

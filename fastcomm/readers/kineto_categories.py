@@ -7,7 +7,9 @@ everything that ends in `_runtime` or `_driver` as calls of the host.
 """
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +19,13 @@ from fastcomm.readers.blocks import CutShortError, blocks
 from fastcomm.readers.chrome import Scanned, Selection, scan_file
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import LACKS
+from fastcomm_kernels.json_numbers import NULL
+from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NONE
 
 # Scanned as a kind of its own; `scan` makes it a copy or a kernel, by the event's name.
 _BY_NAME = len(KINDS)
+# What the scanner gives an event of any other category, or of none.
+_UNKNOWN = _BY_NAME + 1
 _COPY = re.compile(r"dma|memcpy", re.IGNORECASE)
 
 # Kernels, copies and fills of the device, by category; today's spelling and that of 2021.
@@ -78,9 +84,22 @@ _NO_WORK = frozenset(
         *("fwdbwd", "async_gpu"),
     )
 )
+# The same, and those that `metrics` skips without a look at the rest of the event.
+SCANNED = CATEGORIES | {name.encode(): KIND["other"] for name in _NO_WORK}
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{1,80})"')
 _OVERLAP = 128  # bytes: no category and its key are longer
 _MOST_NAMED = 5
+_MOST_SCANNED = 100
+# With a larger share of the device's time in categories that nobody knows, times are n/a.
+_SMALL = 0.01
+_WORK = tuple(KIND[name] for name in ("kernel", "memcpy", "memset"))
+
+
+class Strange(NamedTuple):
+    """Device work of unknown categories."""
+
+    events: int = 0
+    share: float = 0.0  # of the time of all device work
 
 
 def keep(by_kind: list[int], unknown: int) -> list[int]:
@@ -88,8 +107,12 @@ def keep(by_kind: list[int], unknown: int) -> list[int]:
     return [*by_kind, by_kind[KIND["kernel"]], unknown]
 
 
-def scan(path: Path, selection: Selection, *, allow_truncated: bool = False) -> Scanned:
+def scan(
+    path: Path, selection: Selection, *, allow_truncated: bool = False
+) -> tuple[Scanned, Strange]:
     """Scan a trace, and give device work whose name says what it is its kind.
+
+    Events of unknown categories stay only where those of kind "other" are wanted.
 
     Raises
     ------
@@ -100,9 +123,37 @@ def scan(path: Path, selection: Selection, *, allow_truncated: bool = False) -> 
     scanned = scan_file(path, selection, allow_truncated=allow_truncated)
     kind = scanned.columns["kind"]
     unsettled = np.flatnonzero(kind >= _BY_NAME)
-    if len(unsettled):
-        kind[unsettled] = _settled(scanned, unsettled)
-    return scanned
+    if not len(unsettled):
+        return scanned, Strange()
+    is_unknown = kind == _UNKNOWN
+    kind[unsettled] = _settled(scanned, unsettled)
+    strange = _strange(scanned.columns, np.flatnonzero(is_unknown))
+    if selection.keep[KIND["other"]] == KEEP_NONE and is_unknown.any():
+        columns = {name: each[~is_unknown] for name, each in scanned.columns.items()}
+        scanned = replace(scanned, columns=columns)
+    return scanned, strange
+
+
+def _strange(columns: dict[str, npt.NDArray[Any]], unknown: npt.NDArray[np.int64]) -> Strange:
+    """Sum up which rows of unknown categories look like device work."""
+    rows = unknown[_looks_like_work(columns, unknown)]
+    if not len(rows):
+        return Strange()
+    known = np.isin(columns["kind"], _WORK)
+    times = columns["stop"] - columns["start"]
+    own, rest = (float(times[which].sum(dtype=np.float64)) for which in (rows, known))
+    return Strange(len(rows), own / (own + rest) if own else 0.0)
+
+
+def _looks_like_work(
+    columns: dict[str, npt.NDArray[Any]], rows: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Return which rows were launched, and say where on the device they ran."""
+    launched, stream, device = (
+        columns[name][rows] != NULL for name in ("correlation", "stream", "device")
+    )
+    looks: npt.NDArray[np.bool_] = launched & (stream | device)
+    return looks
 
 
 def _settled(scanned: Scanned, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
@@ -130,6 +181,43 @@ def unknown_categories(path: Path) -> tuple[str, ...]:
         pass  # what can be read was: the reason is as good as that
     names = {name.decode(errors="replace") for name in found if name not in CATEGORIES}
     return tuple(sorted(names - _NO_WORK))
+
+
+def why_strange(path: Path, strange: Strange) -> tuple[tuple[str, ...], str]:
+    """Return the words of `LACKS` for a trace with such work, and a warning.
+
+    The file is read again for the names of the categories.
+    """
+    found = _strange_categories(path)
+    named = ", ".join(f"{name!r} ({count})" for name, count in found[:_MOST_NAMED])
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    of = f" of the categories {named}{more}" if found else " of a category without a name"
+    what = (
+        f"{strange.events} events that look like device work, {strange.share:.1%} of its time, "
+        f"are{of}, which are not understood"
+    )
+    if strange.share <= _SMALL:
+        return (), f"{what}: they count neither as compute nor as communication"
+    reason, _, unknown_times = LACKS["device_kinds"].partition(": ")
+    return ("device_kinds",), f"{reason}, so that {unknown_times} are n/a: {what}"
+
+
+def _strange_categories(path: Path) -> list[tuple[str, int]]:
+    """Return the unknown categories of what looks like device work, and how many events."""
+    names = unknown_categories(path)[:_MOST_SCANNED]
+    selection = Selection(
+        kinds={name.encode(): number for number, name in enumerate(names)},
+        keep=[KEEP_ALL] * len(names) + [KEEP_NONE],
+        prefixes=(),
+        row_args=("correlation", "stream", "device"),
+        detail_args=(),
+        detail_texts=(),
+    )
+    columns = scan_file(path, selection, allow_truncated=True).columns
+    work = _looks_like_work(columns, np.arange(len(columns["kind"])))
+    counts = np.bincount(columns["kind"][work], minlength=len(names)).tolist()
+    found = [(name, count) for name, count in zip(names, counts, strict=True) if count]
+    return sorted(found, key=lambda each: -each[1])
 
 
 def why_no_device_work(path: Path, launches: int) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fastcomm.readers import partners
 from fastcomm.readers.chrome import Selection
-from fastcomm.readers.kineto_categories import CATEGORIES, keep
+from fastcomm.readers.kineto_categories import SCANNED, keep
 from fastcomm.readers.kineto_operators import PREFIXES
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NAMED, KEEP_NONE
@@ -22,7 +22,7 @@ _KEEP = {
     "gpu_annotation": KEEP_NONE,
     "sync": KEEP_NONE,
     "python": KEEP_NONE,
-    "other": KEEP_NONE,
+    "other": KEEP_NONE,  # known to be no device work
 }
 
 # The args of `schema.ARGS`, by their names in a trace.
@@ -39,8 +39,9 @@ ARG_NAMES = {
 
 # For `metrics`: device work, its launches, the marks of the iterations, the collective calls.
 METRICS = Selection(
-    kinds=CATEGORIES,
-    keep=keep([_KEEP[kind] for kind in KIND], KEEP_NONE),
+    kinds=SCANNED,
+    # Unknown categories may be device work.
+    keep=keep([_KEEP[kind] for kind in KIND], KEEP_ALL),
     prefixes=COLLECTIVE_CALLS,
     row_args=("correlation", "External id", "stream", "device", "bytes"),
     detail_args=(

@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
 def calls(path: Path, names: tuple[str, ...]) -> list[Call]:
     """The operators of these names that launched kernels, and say their shapes."""
-    scanned = scan(path, _SHAPES)
+    scanned, _ = scan(path, _SHAPES)
     columns = scanned.columns
     wanted = [code for code, text in enumerate(scanned.texts) if text in names]
     ops = np.flatnonzero((columns["kind"] == KIND["cpu_op"]) & np.isin(columns["name"], wanted))

@@ -17,7 +17,7 @@ def as_json(options: ReadOptions) -> dict[str, Any]:
     """The options as plain objects; equal options give equal ones."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(options)))
     # Who said it, and how, changes nothing.
-    del plain["tags"]["grid_words"]
+    del plain["tags"]["grid_words"], plain["tags"]["order_words"]
     for rule in plain["tags"]["explicit"]:
         del rule["is_given"]
     return plain
@@ -88,4 +88,5 @@ def _tags(said: TagRules, stored: TagRules) -> TagRules:
         grid=said.grid or stored.grid,
         guess=said.guess or stored.guess,
         grid_words=said.grid_words,
+        order_words=said.order_words,
     )

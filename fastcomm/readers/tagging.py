@@ -16,6 +16,7 @@ from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import Named
 from fastcomm.trace.alike import alike
 from fastcomm.trace.descriptions import WORLD
+from fastcomm.trace.parallel import Grid
 from fastcomm.trace.schema import OPS, TAG, TAG_SOURCES
 from fastcomm.trace.tags import (
     CHANGED_NOTHING,
@@ -180,6 +181,8 @@ def _unused(units: Sequence[_Unit], rules: TagRules) -> Iterator[str]:
     rest = [unit for unit, by in zip(units, decided, strict=True) if by is None]
     if rules.grid is not None and rules.grid_words and not any(map(_used_grid, rest)):
         yield rules.grid_words + CHANGED_NOTHING + _why_no_grid(rest)
+    if rules.order_words and (why := _why_no_order(rules.grid, rest)):
+        yield rules.order_words + CHANGED_NOTHING + why
     if rules.guess and not any(map(_was_guessed, rest)):
         yield "--guess-tags" + CHANGED_NOTHING + _why_no_guess(rest)
 
@@ -259,6 +262,21 @@ def _why_no_grid(units: Sequence[_Unit]) -> str:
         "no process group consists of the ranks along one dimension of this grid; check the "
         "sizes and --order"
     )
+
+
+def _why_no_order(grid: Grid | None, units: Sequence[_Unit]) -> str | None:
+    """Return why the order of the grid's dimensions decides nothing; None where it may."""
+    if grid is None:
+        return "no sizes are given; give --dp, --tp, --pp, --ep and --cp with it"
+    if grid.is_of_any_order:
+        return "the groups of these sizes are the same in any order"
+    is_described = [unit.whole.source == "description" for unit in units]
+    if any(
+        unit.group.ranks and not described
+        for unit, described in zip(units, is_described, strict=True)
+    ):
+        return None
+    return _why_no_grid(units)
 
 
 def _why_no_guess(units: Sequence[_Unit]) -> str:

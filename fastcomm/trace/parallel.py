@@ -128,6 +128,14 @@ class Grid:
         above = [tag for tag, size in sizes.items() if size > 1]
         return above[0] if len(above) == 1 and not self.has_experts else None
 
+    @property
+    def is_of_any_order(self) -> bool:
+        """Whether the groups are the same in whatever order the dimensions are."""
+        parts = (
+            _sizes(self, experts=experts).values() for experts in {False, self.has_experts}
+        )
+        return all(sum(size > 1 for size in part) < 2 for part in parts)  # noqa: PLR2004
+
     def groups(self, dimensions: str) -> Iterator[tuple[int, ...]]:
         """The groups of a dimension, or of several joined by "+", each sorted."""
         axes = _axes_of(self, dimensions)

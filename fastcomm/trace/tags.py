@@ -111,6 +111,7 @@ class TagRules:
     guess: bool = False  # let behaviour answer where nothing else does
     # How the user gave the grid; empty where nobody did, as for a workload card.
     grid_words: str = field(default="", compare=False)
+    order_words: str = field(default="", compare=False)  # likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,13 @@ Ints = NDArray[np.int64]
 # What an input may lack, and what is unknown without it.
 LACKS = {
     "device": "no device work: compute, communication, overlap and idle time",
-    "device_kinds": "no device work of a known kind: compute, communication, overlap and idle "
+    "device_kinds": "device work of an unknown kind: compute, communication, overlap and idle "
     "time",
     "compute": "no compute kernels: compute, overlap, exposed communication and idle time",
     "times": "no times but durations: iterations, breakdown, windows and overlap",
     "bytes": "no sizes: bandwidth and volume",
 }
-# Words for traces in which nothing is known of the device at all.
+# Words for traces in which how a device spends its time is not known at all.
 NO_DEVICE = ("device", "device_kinds")
 
 
