@@ -72,11 +72,15 @@ def test_an_option_without_effect_names_the_run_if_the_other_is_kept(runs, metri
     (tmp_path / "kept.json").write_text(json.dumps(kept))
     sizes = "--dp", 2, "--tp", 2
     for name, pair in (
-        ("AFTER", (tmp_path / "kept.json", runs / "after")),
-        ("BEFORE", (runs / "before", tmp_path / "kept.json")),
+        ("after", (tmp_path / "kept.json", runs / "after")),
+        ("before", (runs / "before", tmp_path / "kept.json")),
     ):
-        (said,) = call(*pair, *sizes).stderr.splitlines()
-        assert said.startswith(f"warning: {name}: --tp 2 --dp 2 changed nothing: ")
+        said = call(*pair, *sizes).stderr.splitlines()
+        assert len(said) == 2
+        assert any(
+            line.startswith(f"warning: {name}: --tp 2 --dp 2 changed nothing: ")
+            for line in said
+        )
 
 
 def test_a_run_beside_itself_changed_in_nothing(metrics):

@@ -68,8 +68,7 @@ def run(
             _metrics(name, path, words, engine)
             for name, path in (("BEFORE", before), ("AFTER", after))
         ]
-    for when, each in zip(("before", "after"), metrics, strict=True):
-        warn(f"{when}: {line}" for line in _first(each.get("warnings") or ()))
+    warn(_warnings(*(each.get("warnings") or () for each in metrics)))
     found = compare(*metrics)
     holding = [each.text for each in parsed if each.holds(found)]
     if output is not None:
@@ -85,6 +84,15 @@ def run(
 
 
 _MOST_WARNINGS = 8
+
+
+def _warnings(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """Return the warnings of both runs; those that both have once."""
+    return [
+        *_first([text for text in before if text in after]),
+        *(f"before: {text}" for text in _first([t for t in before if t not in after])),
+        *(f"after: {text}" for text in _first([t for t in after if t not in before])),
+    ]
 
 
 def _first(warnings: Sequence[str]) -> list[str]:
