@@ -14,7 +14,8 @@ from numba.core import config
 
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.chrome import scan_file
-from fastcomm.readers.kineto_layout import CATEGORIES, METRICS
+from fastcomm.readers.kineto_categories import CATEGORIES
+from fastcomm.readers.kineto_layout import METRICS
 from fastcomm.trace.schema import KIND
 
 MANY = 50 if config.DISABLE_JIT else 2000
@@ -48,7 +49,11 @@ def scanned(path, **options):
     found = scan_file(path, METRICS, **options)
     columns = found.columns
     rows = zip(columns["name"], columns["kind"], columns["start"], columns["stop"], strict=True)
-    return found, [(found.texts[name], int(kind), int(a), int(b)) for name, kind, a, b in rows]
+    return found, [
+        (found.texts[name], int(kind), int(a), int(b))
+        for name, kind, a, b in rows
+        if kind < len(KIND)  # others are of no known category
+    ]
 
 
 def ns(value):
