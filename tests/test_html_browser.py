@@ -132,7 +132,7 @@ def test_a_click_on_a_head_sorts(opened):
 
 def test_focus_and_hover_show_what_a_number_means(opened):
     page, tip = opened.page, opened.page.locator("#tip")
-    page.locator("h1 .num").focus()
+    page.locator(".facts .num[data-def='exact.exposed']").focus()
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Tab")
     assert "Exposed communication" in tip.text_content()
