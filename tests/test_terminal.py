@@ -19,6 +19,8 @@ from fastcomm.report.html import ranks as by_rank_page
 from fastcomm.report.html import words
 from fastcomm.report.rows import percent, shortened, table
 
+pytestmark = pytest.mark.compiled
+
 WIDTHS = (60, 80, 200)
 # What prints, by name; {run}, {healthy}, {table} and {workload} are made by the demo.
 COMMANDS = {
