@@ -15,3 +15,18 @@ def invoke(*words, code=0):
 def contents(folder):
     """All files of a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+# Runs of the shared Kineto traces, each a file or a folder.
+KINETO = [
+    "mi300_resnet",
+    "b200_vllm",
+    "h100_qwen",
+    "mtia",
+    "trace_diff/control.json.gz",
+    "trace_diff/test.json.gz",
+    "dlrm_8rank",
+    "nccl_2rank_rank0.json.gz",
+    "sampled_2of128",
+    "gloo_4rank",
+]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from commands import KINETO
 from html_page import parsed, without_scripts
 
 import fastcomm
@@ -15,18 +16,6 @@ from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled
 
-KINETO = [
-    "mi300_resnet",
-    "b200_vllm",
-    "h100_qwen",
-    "mtia",
-    "trace_diff/control.json.gz",
-    "trace_diff/test.json.gz",
-    "dlrm_8rank",
-    "nccl_2rank_rank0.json.gz",
-    "sampled_2of128",
-    "gloo_4rank",
-]
 NSYS = ["mfu_2gpu.sqlite", "nccl_nvtx_4rank.sqlite"]
 
 

@@ -5,6 +5,7 @@ import json
 import kineto_text as kt
 import pytest
 from click.testing import CliRunner
+from commands import KINETO
 from job_traces import measured_job
 
 import fastcomm
@@ -21,18 +22,6 @@ SUBJECTS = {
     "Idle time is": ("idle",),
 }
 SYMPTOMS = ("exposed_communication", "copies", "idle")
-REAL = [
-    "mi300_resnet",
-    "b200_vllm",
-    "h100_qwen",
-    "mtia",
-    "trace_diff/control.json.gz",
-    "trace_diff/test.json.gz",
-    "dlrm_8rank",
-    "nccl_2rank_rank0.json.gz",
-    "sampled_2of128",
-    "gloo_4rank",
-]
 
 
 def measured(*words):
@@ -66,7 +55,7 @@ def unwrapped(text):
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", KINETO)
 def test_the_headline_of_a_real_trace_is_the_largest_part_of_its_step(kineto, name):
     found, shown = measured(kineto / name)
     assert subject(found["headline"]) == largest(found["breakdown"]["exact"])

@@ -47,6 +47,16 @@ def exposures(
     return found
 
 
+def divided(exposure: Mapping[str, Exposure]) -> tuple[float, float] | None:
+    """Return the waiting and the transfer of all parallelisms that are divided, or None."""
+    known = [each for each in exposure.values() if each.wait_ns is not None]
+    if not known:
+        return None
+    return sum(each.wait_ns or 0.0 for each in known), sum(
+        each.transfer_ns or 0.0 for each in known
+    )
+
+
 def _waiting_share(waits: Sequence[Wait], volume: Volume) -> float | None:
     """Return the waiting share of matched exposed time; None where little is matched."""
     wait = sum(each.exposed_wait_ns for each in waits)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fastcomm.metrics import lacks
-from fastcomm.metrics.exposure import Exposure
+from fastcomm.metrics.exposure import Exposure, divided
 from fastcomm.metrics.findings import LEAST_FINDING, percent
 from fastcomm.trace.schema import TAGS
 from fastcomm.units import format_ns
@@ -143,11 +143,10 @@ def _whose(exact: Mapping[str, float | None], total: float) -> str:
 
 def _divided(exposure: Mapping[str, Exposure], total: float, step: float) -> str:
     """Return how the exposed time is divided, in shares of the step; nothing if it is not."""
-    divided = [each for each in exposure.values() if each.wait_ns is not None]
-    if not divided:
+    parts = divided(exposure)
+    if parts is None:
         return ""
-    wait = sum(each.wait_ns or 0.0 for each in divided)
-    transfer = sum(each.transfer_ns or 0.0 for each in divided)
+    wait, transfer = parts
     rest = (total - wait - transfer) / step
     other = f", {percent(rest)} cannot be divided" if rest >= LEAST_FINDING else ""
     return (

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.metrics.breakdown import EXACT, Breakdown
-from fastcomm.metrics.exposure import Exposure
+from fastcomm.metrics.exposure import Exposure, divided
 from fastcomm.metrics.findings import Evidence, Finding, Kind, confidence, percent, spread
 from fastcomm.metrics.headline import largest_tag, step_parts
 from fastcomm.units import format_ns
@@ -88,14 +88,12 @@ def _details(of: StepTimes, kind: Kind, cost: float) -> dict[str, Any]:
         return {"idle_ns": cost}
     if kind == "copies":
         return {"copies_ns": cost}
-    divided = [each for each in of.exposure.values() if each.wait_ns is not None]
+    wait, transfer = divided(of.exposure) or (None, None)
     return {
         "tag": largest_tag(of.breakdown.exact),
         "overlap": of.overlap,
-        "exposed_wait_ns": sum(each.wait_ns or 0.0 for each in divided) if divided else None,
-        "exposed_transfer_ns": (
-            sum(each.transfer_ns or 0.0 for each in divided) if divided else None
-        ),
+        "exposed_wait_ns": wait,
+        "exposed_transfer_ns": transfer,
     }
 
 

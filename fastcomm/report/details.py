@@ -6,7 +6,7 @@ from rich.markup import escape
 
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import across
-from fastcomm.report.rows import Table, group_name, na, percent, table
+from fastcomm.report.rows import Table, group_name, known_by, na, percent, table
 from fastcomm.trace.schema import TAGS
 from fastcomm.units import format_bandwidth, format_ns
 
@@ -75,13 +75,11 @@ def _groups(found: Metrics) -> Table:
         drop=("on ranks",),
     )
     for row in found.tables["group_tags"].to_pylist()[:_MOST_ROWS]:
-        source = row["tag_source"]
-        fits = f" ({row['candidates']})" if row["candidates"] else ""
         rows.add_row(
             escape(group_name(row["description"], row["size"])),
             na(row["size"], str),
             row["tag"],
-            escape(f"{source}{fits}"),
+            escape(known_by(row)),
             str(row["on_ranks"]),
             str(row["events"]),
         )

@@ -9,7 +9,7 @@ from rich.markup import escape
 from fastcomm.engine.info import Info
 from fastcomm.engine.seen import RankInfo, kinds, rank_warnings
 from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import Table, group_name, na, table
+from fastcomm.report.rows import Table, group_name, known_by, na, table
 from fastcomm.trace.run import ranges, ranks_words, skipped_lines
 from fastcomm.units import counted, format_bytes, format_ns, plural
 
@@ -115,13 +115,12 @@ def _groups(found: Info) -> Table:
         drop=("on ranks", "groups"),
     )
     for row in kinds(found.groups)[:_MOST_ROWS]:
-        fits = f" ({row['candidates']})" if row["candidates"] else ""
         rows.add_row(
             escape(group_name(row["description"], row["size"])),
             str(row["groups"]),
             na(row["size"], str),
             row["tag"],
-            escape(f"{row['tag_source']}{fits}"),
+            escape(known_by(row)),
             str(row["ranks"]),
             str(row["events"]),
         )

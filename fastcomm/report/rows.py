@@ -5,9 +5,9 @@ are shortened in the middle, then columns are left out and named below the table
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -245,6 +245,12 @@ def percent(value: float | None) -> str:
         return NA
     text = f"{value:.1%}"
     return text.removeprefix("-") if re.fullmatch(r"-0\.0+%", text) else text
+
+
+def known_by(row: Mapping[str, Any]) -> str:
+    """Return how a group's parallelism is known, and which others would fit."""
+    fits = f" ({row['candidates']})" if row["candidates"] else ""
+    return f"{row['tag_source']}{fits}"
 
 
 def group_name(description: str | None, size: int | None) -> str:

@@ -27,7 +27,6 @@ _ENDS = 24
 _LEVEL = 0.005  # of the median compute: closer ranks are level
 _ALL = 64  # ranks that a table lists one by one
 _PERCENTS = 100
-_NOISE = 0.005  # of the median: ranks that differ by less compute equally long
 _KEYS = {
     "time": "iteration.rank_ns",
     "compute": "exact.compute",
