@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import signal
 import tarfile
 from pathlib import Path
 
@@ -25,6 +26,12 @@ SHARED = Path(__file__).parents[2] / "shared"
 def default_width() -> None:
     """Commands print to a pipe of the default width; pytest-xdist sets that of the terminal."""
     os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_interrupt() -> None:
+    """Commands can be interrupted: a shell starts jobs in the background with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
