@@ -42,7 +42,7 @@ _THOUSAND = 3  # the decimal exponent from which on the next larger unit is used
 _TIMES = ((1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s"))
 _SIZES = ((1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"))
 _BINARY_SIZES = ((1.0, "B"), *((float(_BINARY[k]), k[0].upper() + "iB") for k in _BINARY))
-_IRREGULAR = {"is": "are", "has": "have"}
+_IRREGULAR = {"is": "are", "has": "have", "needs": "need"}
 _HISSING = ("s", "x", "z", "ch", "sh")
 
 

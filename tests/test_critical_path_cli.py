@@ -265,7 +265,7 @@ def test_ranks_without_a_trace_and_foreign_files_are_named_in_warnings(one_unope
     (one_unopened / "config.json").write_text('{"model": "x"}')
     error = invoke(one_unopened).stderr
     assert "warning: no traces, not read: config.json\n" in error
-    assert "warning: 1 of 3 ranks have no trace here: 0\n" in error
+    assert "warning: 1 of 3 ranks has no trace here: 0\n" in error
 
 
 def test_a_path_through_all_ranks_says_which_ranks_have_no_trace(tmp_path):
@@ -278,7 +278,7 @@ def test_a_path_through_all_ranks_says_which_ranks_have_no_trace(tmp_path):
     third.unlink()
     done = invoke(*words)
     assert done.stdout.startswith("3 of 4 ranks, rules corrected: ")
-    assert "warning: 1 of 4 ranks have no trace here: 3\n" in done.stderr
+    assert "warning: 1 of 4 ranks has no trace here: 3\n" in done.stderr
     found = json.loads(invoke(*words, "--json").stdout)
     assert (len(found["ranks"]), found["expected_ranks"]) == (3, 4)
     third.write_bytes(b"no trace")

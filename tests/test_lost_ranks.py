@@ -100,7 +100,7 @@ def check_kept_on(folder, good, bad, world, foreign):
     assert found.expected_ranks == world
     assert all(any(name in note for note in found.warnings) for name in foreign)
     missing = world - len(good) - sum(each.rank is not None for each in found.failed)
-    assert any("have no trace here" in note for note in found.warnings) == bool(missing)
+    assert any("no trace here" in note for note in found.warnings) == bool(missing)
 
 
 @pytest.mark.parametrize("how", ["empty", "cut", "text", "link"])
@@ -156,7 +156,7 @@ def test_a_damaged_file_that_is_named_like_the_others_is_no_foreign_file(tmp_pat
     run = fastcomm.open_run(tmp_path)
     assert run.warnings == (
         "no traces, not read: notes.json",
-        "1 of 3 ranks have no trace here: 1",
+        "1 of 3 ranks has no trace here: 1",
     )
 
 
@@ -480,7 +480,7 @@ def test_ingest_and_compare_name_missing_ranks_and_foreign_files(folder, tmp_pat
     whole = shutil.copytree(folder, tmp_path / "whole")
     (folder / NAMES[5]).unlink()
     (folder / "config.json").write_text('{"model": "x"}')
-    missing = "1 of 8 ranks have no trace here: 5\n"
+    missing = "1 of 8 ranks has no trace here: 5\n"
     store = tmp_path / "another"
     error = invoke("ingest", folder, "-o", store).stderr
     assert f"{store}: 7 of 8 ranks, " in error
@@ -509,4 +509,4 @@ def test_conversion_to_chakra_names_missing_ranks_and_foreign_files(folder, tmp_
     (folder / "config.json").write_text('{"model": "x"}')
     error = invoke("convert", folder, "--to", "chakra", "-o", tmp_path / "chakra").stderr
     assert "warning: no traces, not read: config.json\n" in error
-    assert "warning: 1 of 8 ranks have no trace here: 5\n" in error
+    assert "warning: 1 of 8 ranks has no trace here: 5\n" in error

@@ -32,6 +32,7 @@ from fastcomm.metrics.view import ByteKind
 from fastcomm.metrics.volume import Volume
 from fastcomm.metrics.windows import Window
 from fastcomm.spread import Spread, one_by_one
+from fastcomm.trace import rank_warnings
 from fastcomm.trace.run import SkippedRank, expected_ranks
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.tags import without_effect
@@ -382,29 +383,11 @@ def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
 
 
 def _clock_notes(notes: Sequence[RankNote]) -> list[str]:
-    return _once([(note.rank, note.clock_notes) for note in notes])
+    return rank_warnings.of_run((note.rank, note.clock_notes) for note in notes)
 
 
 def _warnings(notes: Sequence[RankNote]) -> list[str]:
     return [
         *without_effect([note.unused for note in notes]),
-        *_once([(note.rank, note.warnings) for note in notes]),
+        *rank_warnings.of_run((note.rank, note.warnings) for note in notes),
     ]
-
-
-def _once(of_ranks: Sequence[tuple[int, Sequence[str]]]) -> list[str]:
-    """Return each text once, with the ranks that it is about unless these are all."""
-    by_text: dict[str, list[int]] = {}
-    for rank, texts in of_ranks:
-        for text in texts:
-            by_text.setdefault(text, []).append(rank)
-    return [
-        text if len(ranks) == len(of_ranks) else f"{_ranks(ranks)}: {text}"
-        for text, ranks in by_text.items()
-    ]
-
-
-def _ranks(ranks: list[int]) -> str:
-    from fastcomm.trace.run import ranges
-
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"

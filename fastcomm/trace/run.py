@@ -69,7 +69,7 @@ class Run:
         absent = sorted(wanted - set(self.ranks) - skipped)
         if absent or (wanted and not kept):
             raise ConfigError(
-                f"--ranks: no trace of rank {ranges(absent or sorted(wanted))}; the run has "
+                f"--ranks: no trace of {named_ranks(absent or sorted(wanted))}; the run has "
                 f"{ranges(self.ranks)}"
             )
         return replace(
@@ -112,6 +112,11 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number, number])
     return ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in parts)
+
+
+def named_ranks(numbers: Sequence[int]) -> str:
+    """Return sorted rank numbers with their noun: "rank 5", "ranks 0-3, 7"."""
+    return f"rank{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
 
 
 def ranks_words(present: int, expected: int) -> str:
