@@ -110,7 +110,9 @@ def kinds(groups: pa.Table) -> list[dict[str, Any]]:
 def rank_warnings(details: Iterable[RankInfo]) -> list[str]:
     """Return the warnings of ranks, each once, with the ranks that it is of."""
     details = tuple(details)
-    own = rank_warnings_.of_run(((each.rank, each.warnings) for each in details), names_all=True)
+    own = rank_warnings_.of_run(
+        ((each.rank, each.warnings) for each in details), names_all=True
+    )
     return [*without_effect([each.unused for each in details]), *own]
 
 

@@ -89,7 +89,11 @@ def missing(ranks: Sequence[int], world: int | None) -> list[str]:
     """A warning that names the ranks without a trace, if there are any."""
     size = world if world is not None else max(ranks) + 1
     count, words = absent(sorted(set(ranks)), size)
-    return [f"{count} of {size} ranks {plural(count, 'has')} no trace here: {words}"] if count else []
+    return (
+        [f"{count} of {size} ranks {plural(count, 'has')} no trace here: {words}"]
+        if count
+        else []
+    )
 
 
 def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tuple[str, ...]]:

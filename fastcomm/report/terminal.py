@@ -200,6 +200,8 @@ def _notes(found: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
         yield "Exposed: not under compute." + (
             " Wait and transfer count overlapped time, too." if found.across.waits else ""
         )
+    if any(not each.is_symptom for each in found.findings):
+        yield "Cost of a cause: what a step gains if it is fixed; ranks late together share it."
     if across.culprits(found).row_count:
         yield "Wait caused: summed over its collectives, also what is overlapped or passed on."
     if guessed_tags(found):

@@ -49,7 +49,9 @@ def of_run(
             counts[parts] = [a + b for a, b in zip(sums, own, strict=True)]
     return [
         _subject(own, None if names_all else number, is_sum=bool(counts[parts]))
-        + "".join(f"{part}{count}" for part, count in zip(parts, [*counts[parts], ""], strict=True))
+        + "".join(
+            f"{part}{count}" for part, count in zip(parts, [*counts[parts], ""], strict=True)
+        )
         for parts, own in ranks.items()
     ]
 
