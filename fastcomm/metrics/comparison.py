@@ -228,8 +228,10 @@ def _incomplete(when: str, found: Object) -> Iterator[str]:
     """Say how many ranks of a run are there, and which were skipped, where not all are."""
     ranks, skipped, expected = found.get("ranks") or [], _skipped(found), _expected(found)
     if len(ranks) < expected:
-        missing = absent(ranks, expected)[1]
-        yield f"{when}: {ranks_words(len(ranks), expected)} (missing: {missing})"
+        yield f"{when}: {ranks_words(len(ranks), expected)}"
+        if not skipped:
+            count, missing = absent(ranks, expected)
+            yield f"{when}: no trace of {plural(count, 'rank')} {missing}"
     for line in skipped_lines(skipped):
         yield f"{when}: skipped {line}"
 

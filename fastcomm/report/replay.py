@@ -46,6 +46,8 @@ def to_dict(
         "critical_path_ms": found.path.length_ns / _MS,
         "critical_path": [[graph.nodes[node], cost / _MS] for node, cost in pairs],
     }
+    if found.read is not None:
+        said |= {"ranks": list(found.read.ranks), **found.read.to_dict()}
     if changed is not None:
         said["what_if"] = {
             "step_end_ms": {pid: end / _MS for pid, end in changed.by_pid().items()},
@@ -85,7 +87,8 @@ def show(
         f"[bold]replayed {format_ns(replayed.mean_ns, _STEP_DIGITS)} a step,[/] measured "
         f"{format_ns(found.measured.time_ns, _STEP_DIGITS)}: {found.error:+.2%}; "
         f"{counted(len(graph.nodes), 'operation')}, "
-        f"{edges} {'dependency' if edges == 1 else 'dependencies'}",
+        f"{edges} {'dependency' if edges == 1 else 'dependencies'}"
+        + (f"; {found.read}" if found.read else ""),
         hanging=2,
     )
     rows = table("rank", "replayed", "error", *(["what if"] if changed else []))
