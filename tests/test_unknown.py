@@ -182,7 +182,7 @@ def test_work_of_an_unknown_category_beside_known_work_makes_its_share_unknown(t
     assert found["heat"]["idle_ns"] == [[None]]
     assert found["unknown"][0]["reason"] == "device work of an unknown kind"
     (said,) = (each for each in found["warnings"] if "not understood" in each)
-    assert "6 events that look like device work, 75.0% of its time" in said
+    assert "6 events that look like device work, 75.0 % of its time" in said
     assert "'xyz_device_op' (6)" in said
     assert "foo" not in said
     ingest(plan([path], tmp_path / "store"))
@@ -259,7 +259,7 @@ def test_terminal_page_and_store_say_the_same_of_a_job_on_the_host(kineto, tmp_p
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     assert "no device work, so that compute" in text
-    assert "100.0%" not in text
+    assert "100.0 %" not in text
     assert "the input has no device work" in page.read_text()
 
 

@@ -107,11 +107,6 @@ def confidence(
     return "high" if is_matched and cost > _HIGH * spread_ns else "medium"
 
 
-def percent(share: float) -> str:
-    """Return a share as a sentence says it: "2.7 %"."""
-    return f"{share:.1%}".replace("%", " %")
-
-
 def median(values: Mapping[int, float], ranks: Sequence[int]) -> float | None:
     """Return the median of the values of some ranks; None where no value is known."""
     known = [values[rank] for rank in ranks if rank in values]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from fastcomm.metrics import lacks
 from fastcomm.metrics.exposure import Exposure, divided
-from fastcomm.metrics.findings import LEAST_FINDING, percent
+from fastcomm.metrics.findings import LEAST_FINDING
 from fastcomm.trace.schema import TAGS
-from fastcomm.units import format_ns
+from fastcomm.units import format_ns, percent
 
 if TYPE_CHECKING:
     from fastcomm.metrics.result import Metrics

@@ -18,14 +18,13 @@ from fastcomm.metrics.findings import (
     Kind,
     confidence,
     median,
-    percent,
     spread,
 )
 from fastcomm.metrics.heat import Grid
 from fastcomm.metrics.outliers import LEAST_SHARE, above_peers, peers_of
 from fastcomm.metrics.view import UNKNOWN
 from fastcomm.trace.run import named_ranks, ranges
-from fastcomm.units import format_ns, plural
+from fastcomm.units import format_ns, percent, plural
 
 Floats = NDArray[np.float64]
 

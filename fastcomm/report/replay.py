@@ -17,7 +17,7 @@ from fastcomm.replay.what_if import Removed
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import table
-from fastcomm.units import counted, format_ns
+from fastcomm.units import counted, format_ns, signed_percent
 
 _MS = 1e6
 _US = 1e3
@@ -85,7 +85,7 @@ def show(
     say(
         console,
         f"[bold]replayed {format_ns(replayed.mean_ns, _STEP_DIGITS)} a step,[/] measured "
-        f"{format_ns(found.measured.time_ns, _STEP_DIGITS)}: {found.error:+.2%}; "
+        f"{format_ns(found.measured.time_ns, _STEP_DIGITS)}: {signed_percent(found.error, 2)}; "
         f"{counted(len(graph.nodes), 'operation')}, "
         f"{edges} {'dependency' if edges == 1 else 'dependencies'}"
         + (f"; {found.read}" if found.read else ""),
@@ -94,7 +94,7 @@ def show(
     rows = table("rank", "replayed", "error", *(["what if"] if changed else []))
     for pid, end in replayed.by_pid().items():
         error = found.error_of(pid)
-        words = [format_ns(end), "n/a" if error is None else f"{error:+.2%}"]
+        words = [format_ns(end), "n/a" if error is None else signed_percent(error, 2)]
         rows.add_row(
             escape(pid), *words, *([format_ns(changed.by_pid()[pid])] if changed else [])
         )
@@ -103,7 +103,7 @@ def show(
         say(
             console,
             f"[bold]what if:[/] {format_ns(changed.mean_ns, _STEP_DIGITS)} a step, "
-            f"{changed.mean_ns / replayed.mean_ns - 1:+.2%}",
+            f"{signed_percent(changed.mean_ns / replayed.mean_ns - 1, 2)}",
         )
     path = table(f"critical path, {format_ns(found.path.length_ns)}", "share")
     pairs = sorted(zip(found.path.cost, found.path.nodes, strict=True), reverse=True)

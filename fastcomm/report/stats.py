@@ -14,7 +14,7 @@ from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import Table, table
 from fastcomm.trace.run import ReadRanks
-from fastcomm.units import counted, format_ns, format_signed_ns
+from fastcomm.units import counted, format_ns, format_signed_ns, signed_percent
 
 _MOST_NAMES = 10
 _STEP_DIGITS = 4
@@ -151,7 +151,7 @@ def show_comparison(found: Comparison, head: int) -> None:
         *("operation", "before", "after", "difference", "relative"), drop=("before", "after")
     )
     for each in found.changed[:head]:
-        relative = "n/a" if each.relative is None else f"{each.relative:+.1%}"
+        relative = "n/a" if each.relative is None else signed_percent(each.relative)
         change = format_signed_ns(each.absolute_ns)
         times = (format_ns(ns) for ns in (each.before_ns, each.after_ns))
         rows.add_row(escape(each.name), *times, change, relative)

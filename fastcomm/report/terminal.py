@@ -201,9 +201,9 @@ def _notes(found: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
             " Wait and transfer count overlapped time, too." if found.across.waits else ""
         )
     if any(not each.is_symptom for each in found.findings):
-        yield "Cost of a cause: what a step gains if it is fixed; ranks late together share it."
+        yield "Cost: what a step gains by the fix; ranks that are late together share it."
     if across.culprits(found).row_count:
-        yield "Wait caused: summed over its collectives, also what is overlapped or passed on."
+        yield "Wait caused: in all collectives, also where overlapped or passed on."
     if guessed_tags(found):
         yield "* found by a heuristic; --tp, --pp, --dp, --ep, --cp or [[tags]] settle it."
     if (beyond := outside.sentence(found.outside)) and not outside.warning(
