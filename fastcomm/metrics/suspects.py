@@ -84,12 +84,8 @@ def imbalanced_stages(known: Known) -> list[Finding]:
         return []
     # Of a stage its median: one straggler in it is no imbalance.
     stages = np.array([_lower_median(means[rows]) for rows in parts])
-    order = np.argsort(-stages, kind="stable")
-    gaps = stages[order[:-1]] - stages[order[1:]]
-    # The stages above the widest gap between two of them; most stages cannot stand out.
-    count = int(np.argmax(gaps[: max(1, len(parts) // 2)])) + 1
-    longest, rest = order[:count], order[count]
-    cost = float(gaps[count - 1])
+    longest, rest = _standing_out(stages)
+    cost, count = float(stages[longest[-1]] - stages[rest]), len(longest)
     if cost <= LEAST_STAGE * step:
         return []
     rows = np.sort(np.concatenate([parts[place] for place in longest]))
@@ -108,6 +104,17 @@ def imbalanced_stages(known: Known) -> list[Finding]:
     )
     ranks = tuple(known.ranks_of(rows))
     return [_finding(known, "imbalanced_stage", ranks, cost, text, evidence)]
+
+
+def _standing_out(stages: Floats) -> tuple[NDArray[np.int64], int]:
+    """Return the places of the longest stages, and of the longest of the others.
+
+    The widest gap between two stages divides them; at most half of the stages stand out.
+    """
+    order = np.argsort(-stages, kind="stable")
+    gaps = stages[order[:-1]] - stages[order[1:]]
+    count = int(np.argmax(gaps[: max(1, len(stages) // 2)])) + 1
+    return order[:count], int(order[count])
 
 
 def _lower_median(values: Floats) -> float:
