@@ -8,6 +8,8 @@ binary where they say so (1 GiB = 2^30 bytes).
 
 import re
 from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Context, Decimal
+from math import isfinite
 
 from fastcomm.errors import ConfigError
 
@@ -42,8 +44,46 @@ _THOUSAND = 3  # the decimal exponent from which on the next larger unit is used
 _TIMES = ((1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s"))
 _SIZES = ((1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB"))
 _BINARY_SIZES = ((1.0, "B"), *((float(_BINARY[k]), k[0].upper() + "iB") for k in _BINARY))
-_IRREGULAR = {"is": "are", "has": "have"}
+_CONTEXT = Context(prec=400, rounding=ROUND_HALF_UP)
+_IRREGULAR = {"is": "are", "has": "have", "needs": "need"}
 _HISSING = ("s", "x", "z", "ch", "sh")
+
+
+def rounded(value: float, decimals: int) -> str:
+    """Write a number with so many decimals; a half of the last one rounds away from zero.
+
+    The number is taken as its shortest decimal form: 29.65, not the binary fraction below it.
+    """
+    return _shifted(value, 0, decimals)
+
+
+def _shifted(value: float, places: int, decimals: int) -> str:
+    """Write a number times a power of ten: as decimals, since a product is rounded itself."""
+    if not isfinite(value):
+        return str(value)
+    exact = Decimal(repr(float(value))).scaleb(places, _CONTEXT)
+    exact = exact.quantize(Decimal(1).scaleb(-decimals), context=_CONTEXT)
+    return f"{exact if exact else abs(exact):f}"
+
+
+def _exponent(value: float, digits: int) -> int:
+    """Return the decimal exponent of a number that is rounded to so many digits."""
+    exact = Decimal(repr(float(value)))
+    if not exact or not exact.is_finite():
+        return 0
+    last = exact.adjusted() - digits + 1
+    return exact.quantize(Decimal(1).scaleb(last), context=_CONTEXT).adjusted()
+
+
+def percent(share: float, decimals: int = 1) -> str:
+    """Write a share for a person: "45.8 %"."""
+    return f"{_shifted(share, 2, decimals)} %"
+
+
+def signed_percent(change: float, decimals: int = 1) -> str:
+    """Write a change for a person: "+3.2 %"."""
+    text = _shifted(change, 2, decimals)
+    return f"{text if text.startswith('-') else f'+{text}'} %"
 
 
 def _scaled(value: float, units: Sequence[tuple[float, str]], digits: int) -> str:
@@ -52,12 +92,11 @@ def _scaled(value: float, units: Sequence[tuple[float, str]], digits: int) -> st
     The smallest unit has no decimals: nothing measured is less than one of it.
     """
     magnitude = abs(value)
-    text, unit = f"{magnitude:.0f}", units[0][1]
+    text, unit = rounded(magnitude, 0), units[0][1]
     for size, unit in units:  # noqa: B007 - the unit after the loop is the largest that is needed
         scaled = magnitude / size
-        exponent = int(f"{scaled:.{digits - 1}e}".partition("e")[2])
-        decimals = 0 if size == units[0][0] else max(0, digits - 1 - exponent)
-        text = f"{scaled:.{decimals}f}"
+        decimals = 0 if size == units[0][0] else max(0, digits - 1 - _exponent(scaled, digits))
+        text = rounded(scaled, decimals)
         if float(text) < 10**_THOUSAND:
             break
     sign = "-" if value < 0 and float(text) else ""

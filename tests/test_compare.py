@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import re
+import shutil
 
 import pyarrow.parquet as pq
 import pytest
@@ -153,6 +155,33 @@ def test_a_condition_that_is_none_is_an_error(text):
         Condition.parsed(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "doubt"),
+    [
+        ("iteration.mean_ns > 3", "3 is 3 ns, and iteration.mean_ns is 80.3 ms; write a unit"),
+        ("iteration.mean_ns >= +3", "is [+]3 ns, and .* as in [+]3ms$"),
+        ("iteration.mean_ns > 3ns", None),
+        ("iteration.mean_ns > 3ms", None),
+        ("iteration.mean_ns > 0", None),
+        ("iteration.mean_ns > 80e6", None),
+        ("bandwidth.DP.events > 3", None),
+    ],
+)
+def test_a_bare_number_of_ns_that_is_absurdly_small_is_doubted(text, doubt):
+    condition = Condition.parsed(text)
+    said = condition.doubt(comparison(8e7, 8.03e7, condition.name))
+    assert (said is None) == (doubt is None)
+    assert doubt is None or re.search(doubt, said)
+
+
+def test_the_command_warns_of_a_condition_in_nanoseconds(metrics, tmp_path):
+    kept = tmp_path / "baseline.json"
+    kept.write_text(json.dumps(metrics[0]))
+    done = call(kept, kept, "--fail-if", "iteration.mean_ns > 3")
+    assert done.exit_code == 4
+    assert "warning: --fail-if 'iteration.mean_ns > 3': 3 is 3 ns" in done.stderr
+
+
 def test_a_condition_on_what_is_unknown_does_not_pass():
     with pytest.raises(ConfigError, match=r"is n/a before and 3 after"):
         Condition.parsed("a.b > +1%").holds(comparison(None, 3, "a.b"))
@@ -195,7 +224,31 @@ def test_a_folder_of_output_is_a_baseline(runs, tmp_path):
     )
     same = call(tmp_path / "kept", runs / "before", "--fail-if", "iteration.mean_ns > +0.001%")
     assert same.exit_code == 0, same.output
-    assert "+0 ns (+0.00%)" in same.stdout
+    assert "+0 ns (+0.00 %)" in same.stdout
+
+
+def test_ranks_that_both_runs_have_are_compared_and_said_once(runs, metrics, tmp_path):
+    whole, partly = runs / "before", shutil.copytree(runs / "before", tmp_path / "partly")
+    next(partly.glob("*rank1*")).unlink()
+    done = call(whole, partly)
+    lines = ["after: 3 of 4 ranks", "after: no trace of rank 1"]
+    assert done.stdout.splitlines()[1:3] == lines
+    assert "compared are the 3 ranks that both runs have (rank 1 only before)" in done.stdout
+    assert "no trace here" not in done.stderr
+    assert "totals are not comparable" not in done.stdout
+    found = json.loads(call(whole, partly, "--json").stdout)
+    assert {each["difference"] for each in found["values"]} <= {0, None}
+    assert found["incomplete"] == lines
+    # Metrics that were kept cannot be narrowed, and jobs of two sizes have no ranks in common.
+    kept = tmp_path / "baseline.json"
+    kept.write_text(json.dumps(metrics[0]))
+    assert "before has 4 ranks, after 3: totals are not" in " ".join(
+        call(kept, partly).stdout.split()
+    )
+    write(dataclasses.replace(JOB, ranks=8, dp=2 * JOB.dp), tmp_path / "larger")
+    larger = " ".join(call(whole, tmp_path / "larger").stdout.split())
+    assert "before has 4 ranks, after 8: totals are not comparable" in larger
+    assert "that both runs have" not in larger
 
 
 def test_what_is_called_metrics_and_is_none_is_an_error_and_a_trace_is_a_trace(tmp_path):

@@ -36,7 +36,7 @@ def trace(tmp_path):
 def test_the_path_in_words(trace):
     text = invoke(trace).stdout
     assert "rank 0, rules corrected: 3 events" in text
-    assert "covers 100.0% of the 80.0 us from first to last event" in text
+    assert "covers 100.0 % of the 80.0 us from first to last event" in text
     assert "device: compute" in text
     assert "aten::mm" in text
 
@@ -206,9 +206,9 @@ def test_a_device_that_runs_behind_the_host_explains_gaps_on_the_path(tmp_path):
     path = k.write(tmp_path / "rank0.json", events)
     (note,) = [n for n in json.loads(invoke(path, "--json").stdout)["notes"] if "busy" in n]
     # From the launch at 115 to the end at 200: 45 us of delay, all of them busy.
-    assert note.startswith("52.9% of the path is host time, gaps and delays, but the device")
-    assert "is busy for 100.0% of the path (it runs behind the host: 52.9% with work" in note
-    assert "note: 52.9% of the path" in invoke(path).stdout
+    assert note.startswith("52.9 % of the path is host time, gaps and delays, but the device")
+    assert "is busy for 100.0 % of the path (it runs behind the host: 52.9 % with work" in note
+    assert "note: 52.9 % of the path" in invoke(path).stdout
 
 
 def test_an_idle_device_needs_no_explanation(trace):
@@ -220,8 +220,25 @@ def test_an_idle_device_needs_no_explanation(trace):
 def test_a_busy_device_is_reconciled_with_the_path_of_a_real_trace(kineto):
     found = json.loads(invoke(kineto / "mi300_resnet", "--json").stdout)
     (note,) = [note for note in found["notes"] if "busy" in note]
-    assert note.startswith("59.2% of the path is host time, gaps and delays")
-    assert "busy for 99.6% of the path (it runs behind the host: 40.9%" in note
+    assert note.startswith("59.2 % of the path is host time, gaps and delays")
+    assert "busy for 99.6 % of the path (it runs behind the host: 40.9 %" in note
+    (clocks,) = [note for note in found["notes"] if "on the device's clock" in note]
+    assert clocks == (
+        "the window is the host's step of 15.9 ms, which with the device work that it "
+        "launched lasts 51.2 ms; on the device's clock, as in `fastcomm metrics`, this step "
+        "takes 19.0 ms"
+    )
+
+
+def test_a_what_if_has_the_notes_of_its_path(kineto):
+    words = [str(kineto / "mi300_resnet"), "--json"]
+    path = json.loads(invoke(*words).stdout)
+    done = CliRunner().invoke(main, ["what-if", *words, "--scale", "comm=0.5"])
+    notes = json.loads(done.stdout)["notes"]
+    assert notes == path["notes"]
+    assert sum("busy" in note or "clock" in note for note in notes) == 2
+    text = CliRunner().invoke(main, ["what-if", words[0], "--scale", "comm=0.5"]).stdout
+    assert "note: 59.2 % of the path is host time" in text
 
 
 @pytest.fixture
@@ -265,7 +282,7 @@ def test_ranks_without_a_trace_and_foreign_files_are_named_in_warnings(one_unope
     (one_unopened / "config.json").write_text('{"model": "x"}')
     error = invoke(one_unopened).stderr
     assert "warning: no traces, not read: config.json\n" in error
-    assert "warning: 1 of 3 ranks have no trace here: 0\n" in error
+    assert "warning: 1 of 3 ranks has no trace here: 0\n" in error
 
 
 def test_a_path_through_all_ranks_says_which_ranks_have_no_trace(tmp_path):
@@ -278,7 +295,7 @@ def test_a_path_through_all_ranks_says_which_ranks_have_no_trace(tmp_path):
     third.unlink()
     done = invoke(*words)
     assert done.stdout.startswith("3 of 4 ranks, rules corrected: ")
-    assert "warning: 1 of 4 ranks have no trace here: 3\n" in done.stderr
+    assert "warning: 1 of 4 ranks has no trace here: 3\n" in done.stderr
     found = json.loads(invoke(*words, "--json").stdout)
     assert (len(found["ranks"]), found["expected_ranks"]) == (3, 4)
     third.write_bytes(b"no trace")

@@ -2,14 +2,24 @@
 
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from conftest import SHARED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_traces import measured_job
 
+import fastcomm
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
+from fastcomm.metrics.heat import Grid
+from fastcomm.metrics.suspects import (
+    Known,
+    imbalanced_stages,
+    jittery_hosts,
+    stragglers,
+)
 from fastcomm.synthetic import Job, layers, planted
 from fastcomm.synthetic.job import FAULTS
 
@@ -24,6 +34,7 @@ LAYOUTS = {
     "tp2-pp1-dp4-ep1": {"ranks": 8, "tp": 2, "pp": 1, "dp": 4, "ep": 1},
     "tp4-pp2-dp1-ep1": {"ranks": 8, "tp": 4, "pp": 2, "dp": 1, "ep": 1},
     "tp1-pp4-dp4-ep2": {"ranks": 16, "tp": 1, "pp": 4, "dp": 4, "ep": 2},
+    "tp1-pp1-dp3-ep1": {"ranks": 3},
 }
 IMPOSSIBLE = {
     ("tp1-pp1-dp8-ep4", "imbalanced_stage"),
@@ -31,6 +42,9 @@ IMPOSSIBLE = {
     ("tp2-pp1-dp4-ep1", "hot_expert"),
     ("tp4-pp2-dp1-ep1", "hot_expert"),
     ("tp4-pp2-dp1-ep1", "slow_link"),
+    ("tp1-pp1-dp3-ep1", "hot_expert"),
+    ("tp1-pp1-dp3-ep1", "imbalanced_stage"),
+    ("tp1-pp1-dp3-ep1", "slow_link"),  # one group: its link has no peers
 }
 CASES = [(a, f) for a in LAYOUTS for f in FAULTS if (a, f) not in IMPOSSIBLE]
 
@@ -120,6 +134,41 @@ def test_the_demo_plants_a_fault_and_the_report_begins_with_it(tmp_path):
     )
 
 
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("ranks", [3, 7, 9])
+def test_a_late_host_of_a_data_parallel_job_costs_up_to_15_percent_less_than_said(ranks, steps):
+    job = Job.of(ranks, fault="jittery_host", steps=steps)
+    (found,) = measured_job(job).findings
+    assert found.kind == "jittery_host"
+    assert 1 <= found.cost_ns / planted(job)["cost_ns"] < 1.15
+
+
+@pytest.mark.parametrize(
+    ("ranks", "fault", "why"),
+    [
+        (1, "slow-link", "no other rank to compare with; wanted --ranks 4"),
+        (1, "slow-gpu", "no other rank to compare with; wanted --ranks 2"),
+        (2, "hot-expert", "it has no expert parallelism; wanted --ranks 4"),
+        (3, "slow-link", "it has no expert parallelism; wanted --ranks 4"),
+        (12, "slow-link", "it has no expert parallelism; wanted --ranks 16"),
+        (4, "imbalanced-stage", "its pipeline has one stage; wanted --ranks 8"),
+    ],
+)
+def test_the_demo_refuses_a_fault_that_its_layout_cannot_show(tmp_path, ranks, fault, why):
+    words = ["demo", str(tmp_path / "out"), "--ranks", str(ranks), "--fault", fault]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert f"--fault {fault}: a job of {ranks} rank" in done.stderr
+    assert why in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_demo_of_one_rank_has_no_fault(tmp_path):
+    done = CliRunner().invoke(main, ["demo", str(tmp_path), "--ranks", "1"])
+    assert done.exit_code == 0
+    assert "wrote 1 trace to " in done.stderr
+
+
 def test_a_fault_that_a_job_cannot_have_is_refused():
     with pytest.raises(ConfigError, match="fault imbalanced_stage: wanted pp 2 or more"):
         Job.of(2, fault="imbalanced_stage")
@@ -139,3 +188,91 @@ def test_a_slow_gpu_costs_what_its_attentions_take_longer():
         "cost_ns": job.micro_batches * longer,
     }
     assert planted(Job.of(straggler=None)) is None
+
+
+RANKS, MS = 8, 10**6
+
+
+def known_of(excess, stage=None, received=None):
+    """Eight ranks whose compute is some ms above 50, in two steps of 100 ms."""
+    compute = np.full((RANKS, 2), 50 * MS)
+    for rank, more in excess.items():
+        compute[rank] += (np.array(more) * MS).astype(np.int64)
+    values = {
+        "compute_ns": compute,
+        "idle_ns": compute // 10,
+        "time_ns": 0 * compute + 100 * MS,
+    }
+    late = max(np.max(more) for more in excess.values()) * MS
+    return Known(
+        grid=Grid(np.arange(RANKS), np.arange(2), values),
+        stage=stage or {},
+        received=received or {},
+        waits={rank: 0.0 if rank in excess else late for rank in range(RANKS)},
+        longer=lambda _: None,
+    )
+
+
+def told(findings):
+    return [(each.ranks, each.cost_ns / MS) for each in findings]
+
+
+def test_ranks_that_tie_are_one_finding_that_costs_the_delay_once():
+    (found,) = stragglers(known_of({3: 4, 5: 4}))
+    assert told([found]) == [((3, 5), 4)]
+    text = (
+        "Ranks 3, 5 are stragglers: same work as their peers, +4.00 ms compute per step (4.0 %"
+    )
+    assert found.text.startswith(text)
+    (found,) = jittery_hosts(known_of({3: 40, 5: 40}))
+    assert found.text.startswith(
+        "The hosts of ranks 3, 5 launch late: the device is idle longer"
+    )
+
+
+def test_costs_of_ranks_that_delay_the_same_steps_add_up_to_the_delay():
+    worst, second = stragglers(known_of({3: 4, 5: 3}))
+    assert told([worst, second]) == [((3,), 2.5), ((5,), 1.5)]
+    assert "+4.00 ms compute per step; others delay the same steps, its share is 2.50 ms" in (
+        worst.text
+    )
+
+
+def test_ranks_that_delay_different_steps_share_nothing():
+    found = stragglers(known_of({3: (8, 0), 5: (0, 6)}))
+    assert told(found) == [((3,), 4), ((5,), 3)]
+
+
+def test_a_straggler_does_not_tie_with_a_hot_expert():
+    received = dict.fromkeys(range(RANKS), 100.0) | {5: 150.0}
+    found = stragglers(known_of({3: 4, 5: 4}, received=received))
+    assert sorted((each.kind, *told([each])[0]) for each in found) == [
+        ("hot_expert", (5,), 2),
+        ("straggler", (3,), 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "ranks", "cost"),
+    [
+        ([0, 10, 20, 34], (6, 7), 14),  # a ramp: without the last stage the third one limits
+        ([0, 0, 20, 20], (4, 5, 6, 7), 20),
+        ([20, 0, 0, 21], (0, 1, 6, 7), 20),
+        ([0, 20, 20, 20], None, None),  # one stage has less to do than the others
+        ([0, 1, 1, 2], None, None),
+    ],
+)
+def test_the_stages_above_the_widest_gap_are_one_finding(stages, ranks, cost):
+    excess = {rank: stages[rank // 2] for rank in range(RANKS)}
+    found = imbalanced_stages(known_of(excess, stage={rank: rank // 2 for rank in excess}))
+    assert told(found) == ([(ranks, cost)] if ranks else [])
+
+
+def test_the_last_stage_of_a_real_job_is_imbalanced():
+    found = fastcomm.compute_metrics(
+        fastcomm.open_run(SHARED / "data" / "replay" / "straggler")
+    )
+    first = found.findings[0]
+    assert (first.kind, first.ranks, first.evidence.stage) == ("imbalanced_stage", (6, 7), 3)
+    assert first.cost_ns == pytest.approx(209e6, rel=0.01)
+    assert found.health is None

@@ -120,7 +120,7 @@ def test_clocks_that_disagree_are_told_with_their_evidence(tmp_path):
 @pytest.mark.parametrize(
     ("events", "envelope", "lacks"),
     [
-        (STEP, {"world": 3}, "rank 1-2: no trace; put it beside the others"),
+        (STEP, {"world": 3}, "ranks 1-2: no trace; put the missing traces beside the others"),
         (
             STEP[:2],
             {},
@@ -167,7 +167,7 @@ def test_warnings_are_said_once_with_their_ranks(tmp_path):
     for rank in range(3):
         k.write(tmp_path / f"rank{rank}.json", STEP[1:], rank=rank, world=3)
     found = told(tmp_path, "--all")["warnings"]
-    assert [warning.partition(":")[0] for warning in found] == ["rank 0-2"]
+    assert [warning.partition(":")[0] for warning in found] == ["ranks 0-2"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -106,7 +106,7 @@ def test_ranks_that_have_not_changed_are_kept(traces, tmp_path):
     change(traces / "rank1.json")
     assert ingest(plan([traces], store)).written == (1,)
     assert (
-        "kept, for nothing has changed: rank 0-2"
+        "kept, for nothing has changed: ranks 0-2"
         in invoke("ingest", traces, "-o", store).stderr
     )
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import fastcomm
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.runs import OpenOptions
-from fastcomm.synthetic import TableJob, write_table
+from fastcomm.synthetic import Job, TableJob, write, write_table
 
 STEP = [k.mark("ProfilerStep#0", 0, 100), k.kernel("gemm", 5, 30), k.all_reduce(40, 20)]
 H100 = SHARED / "data" / "kineto" / "h100_qwen" / "Qwen1.5-0.5B-Chat.json.gz"
@@ -100,7 +100,7 @@ def check_kept_on(folder, good, bad, world, foreign):
     assert found.expected_ranks == world
     assert all(any(name in note for note in found.warnings) for name in foreign)
     missing = world - len(good) - sum(each.rank is not None for each in found.failed)
-    assert any("have no trace here" in note for note in found.warnings) == bool(missing)
+    assert any("no trace here" in note for note in found.warnings) == bool(missing)
 
 
 @pytest.mark.parametrize("how", ["empty", "cut", "text", "link"])
@@ -156,7 +156,7 @@ def test_a_damaged_file_that_is_named_like_the_others_is_no_foreign_file(tmp_pat
     run = fastcomm.open_run(tmp_path)
     assert run.warnings == (
         "no traces, not read: notes.json",
-        "1 of 3 ranks have no trace here: 1",
+        "1 of 3 ranks has no trace here: 1",
     )
 
 
@@ -474,13 +474,47 @@ def test_a_table_of_operations_that_is_packed_says_how_to_unpack_it(tmp_path, na
     assert words in error
 
 
+@pytest.fixture
+def pair(tmp_path):
+    """Four ranks of which one is missing and another is damaged."""
+    traces = tmp_path / "traces"
+    write(Job.of(4, steps=2, layers=2, micro_batches=2), traces)
+    (traces / "rank2.pt.trace.json.gz").unlink()
+    spoil(traces / "rank3.pt.trace.json.gz", "cut")
+    return traces
+
+
+@pytest.mark.parametrize("command", ["stats", "replay"])
+def test_statistics_and_replays_skip_bad_ranks_and_count_the_missing(command, pair, tmp_path):
+    assert "rank3.pt.trace" in invoke(command, pair, code=1).stderr
+    done = invoke(command, pair, "--keep-going", "--json", code=3)
+    found = json.loads(done.stdout)
+    assert found["expected_ranks"] == 4
+    assert [each["rank"] for each in found["failed"]] == [3]
+    assert "skipped: rank 3: " in done.stderr
+    assert "2 of 4 ranks" in invoke(command, pair, "--keep-going", code=3).stdout
+    (pair / "rank3.pt.trace.json.gz").unlink()
+    found = json.loads(invoke(command, pair, "--json").stdout)
+    assert (found["expected_ranks"], found["failed"]) == (4, [])
+    assert list(found["ranks"]) == (
+        [0, 1] if command == "replay" else ["host0.rank0", "host0.rank1"]
+    )
+    error = invoke(command, TRIAL, "--keep-going", code=1).stderr
+    assert "--keep-going is for traces" in error
+
+
+def test_a_comparison_of_statistics_skips_bad_ranks_of_either_run(pair):
+    done = invoke("stats", pair, "--compare", pair, "--keep-going", code=3)
+    assert done.stderr.count("skipped: rank 3: ") == 2
+
+
 def test_ingest_and_compare_name_missing_ranks_and_foreign_files(folder, tmp_path):
     store = tmp_path / "store"
     assert f"{store}: 8 ranks, " in invoke("ingest", folder, "-o", store).stderr
     whole = shutil.copytree(folder, tmp_path / "whole")
     (folder / NAMES[5]).unlink()
     (folder / "config.json").write_text('{"model": "x"}')
-    missing = "1 of 8 ranks have no trace here: 5\n"
+    missing = "1 of 8 ranks has no trace here: 5\n"
     store = tmp_path / "another"
     error = invoke("ingest", folder, "-o", store).stderr
     assert f"{store}: 7 of 8 ranks, " in error
@@ -509,4 +543,4 @@ def test_conversion_to_chakra_names_missing_ranks_and_foreign_files(folder, tmp_
     (folder / "config.json").write_text('{"model": "x"}')
     error = invoke("convert", folder, "--to", "chakra", "-o", tmp_path / "chakra").stderr
     assert "warning: no traces, not read: config.json\n" in error
-    assert "warning: 1 of 8 ranks have no trace here: 5\n" in error
+    assert "warning: 1 of 8 ranks has no trace here: 5\n" in error

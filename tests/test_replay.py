@@ -389,7 +389,7 @@ def test_the_command_prints_and_writes_what_it_says(tmp_path):
     assert sum(row["ph"] == "X" for row in rows) == 363
     assert (tmp_path / "o" / "graph.graphml").read_text().count("<edge ") == 1288
     text = run(*words)
-    assert "replayed 11.17 ms a step, measured 11.25 ms: -0.72%" in text
+    assert "replayed 11.17 ms a step, measured 11.25 ms: -0.72 %" in text
     assert "what if:" in text
     assert "tensors 1, 2 alone:" in text
     assert said["tensors_alone"]["tensors"] == [1, 2]

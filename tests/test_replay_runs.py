@@ -336,4 +336,4 @@ def test_options_of_trials_and_of_traces_are_not_mixed_up(tmp_path):
         ["replay", str(tmp_path), "--annotation", "", "--bottleneck"],
         catch_exceptions=False,
     )
-    assert "replayed 506.0 us a step, measured 506.0 us: +0.00%" in shown.stdout
+    assert "replayed 506.0 us a step, measured 506.0 us: +0.00 %" in shown.stdout

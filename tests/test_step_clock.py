@@ -74,7 +74,7 @@ def test_what_no_step_has_is_counted_and_warned_of(ahead):
     outside = {"device_ns": 3000, "share": 3 / 34, "comm_events": 0}
     assert found.to_dict()["outside"] == outside
     (warning,) = [text for text in found.warnings if "Outside" in text]
-    assert "8.8% of the device time, 0 communication events, in no metric" in warning
+    assert "8.8 % of the device time, 0 communication events, in no metric" in warning
 
 
 def test_by_the_hosts_marks_an_event_over_an_edge_is_outside_with_the_part_beyond(ahead):
@@ -98,7 +98,7 @@ def test_little_outside_is_no_warning(tmp_path):
     found = measured(folder)
     assert found.outside.share == 0
     assert not any("Outside" in text for text in found.warnings)
-    assert "Outside every step: 0.0% of the device time, 0 commun" in said("metrics", folder)
+    assert "Outside every step: 0.0 % of the device time, 0 commun" in said("metrics", folder)
 
 
 def test_without_device_work_nothing_is_known_to_be_outside(tmp_path):
@@ -242,4 +242,4 @@ def test_by_the_hosts_marks_half_of_it_would_be_lost(kineto):
     assert found.outside.comm_events == 8
     (volume,) = found.volume.values()
     assert volume.comm_events == 9
-    assert any("45.8% of the device time, 8 communication" in w for w in found.warnings)
+    assert any("45.8 % of the device time, 8 communication" in w for w in found.warnings)

@@ -49,7 +49,7 @@ def test_the_slow_rank_of_the_made_up_table_comes_out(tmp_path, ranks):
 def test_the_demo_writes_a_table_and_analyses_it(tmp_path):
     words = ["demo", str(tmp_path / "job"), "--format", "table"]
     done = CliRunner().invoke(main, words, catch_exceptions=False)
-    assert "worst ranks (M_W): 107.6%, rank 6" in done.stdout
+    assert "worst ranks (M_W): 107.6 %, rank 6" in done.stdout
     none = CliRunner().invoke(main, [*words, "--fault", "none"], catch_exceptions=False)
     assert "too little slowdown to ask who brings it" in none.stdout
     refused = CliRunner().invoke(main, [*words, "--fault", "slow-link"])
@@ -75,7 +75,7 @@ def test_the_what_ifs_of_the_study_are_a_file_of_changes(tmp_path):
         said = json.loads(run("--what-if", path, "--json"))
         assert said["what_if"]["speedup"] == pytest.approx(ratio, rel=1e-6)
         assert len(said["what_if"]["step_time_s"]) == 32
-    assert "what if: 2.09 s a step, -3.78%" in run("--what-if", path)
+    assert "what if: 2.09 s a step, -3.78 %" in run("--what-if", path)
 
 
 @needed

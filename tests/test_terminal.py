@@ -1,8 +1,15 @@
 """What is printed fits the terminal, and no number is ever cut."""
 
+import fcntl
 import io
 import json
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 from types import SimpleNamespace
 
 import numpy as np
@@ -177,7 +184,7 @@ def test_a_shortened_name_fits(name, width):
     assert cell_len(shortened(name, width)) <= width
 
 
-CELLS = st.sampled_from(["1.23 ms", "n/a", "100.0%", "12345678", "-4.5 GB/s", ""])
+CELLS = st.sampled_from(["1.23 ms", "n/a", "100.0 %", "12345678", "-4.5 GB/s", ""])
 ROWS = st.integers(1, 9).flatmap(
     lambda count: st.lists(
         st.tuples(st.text("abc_<> ", max_size=90), *[CELLS] * count), min_size=1, max_size=4
@@ -216,8 +223,20 @@ def test_sentences_break_at_words_and_commands_do_not():
     assert all(line.startswith("    word") and len(line) <= 40 for line in lines[1:-1])
 
 
+def test_a_number_and_its_percent_sign_are_on_one_line():
+    for width in range(40, 60):
+        console = plain_console()
+        console.file = io.StringIO()
+        console.width = width
+        say(console, "[bold]It takes 4.8 % of the step,[/] then 12.5 % of the rest. " * 4)
+        lines = console.file.getvalue().splitlines()
+        assert not any(line.startswith("%") for line in lines)
+        assert " ".join(lines).count(" %") == 8
+        assert max(map(len, lines)) <= width
+
+
 def test_a_share_that_rounds_to_nothing_has_no_sign():
-    assert [percent(x) for x in (-0.0001, -0.01, None)] == ["0.0%", "-1.0%", "n/a"]
+    assert [percent(x) for x in (-0.0001, -0.01, None)] == ["0.0 %", "-1.0 %", "n/a"]
 
 
 @pytest.mark.parametrize(
@@ -259,6 +278,50 @@ def test_a_sequence_length_of_8k_warns_that_it_is_8000():
     warned = invoke(*words, "--seq-len", "8k").stderr
     assert "--seq-len 8k is 8000 tokens; 8Ki is 8192" in warned
     assert "8Ki" not in invoke(*words, "--seq-len", "8000").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "warnings"),
+    [
+        (["--seq-len", "8kb"], ["--seq-len 8kb is 8000 tokens; 8Ki is 8192"]),
+        (["--seq-len", "8.5k,8Ki"], ["--seq-len 8.5k is 8500 tokens; 8.5Ki is 8704"]),
+        (["--seq-len", "8000"], []),
+        (
+            ["--seq-len", "8Ki", "--global-batch-min", "4m", "--global-batch-max", "8 M"],
+            [
+                "--global-batch-min 4m is 4000000 tokens; 4Mi is 4194304",
+                "--global-batch-max 8 M is 8000000 tokens; 8Mi is 8388608",
+            ],
+        ),
+    ],
+)
+def test_every_count_of_tokens_in_decimal_units_is_warned_of(words, warnings):
+    if "--global-batch-min" not in words:
+        words = [*words, "--global-batch", "4M"]
+        warnings = [*warnings, "--global-batch 4M is 4000000 tokens; 4Mi is 4194304"]
+    done = CliRunner().invoke(main, ["isp", "--model", "7B", "--world-size", "64", *words])
+    found = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert found == [f"warning: {each}" for each in warnings]
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_errors_and_warnings_fit_a_terminal_and_are_one_line_elsewhere(tmp_path, width):
+    path = tmp_path / "rank0.json"
+    path.write_text("{}")
+    command = [sys.executable, "-m", "fastcomm.cli", "compare", "-q", str(path), str(path)]
+    plain = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert plain.returncode == 1
+    assert len(plain.stderr.splitlines()) == 1 < len(plain.stderr) / width
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=slave, check=False)
+    os.close(slave)
+    lines = os.read(master, 1 << 16).decode().splitlines()
+    os.close(master)
+    assert lines[0].startswith("Error: ")
+    assert all(line.startswith("  ") for line in lines[1:])
+    assert all(len(line) <= width or " " not in line.strip() for line in lines)
+    assert " ".join(" ".join(lines).split()) == plain.stderr.strip()
 
 
 def test_dispatch_says_what_its_times_are_sums_over(made):

@@ -14,6 +14,9 @@ from fastcomm.units import (
     format_ns,
     format_signed_ns,
     parse_bandwidth,
+    percent,
+    rounded,
+    signed_percent,
 )
 
 
@@ -40,6 +43,51 @@ def test_bandwidths_in_words(text, value):
 def test_what_is_no_bandwidth_is_an_error(text):
     with pytest.raises(ConfigError, match="wanted a number and a unit"):
         parse_bandwidth(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "text"),
+    [
+        (29.65, 1, "29.7"),  # whose binary fraction is below it
+        (0.125, 2, "0.13"),
+        (2.5, 0, "3"),
+        (-0.25, 1, "-0.3"),
+        (-0.04, 1, "0.0"),
+        (1e300, 1, f"1{300 * '0'}.0"),
+        (float("nan"), 1, "nan"),
+    ],
+)
+def test_halves_round_away_from_zero(value, decimals, text):
+    assert rounded(value, decimals) == text
+
+
+def test_halves_round_alike_in_all_units():
+    assert [format_ns(ns) for ns in (29.65e6, 2.5, 1.005e6, 999.5e3)] == [
+        "29.7 ms",
+        "3 ns",
+        "1.01 ms",
+        "1.00 ms",
+    ]
+    assert format_bytes(29.65e6) == "29.7 MB"
+    assert [percent(share) for share in (0.2965, 0.0005, 0.6605, -0.0004)] == [
+        "29.7 %",
+        "0.1 %",
+        "66.1 %",
+        "0.0 %",
+    ]
+    assert [signed_percent(change, 2) for change in (0.1, -0.00125, 0)] == [
+        "+10.00 %",
+        "-0.13 %",
+        "+0.00 %",
+    ]
+
+
+@given(st.floats(-1e12, 1e12), st.integers(0, 6))
+def test_a_rounded_number_is_the_nearest_with_so_many_decimals(value, decimals):
+    exact, step = Fraction(repr(value)), Fraction(1, 10**decimals)
+    found = Fraction(rounded(value, decimals))
+    assert abs(found - exact) <= step / 2
+    assert abs(found) >= abs(exact) or abs(found - exact) < step / 2
 
 
 def test_numbers_for_people():

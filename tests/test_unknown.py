@@ -14,6 +14,7 @@ from fastcomm.engine.ingest import ingest, plan
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.kineto import read
 from fastcomm.readers.kineto_categories import CATEGORIES, unknown_categories
+from fastcomm.trace.rank_warnings import of_run
 from fastcomm.trace.schema import KINDS
 
 SCHEMA = Path(__file__).parent.parent / "docs" / "metrics.schema.json"
@@ -31,6 +32,36 @@ def metrics_of(*paths):
 
 def breakdown_of(tmp_path, *events):
     return metrics_of(k.write(tmp_path / "rank0.json", [STEP, *events]))["breakdown"]["exact"]
+
+
+# ------------------------------------------------------------------ warnings of many ranks
+
+
+def test_counts_in_warnings_are_those_of_the_run(tmp_path):
+    kernels = [k.kernel("ncclDevKernel_SendRecv", 5 + 10 * n, 8) for n in range(3)]
+    for rank in range(4):
+        events = [STEP, *kernels[: 2 if rank < 2 else 3]]
+        k.write(tmp_path / f"rank{rank}.json", events, rank=rank, world=4)
+    (text,) = [each for each in metrics_of(tmp_path)["warnings"] if "known size" in each]
+    assert text.startswith("all 4 ranks together: 10 of 10 communication events have no known")
+
+
+def test_warnings_of_ranks_are_summed_only_where_their_words_agree():
+    unsized = "{} of {} communication events have no known size: {}: no launch; {}: old"
+    texts = [
+        (0, ["no marks", unsized.format(3, 5, 1, 2)]),
+        (1, ["no marks", unsized.format(4, 6, 1, 3), "NCCL 2.25 or newer"]),
+        (2, ["no marks", "4 of 4 communication events have no known size: NCCL 2.16"]),
+    ]
+    assert of_run(texts) == [
+        "no marks",
+        f"ranks 0-1 together: {unsized.format(7, 11, 2, 5)}",
+        "rank 1: NCCL 2.25 or newer",
+        "rank 2: 4 of 4 communication events have no known size: NCCL 2.16",
+    ]
+    assert of_run([(0, ["no marks"])], names_all=True) == ["rank 0: no marks"]
+    assert of_run([(0, ["60 gloo: annotations"])]) == ["60 gloo: annotations"]
+    assert of_run([]) == []
 
 
 # ------------------------------------------------------------------ kinds of device work
@@ -151,7 +182,7 @@ def test_work_of_an_unknown_category_beside_known_work_makes_its_share_unknown(t
     assert found["heat"]["idle_ns"] == [[None]]
     assert found["unknown"][0]["reason"] == "device work of an unknown kind"
     (said,) = (each for each in found["warnings"] if "not understood" in each)
-    assert "6 events that look like device work, 75.0% of its time" in said
+    assert "6 events that look like device work, 75.0 % of its time" in said
     assert "'xyz_device_op' (6)" in said
     assert "foo" not in said
     ingest(plan([path], tmp_path / "store"))
@@ -228,7 +259,7 @@ def test_terminal_page_and_store_say_the_same_of_a_job_on_the_host(kineto, tmp_p
     assert result.exit_code == 0, result.output
     text = " ".join(result.stdout.split())
     assert "no device work, so that compute" in text
-    assert "100.0%" not in text
+    assert "100.0 %" not in text
     assert "the input has no device work" in page.read_text()
 
 

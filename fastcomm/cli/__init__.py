@@ -16,7 +16,7 @@ from importlib import import_module
 import click
 
 from fastcomm.cli import settings
-from fastcomm.cli.said import talk
+from fastcomm.cli.said import fitted, talk
 from fastcomm.cli.suggesting import SuggestingGroup
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert_lines
@@ -80,7 +80,8 @@ class _Group(SuggestingGroup):
                 return super().invoke(ctx)
         except FastcommError as error:
             _LOG.debug("where this is from:", exc_info=error)
-            raise click.ClickException(inert_lines(str(error))) from error
+            message = fitted(inert_lines(str(error)), first=len("Error: "))
+            raise click.ClickException(message) from error
         except MemoryError as error:
             raise click.ClickException(
                 "out of memory; --ranks takes fewer ranks, --workers 1 one at a time"

@@ -33,7 +33,8 @@ Examples:
     multiple=True,
     metavar="CONDITION",
     help="Exit with 4 if this holds: 'iteration.mean_ns > +3%' is of the change, "
-    "'breakdown.exact.idle > 20%' of the value after. Repeatable; --json lists the names.",
+    "'breakdown.exact.idle > 20%' and 'iteration.mean_ns > 80ms' are of the value after. "
+    "Repeatable; --json lists the names.",
 )
 @measure_options
 @result_options("Write compare.json, and parts and values as CSV and Parquet.", html=False)
@@ -58,18 +59,23 @@ def run(
     4 a condition of --fail-if holds.
     """
     from fastcomm.cli import INCOMPLETE, REGRESSED
-    from fastcomm.metrics.comparison import compare
+    from fastcomm.metrics.comparison import common_ranks, compare
     from fastcomm.metrics.conditions import Condition
     from fastcomm.report import compare as report
 
     parsed = [Condition.parsed(text) for text in conditions]
     with engine_of(words) as engine:
-        metrics = [
-            _metrics(name, path, words, engine)
-            for name, path in (("BEFORE", before), ("AFTER", after))
-        ]
-    warn(_warnings(*(each.get("warnings") or () for each in metrics)))
-    found = compare(*metrics)
+        paths = (("BEFORE", before), ("AFTER", after))
+        metrics = [_metrics(name, path, words, engine) for name, path in paths]
+        same = metrics
+        if (ranks := common_ranks(*metrics)) is not None:
+            same = [
+                _of_ranks(ranks, each, place, words, engine)
+                for each, place in zip(metrics, paths, strict=True)
+            ]
+    found = compare(*same, whole=(metrics[0], metrics[1]))
+    warn(_warnings(*(_unsaid(each, is_said=not as_json) for each in metrics)))
+    warn(filter(None, (each.doubt(found) for each in parsed)))
     holding = [each.text for each in parsed if each.holds(found)]
     if output is not None:
         report.write(found, holding, output, xlsx=words["xlsx"])
@@ -84,6 +90,25 @@ def run(
 
 
 _MOST_WARNINGS = 8
+
+
+def _unsaid(metrics: dict[str, Any], *, is_said: bool) -> list[str]:
+    """Return the warnings of a run, without missing ranks where these are said elsewhere."""
+    warnings = metrics.get("warnings") or []
+    return [each for each in warnings if not (is_said and " no trace here: " in each)]
+
+
+def _of_ranks(
+    ranks: tuple[int, ...],
+    metrics: dict[str, Any],
+    place: tuple[str, str],
+    words: dict[str, Any],
+    engine: "Engine",
+) -> dict[str, Any]:
+    """Measure a run again by these ranks alone, if it has others and its traces are there."""
+    if set(metrics["ranks"]) <= set(ranks):
+        return metrics
+    return _metrics(*place, {**words, "ranks": ",".join(map(str, ranks))}, engine)
 
 
 def _warnings(before: Sequence[str], after: Sequence[str]) -> list[str]:

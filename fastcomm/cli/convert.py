@@ -75,12 +75,13 @@ def _uniform(
 
     said = inputs.read(path, rule=rule, options=open_options(words))
     warn(said.warnings)
-    say(*(f"skipped: {each}" for each in said.skipped))
+    failed = said.read.failed if said.read else ()
+    say(*(f"skipped: {each}" for each in failed))
     with aside(output) as unfinished:
         data = uniform.to_bytes(said.trace)
         unfinished.write_bytes(uniform.compressed(data) if output.suffix == ".gz" else data)
     click.echo(f"{output}: {_counts(len(said.trace), 'event', len(said.trace.pids))} (uniform)")
-    if said.skipped:
+    if failed:
         ctx.exit(INCOMPLETE)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fastcomm.critical_path.data import DataDependencies
     from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.result import CriticalPath
-    from fastcomm.engine.engine import Lost
+    from fastcomm.trace.run import SkippedRank
     from fastcomm.trace.trace import Trace
 
 _EXAMPLES = """\b
@@ -195,7 +195,7 @@ def _show(
     as_json: bool,
     output: Path | None,
     data: "DataDependencies | None",
-    left_out: "Sequence[Lost]",
+    left_out: "Sequence[SkippedRank]",
     *,
     xlsx: bool,
 ) -> None:

@@ -1,9 +1,11 @@
 """``fastcomm demo``."""
 
 import shlex
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +41,8 @@ from fastcomm.cli.said import say
     ),
     default="slow-gpu",
     show_default=True,
-    help="What is wrong with one rank, or with its stage of the pipeline.",
+    help="What is wrong with one rank, or with its stage of the pipeline. Least --ranks: 2 for "
+    "slow-gpu and jittery-host, 4 for slow-link and hot-expert, 8 for imbalanced-stage.",
 )
 @click.pass_context
 def run(
@@ -62,10 +65,19 @@ def run(
 
     from fastcomm.cli import metrics
     from fastcomm.synthetic import Job, write, write_nsys
+    from fastcomm.units import counted
 
     if format_ == "table":
         _table(ctx, Path(directory), ranks, fault)
         return
+    is_default = ctx.get_parameter_source("fault") is ParameterSource.DEFAULT
+    if not (ranks == 1 and is_default) and (why := _why_not(ranks, fault)):
+        able = next(size for size in count(ranks + 1) if _why_not(size, fault) is None)
+        raise click.UsageError(
+            f"--fault {fault}: a job of {counted(ranks, 'rank')} cannot show it, {why}; wanted "
+            f"--ranks {able}",
+            ctx,
+        )
     wrong: dict[str, Any] = (
         {"straggler": None} if fault == "none" else {"fault": fault.replace("-", "_")}
     )
@@ -79,10 +91,25 @@ def run(
     said = "".join(f" --{name} {size}" for name, size in sizes.items())
     place = shlex.quote(str(directory))
     command = f"fastcomm metrics {place}{said} --link-bandwidth {link_bandwidth}"
-    say(f"wrote {len(paths)} traces to {directory}; now: {command}", "")
+    say(f"wrote {counted(len(paths), 'trace')} to {directory}; now: {command}", "")
     ctx.invoke(
         metrics.run, paths=tuple(map(str, paths)), link_bandwidth=link_bandwidth, **sizes
     )
+
+
+def _why_not(ranks: int, fault: str) -> str | None:
+    """Return why a job of this size cannot show a fault; None where it can."""
+    from fastcomm.synthetic import Job
+
+    job = Job.of(ranks=ranks)
+    if fault != "none" and ranks == 1:
+        return "there is no other rank to compare with"
+    if fault == "imbalanced-stage" and job.pp == 1:
+        return "its pipeline has one stage"
+    # Without experts a slow link slows gradients alone, which compute hides.
+    if fault in ("slow-link", "hot-expert") and job.ep == 1:
+        return "it has no expert parallelism"
+    return None
 
 
 def _table(ctx: click.Context, folder: "Path", ranks: int, fault: str) -> None:

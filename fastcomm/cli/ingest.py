@@ -75,7 +75,7 @@ def _stored(
 
 def _show(found: "Ingested") -> None:
     """Say on stderr what was done: there is no result to print."""
-    from fastcomm.trace.run import expected_ranks, ranges, ranks_words
+    from fastcomm.trace.run import expected_ranks, named_ranks, ranks_words
     from fastcomm.units import counted, format_bytes
 
     manifest, entries = found.manifest, found.manifest.ranks
@@ -92,6 +92,6 @@ def _show(found: "Ingested") -> None:
         f"(the traces: {format_bytes(source)})"
     ]
     if found.kept:
-        lines.append(f"kept, for nothing has changed: rank {ranges(found.kept)}")
+        lines.append(f"kept, for nothing has changed: {named_ranks(found.kept)}")
     lines += [f"skipped: {left}" for left in left_out]
     say(*lines)

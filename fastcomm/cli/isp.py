@@ -1,5 +1,7 @@
 """``fastcomm isp``."""
 
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -173,7 +175,7 @@ def run(**words: Any) -> None:
     from fastcomm.isp import words as words_
 
     said = _said(words)
-    warn(_decimal_lengths(said.get("seq_len")))
+    warn(_decimal_units(said))
     lengths = words_.numbers(said.get("seq_len"), "sequence length") or (0,)
     question = words_.asked(said)
     using = ask.setting(said)
@@ -201,14 +203,22 @@ def run(**words: Any) -> None:
         raise FastcommError(found.nearest())
 
 
-def _decimal_lengths(seq_len: object) -> list[str]:
-    """Warn of "8k", which is 8000, where 8Ki is what a sequence length usually is."""
-    return [
-        f"--seq-len {part} is {parse_quantity(part, 'sequence length')} tokens; "
-        f"{part[:-1]}{part[-1].upper()}i is {parse_quantity(part + 'i', 'sequence length')}"
-        for part in map(str.strip, str(seq_len or "").split(","))
-        if part[-1:] in tuple("kKmM") and part[:-1].isdecimal()
-    ]
+_DECIMAL = re.compile(r"([0-9.]+)\s*([kKmMgGtT])(?:[bB]|bytes)?")
+_TOKENS = ("seq_len", "global_batch", "global_batch_min", "global_batch_max")
+
+
+def _decimal_units(said: dict[str, Any]) -> Iterator[str]:
+    """Warn of "8k" tokens, which are 8000, where 8Ki is what is usually meant."""
+    for name in _TOKENS:
+        for part in map(str.strip, str(said.get(name, "")).split(",")):
+            if not (found := _DECIMAL.fullmatch(part)):
+                continue
+            binary = f"{found[1]}{found[2].upper()}i"
+            tokens = parse_quantity(part, name.replace("_", " "))
+            yield (
+                f"--{name.replace('_', '-')} {part} is {tokens} tokens; {binary} is "
+                f"{float(found[1]) * parse_quantity(f'1{found[2]}i', name):.0f}"
+            )
 
 
 def _said(words: dict[str, Any]) -> dict[str, Any]:

@@ -112,13 +112,16 @@ def _reading() -> list[Callable[[F], F]]:
     ]
 
 
+keep_going_option = click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Skip ranks whose files cannot be read, list them, and exit with 3.",
+)
+
+
 def _going_on() -> list[Callable[[F], F]]:
     return [
-        click.option(
-            "--keep-going",
-            is_flag=True,
-            help="Skip ranks whose files cannot be read, list them, and exit with 3.",
-        ),
+        keep_going_option,
         click.option(
             "--workers",
             type=click.IntRange(1),

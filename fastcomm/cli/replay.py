@@ -5,10 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli import trial_options
-from fastcomm.cli.options import TracePath, cluster_options, reading_options
+from fastcomm.cli import INCOMPLETE, trial_options
+from fastcomm.cli.options import (
+    TracePath,
+    cluster_options,
+    keep_going_option,
+    reading_options,
+)
 from fastcomm.cli.results import result_options
-from fastcomm.cli.said import warn
+from fastcomm.cli.said import say, warn
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
@@ -55,6 +60,7 @@ Examples:
 @trial_options.trial_options
 @window_options
 @reading_options
+@keep_going_option
 @cluster_options
 @result_options(
     "Write replay.json, nodes and edges as Parquet, and the graph as GraphML.", xlsx=False
@@ -66,7 +72,10 @@ Examples:
     metavar="FILE",
     help="Write the replayed step for Perfetto; with --what-if the changed one.",
 )
+@click.pass_context
 def run(
+    ctx: click.Context,
+    /,
     path: Path,
     changes: Path | None,
     as_json: bool,
@@ -113,13 +122,15 @@ def run(
         if alone is not None:
             report.show_alone(alone)
         predictions.show(others)
+    if found.read and found.read.failed:
+        ctx.exit(INCOMPLETE)
 
 
 _OF_TRIALS = (
     *("compat", "tensors", "unlimited_updates", "algorithm", "clip_updates", "barrier"),
     *("with_daydream", "hosts", "fuse"),
 )
-_OF_RUNS = ("iteration", "annotation", "ranks", "config_path", "dask")
+_OF_RUNS = ("iteration", "annotation", "ranks", "config_path", "dask", "keep_going")
 
 
 def _of_trial(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
@@ -128,7 +139,7 @@ def _of_trial(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]
     from fastcomm.replay.replayer import Options
     from fastcomm.replay.session import session
 
-    if refused := [name for name in _OF_RUNS if words[name] is not None]:
+    if refused := [name for name in _OF_RUNS if words[name] not in (None, False)]:
         raise ConfigError(f"{path} is a dPRO trial: --{_option(refused[0])} is for traces")
     read = trial_options.opened(path, words)
     options = Options(
@@ -161,7 +172,15 @@ def _of_run(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
         warn(run.warnings)
         loads = words["data_load_events"]
         with progress(run) as advance:
-            step = step_of(run, wanted_window(words), loads, workers=engine, progress=advance)
+            step = step_of(
+                run,
+                wanted_window(words),
+                loads,
+                workers=engine,
+                keep_going=words["keep_going"],
+                progress=advance,
+            )
+    say(*(f"skipped: {each}" for each in (step.read.failed if step.read else ())))
     return session_of(step), Predictions()
 
 

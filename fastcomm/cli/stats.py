@@ -1,14 +1,18 @@
 """``fastcomm stats``."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import TracePath
+from fastcomm.cli import INCOMPLETE
+from fastcomm.cli.options import TracePath, keep_going_option
 from fastcomm.cli.results import result_options
-from fastcomm.cli.said import warn
+from fastcomm.cli.said import say, warn
 from fastcomm.cli.trial_options import align
+
+if TYPE_CHECKING:
+    from fastcomm.replay.inputs import Input
 
 _EXAMPLES = """\b
 Examples:
@@ -36,6 +40,7 @@ Examples:
     "--compat", type=click.Choice(["dpro"]), help="Equal to dPRO's statistics, quirks included."
 )
 @align
+@keep_going_option
 @click.option(
     "--compare",
     "other",
@@ -44,7 +49,10 @@ Examples:
     help="Print what OTHER adds, lacks and does faster or slower.",
 )
 @result_options("Write stats.json, and all operations as Parquet and CSV.", html=False)
+@click.pass_context
 def run(
+    ctx: click.Context,
+    /,
     path: Path,
     other: Path | None,
     as_json: bool,
@@ -58,32 +66,54 @@ def run(
     """
     import json
 
-    from fastcomm.replay import inputs
+    from fastcomm.readers.runs import OpenOptions
     from fastcomm.replay.comparison import comparison
     from fastcomm.replay.statistics import sort_rows, statistics
     from fastcomm.replay.step_time import step_time
     from fastcomm.report import stats as report
 
     compat = words["compat"] is not None
-    how = {"rule": words["rule"], "align": words["align"], "whole": False}
-    said = inputs.read(path, **how)
-    warn(said.warnings)
+    options = OpenOptions(keep_going=words["keep_going"])
+    how = {"rule": words["rule"], "align": words["align"], "whole": False, "options": options}
+    said = _read(path, how)
     found = statistics(said.trace, said.topology, compat=compat)
     if other is not None:
-        after = inputs.read(other, **how)
-        warn(after.warnings)
+        after = _read(other, how)
         changes = comparison(found, statistics(after.trace, after.topology, compat=compat))
         if as_json:
             click.echo(json.dumps(report.comparison_to_dict(changes), indent=2))
         else:
             report.show_comparison(changes, words["head"])
-        return
+        ctx.exit(_exit_code(said, after))
     time = step_time(said.trace, compat=compat)
     tensors = None if said.trial is None else said.trial.parameters
     if output is not None:
-        report.write(found, time, output, tensors, xlsx=words["xlsx"])
+        report.write(found, time, output, tensors, said.read, xlsx=words["xlsx"])
     if as_json:
-        click.echo(json.dumps(report.to_dict(found, time, tensors), indent=2, allow_nan=False))
+        click.echo(
+            json.dumps(
+                report.to_dict(found, time, tensors, said.read), indent=2, allow_nan=False
+            )
+        )
     else:
         rows = sort_rows(found, by_avg=words["by_avg"], head=words["head"])
-        report.show(found, time, list(rows))
+        report.show(found, time, list(rows), said.read)
+    ctx.exit(_exit_code(said))
+
+
+def _read(path: Path, how: dict[str, Any]) -> "Input":
+    """Read PATH, and report what is to know about it."""
+    from fastcomm.errors import ConfigError
+    from fastcomm.replay import inputs
+
+    said = inputs.read(path, **how)
+    if said.read is None and how["options"].keep_going:
+        raise ConfigError(f"--keep-going is for traces of a profiler; {path} is none")
+    warn(said.warnings)
+    say(*(f"skipped: {each}" for each in (said.read.failed if said.read else ())))
+    return said
+
+
+def _exit_code(*read: "Input") -> int:
+    """Return 3 where ranks were skipped."""
+    return INCOMPLETE if any(each.read and each.read.failed for each in read) else 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fastcomm.critical_path.edits import Edit
     from fastcomm.critical_path.result import CriticalPath
-    from fastcomm.engine.engine import Lost
+    from fastcomm.trace.run import SkippedRank
 
 _EXAMPLES = """\b
 Examples:
@@ -101,7 +101,7 @@ def run(
 
 def _found(
     paths: tuple[str, ...], words: dict[str, Any]
-) -> "tuple[CriticalPath, Sequence[Lost]]":
+) -> "tuple[CriticalPath, Sequence[SkippedRank]]":
     """The path that is edited, of one rank or through all, and the ranks that are left out."""
     from fastcomm.cli.windows import joined_run, one_rank, wanted_window
     from fastcomm.critical_path.analysis import analyse

@@ -12,8 +12,8 @@ from fastcomm.errors import ConfigError
 if TYPE_CHECKING:
     from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.window import Wanted
-    from fastcomm.engine.engine import Engine, Lost
-    from fastcomm.trace.run import Run
+    from fastcomm.engine.engine import Engine
+    from fastcomm.trace.run import Run, SkippedRank
     from fastcomm.trace.trace import Trace
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,7 +103,7 @@ def opened_whole(
 
 def joined_run(
     paths: tuple[str, ...], words: dict[str, Any]
-) -> tuple["Joined", "Sequence[Lost]"]:
+) -> tuple["Joined", "Sequence[SkippedRank]"]:
     """Return the path of the window through all ranks, and the skipped ranks.
 
     Warnings of the run and the skipped ranks are printed to stderr.
@@ -131,7 +131,9 @@ def joined_run(
     return found, left_out
 
 
-def one_rank(paths: tuple[str, ...], words: dict[str, Any]) -> tuple["Trace", "Sequence[Lost]"]:
+def one_rank(
+    paths: tuple[str, ...], words: dict[str, Any]
+) -> tuple["Trace", "Sequence[SkippedRank]"]:
     """Return the trace of --rank, or of the first rank, and the skipped ranks.
 
     With --keep-going, files that cannot be opened are skipped; without --rank, also ranks
@@ -161,7 +163,7 @@ def one_rank(paths: tuple[str, ...], words: dict[str, Any]) -> tuple["Trace", "S
     return run.read(rank), run.skipped
 
 
-def _first_readable(run: "Run") -> tuple["Trace", "Sequence[Lost]"]:
+def _first_readable(run: "Run") -> tuple["Trace", "Sequence[SkippedRank]"]:
     """Return the trace of the first rank that can be read, and the skipped ranks.
 
     Raises
@@ -173,7 +175,7 @@ def _first_readable(run: "Run") -> tuple["Trace", "Sequence[Lost]"]:
     from fastcomm.engine.engine import by_rank, lost
     from fastcomm.errors import FastcommError
 
-    left_out: list[Lost] = []
+    left_out: list[SkippedRank] = []
     for source in run.sources:
         try:
             trace = source.read()

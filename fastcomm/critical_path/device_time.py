@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fastcomm.critical_path.events import TraceEvents
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.trace.schema import KIND
+from fastcomm.units import format_ns, percent
 from fastcomm_kernels import intervals
 
 Ints = NDArray[np.int64]
@@ -59,7 +60,7 @@ class DeviceTime:
         if not is_behind and (self.elsewhere_ns < least or self.busy_ns < _BUSY * self.path_ns):
             return None
         elsewhere, busy, earlier = (
-            f"{ns / max(self.path_ns, 1):.1%}"
+            percent(ns / max(self.path_ns, 1))
             for ns in (self.elsewhere_ns, self.busy_ns, self.earlier_ns)
         )
         behind = (
@@ -83,6 +84,28 @@ def _merged(start: object, stop: object, chosen: NDArray[np.bool_]) -> tuple[Int
 
 def notes(found: CriticalPath) -> tuple[str, ...]:
     """Return the notes of a path, and what reconciles it with a busy device."""
-    measured = DeviceTime.of(found) if found.about.rules == "corrected" else None
-    note = measured.note() if measured else None
-    return (*found.about.notes, *([note] if note else []))
+    if found.about.rules != "corrected":
+        return found.about.notes
+    measured = DeviceTime.of(found)
+    more = (measured.note() if measured else None, _two_clocks(found))
+    return (*found.about.notes, *(note for note in more if note))
+
+
+def _two_clocks(found: CriticalPath) -> str | None:
+    """Return a sentence that reconciles the window with the step on the device's clock."""
+    if not isinstance(found.events, TraceEvents) or found.path is None:
+        return None
+    trace, window = found.events.trace, found.about.window
+    if trace.device_iterations is None:
+        return None
+    number = {row["stop"]: row["number"] for row in trace.iterations.to_pylist()}
+    steps = {row["number"]: row for row in trace.device_iterations.to_pylist()}
+    step, wall = steps.get(number.get(window.stop)), found.wall_ns
+    on_device = step["stop"] - step["start"] if step else wall
+    if abs(wall - on_device) < _WORTH_SAYING * on_device:
+        return None
+    return (
+        f"the window is the host's step of {format_ns(window.stop - window.start)}, which with "
+        f"the device work that it launched lasts {format_ns(wall)}; on the device's clock, as "
+        f"in `fastcomm metrics`, this step takes {format_ns(on_device)}"
+    )

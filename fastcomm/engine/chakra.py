@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fastcomm.critical_path import chakra
 from fastcomm.critical_path.chakra import Written
-from fastcomm.engine.engine import Engine, Lost, Progress, Task, both
+from fastcomm.engine.engine import Engine, Progress, Task, both
 from fastcomm.errors import FastcommError
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import Run, SkippedRank
 from fastcomm.trace.trace import Trace
 
 _PREFIX = "trace"
@@ -23,7 +23,7 @@ class Converted:
     ranks: int
     nodes: int
     replayed: Mapping[str, int]  # communication that is replayed as measured, by the reason
-    failed: Sequence[Lost]
+    failed: Sequence[SkippedRank]
 
 
 def convert(

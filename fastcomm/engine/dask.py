@@ -18,13 +18,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastcomm.engine.dask_address import FORMS, quiet, require, where_is
-from fastcomm.engine.engine import Fold, Lost, Progress, Task, by_rank, died, lost
+from fastcomm.engine.engine import Fold, Progress, Task, by_rank, died, lost
 from fastcomm.engine.held import Held
 from fastcomm.engine.held_dask import There
 from fastcomm.engine.scratch_dask import Scratch, make, remove
 from fastcomm.engine.versions import check_code, check_same, code, versions
 from fastcomm.errors import ClusterError, FastcommError
-from fastcomm.trace.run import Run, Source
+from fastcomm.trace.run import Run, SkippedRank, Source
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -110,7 +110,7 @@ class Dask:
         A rank that no worker survives takes others' work along again and again, so that Dask
         may give that up, too. Once it is known, the others are done without it.
         """
-        fatal: dict[int, Lost] = {}
+        fatal: dict[int, SkippedRank] = {}
         while True:
             known = len(fatal)
             others = replace(
@@ -127,7 +127,7 @@ class Dask:
         self,
         run: Run,
         task: Task[P, R],
-        fatal: dict[int, Lost],
+        fatal: dict[int, SkippedRank],
         keep_going: bool,
         progress: Progress | None,
     ) -> R:
@@ -160,7 +160,7 @@ class Dask:
         run: Run,
         task: Task[P, R],
         where: Scratch[P],
-        fatal: dict[int, Lost],
+        fatal: dict[int, SkippedRank],
         keep_going: bool,
         progress: Progress | None,
     ) -> R:

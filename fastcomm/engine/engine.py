@@ -25,9 +25,6 @@ Progress = Callable[[Source], None]  # of a rank that is done with, well or not
 _WIDTH = 16  # what is merged at once: many small tables would pin the memory between them
 
 
-Lost = SkippedRank
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(Generic[P, R]):
     """What is done with each rank and then with all; it goes to workers and must pickle.
@@ -41,7 +38,7 @@ class Task(Generic[P, R]):
 
     measure: Callable[..., P]
     merge: Callable[[Sequence[P]], P]  # of different ranks, in any order
-    finish: Callable[[P, Sequence[Lost], Spread], R]
+    finish: Callable[[P, Sequence[SkippedRank], Spread], R]
     put_away: Callable[[P, Path], P] | None = None
     is_narrow: bool = False
     of_many: bool = False
@@ -137,14 +134,14 @@ def died(source: Source) -> TraceFileError:
     )
 
 
-def lost(source: Source, error: Exception) -> Lost:
+def lost(source: Source, error: Exception) -> SkippedRank:
     """A rank that is left out."""
-    return Lost(rank=source.rank, path=str(source.path), error=str(error))
+    return SkippedRank(rank=source.rank, path=str(source.path), error=str(error))
 
 
 def by_rank(
-    left_out: Sequence[Lost], ranks: int, skipped: Sequence[Lost] = ()
-) -> tuple[Lost, ...]:
+    left_out: Sequence[SkippedRank], ranks: int, skipped: Sequence[SkippedRank] = ()
+) -> tuple[SkippedRank, ...]:
     """Sort skipped ranks, those of unknown number last.
 
     `left_out` are some of the run's `ranks` sources, `skipped` ranks without a source.
@@ -156,10 +153,12 @@ def by_rank(
     return tuple(sorted([*left_out, *skipped], key=_order))
 
 
-def _order(each: Lost) -> tuple[bool, int, str]:
+def _order(each: SkippedRank) -> tuple[bool, int, str]:
     return each.rank is None, each.rank or 0, each.path
 
 
-def both(merged: P, left_out: Sequence[Lost], _: Spread) -> tuple[P, Sequence[Lost]]:
+def both(
+    merged: P, left_out: Sequence[SkippedRank], _: Spread
+) -> tuple[P, Sequence[SkippedRank]]:
     """A `Task.finish` that leaves the answer to the caller."""
     return merged, left_out

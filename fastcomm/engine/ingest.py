@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from fastcomm.aside import aside, left_behind
-from fastcomm.engine.engine import Engine, Lost, Progress, Task, both
+from fastcomm.engine.engine import Engine, Progress, Task, both
 from fastcomm.engine.ingest_plan import Plan, plan
 from fastcomm.engine.local import engine_of
 from fastcomm.errors import ClusterError, FastcommError, TraceFileError
@@ -32,7 +32,7 @@ from fastcomm.store import rank_file
 from fastcomm.store.fingerprint import fingerprint
 from fastcomm.store.part import Part, write_tables
 from fastcomm.trace.clocks import clock_offsets
-from fastcomm.trace.run import Run, Source
+from fastcomm.trace.run import Run, SkippedRank, Source
 from fastcomm.trace.trace import Trace
 from fastcomm.version import __version__
 
@@ -154,7 +154,7 @@ def _kept(path: Path, wanted: dict[str, Any]) -> Trace | None:
         return None  # damaged: it is written again
 
 
-def _left(each: Lost, folder: Path) -> Left:
+def _left(each: SkippedRank, folder: Path) -> Left:
     if each.rank is not None:
         # What an earlier source of the rank left is not of this run.
         (folder / file_name(each.rank)).unlink(missing_ok=True)
@@ -162,7 +162,7 @@ def _left(each: Lost, folder: Path) -> Left:
 
 
 def _finished(
-    planned: Plan, begun: Manifest, parts: Sequence[Part], left_out: Sequence[Lost]
+    planned: Plan, begun: Manifest, parts: Sequence[Part], left_out: Sequence[SkippedRank]
 ) -> Ingested:
     """The tables, and last the manifest: a store is whole once that says so."""
     folder = planned.folder

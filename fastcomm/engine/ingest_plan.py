@@ -10,7 +10,7 @@ from fastcomm.readers.runs import OpenOptions, missing, open_run, with_card
 from fastcomm.readers.store_layout import MANIFEST
 from fastcomm.readers.store_manifest import read_manifest
 from fastcomm.remote import is_local, place, refuse_output
-from fastcomm.trace.run import Run, ranges
+from fastcomm.trace.run import Run, named_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,6 @@ def _refuse_strange(run: Run, folder: Path) -> None:
         return  # a file that is alone says its rank when it is read
     if others := sorted(known - set(run.ranks)):
         raise ConfigError(
-            f"--output {folder}: a store with rank {ranges(others)}, which this run does not "
+            f"--output {folder}: a store with {named_ranks(others)}, which this run does not "
             "have; wanted another directory, or remove that one"
         )

@@ -9,10 +9,10 @@ from fastcomm.critical_path.ranks import Joined, joined
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.trimmed import trimmed
 from fastcomm.critical_path.window import Wanted
-from fastcomm.engine.engine import Engine, Lost, Progress, Task
+from fastcomm.engine.engine import Engine, Progress, Task
 from fastcomm.engine.local import engine_of
 from fastcomm.spread import Spread
-from fastcomm.trace.run import Run, expected_ranks
+from fastcomm.trace.run import Run, SkippedRank, expected_ranks
 from fastcomm.trace.trace import Trace
 
 _Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
@@ -26,7 +26,7 @@ def join(
     workers: int | Engine = 1,
     keep_going: bool = False,
     progress: Progress | None = None,
-) -> tuple[Joined, Sequence[Lost]]:
+) -> tuple[Joined, Sequence[SkippedRank]]:
     """The path of a window, and the ranks that were left out.
 
     Raises `FastcommError` where no communication is the same on two ranks, and as
@@ -51,8 +51,8 @@ class _Window:
         return {trace.meta.rank: trimmed(trace, found)}
 
     def join(
-        self, parts: _Parts, left_out: Sequence[Lost], _: Spread
-    ) -> tuple[Joined, Sequence[Lost]]:
+        self, parts: _Parts, left_out: Sequence[SkippedRank], _: Spread
+    ) -> tuple[Joined, Sequence[SkippedRank]]:
         """The path through all of them."""
         ordered = sorted(parts)
         traces = {rank: parts[rank][0] for rank in ordered}

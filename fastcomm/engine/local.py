@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastcomm.engine.batches import WIDTH, Work, in_batches
-from fastcomm.engine.engine import Engine, Fold, Lost, Progress, Task, by_rank, lost
+from fastcomm.engine.engine import Engine, Fold, Progress, Task, by_rank, lost
 from fastcomm.engine.held import Held, Here
 from fastcomm.engine.processes import Processes
 from fastcomm.errors import FastcommError
 from fastcomm.spread import one_by_one
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import Run, SkippedRank
 
 _LOG = logging.getLogger("fastcomm")
 
@@ -48,7 +48,7 @@ class Local:
         progress: Progress | None = None,
     ) -> R:
         """Do a task with a run; see `engine.Engine`."""
-        fold, left_out = Fold(task.merge), list[Lost]()
+        fold, left_out = Fold(task.merge), list[SkippedRank]()
         workers = min(self.workers, len(run.sources))
         with _put_away(run, task) as put_away, Processes(workers) as processes:
             work = Work(task=task, put_away=put_away)

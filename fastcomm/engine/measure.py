@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fastcomm.engine.engine import Engine, Lost, Progress, Task
+from fastcomm.engine.engine import Engine, Progress, Task
 from fastcomm.engine.local import engine_of
 from fastcomm.errors import FastcommError
 from fastcomm.metrics.across import ClockKind
@@ -12,7 +12,7 @@ from fastcomm.metrics.partial import Partial, merge, put_away
 from fastcomm.metrics.result import Metrics, answer, without_device_clock
 from fastcomm.metrics.view import ByteKind
 from fastcomm.spread import Spread
-from fastcomm.trace.run import Run, ranges
+from fastcomm.trace.run import Run, SkippedRank, ranges
 from fastcomm.units import parse_bandwidth
 
 
@@ -98,7 +98,7 @@ class _Question:
     by_host: tuple[int, ...] = ()
 
     def answer(
-        self, whole: Partial, left_out: Sequence[Lost], spread: Spread
+        self, whole: Partial, left_out: Sequence[SkippedRank], spread: Spread
     ) -> Metrics | tuple[int, ...]:
         """Return the metrics from the partial of all ranks.
 

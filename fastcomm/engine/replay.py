@@ -4,6 +4,7 @@ Several ranks are joined by their collectives, as for one critical path through 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from fastcomm.critical_path.joining import RunEvents
 from fastcomm.critical_path.ranks import joined
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.window import Wanted
-from fastcomm.engine.engine import Engine, Lost, Progress, Task
+from fastcomm.engine.engine import Engine, Progress, Task
 from fastcomm.engine.local import engine_of
 from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import OpenOptions, open_run
@@ -22,23 +23,28 @@ from fastcomm.replay.critical import critical_path
 from fastcomm.replay.run_graph import Step, measured, replayer
 from fastcomm.replay.session import Session
 from fastcomm.spread import Spread
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import ReadRanks, Run, SkippedRank
 from fastcomm.trace.trace import Trace
 
 _Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
 
 
 def replay_run(
-    run: Run | str | Path, window: Wanted | None = None, *, workers: int | Engine = 1
+    run: Run | str | Path,
+    window: Wanted | None = None,
+    *,
+    workers: int | Engine = 1,
+    keep_going: bool = False,
 ) -> Session:
     """Replay a window of a run on its devices, all ranks, beside what was measured.
 
     `run` is a path, or a run opened with `OpenOptions(whole=True)`; the window is by default
-    the second iteration. FastcommError where ranks have nothing in common.
+    the second iteration. With `keep_going` ranks that cannot be read are skipped. FastcommError
+    where ranks have nothing in common.
     """
     if not isinstance(run, Run):
         run = open_run(run, options=OpenOptions(whole=True))
-    return session_of(step_of(run, window, workers=workers))
+    return session_of(step_of(run, window, workers=workers, keep_going=keep_going))
 
 
 def step_of(
@@ -47,12 +53,17 @@ def step_of(
     data_load: Sequence[str] = (),
     *,
     workers: int | Engine = 1,
+    keep_going: bool = False,
     progress: Progress | None = None,
 ) -> Step:
     """A window of a run, all ranks; FastcommError where ranks have nothing in common."""
     part = partial(_part, wanted=wanted, data_load=tuple(data_load))
     task = Task(measure=part, merge=_together, finish=_step)
-    return engine_of(workers).gather(run, task, progress=progress)
+    step, left_out = engine_of(workers).gather(
+        run, task, keep_going=keep_going, progress=progress
+    )
+    ranks = [trace.meta.rank for trace in step.traces]
+    return replace(step, read=ReadRanks.of(run, ranks, left_out))
 
 
 def _part(trace: Trace, wanted: Wanted | None, data_load: tuple[str, ...]) -> _Parts:
@@ -64,7 +75,13 @@ def _together(parts: Sequence[_Parts]) -> _Parts:
     return {rank: each for part in parts for rank, each in part.items()}
 
 
-def _step(parts: _Parts, _left_out: Sequence[Lost], _: Spread) -> Step:
+def _step(
+    parts: _Parts, left_out: Sequence[SkippedRank], _: Spread
+) -> tuple[Step, Sequence[SkippedRank]]:
+    return _joined(parts), left_out
+
+
+def _joined(parts: _Parts) -> Step:
     traces = {rank: parts[rank][0] for rank in sorted(parts)}
     paths = {rank: parts[rank][1] for rank in sorted(parts)}
     if len(traces) == 1:
@@ -99,4 +116,9 @@ def session_of(step: Step) -> Session:
     if not len(step.graph.time):
         raise FastcommError(f"{step.traces[0].meta.path}: the window holds no work")
     replayed = replayer(step).run()
-    return Session(measured=measured(step), replayed=replayed, path=critical_path(replayed))
+    return Session(
+        measured=measured(step),
+        replayed=replayed,
+        path=critical_path(replayed),
+        read=step.read,
+    )

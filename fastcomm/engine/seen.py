@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 
 from fastcomm.readers.store_manifest import ClockNote, Entry
 from fastcomm.store.part import group_table, untagged, with_rank, without_bytes
-from fastcomm.trace.run import ranges
+from fastcomm.trace import rank_warnings as rank_warnings_
+from fastcomm.trace.run import named_ranks
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS, Trace
 
@@ -109,11 +110,9 @@ def kinds(groups: pa.Table) -> list[dict[str, Any]]:
 def rank_warnings(details: Iterable[RankInfo]) -> list[str]:
     """Return the warnings of ranks, each once, with the ranks that it is of."""
     details = tuple(details)
-    of: dict[str, list[int]] = {}
-    for each in details:
-        for warning in each.warnings:
-            of.setdefault(warning, []).append(each.rank)
-    own = [f"rank {ranges(ranks)}: {warning}" for warning, ranks in of.items()]
+    own = rank_warnings_.of_run(
+        ((each.rank, each.warnings) for each in details), names_all=True
+    )
     return [*without_effect([each.unused for each in details]), *own]
 
 
@@ -127,8 +126,8 @@ def lacks(
     )
     if missing:
         yield (
-            f"rank {ranges(missing)}: no trace; put it beside the others, or nothing can "
-            "be compared with that rank"
+            f"{named_ranks(missing)}: no trace; put the missing traces "
+            "beside the others, or nothing can be compared with them"
         )
     yield from (LACKS[name] for name in LACKS if any(name in each.lacks for each in details))
     if not communication:

@@ -15,7 +15,7 @@ from fastcomm.metrics.links import Link, Step, links
 from fastcomm.metrics.matching import Matching, matching
 from fastcomm.metrics.outliers import Outlier, outliers
 from fastcomm.metrics.pieces import Piece
-from fastcomm.metrics.skew import Skew, Wait, WaitCaused, by_wait_caused, skew, waits
+from fastcomm.metrics.skew import Skew, Wait, WaitCaused, over_tags, skew, waits
 from fastcomm.metrics.slowness import longer_exchange, slow_links
 from fastcomm.metrics.suspects import Known
 from fastcomm.metrics.ungrouped import Job
@@ -56,7 +56,8 @@ class Across:
 
         Empty where no collective is matched: then nothing tells which rank is late.
         """
-        return by_wait_caused(self.waits)[:count]
+        found = [each for each in over_tags(self.waits) if each.caused_ns > 0]
+        return tuple(sorted(found, key=lambda each: (-each.caused_ns, each.rank))[:count])
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of the JSON object."""
@@ -105,7 +106,7 @@ def across(
         grid=grid,
         stage=stage,
         received=_received(of.sums, steps),
-        waits=_total_waits(waited),
+        waits={each.rank: each.wait_ns for each in over_tags(waited)},
         longer=lambda rank: longer_exchange(
             seen, steps, members.of_rank(of.groups, rank), rank
         ),
@@ -176,13 +177,6 @@ def _all_offsets(ranks: Sequence[int], known: Sequence[ClockOffset]) -> tuple[Of
             )
         )
     return tuple(found)
-
-
-def _total_waits(waited: tuple[Wait, ...]) -> dict[int, float]:
-    total: dict[int, float] = {}
-    for each in waited:
-        total[each.rank] = total.get(each.rank, 0.0) + each.wait_ns
-    return total
 
 
 _TYPES: dict[object, pa.DataType] = {

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastcomm.errors import ConfigError
-from fastcomm.trace.run import SkippedRank, expected_ranks, ranks_words, skipped_lines
+from fastcomm.trace.run import (
+    SkippedRank,
+    absent,
+    expected_ranks,
+    named_ranks,
+    ranks_words,
+    skipped_lines,
+)
 from fastcomm.trace.schema import TAGS
-from fastcomm.units import plural
+from fastcomm.units import counted, plural
 
 if TYPE_CHECKING:  # two kept baselines need no kernel
     from fastcomm.metrics.result import Metrics
@@ -83,12 +90,31 @@ class Comparison:
         raise ConfigError(f"{name}: no metric of either run; {_nearest(name, self.values)}")
 
 
-def compare(before: "Metrics | Object", after: "Metrics | Object") -> Comparison:
+def compare(
+    before: "Metrics | Object",
+    after: "Metrics | Object",
+    *,
+    whole: tuple[Object, Object] | None = None,
+) -> Comparison:
     """Compare the metrics of two runs, or the objects that `to_dict` makes of them.
 
-    ConfigError where they count different bytes.
+    Parameters
+    ----------
+    before, after
+        The metrics that are compared.
+    whole
+        The metrics of all ranks of both runs, where those above are of `common_ranks` alone.
+
+    Raises
+    ------
+    ConfigError
+        If they count different bytes.
+
     """
     before, after = _object(before), _object(after)
+    runs = {"before": before, "after": after}
+    if whole is not None:
+        runs = dict(zip(runs, whole, strict=True))
     if before.get("bytes") != after.get("bytes"):
         raise ConfigError(
             f"before counts {before.get('bytes')} bytes and after {after.get('bytes')}; wanted "
@@ -103,9 +129,35 @@ def compare(before: "Metrics | Object", after: "Metrics | Object") -> Comparison
         step=values["iteration.mean_ns"],
         parts=_parts(values),
         values=tuple(values.values()),
-        notes=tuple(_notes(before, after)),
-        incomplete=(*_incomplete("before", before), *_incomplete("after", after)),
+        notes=(*_left_out(before, after, runs), *_notes(before, after)),
+        incomplete=tuple(line for each in runs.items() for line in _incomplete(*each)),
     )
+
+
+def common_ranks(before: Object, after: Object) -> tuple[int, ...] | None:
+    """Return the ranks that both runs of a job have, where a run has others besides.
+
+    None where both have the same ranks, or none in common, or the jobs differ in size: then
+    equal numbers are not the same rank.
+    """
+    old, new = (set(each.get("ranks") or ()) for each in (before, after))
+    is_alike = _expected(before) == _expected(after)
+    return tuple(sorted(old & new)) or None if is_alike and old != new else None
+
+
+def _left_out(before: Object, after: Object, runs: Mapping[str, Object]) -> Iterator[str]:
+    """Say which ranks are compared, where a run has others besides."""
+    ranks = set(before.get("ranks") or ()) | set(after.get("ranks") or ())
+    lacking = [
+        f"{named_ranks(extra)} only {name}"
+        for name, run in runs.items()
+        if (extra := sorted(set(run.get("ranks") or ()) - ranks))
+    ]
+    if lacking:
+        yield (
+            f"compared are the {counted(len(ranks), 'rank')} that both runs have "
+            f"({', '.join(lacking)})"
+        )
 
 
 def _object(found: "Metrics | Object") -> Object:
@@ -174,16 +226,26 @@ def _notes(before: Object, after: Object) -> Iterator[str]:
 
 def _incomplete(when: str, found: Object) -> Iterator[str]:
     """Say how many ranks of a run are there, and which were skipped, where not all are."""
-    skipped = [
+    ranks, skipped, expected = found.get("ranks") or [], _skipped(found), _expected(found)
+    if len(ranks) < expected:
+        yield f"{when}: {ranks_words(len(ranks), expected)}"
+        if not skipped:
+            count, missing = absent(ranks, expected)
+            yield f"{when}: no trace of {plural(count, 'rank')} {missing}"
+    for line in skipped_lines(skipped):
+        yield f"{when}: skipped {line}"
+
+
+def _skipped(found: Object) -> list[SkippedRank]:
+    return [
         SkippedRank(rank=each.get("rank"), path=each.get("path", ""), error=each["error"])
         for each in found.get("failed", ())
     ]
-    ranks = found.get("ranks") or []
-    expected = expected_ranks(ranks, found.get("world_size"), skipped)
-    if len(ranks) < expected:
-        yield f"{when}: {ranks_words(len(ranks), expected)}"
-    for line in skipped_lines(skipped):
-        yield f"{when}: skipped {line}"
+
+
+def _expected(found: Object) -> int:
+    """Return how many ranks a run should have."""
+    return expected_ranks(found.get("ranks") or [], found.get("world_size"), _skipped(found))
 
 
 def _clock_notes(before: Object, after: Object) -> Iterator[str]:

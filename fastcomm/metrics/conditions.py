@@ -7,12 +7,14 @@ from typing import Literal, Self
 
 from fastcomm.errors import ConfigError
 from fastcomm.metrics.comparison import Comparison
+from fastcomm.units import format_ns
 
 _TEXT = re.compile(
     r"\s*(\S+?)\s*(>=|<=|>|<)\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%|ns|us|ms|s)?\s*"
 )
 _COMPARE = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 _UNIT = {None: 1.0, "%": 0.01, "ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+_TINY_NS, _TINY = 1e6, 1e-3  # a bare number below these, in ns and of the value, is doubted
 _SHARES = ("breakdown.", "overlap.")
 
 Of = Literal["value", "difference", "relative"]
@@ -64,6 +66,18 @@ class Condition:
                 f"{_said(value.before)} before and {_said(value.after)} after"
             )
         return bool(_COMPARE[self.sign](measured, self.threshold))
+
+    def doubt(self, found: Comparison) -> str | None:
+        """Return a warning if a bare number of ns is so small that another unit is meant."""
+        value, number = found.value(self.name).after, abs(self.threshold)
+        is_bare = self.name.endswith("_ns") and self.text[-1:].isdigit()
+        if not is_bare or value is None or not 0 < number < min(_TINY_NS, value * _TINY):
+            return None
+        written = self.text.rpartition(self.sign)[2].strip()
+        return (
+            f"--fail-if {self.text!r}: {written} is {written} ns, and {self.name} is "
+            f"{format_ns(value)}; write a unit, as in {written}ms"
+        )
 
 
 def _is_share(name: str) -> bool:

@@ -1,7 +1,8 @@
 """Findings: the causes of lost time in a run, then its symptoms, each with evidence and cost.
 
-The cost of a cause is how much longer a step takes because of it; the cost of a symptom is the
-time it takes of a step. Both are in ns, as means over steps.
+The cost of a cause is what a step gains if it is fixed; causes in one kind of work that delay
+the same steps share that gain. The cost of a symptom is the time it takes of a step. Both are
+in ns, as means over steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -105,11 +106,6 @@ def confidence(
     if ranks < 2 or spread_ns is None or cost <= spread_ns:  # noqa: PLR2004 - one rank
         return "low"
     return "high" if is_matched and cost > _HIGH * spread_ns else "medium"
-
-
-def percent(share: float) -> str:
-    """Return a share as a sentence says it: "2.7 %"."""
-    return f"{share:.1%}".replace("%", " %")
 
 
 def median(values: Mapping[int, float], ranks: Sequence[int]) -> float | None:

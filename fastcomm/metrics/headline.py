@@ -6,11 +6,14 @@ The terminal, the page and the JSON take them from here.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fastcomm.metrics import lacks
 from fastcomm.metrics.exposure import Exposure, divided
-from fastcomm.metrics.findings import LEAST_FINDING, percent
+from fastcomm.metrics.findings import LEAST_FINDING
+from fastcomm.metrics.heat import Grid
 from fastcomm.trace.schema import TAGS
-from fastcomm.units import format_ns
+from fastcomm.units import format_ns, percent
 
 if TYPE_CHECKING:
     from fastcomm.metrics.result import Metrics
@@ -82,15 +85,14 @@ def _limit(parts: Mapping[str, float]) -> str:
 
 def _uneven(metrics: "Metrics") -> str | None:
     """Return a sentence on a rank that computes much longer than the median rank, or None."""
-    rows, step = metrics.heat.compute_ns, metrics.iteration.mean_ns
-    known = [[ns for ns in row if ns is not None] for row in rows]
-    if len(known) < 2 or not all(known) or not step:  # noqa: PLR2004 - nothing to compare
+    grid = Grid.of(metrics.tables["iterations"])
+    means, step = grid.mean_by_rank("compute_ns"), metrics.iteration.mean_ns
+    if len(means) < 2 or np.isnan(means).any() or not step:  # noqa: PLR2004 - nothing to compare
         return None
-    means = [sum(row) / len(row) for row in known]
-    above = max(means) - sorted(means)[(len(means) - 1) // 2]
+    above = float(means.max() - np.sort(means)[(len(means) - 1) // 2])
     if above < _UNEVEN * step:
         return None
-    rank = metrics.heat.ranks[means.index(max(means))]
+    rank = grid.ranks[means.argmax()]
     return (
         f"Ranks compute for unequal times: rank {rank} {format_ns(above)} per step longer than "
         f"the median rank ({percent(above / step)} of the step)."

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from fastcomm.trace.run import ranges
 from fastcomm.trace.trace import LACKS, NO_DEVICE
+from fastcomm.units import plural
 
 # Columns of the iterations that need what is lacking, by their beginnings and endings.
 _COMPUTE = (("exact_",), ("_overlapped_ns",))
@@ -65,7 +66,8 @@ def sentences(lacks: Mapping[str, Sequence[int]], ranks: int) -> list[str]:
     return [
         f"the input has {LACKS[word]} are n/a"
         if len(lacking) == ranks
-        else f"{len(lacking)} of {ranks} ranks ({ranges(lacking)}) have {LACKS[word]} are "
+        else f"{len(lacking)} of {ranks} ranks ({ranges(lacking)}) "
+        f"{plural(len(lacking), 'has')} {LACKS[word]} are "
         "those of the other ranks"
         for word, lacking in lacks.items()
         if word not in NO_DEVICE

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics.stack import Stack
 from fastcomm.trace.schema import KIND, KINDS
-from fastcomm.units import counted
+from fastcomm.units import counted, percent
 from fastcomm_kernels import segments
 
 Ints = NDArray[np.int64]
@@ -99,7 +99,7 @@ def sentence(found: Outside) -> str | None:
         return None
     events = found.comm_events or 0
     return (
-        f"Outside every step: {found.share:.1%} of the device time, "
+        f"Outside every step: {percent(found.share)} of the device time, "
         f"{counted(events, 'communication event')}"
     )
 

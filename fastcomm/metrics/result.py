@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -32,6 +32,7 @@ from fastcomm.metrics.view import ByteKind
 from fastcomm.metrics.volume import Volume
 from fastcomm.metrics.windows import Window
 from fastcomm.spread import Spread, one_by_one
+from fastcomm.trace import rank_warnings
 from fastcomm.trace.run import SkippedRank, expected_ranks
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.tags import without_effect
@@ -158,59 +159,52 @@ def answer(  # noqa: PLR0913 - one word a choice
     timed = len(ranks) - len(lacks.get("times", ()))
     numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
     count = len(numbers) if timed else None
-    pieces, sums = partial.pieces(), partial.all_sums()
-    tags = np.unique(sums["tag"].to_numpy()).tolist()
-    material = Material(
-        ranks=ranks,
-        iterations=partial.iterations,
-        pieces=pieces,
-        sums=sums,
-        groups=partial.groups,
-        members=partial.members,
-        world_size=max((note.world_size or 0 for note in partial.notes), default=0) or None,
-    )
+    material = _material(partial)
+    tags = np.unique(material.sums["tag"].to_numpy()).tolist()
     seen, tables = across(material, clocks, spread)
-    over_all = _over_all(partial, pieces, tags, spread)
-    times = rank_times(partial.iterations)
-    clock = iteration_clock(partial.notes)
+    over_all = _over_all(partial, material.pieces, tags, spread)
     beyond = outside_.outside(note.device_time for note in partial.notes)
-    clock_warnings = (outside_.warning(beyond, clock), *_clock_notes(partial.notes))
-    summary = _Summary.of(partial.iterations, seen, volume_.volume(sums, count, timed), tags)
+    times = rank_times(partial.iterations)
+    volume = volume_.volume(material.sums, count, timed)
+    summary = _Summary.of(partial.iterations, seen, volume, tags)
     return Metrics(
         ranks=ranks,
         iterations=count,
         found_by=tuple(sorted({note.found_by for note in partial.notes})),
-        iteration_clock=clock,
+        iteration_clock=iteration_clock(partial.notes),
         outside=beyond,
         bytes=byte_kind,
         link_bandwidth=link,
-        iteration=summary.iteration,
+        **{each.name: getattr(summary, each.name) for each in fields(summary)},
         by_rank=times,
-        breakdown=summary.breakdown,
         windows=over_all.windows if timed else None,
-        bandwidth=bandwidth_.bandwidth(sums, over_all.p95, link),
-        volume=summary.volume,
-        overlap=summary.overlap,
+        bandwidth=bandwidth_.bandwidth(material.sums, over_all.p95, link),
         across=seen,
-        warnings=(
-            *warnings,
-            *lacks_.sentences(lacks, len(ranks)),
-            *(text for text in clock_warnings if text),
-            *_warnings(partial.notes),
-        ),
+        warnings=(*warnings, *_warnings(partial.notes, lacks, beyond)),
         world_size=_world_size(partial.notes) if world_size is None else world_size,
-        exposure=summary.exposure,
-        findings=summary.findings,
         failed=tuple(failed),
         lacks=lacks,
         tables={
-            **_small_tables(partial, sums, link),
+            **_small_tables(partial, material.sums, link),
             "ranks": _ranks_table(times),
-            **(_large_tables(partial, pieces) if with_tables else {}),
+            **(_large_tables(partial, material.pieces) if with_tables else {}),
             "collectives": over_all.collectives,
             **tables,
             "findings": _findings_table(summary.findings),
         },
+    )
+
+
+def _material(partial: Partial) -> Material:
+    """Return what ranks are compared by."""
+    return Material(
+        ranks=tuple(note.rank for note in partial.notes),
+        iterations=partial.iterations,
+        pieces=partial.pieces(),
+        sums=partial.all_sums(),
+        groups=partial.groups,
+        members=partial.members,
+        world_size=max((note.world_size or 0 for note in partial.notes), default=0) or None,
     )
 
 
@@ -381,30 +375,15 @@ def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
     return tuple(note.rank for note in notes if note.clock == "host")
 
 
-def _clock_notes(notes: Sequence[RankNote]) -> list[str]:
-    return _once([(note.rank, note.clock_notes) for note in notes])
-
-
-def _warnings(notes: Sequence[RankNote]) -> list[str]:
+def _warnings(
+    notes: Sequence[RankNote], lacks: Mapping[str, Sequence[int]], beyond: Outside
+) -> list[str]:
+    """Return what a user should know of all ranks before trusting the numbers."""
+    outside = outside_.warning(beyond, iteration_clock(notes))
     return [
+        *lacks_.sentences(lacks, len(notes)),
+        *([outside] if outside else []),
+        *rank_warnings.of_run((note.rank, note.clock_notes) for note in notes),
         *without_effect([note.unused for note in notes]),
-        *_once([(note.rank, note.warnings) for note in notes]),
+        *rank_warnings.of_run((note.rank, note.warnings) for note in notes),
     ]
-
-
-def _once(of_ranks: Sequence[tuple[int, Sequence[str]]]) -> list[str]:
-    """Return each text once, with the ranks that it is about unless these are all."""
-    by_text: dict[str, list[int]] = {}
-    for rank, texts in of_ranks:
-        for text in texts:
-            by_text.setdefault(text, []).append(rank)
-    return [
-        text if len(ranks) == len(of_ranks) else f"{_ranks(ranks)}: {text}"
-        for text, ranks in by_text.items()
-    ]
-
-
-def _ranks(ranks: list[int]) -> str:
-    from fastcomm.trace.run import ranges
-
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"

@@ -193,12 +193,12 @@ def waits(summed: WaitSums, steps: int) -> tuple[Wait, ...]:
     )
 
 
-def by_wait_caused(waits: Iterable[Wait]) -> tuple[WaitCaused, ...]:
-    """Sum up waits by rank: the ranks that others wait for, the most wait first."""
+def over_tags(waits: Iterable[Wait]) -> tuple[WaitCaused, ...]:
+    """Sum up waits by rank, in the order of ranks."""
     by_rank: dict[int, list[Wait]] = {}
     for each in waits:
         by_rank.setdefault(each.rank, []).append(each)
-    rows = [
+    return tuple(
         WaitCaused(
             rank=rank,
             caused_ns=sum(each.wait_caused_ns for each in own),
@@ -206,10 +206,8 @@ def by_wait_caused(waits: Iterable[Wait]) -> tuple[WaitCaused, ...]:
             collectives=sum(each.collectives for each in own),
             wait_ns=sum(each.wait_ns for each in own),
         )
-        for rank, own in by_rank.items()
-    ]
-    rows = [each for each in rows if each.caused_ns > 0]
-    return tuple(sorted(rows, key=lambda each: (-each.caused_ns, each.rank)))
+        for rank, own in sorted(by_rank.items())
+    )
 
 
 def _exposed(alone: Ints, wait: Ints, transfer: Ints) -> tuple[Ints, Ints]:

@@ -12,7 +12,6 @@ from fastcomm.metrics.findings import (
     Evidence,
     Finding,
     confidence,
-    percent,
     spread,
 )
 from fastcomm.metrics.heat import Grid
@@ -22,7 +21,7 @@ from fastcomm.metrics.outliers import LEAST_SHARE
 from fastcomm.metrics.transfers import LABEL
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OP, TAG
-from fastcomm.units import format_bandwidth, format_ns
+from fastcomm.units import format_bandwidth, format_ns, percent
 
 
 @dataclass(slots=True)

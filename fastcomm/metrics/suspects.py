@@ -5,7 +5,7 @@ nothing here needs aligned clocks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,13 @@ from fastcomm.metrics.findings import (
     Kind,
     confidence,
     median,
-    percent,
     spread,
 )
 from fastcomm.metrics.heat import Grid
 from fastcomm.metrics.outliers import LEAST_SHARE, above_peers, peers_of
-from fastcomm.units import format_ns
+from fastcomm.metrics.view import UNKNOWN
+from fastcomm.trace.run import named_ranks, ranges
+from fastcomm.units import format_ns, percent, plural
 
 Floats = NDArray[np.float64]
 
@@ -32,6 +33,7 @@ LEAST_STAGE = 0.015
 # Of what a rank computes more, the share that it gets more to do for, to be called hot.
 _HOT = 1 / 3
 _LEAST_HOT = 0.05
+_TIED = 0.9  # of the largest cost: ranks that are late by so much are late together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,39 +60,61 @@ class Known:
 
 def stragglers(known: Known) -> list[Finding]:
     """Return stragglers and hot experts: ranks that compute longer than their stage."""
-    return _above(known, "compute_ns", LEAST_FINDING, _compute_finding)
+    found = _above(known, "compute_ns", LEAST_FINDING, _compute_kind)
+    return [_compute_finding(known, each) for each in found]
 
 
 def jittery_hosts(known: Known) -> list[Finding]:
     """Return ranks whose device is idle for longer than others of their stage."""
     # Idle time varies by itself, as ranks wait for others between two collectives.
-    return _above(known, "idle_ns", LEAST_SHARE, _idle_finding)
+    found = _above(known, "idle_ns", LEAST_SHARE, lambda *_: "jittery_host")
+    return [_idle_finding(known, each) for each in found]
 
 
 def imbalanced_stages(known: Known) -> list[Finding]:
-    """Return the pipeline stage that computes longer than the others, if there is one."""
-    step, parts = known.step_ns, peers_of(known.grid, known.stage)
-    means = known.grid.mean_by_rank("compute_ns")
+    """Return the pipeline stages that compute longest, if they stand out from the others.
+
+    That is one finding. Without that work the longest of the other stages would limit the step,
+    so that the difference between these two is the cost.
+    """
+    step, means = known.step_ns, known.grid.mean_by_rank("compute_ns")
+    is_known = ~np.isnan(means)
+    parts = [rows for rows in peers_of(known.grid, known.stage) if is_known[rows].any()]
+    if len(parts) < 2:  # noqa: PLR2004 - nothing to compare with
+        return []
     # Of a stage its median: one straggler in it is no imbalance.
     stages = np.array([_lower_median(means[rows]) for rows in parts])
-    found = []
-    for index, middle, _ in above_peers(stages, LEAST_STAGE * step):
-        ranks = tuple(known.grid.ranks[parts[index]].tolist())
-        stage, cost = known.stage.get(ranks[0]), float(stages[index]) - middle
-        others = np.concatenate([rows for place, rows in enumerate(parts) if place != index])
-        evidence = Evidence(
-            stage=stage,
-            tag="PP",
-            compute_ns=float(stages[index]),
-            peers_compute_ns=middle,
-            **_steps(known, "compute_ns", parts[index], others),
-        )
-        text = (
-            f"Pipeline stage {stage} has more work than the others, which wait for it: "
-            f"+{_per_step(cost, step, 'compute')}."
-        )
-        found.append(_finding(known, "imbalanced_stage", ranks, cost, text, evidence))
-    return found
+    longest, rest = _standing_out(stages)
+    cost, count = float(stages[longest[-1]] - stages[rest]), len(longest)
+    if cost <= LEAST_STAGE * step:
+        return []
+    rows = np.sort(np.concatenate([parts[place] for place in longest]))
+    names = sorted({known.stage.get(rank, 0) for rank in known.ranks_of(rows)})
+    evidence = Evidence(
+        stage=names[0] if len(names) == 1 else None,
+        tag="PP",
+        compute_ns=float(stages[longest[-1]]),
+        peers_compute_ns=float(stages[rest]),
+        **_steps(known, "compute_ns", parts[longest[-1]], parts[rest]),
+    )
+    text = (
+        f"Pipeline {plural(count, 'stage')} {ranges(names)} {plural(count, 'has')} more work "
+        f"than the others, which wait for {'it' if count == 1 else 'them'}: "
+        f"+{_per_step(cost, step, 'compute')}."
+    )
+    ranks = tuple(known.ranks_of(rows))
+    return [_finding(known, "imbalanced_stage", ranks, cost, text, evidence)]
+
+
+def _standing_out(stages: Floats) -> tuple[NDArray[np.int64], int]:
+    """Return the places of the longest stages, and of the longest of the others.
+
+    The widest gap between two stages divides them; at most half of the stages stand out.
+    """
+    order = np.argsort(-stages, kind="stable")
+    gaps = stages[order[:-1]] - stages[order[1:]]
+    count = int(np.argmax(gaps[: max(1, len(stages) // 2)])) + 1
+    return order[:count], int(order[count])
 
 
 def _lower_median(values: Floats) -> float:
@@ -99,81 +123,162 @@ def _lower_median(values: Floats) -> float:
     return float(known[(len(known) - 1) // 2]) if len(known) else np.nan
 
 
-def _above(known: Known, measure: str, least: float, judge: "Judge") -> list[Finding]:
-    """Return a finding for each rank whose mean is above its stage's by a share of the step."""
+def _above(
+    known: Known, measure: str, least: float, kind_of: Callable[[Known, "_Suspect"], Kind]
+) -> list["_Suspect"]:
+    """Return the ranks whose mean is above their stage's by a share of the step."""
     means, found = known.grid.mean_by_rank(measure), []
     for rows in peers_of(known.grid, known.stage):
         for index, middle, _ in above_peers(means[rows], least * known.step_ns):
+            others = np.delete(rows, index)
+            own = known.grid.values[measure][rows[index]]
+            excess = np.where(own == UNKNOWN, 0, own - known.grid.middle(measure, others))
             suspect = _Suspect(
                 row=int(rows[index]),
                 rank=int(known.grid.ranks[rows[index]]),
-                others=np.delete(rows, index),
+                others=others,
                 mean=float(means[rows[index]]),
                 middle=middle,
+                excess=np.maximum(np.nan_to_num(excess), 0),
             )
             if _is_awaited(known, suspect):
-                found.append(judge(known, suspect))
-    return found
+                found.append(replace(suspect, kind=kind_of(known, suspect)))
+    return _sharing(_joined_ties(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Suspect:
-    """A rank that is above its peers in a measure."""
+    """A rank that is above its peers in a measure, and the ranks that tie with it."""
 
     row: int  # of the grid
     rank: int
     others: NDArray[np.int64]  # rows of its peers
     mean: float
     middle: float  # median of its peers
+    excess: Floats  # above its peers, in each step
+    kind: Kind = "straggler"
+    tied: tuple[int, ...] = ()  # other ranks
+    share: float = 1.0  # of the cost, where other suspects delay the same steps
 
     @property
     def cost(self) -> float:
         return self.mean - self.middle
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted((self.rank, *self.tied)))
+
+
+def _joined_ties(suspects: Sequence[_Suspect]) -> list[_Suspect]:
+    """Join suspects of one kind with nearly the same cost: fixing one of them gains nothing."""
+    found: list[_Suspect] = []
+    for each in sorted(suspects, key=lambda suspect: (suspect.kind, -suspect.cost)):
+        lead = found[-1] if found else None
+        if lead and lead.kind == each.kind and each.cost >= _TIED * lead.cost:
+            excess = np.maximum(lead.excess, each.excess)
+            found[-1] = replace(lead, tied=(*lead.tied, each.rank), excess=excess)
+        else:
+            found.append(each)
+    return found
+
+
+def _sharing(suspects: Sequence[_Suspect]) -> list[_Suspect]:
+    """Divide among suspects what they delay together, so that costs add up to what they delay.
+
+    In each step those who delay it by some time share that time equally; what one delays
+    it beyond the others is its own (the Shapley value of the longest delay).
+    """
+    if not suspects:
+        return []
+    excess = np.stack([each.excess for each in suspects])
+    falling = -np.sort(-excess, axis=0)
+    beyond = falling - np.vstack([falling[1:], np.zeros_like(falling[:1])])
+    parts = beyond / np.arange(1, len(suspects) + 1)[:, np.newaxis]
+    of_place = parts[::-1].cumsum(axis=0)[::-1]
+    place = np.argsort(np.argsort(-excess, axis=0, kind="stable"), axis=0)
+    own = np.take_along_axis(of_place, place, axis=0).sum(axis=1)
+    total = excess.sum(axis=1)
+    shares = np.divide(own, total, out=np.ones_like(own), where=total > 0)
+    return [
+        replace(each, share=share)
+        for each, share in zip(suspects, shares.tolist(), strict=True)
+    ]
+
+
+def _compute_kind(known: Known, of: _Suspect) -> Kind:
+    """Whether a rank computes longer as it gets more expert tokens, or at the same work."""
+    more = _more_tokens(known, of)
+    return "hot_expert" if more > max(_LEAST_HOT, _HOT * of.cost / of.middle) else "straggler"
+
+
+def _more_tokens(known: Known, of: _Suspect) -> float:
+    """Return by which share a rank gets more expert tokens than its peers; 0 if unknown."""
+    tokens = known.received.get(of.rank)
+    peers = median(known.received, known.ranks_of(of.others))
+    return tokens / peers - 1 if tokens is not None and peers else 0.0
+
 
 def _compute_finding(known: Known, of: _Suspect) -> Finding:
     others = known.ranks_of(of.others)
-    tokens, peers_tokens = known.received.get(of.rank), median(known.received, others)
-    more = tokens / peers_tokens - 1 if tokens is not None and peers_tokens else 0.0
-    is_hot = more > max(_LEAST_HOT, _HOT * of.cost / of.middle)
+    is_hot = of.kind == "hot_expert"
     exchange = known.longer(of.rank) if is_hot else None
-    cost = of.cost + (exchange or 0.0)
+    excess = of.cost + (exchange or 0.0)
     evidence = Evidence(
-        stage=known.stage.get(of.rank),
+        stage=_stage(known, of),
         tag="EP" if is_hot else None,
         compute_ns=of.mean,
         peers_compute_ns=of.middle,
-        expert_bytes=tokens,
-        peers_expert_bytes=peers_tokens,
+        expert_bytes=known.received.get(of.rank),
+        peers_expert_bytes=median(known.received, others),
         longer_exchange_ns=exchange,
         **_waits(known, of.rank, others),
         **_steps(known, "compute_ns", np.array([of.row]), of.others),
     )
+    cost, count = excess * of.share, len(of.ranks)
     if is_hot:
-        work = _per_step(cost, known.step_ns, "compute and all-to-all")
+        work = _per_step(cost, known.step_ns, "compute and all-to-all", excess)
         text = (
-            f"Rank {of.rank} has hot experts: {100 * more:.0f} % more expert tokens than its "
-            f"peers, +{work}."
+            f"{_named(of)} {plural(count, 'has')} hot experts: "
+            f"{100 * _more_tokens(known, of):.0f} % more expert tokens than "
+            f"{_its(of)} peers, +{work}."
         )
-        return _finding(known, "hot_expert", (of.rank,), cost, text, evidence)
-    work = _per_step(cost, known.step_ns, "compute")
-    text = f"Rank {of.rank} is a straggler: same work as its peers, +{work}."
-    return _finding(known, "straggler", (of.rank,), cost, text, evidence)
+        return _finding(known, "hot_expert", of.ranks, cost, text, evidence)
+    work = _per_step(cost, known.step_ns, "compute", excess)
+    what = "is a straggler" if count == 1 else "are stragglers"
+    text = f"{_named(of)} {what}: same work as {_its(of)} peers, +{work}."
+    return _finding(known, "straggler", of.ranks, cost, text, evidence)
 
 
 def _idle_finding(known: Known, of: _Suspect) -> Finding:
     evidence = Evidence(
-        stage=known.stage.get(of.rank),
+        stage=_stage(known, of),
         idle_ns=of.mean,
         peers_idle_ns=of.middle,
         **_waits(known, of.rank, known.ranks_of(of.others)),
         **_steps(known, "idle_ns", np.array([of.row]), of.others),
     )
+    cost, ranks = of.cost * of.share, named_ranks(of.ranks)
+    hosts = f"The hosts of {ranks} launch" if of.tied else f"The host of {ranks} launches"
     text = (
-        f"The host of rank {of.rank} launches late: the device is idle longer than its peers, "
-        f"+{_per_step(of.cost, known.step_ns)}."
+        f"{hosts} late: the device is idle longer than {_its(of)} peers, "
+        f"+{_per_step(cost, known.step_ns, excess=of.cost)}."
     )
-    return _finding(known, "jittery_host", (of.rank,), of.cost, text, evidence)
+    return _finding(known, "jittery_host", of.ranks, cost, text, evidence)
+
+
+def _named(of: _Suspect) -> str:
+    """Return "Rank 5", or "Ranks 3, 5", to begin a sentence."""
+    return named_ranks(of.ranks).capitalize()
+
+
+def _its(of: _Suspect) -> str:
+    return "their" if of.tied else "its"
+
+
+def _stage(known: Known, of: _Suspect) -> int | None:
+    """Return the stage of the ranks of a suspect; None where they are of several."""
+    stages = {known.stage.get(rank) for rank in of.ranks}
+    return stages.pop() if len(stages) == 1 else None
 
 
 def _finding(
@@ -195,10 +300,17 @@ def _finding(
     )
 
 
-def _per_step(cost: float, step: float, what: str = "") -> str:
-    """Return a cost in words: "2.16 ms compute per step (2.7 % of the step)"."""
+def _per_step(cost: float, step: float, what: str = "", excess: float | None = None) -> str:
+    """Return a cost in words: "2.16 ms compute per step (2.7 % of the step)".
+
+    `excess` is how much longer the work takes, where others share its cost.
+    """
+    share = f"{percent(cost / step)} of the step"
+    if excess is None or excess == cost:
+        return f"{format_ns(cost)}{what and ' '}{what} per step ({share})"
     return (
-        f"{format_ns(cost)}{what and ' '}{what} per step ({percent(cost / step)} of the step)"
+        f"{format_ns(excess)}{what and ' '}{what} per step; others delay the same steps, its "
+        f"share is {format_ns(cost)} ({share})"
     )
 
 
@@ -218,6 +330,3 @@ def _is_awaited(known: Known, of: _Suspect) -> bool:
 
 def _waits(known: Known, rank: int, others: Sequence[int]) -> dict[str, Any]:
     return {"wait_ns": known.waits.get(rank), "peers_wait_ns": median(known.waits, others)}
-
-
-Judge = Callable[[Known, _Suspect], Finding]

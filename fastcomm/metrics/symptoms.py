@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from fastcomm.metrics.breakdown import EXACT, Breakdown
 from fastcomm.metrics.exposure import Exposure, divided
-from fastcomm.metrics.findings import Evidence, Finding, Kind, confidence, percent, spread
+from fastcomm.metrics.findings import Evidence, Finding, Kind, confidence, spread
 from fastcomm.metrics.headline import largest_tag, step_parts
-from fastcomm.units import format_ns
+from fastcomm.units import format_ns, percent
 
 _EXPOSED = tuple(name for name in EXACT if name.startswith("exposed_"))
 _PARTS: dict[Kind, tuple[str, tuple[str, ...]]] = {

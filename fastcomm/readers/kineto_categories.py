@@ -19,6 +19,7 @@ from fastcomm.readers.blocks import CutShortError, blocks
 from fastcomm.readers.chrome import Scanned, Selection, scan_file
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import LACKS
+from fastcomm.units import percent
 from fastcomm_kernels.json_numbers import NULL
 from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NONE
 
@@ -193,8 +194,8 @@ def why_strange(path: Path, strange: Strange) -> tuple[tuple[str, ...], str]:
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     of = f" of the categories {named}{more}" if found else " of a category without a name"
     what = (
-        f"{strange.events} events that look like device work, {strange.share:.1%} of its time, "
-        f"are{of}, which are not understood"
+        f"{strange.events} events that look like device work, {percent(strange.share)} of its "
+        f"time, are{of}, which are not understood"
     )
     if strange.share <= _SMALL:
         return (), f"{what}: they count neither as compute nor as communication"

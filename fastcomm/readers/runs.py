@@ -12,6 +12,7 @@ from fastcomm.readers.ranks import rank_from_name
 from fastcomm.readers.steady import steady
 from fastcomm.remote import place
 from fastcomm.trace.run import Run, SkippedRank, absent
+from fastcomm.units import plural
 
 __all__ = ["FORMATS", "OpenOptions", "open_run"]
 
@@ -88,7 +89,11 @@ def missing(ranks: Sequence[int], world: int | None) -> list[str]:
     """A warning that names the ranks without a trace, if there are any."""
     size = world if world is not None else max(ranks) + 1
     count, words = absent(sorted(set(ranks)), size)
-    return [f"{count} of {size} ranks have no trace here: {words}"] if count else []
+    return (
+        [f"{count} of {size} ranks {plural(count, 'has')} no trace here: {words}"]
+        if count
+        else []
+    )
 
 
 def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tuple[str, ...]]:

@@ -11,17 +11,17 @@ from fastcomm.replay.nccl import Topology
 from fastcomm.replay.steps import with_steps
 from fastcomm.replay.trial import Trial
 from fastcomm.replay.uniform import UniformTrace
-from fastcomm.trace.run import SkippedRank
+from fastcomm.trace.run import ReadRanks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A uniform trace, the trial that it was read from, if any, and the ranks not read."""
+    """A uniform trace, the trial that it was read from, if any, or the ranks of a run."""
 
     trace: UniformTrace
     trial: Trial | None = None
     warnings: tuple[str, ...] = ()
-    skipped: tuple[SkippedRank, ...] = ()
+    read: ReadRanks | None = None  # null where PATH is no run
 
     @property
     def topology(self) -> Topology | None:
@@ -45,7 +45,7 @@ def read(
         options = replace(options or OpenOptions(), whole=True)
         run = open_run(path, options=options)
         found = uniform_run.converted(run, keep_going=options.keep_going)
-        return Input(trace=found.trace, warnings=found.warnings, skipped=found.skipped)
+        return Input(trace=found.trace, warnings=found.warnings, read=found.read)
     if path.is_dir():
         read_trial = trial.read(path, rule=rule, align=align)
         return Input(trace=read_trial.trace, trial=read_trial, warnings=read_trial.warnings)

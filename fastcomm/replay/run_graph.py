@@ -22,6 +22,7 @@ from fastcomm.replay.naming import Naming, plain
 from fastcomm.replay.replayer import Options, Replayer
 from fastcomm.replay.step_time import RankSteps, StepTime
 from fastcomm.replay.uniform_run import pid
+from fastcomm.trace.run import ReadRanks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import replay as kernels
 from fastcomm_kernels.graph import NONE
@@ -43,6 +44,7 @@ class Step:
     rank_of: Ints  # by node: place in `traces`
     first: Ints
     traces: Sequence[Trace]
+    read: ReadRanks | None = None  # null where a step was put together in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from fastcomm.replay.replayer import Options, Replayed, Replayer
 from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import StepTime, step_time
 from fastcomm.replay.trial import Trial, read
+from fastcomm.trace.run import ReadRanks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class Session:
     measured: StepTime
     replayed: Replayed
     path: CriticalPath
+    read: ReadRanks | None = None  # of a run; null for a trial
 
     @property
     def error(self) -> float:

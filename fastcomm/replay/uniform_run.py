@@ -14,8 +14,8 @@ import pyarrow as pa
 from fastcomm.errors import FastcommError
 from fastcomm.replay.naming import Naming
 from fastcomm.replay.uniform import Event, UniformTrace, of_events
-from fastcomm.trace import clocks
-from fastcomm.trace.run import Run, SkippedRank
+from fastcomm.trace import clocks, rank_warnings
+from fastcomm.trace.run import ReadRanks, Run, SkippedRank
 from fastcomm.trace.trace import Trace
 from fastcomm.units import counted, plural
 
@@ -27,7 +27,7 @@ class Converted:
     trace: UniformTrace
     left_out: int
     warnings: tuple[str, ...]
-    skipped: tuple[SkippedRank, ...] = ()
+    read: ReadRanks
 
 
 def pid(rank: int) -> str:
@@ -39,10 +39,12 @@ def converted(run: Run, *, keep_going: bool = False) -> Converted:
     """Read every rank of a run as operations.
 
     Raises the error of the first rank that cannot be read; with `keep_going` such ranks are in
-    `skipped`, and it is raised only if no rank is left.
+    `read.failed`, and it is raised only if no rank is left.
     """
     events: list[Event] = []
-    ends, left_out, warnings, skipped = [], 0, list(run.warnings), list(run.skipped)
+    ends, left_out, skipped = [], 0, list(run.skipped)
+    warnings: list[str] = []
+    own_warnings: list[tuple[int, tuple[str, ...]]] = []
     for source in run.sources:
         try:
             trace = source.read()
@@ -52,7 +54,7 @@ def converted(run: Run, *, keep_going: bool = False) -> Converted:
             path = str(source.path)
             skipped.append(SkippedRank(rank=source.rank, path=path, error=str(error)))
             continue
-        warnings += trace.meta.warnings
+        own_warnings.append((source.rank, trace.meta.warnings))
         ends.append(clocks.ends(trace))
         own = list(operations(trace))
         events += (each for each in own if each.step is not None)
@@ -68,7 +70,10 @@ def converted(run: Run, *, keep_going: bool = False) -> Converted:
     shifts = {pid(each.rank): -each.offset_ns for each in found if each.applies}
     trace_ = of_events(events, shifts)
     return Converted(
-        trace=trace_, left_out=left_out, warnings=tuple(warnings), skipped=tuple(skipped)
+        trace=trace_,
+        left_out=left_out,
+        warnings=(*run.warnings, *rank_warnings.of_run(own_warnings), *warnings),
+        read=ReadRanks.of(run, [rank for rank, _ in own_warnings], skipped),
     )
 
 

@@ -12,7 +12,14 @@ from fastcomm.metrics.comparison import Comparison, Part, Value
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import Table, table
-from fastcomm.units import format_bandwidth, format_bytes, format_ns, format_signed_ns
+from fastcomm.units import (
+    format_bandwidth,
+    format_bytes,
+    format_ns,
+    format_signed_ns,
+    percent,
+    signed_percent,
+)
 
 _MOST_VALUES = 12
 _STEP_DIGITS = 4
@@ -118,7 +125,7 @@ def _headline(found: Comparison) -> str:
     step = found.step
     if step.before is None or step.after is None or step.difference is None:
         return "The change of the step is n/a: a run has no iteration times."
-    relative = "" if step.relative is None else f" ({step.relative:+.2%})"
+    relative = "" if step.relative is None else f" ({signed_percent(step.relative, 2)})"
     change = f"{format_signed_ns(step.difference)}{relative}"
     return (
         f"[bold]An iteration takes {format_ns(step.after, _STEP_DIGITS)} instead of "
@@ -147,7 +154,7 @@ def _reasons(part: Part) -> str:
     words = []
     for each in part.reasons:
         name = _REASONS.get(each.name.rpartition(".")[2], "overlap")
-        words.append(f"{name} {each.relative:+.1%}")
+        words.append(f"{name} {signed_percent(each.relative or 0.0)}")
     return ", ".join(words)
 
 
@@ -164,7 +171,7 @@ def _changed(found: Comparison) -> Table:
     known.sort(key=lambda each: -abs(each.relative or 0))
     for each in known[:_MOST_VALUES]:
         words = (_in_unit(each.name, value) for value in (each.before, each.after))
-        rows.add_row(escape(each.name), *words, f"{each.relative:+.1%}")
+        rows.add_row(escape(each.name), *words, signed_percent(each.relative or 0.0))
     return rows
 
 
@@ -180,5 +187,5 @@ def _in_unit(name: str, value: float | None) -> str:
     if "bytes" in last and not last.startswith("events"):
         return format_bytes(value)
     if "util" in last or name.startswith("overlap."):
-        return f"{value:.1%}"
+        return percent(value)
     return f"{value:g}"

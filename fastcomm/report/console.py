@@ -1,6 +1,7 @@
 """The console that reports are printed to, and sentences that fit its width."""
 
 import os
+import re
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,6 +13,8 @@ from fastcomm.inert import inert
 # Print every column, however wide the lines get (`--wide`).
 WIDE: ContextVar[bool] = ContextVar("WIDE", default=False)
 
+_PERCENT = re.compile(r"(?<=\d) (?=%)")
+_NO_BREAK = "\ue000"  # of private use: for rich all of Unicode's spaces end a word
 _PIPE_WIDTH = 110
 _LEAST_WIDTH = 40
 _WIDE_WIDTH = 10_000
@@ -81,6 +84,8 @@ def say(
             console.print(text, soft_wrap=True)
             continue
         width = max(console.width - max(indent, after), 1)
+        text.plain = _PERCENT.sub(_NO_BREAK, text.plain)
         for number, part in enumerate(text.wrap(console, width)):
             part.rstrip()
+            part.plain = part.plain.replace(_NO_BREAK, " ")
             console.print(Text(" " * (after if number else indent)).append_text(part))

@@ -17,7 +17,7 @@ from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import Table, table
 from fastcomm.trace.run import ranks_words
-from fastcomm.units import counted, format_ns
+from fastcomm.units import counted, format_ns, percent
 
 _BAR = 24
 _NEARLY = 0.95
@@ -143,7 +143,9 @@ def _title(found: CriticalPath, ranks: str) -> str:
 def _coverage(found: CriticalPath) -> str:
     length, wall = found.length_ns, found.wall_ns
     share = length / wall if wall else 1.0
-    words = f"The path covers {share:.1%} of the {format_ns(wall)} from first to last event."
+    words = (
+        f"The path covers {percent(share)} of the {format_ns(wall)} from first to last event."
+    )
     if share < _NEARLY:
         words += f" {format_ns(wall - length)} are on no edge of it."
     return words
@@ -156,7 +158,7 @@ def _classes(found: CriticalPath) -> Table:
     for name, ns in sorted(sums.items(), key=lambda pair: (-pair[1], pair[0])):
         share = ns / total
         bar = "█" * round(max(share, 0) * _BAR)
-        shown.add_row(WORDS.get(name, name), f"{share:.1%}", bar, format_ns(ns))
+        shown.add_row(WORDS.get(name, name), percent(share), bar, format_ns(ns))
     return shown
 
 

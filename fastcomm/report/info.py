@@ -102,7 +102,7 @@ def _clocks(found: Info) -> str:
         return f"agree within {format_ns(abs(note.offset_ns))} ({evidence})"
     applied = sum(each.applies for _, each in known)
     return (
-        f"{counted(applied, 'rank')} {'needs' if applied == 1 else 'need'} correction "
+        f"{counted(applied, 'rank')} {plural(applied, 'needs')} correction "
         f"(ranks.parquet); the most, rank {rank} by "
         f"{format_ns(-note.offset_ns)} to agree with rank {note.reference} ({evidence})"
     )

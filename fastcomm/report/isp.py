@@ -14,7 +14,14 @@ from fastcomm.isp.sensitivity import Change
 from fastcomm.isp.sweep import Cell, Sweep
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import Table, table
-from fastcomm.units import counted, format_bandwidth, format_binary_bytes, format_ns
+from fastcomm.units import (
+    counted,
+    format_bandwidth,
+    format_binary_bytes,
+    format_ns,
+    percent,
+    signed_percent,
+)
 
 _FRONT = 6
 _LAYOUT = {"world_size": "GPUs", "interleave": "v"}
@@ -88,7 +95,7 @@ def _ranking(title: str, records: Sequence[Record], question: Question) -> Table
             _CKPT[record["activation_ckpt"]],
             _seconds(record["total_latency"]),
             f"{record['tgs']:.1f}",
-            f"{record['mfu']:.1%}" if "mfu" in record else "",
+            percent(record["mfu"]) if "mfu" in record else "",
             f"{record['total_mm_cost'] / 2**30:.1f}",
         )
     return rows
@@ -103,7 +110,7 @@ def _breakdown(best: dict[str, Record], question: Question) -> Table:
             part.value / whole[0].value for part, whole in zip(row, terms.values(), strict=True)
         ]
         if any(shares):
-            rows.add_row(row[0].name, *(f"{share:.1%}" for share in shares))
+            rows.add_row(row[0].name, *(percent(share) for share in shares))
     return rows
 
 
@@ -136,7 +143,7 @@ def _terms(title: str, terms: list[Term], form: Callable[[float], str]) -> Table
     for term in terms:
         if term.value or not term.level:
             indent = "  " * term.level
-            share = f"{term.value / whole:.1%}" if whole else ""
+            share = percent(term.value / whole) if whole else ""
             rows.add_row(f"{indent}{term.name}", form(term.value), share, escape(term.words))
     return rows
 
@@ -149,7 +156,7 @@ def changes(found: Sequence[Change]) -> None:
             rows.add_row(change.what, "n/a", "n/a", "")
             continue
         best = change.best
-        gain = "n/a" if change.gain is None else f"{change.gain:+.1%}"
+        gain = "n/a" if change.gain is None else signed_percent(change.gain)
         words = f"{best['algo_type'].upper()} pp {best['pp']} sp {best['sp']}"
         rows.add_row(change.what, f"{best['tgs']:.1f}", gain, words)
     plain_console().print(rows)
@@ -175,9 +182,9 @@ def _kernels(found: Sequence[ComputeResidual]) -> Table:
             str(line.calls),
             f"{line.flops / 1e9:.3g}",
             f"{line.rate / 1e12:.3g}",
-            f"{line.efficiency:.0%}",
-            f"{line.median_error:.1%}",
-            f"{line.worst_error:.1%}",
+            percent(line.efficiency, 0),
+            percent(line.median_error),
+            percent(line.worst_error),
         )
     return rows
 
@@ -196,8 +203,8 @@ def _links(found: Calibrated) -> Table:
             str(line.sizes),
             _seconds(line.alpha),
             format_bandwidth(line.bus),
-            f"{line.median_error:.1%}",
-            f"{line.worst_error:.1%}",
+            percent(line.median_error),
+            percent(line.worst_error),
         )
     return rows
 
@@ -226,7 +233,7 @@ def _shaded(cell: Cell) -> str:
     share = min(1.0, cell.best["mfu"])
     shade = _SHADES[min(len(_SHADES) - 1, int(share * len(_SHADES)))]
     best = cell.best
-    return f"{best['algo_type'].upper()} {best['tgs']:.0f} {share:.0%} {shade * 2}"
+    return f"{best['algo_type'].upper()} {best['tgs']:.0f} {percent(share, 0)} {shade * 2}"
 
 
 def _seconds(value: float) -> str:

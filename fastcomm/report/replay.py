@@ -17,7 +17,7 @@ from fastcomm.replay.what_if import Removed
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import table
-from fastcomm.units import counted, format_ns
+from fastcomm.units import counted, format_ns, signed_percent
 
 _MS = 1e6
 _US = 1e3
@@ -46,6 +46,8 @@ def to_dict(
         "critical_path_ms": found.path.length_ns / _MS,
         "critical_path": [[graph.nodes[node], cost / _MS] for node, cost in pairs],
     }
+    if found.read is not None:
+        said |= {"ranks": list(found.read.ranks), **found.read.to_dict()}
     if changed is not None:
         said["what_if"] = {
             "step_end_ms": {pid: end / _MS for pid, end in changed.by_pid().items()},
@@ -83,15 +85,16 @@ def show(
     say(
         console,
         f"[bold]replayed {format_ns(replayed.mean_ns, _STEP_DIGITS)} a step,[/] measured "
-        f"{format_ns(found.measured.time_ns, _STEP_DIGITS)}: {found.error:+.2%}; "
+        f"{format_ns(found.measured.time_ns, _STEP_DIGITS)}: {signed_percent(found.error, 2)}; "
         f"{counted(len(graph.nodes), 'operation')}, "
-        f"{edges} {'dependency' if edges == 1 else 'dependencies'}",
+        f"{edges} {'dependency' if edges == 1 else 'dependencies'}"
+        + (f"; {found.read}" if found.read else ""),
         hanging=2,
     )
     rows = table("rank", "replayed", "error", *(["what if"] if changed else []))
     for pid, end in replayed.by_pid().items():
         error = found.error_of(pid)
-        words = [format_ns(end), "n/a" if error is None else f"{error:+.2%}"]
+        words = [format_ns(end), "n/a" if error is None else signed_percent(error, 2)]
         rows.add_row(
             escape(pid), *words, *([format_ns(changed.by_pid()[pid])] if changed else [])
         )
@@ -100,7 +103,7 @@ def show(
         say(
             console,
             f"[bold]what if:[/] {format_ns(changed.mean_ns, _STEP_DIGITS)} a step, "
-            f"{changed.mean_ns / replayed.mean_ns - 1:+.2%}",
+            f"{signed_percent(changed.mean_ns / replayed.mean_ns - 1, 2)}",
         )
     path = table(f"critical path, {format_ns(found.path.length_ns)}", "share")
     pairs = sorted(zip(found.path.cost, found.path.nodes, strict=True), reverse=True)

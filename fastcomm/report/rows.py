@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fastcomm import units
 from fastcomm.inert import inert
 
 T = TypeVar("T")
@@ -240,11 +241,8 @@ def _middle(name: str, width: int) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Write a share in percent: "13.4%"."""
-    if value is None:
-        return NA
-    text = f"{value:.1%}"
-    return text.removeprefix("-") if re.fullmatch(r"-0\.0+%", text) else text
+    """Write a share in percent: "13.4 %"; n/a where it is unknown."""
+    return na(value, units.percent)
 
 
 def known_by(row: Mapping[str, Any]) -> str:

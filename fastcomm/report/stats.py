@@ -13,16 +13,20 @@ from fastcomm.replay.step_time import StepTime
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import Table, table
-from fastcomm.units import counted, format_ns, format_signed_ns
+from fastcomm.trace.run import ReadRanks
+from fastcomm.units import counted, format_ns, format_signed_ns, signed_percent
 
 _MOST_NAMES = 10
 _STEP_DIGITS = 4
 
 
 def to_dict(
-    found: Statistics, time: StepTime, tensors: ParameterDict | None = None
+    found: Statistics,
+    time: StepTime,
+    tensors: ParameterDict | None = None,
+    read: ReadRanks | None = None,
 ) -> dict[str, Any]:
-    """The whole result, in ms; `tensors` are those of a trial."""
+    """Return the whole result, in ms; `tensors` are those of a trial, `read` of a run."""
     said = {} if tensors is None else {"tensors": _tensors(tensors)}
     return {
         "iteration_time_ms": time.time_ns / MS,
@@ -36,6 +40,7 @@ def to_dict(
             for pid, rank in time.ranks.items()
         },
         "categories": found.categories,
+        **(read.to_dict() if read else {}),
         **said,
         "ops": found.ops(),
     }
@@ -61,21 +66,25 @@ def write(
     time: StepTime,
     folder: Path,
     tensors: ParameterDict | None = None,
+    read: ReadRanks | None = None,
     *,
     xlsx: bool = False,
 ) -> list[Path]:
     """Write stats.json, ops.parquet and ops.csv; give their paths."""
-    text = json.dumps(to_dict(found, time, tensors), indent=2)
+    text = json.dumps(to_dict(found, time, tensors, read), indent=2)
     tables = {"ops": found.table()}
     return files.write_tables(folder, {"stats.json": text}, tables, "stats" if xlsx else None)
 
 
-def show(found: Statistics, time: StepTime, rows: list[int]) -> None:
+def show(
+    found: Statistics, time: StepTime, rows: list[int], read: ReadRanks | None = None
+) -> None:
     """Print steps, ranks, categories and the chosen operations."""
     console = plain_console()
     say(
         console,
-        f"[bold]{counted(len(time.ranks), 'rank')}, {counted(len(time.steps), 'step')}:[/] "
+        f"[bold]{read or counted(len(time.ranks), 'rank')}, "
+        f"{counted(len(time.steps), 'step')}:[/] "
         f"{format_ns(time.time_ns, _STEP_DIGITS)} a step; step {time.opt_step} is closest "
         "to it",
     )
@@ -142,7 +151,7 @@ def show_comparison(found: Comparison, head: int) -> None:
         *("operation", "before", "after", "difference", "relative"), drop=("before", "after")
     )
     for each in found.changed[:head]:
-        relative = "n/a" if each.relative is None else f"{each.relative:+.1%}"
+        relative = "n/a" if each.relative is None else signed_percent(each.relative)
         change = format_signed_ns(each.absolute_ns)
         times = (format_ns(ns) for ns in (each.before_ns, each.after_ns))
         rows.add_row(escape(each.name), *times, change, relative)

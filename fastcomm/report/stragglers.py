@@ -12,7 +12,7 @@ from fastcomm.replay.stragglers import Attribution, Effect, Stragglers
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import Table, table
-from fastcomm.units import format_ns
+from fastcomm.units import format_ns, percent, signed_percent
 
 _SECOND = 1e9
 _KINDS = ("dp_rank", "stage", "optype")
@@ -140,7 +140,9 @@ def _what_if_lines(found: Stragglers, changed: Replayed | None) -> list[str]:
     if changed is None:
         return []
     mean, before = float(changed.whole.mean()), float(found.nodelay.whole.mean())
-    return [f"[bold]what if:[/] {format_ns(mean)} a step, {mean / before - 1:+.2%}"]
+    return [
+        f"[bold]what if:[/] {format_ns(mean)} a step, {signed_percent(mean / before - 1, 2)}"
+    ]
 
 
 def _lines(found: Stragglers) -> list[str]:
@@ -148,19 +150,19 @@ def _lines(found: Stragglers) -> list[str]:
         format_ns(float(each.mean()))
         for each in (found.base, found.nodelay.whole, found.ideal.whole)
     )
-    last = "n/a" if found.last_stage.rem is None else f"{found.last_stage.rem:.1%}"
+    last = "n/a" if found.last_stage.rem is None else percent(found.last_stage.rem)
     # Without the sign of a rounded nought.
     delays = round(found.launch_slowdown - 1, 4) + 0.0
     lines = [
         f"[bold]slowdown {found.slowdown:.4f}:[/] a step takes {nodelay}, and {ideal} if every "
         "operation took its ideal time",
-        f"recorded: {base} a step, of which launch delays are {delays:.2%}",
+        f"recorded: {base} a step, of which launch delays are {percent(delays, 2)}",
         f"last stage (M_S): {last} of the slowdown goes if it is ideal",
     ]
     if found.worst is None or found.worst.rem is None:
         return [*lines, "too little slowdown to ask who brings it"]
     ranks = ", ".join(map(str, found.worst_ranks))
-    return [*lines, f"worst ranks (M_W): {found.worst.rem:.1%}, rank {ranks}"]
+    return [*lines, f"worst ranks (M_W): {percent(found.worst.rem)}, rank {ranks}"]
 
 
 def _table(title: str, part: Attribution) -> Table:

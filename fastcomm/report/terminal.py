@@ -200,8 +200,10 @@ def _notes(found: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
         yield "Exposed: not under compute." + (
             " Wait and transfer count overlapped time, too." if found.across.waits else ""
         )
+    if any(not each.is_symptom for each in found.findings):
+        yield "Cost: what a step gains by the fix; ranks that are late together share it."
     if across.culprits(found).row_count:
-        yield "Wait caused: summed over its collectives, also what is overlapped or passed on."
+        yield "Wait caused: in all collectives, also where overlapped or passed on."
     if guessed_tags(found):
         yield "* found by a heuristic; --tp, --pp, --dp, --ep, --cp or [[tags]] settle it."
     if (beyond := outside.sentence(found.outside)) and not outside.warning(

@@ -9,12 +9,13 @@ import pyarrow as pa
 from rich.console import Console
 from rich.markup import escape
 
+from fastcomm.critical_path.device_time import notes
 from fastcomm.critical_path.what_if import Sweep, WhatIf
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.critical_path import WORDS
 from fastcomm.report.rows import Table, table
-from fastcomm.units import format_ns
+from fastcomm.units import format_ns, percent
 
 _STEP_DIGITS = 4
 
@@ -44,7 +45,7 @@ def document(found: WhatIf, sweeps: Sequence[Sweep]) -> dict[str, Any]:
             }
             for each in sweeps
         ],
-        "notes": list(found.before.about.notes),
+        "notes": list(notes(found.before)),
     }
 
 
@@ -61,7 +62,7 @@ def show(found: WhatIf, sweeps: Sequence[Sweep], console: Console | None = None)
     console.print(_classes(found))
     for each in sweeps:
         console.print(_sweep(each, found.before_ns))
-    for note in found.before.about.notes:
+    for note in notes(found.before):
         say(console, f"note: {escape(note)}", hanging=2, style="dim")
 
 
@@ -79,7 +80,7 @@ def _sweep(each: Sweep, before_ns: int) -> Table:
     shown = table(f"{each.edit.action} {each.edit.what}", "step", "of today")
     for value, span in zip(each.values, each.span_ns, strict=True):
         share = span / before_ns if before_ns else 1.0
-        shown.add_row(f"{value:g}", format_ns(span), f"{share:.1%}")
+        shown.add_row(f"{value:g}", format_ns(span), percent(share))
     return shown
 
 

@@ -1,10 +1,10 @@
 """A run: the traces of many ranks, each read when somebody asks for it."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from fastcomm.errors import ConfigError
 from fastcomm.trace.trace import Trace
@@ -69,7 +69,7 @@ class Run:
         absent = sorted(wanted - set(self.ranks) - skipped)
         if absent or (wanted and not kept):
             raise ConfigError(
-                f"--ranks: no trace of rank {ranges(absent or sorted(wanted))}; the run has "
+                f"--ranks: no trace of {named_ranks(absent or sorted(wanted))}; the run has "
                 f"{ranges(self.ranks)}"
             )
         return replace(
@@ -114,11 +114,42 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{a}-{b}" if a != b else str(a) for a, b in parts)
 
 
+def named_ranks(numbers: Sequence[int]) -> str:
+    """Return sorted rank numbers with their noun: "rank 5", "ranks 0-3, 7"."""
+    return f"rank{'' if len(numbers) == 1 else 's'} {ranges(numbers)}"
+
+
 def ranks_words(present: int, expected: int) -> str:
     """Return the number of ranks as a person says it: "8 ranks", "7 of 8 ranks"."""
     if present < expected:
         return f"{present} of {expected} ranks"
     return f"{present} rank{'' if present == 1 else 's'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRanks:
+    """The ranks of a run that were read, how many it should have, and the skipped ones."""
+
+    ranks: tuple[int, ...]
+    expected: int
+    failed: tuple[SkippedRank, ...] = ()
+
+    @classmethod
+    def of(cls, run: Run, ranks: Sequence[int], failed: Sequence[SkippedRank]) -> Self:
+        """Return the ranks that were read beside the number that the run should have."""
+        expected = expected_ranks(ranks, run.world_size, failed)
+        return cls(ranks=tuple(sorted(ranks)), expected=expected, failed=tuple(failed))
+
+    def __str__(self) -> str:
+        """Return "8 ranks", or "7 of 8 ranks"."""
+        return ranks_words(len(self.ranks), self.expected)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `--json` prints besides the ranks themselves."""
+        return {
+            "expected_ranks": self.expected,
+            "failed": [asdict(each) for each in self.failed],
+        }
 
 
 _MOST_LINES = 8

@@ -9,6 +9,7 @@ from fastcomm.readers.nsys.events import GRAPH_NAME
 from fastcomm.readers.nsys.nvtx import NcclRanges
 from fastcomm.readers.nsys.operations import Matched
 from fastcomm.readers.nsys.report import Report
+from fastcomm.units import percent
 from fastcomm_kernels.json_numbers import NULL
 
 
@@ -85,8 +86,9 @@ def _about_graphs(events: Events) -> Iterator[str]:
     device = events.rows("kernel", "memcpy", "memset")
     hidden = int((stop[rows] - start[rows]).sum())
     whole = int((stop[device] - start[device]).sum())
+    share = percent(hidden / max(whole, 1), 0)
     yield (
-        f"{len(rows)} launches of CUDA graphs, {hidden / max(whole, 1):.0%} of the GPU's time, "
+        f"{len(rows)} launches of CUDA graphs, {share} of the GPU's time, "
         "are one row each: the kernels inside are invisible, communication among them, and "
         "all of it counts as compute. Collect with: nsys profile --cuda-graph-trace=node ..."
     )

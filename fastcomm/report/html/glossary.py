@@ -205,8 +205,8 @@ _GROUPS = {
 _WAITS = "what it waits and transfers, a step"
 _RATES = "bytes per second, the median of the other groups, and the one by the other"
 _COST = (
-    "of a cause how much longer a step takes because of it, of a symptom its time; and the "
-    "share of the mean step"
+    "of a cause what a step gains if it is fixed (ranks that are late together share it), of "
+    "a symptom its time; and the share of the mean step"
 )
 _ACROSS = {
     "waits.wait_ns": _of(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fastcomm import units
 from fastcomm.units import format_bandwidth, format_bytes, format_ns, plural
 
 T = TypeVar("T")
@@ -65,12 +66,12 @@ def rate(value: float) -> str:
 
 def percent(value: float) -> str:
     """A share: "13.4 %"."""
-    return _minus(f"{value:.1%}".replace("%", f"{_THIN}%"))
+    return _minus(units.percent(value).replace(" ", _THIN))
 
 
 def signed_percent(value: float) -> str:
     """A change: "+3.2 %"."""
-    text = f"{value:+.1%}".replace("%", f"{_THIN}%")
+    text = units.signed_percent(value).replace(" ", _THIN)
     return _minus(text if text.strip("+-0.%" + _THIN) else text[1:])
 
 
