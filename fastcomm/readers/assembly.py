@@ -107,13 +107,14 @@ def _iterations(
             f"{meta.path}: no device work, launch or annotation in the whole trace"
         )
     try:
-        iterations = find_iterations(_marks(events, found), rule)
+        marks = find_iterations(_marks(events, found), rule)
         if rule.clock == "host" and not meta.is_truncated:
-            return iterations, _OnDevice()
+            return marks, _OnDevice()
         work = _device_work(events)
-        if meta.is_truncated:
-            iterations = without_cut_end(iterations, work)
-        return iterations, _on_device(iterations, work, rule)
+        whole = (
+            without_cut_end(marks, work, events.unanswered()) if meta.is_truncated else marks
+        )
+        return whole, _on_device(marks, work, rule, kept=len(whole.number))
     except ConfigError as error:
         raise TraceFileError(f"{meta.path}: {error}") from error
 
@@ -141,17 +142,20 @@ def _device_work(events: Events) -> DeviceWork:
         start=start[work],
         stop=stop[work],
         launch=np.where(launch >= 0, start[launch], UNKNOWN),
+        offset=events.columns["offset"][work],
     )
 
 
-def _on_device(found: Iterations, work: DeviceWork, rule: IterationRule) -> _OnDevice:
-    """Return the iterations on the device's clock as far as the rule asks for them.
+def _on_device(
+    found: Iterations, work: DeviceWork, rule: IterationRule, kept: int
+) -> _OnDevice:
+    """Return the first `kept` iterations on the device's clock as far as the rule asks for it.
 
     Raises ConfigError where the rule demands them and there are none.
     """
-    if rule.clock == "device":
+    if rule.clock == "device" or (rule.clock == "auto" and not kept):
         try:
-            iterations = on_device_clock(found, work)
+            iterations = on_device_clock(found, work, kept)
         except ConfigError as error:
             raise ConfigError(f"--iteration-clock device: {error}") from error
         return _OnDevice(iterations=iterations, notes=iterations.warnings)
@@ -161,7 +165,7 @@ def _on_device(found: Iterations, work: DeviceWork, rule: IterationRule) -> _OnD
     why = why_not_on_device_clock(found, work)
     if why is None:
         try:
-            iterations = on_device_clock(found, work)
+            iterations = on_device_clock(found, work, kept)
         except ConfigError as error:
             why = str(error)
         else:
