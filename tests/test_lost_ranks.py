@@ -510,3 +510,46 @@ def test_conversion_to_chakra_names_missing_ranks_and_foreign_files(folder, tmp_
     error = invoke("convert", folder, "--to", "chakra", "-o", tmp_path / "chakra").stderr
     assert "warning: no traces, not read: config.json\n" in error
     assert "warning: 1 of 8 ranks have no trace here: 5\n" in error
+
+
+def info_behind(path, **info):
+    """A trace whose `distributedInfo` stands behind its events."""
+    whole = k.document(STEP, **info)
+    whole["distributedInfo"] = whole.pop("distributedInfo")
+    path.write_text(json.dumps(whole))
+
+
+def test_a_world_that_is_told_behind_the_events_counts_the_missing_ranks(tmp_path):
+    folder, store = tmp_path / "traces", tmp_path / "store"
+    folder.mkdir()
+    for rank in (0, 2):
+        info_behind(folder / f"rank{rank}.json", rank=rank, world=6)
+    missing = "4 of 6 ranks have no trace here: 1, 3-5"
+    invoke("ingest", folder, "-o", store)
+    for paths in ([folder], [store], [folder, "--ranks", "0"]):
+        found = json.loads(invoke("metrics", *paths, "--json").stdout)
+        assert [text for text in found["warnings"] if "no trace here" in text] == [missing]
+        assert found["world_size"] == 6
+    for path in (folder, store):
+        found = json.loads(invoke("info", path, "--json").stdout)
+        assert (found["world_size"], found["missing"]) == (6, [1, 3, 4, 5])
+        assert not any("no trace here" in text for text in found["warnings"])
+    alone = fastcomm.compute_metrics(fastcomm.open_run(folder / "rank2.json"))
+    assert "5 of 6 ranks have no trace here: 0-1, 3-5" in alone.warnings
+
+
+def test_no_number_of_ranks_is_made_up_where_no_trace_says_it(tmp_path):
+    for rank in (0, 2):
+        k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
+    found = fastcomm.compute_metrics(fastcomm.open_run(tmp_path))
+    assert "ranks have no trace here: 1" in found.warnings
+
+
+@pytest.mark.parametrize(("sizes", "product"), [(["--dp", 2], 2), (["--dp", 3], 3)])
+def test_sizes_that_differ_from_the_number_of_ranks_are_an_error(tmp_path, sizes, product):
+    for rank in range(8):
+        k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
+    error = invoke("metrics", tmp_path, *sizes, code=1).stderr
+    assert f"times dp = {product} is {product}; wanted the world's 8 ranks" in error
+    for more in (["--dp", 8], ["--dp", 4, "--tp", 2], ["--tp", 2]):
+        invoke("metrics", tmp_path, *more)

@@ -32,7 +32,7 @@ from fastcomm.metrics.view import ByteKind
 from fastcomm.metrics.volume import Volume
 from fastcomm.metrics.windows import Window
 from fastcomm.spread import Spread, one_by_one
-from fastcomm.trace.run import SkippedRank, expected_ranks
+from fastcomm.trace.run import SkippedRank, agreed_size, expected_ranks
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS
@@ -198,7 +198,11 @@ def answer(  # noqa: PLR0913 - one word a choice
             *(text for text in clock_warnings if text),
             *_warnings(partial.notes),
         ),
-        world_size=_world_size(partial.notes) if world_size is None else world_size,
+        world_size=(
+            agreed_size(note.world_size for note in partial.notes)
+            if world_size is None
+            else world_size
+        ),
         exposure=summary.exposure,
         findings=summary.findings,
         failed=tuple(failed),
@@ -212,12 +216,6 @@ def answer(  # noqa: PLR0913 - one word a choice
             "findings": _findings_table(summary.findings),
         },
     )
-
-
-def _world_size(notes: Sequence[RankNote]) -> int | None:
-    """The world size that the ranks agree on; None where none says it, or they differ."""
-    sizes = {note.world_size for note in notes} - {None}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

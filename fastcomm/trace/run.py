@@ -46,6 +46,8 @@ class Run:
     warnings: tuple[str, ...] = ()
     link_bandwidth: float | None = None  # bytes per second, where a configuration says it
     skipped: tuple[SkippedRank, ...] = ()
+    # The ranks with a file, if only reading their events tells how many ranks there are.
+    untold: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -93,6 +95,12 @@ def expected_ranks(
     untold = sum(each.rank is None for each in skipped)
     implied = max(max(numbers, default=-1) + 1, len(numbers) + untold)
     return implied if world_size is None else max(world_size, len(numbers))
+
+
+def agreed_size(sizes: Iterable[int | None]) -> int | None:
+    """Return the world size that all ranks that say one agree on, else None."""
+    told = set(sizes) - {None}
+    return told.pop() if len(told) == 1 else None
 
 
 def absent(ranks: Sequence[int], size: int) -> tuple[int, str]:
