@@ -42,13 +42,24 @@ def open_run(
             *_assumed(config, [each.rank for each in found.sources], found.world_size),
         ),
         link_bandwidth=found.link_bandwidth if config.bandwidth is None else config.bandwidth,
-        skipped=(*detected.skipped, *found.skipped),
+        skipped=_numbered([*detected.skipped, *found.skipped], found),
     )
     return replace(
         run,
         warnings=(*run.warnings, *missing(run.expected, run.world_size)),
         untold=run.expected if run.world_size is None else (),
     )
+
+
+def _numbered(skipped: Sequence[SkippedRank], found: Found) -> tuple[SkippedRank, ...]:
+    """Give the one skipped file of unknown rank the only rank of the world that is left."""
+    unknown = [each for each in skipped if each.rank is None]
+    if len(unknown) != 1 or found.world_size is None or place(unknown[0].path).is_dir():
+        return tuple(skipped)
+    known = {*(each.rank for each in found.sources), *(each.rank for each in skipped)}
+    rest = [rank for rank in range(found.world_size) if rank not in known]
+    rank = rest[0] if len(rest) == 1 else None
+    return tuple(replace(each, rank=rank) if each is unknown[0] else each for each in skipped)
 
 
 def _assumed(config: Config, ranks: Sequence[int], world: int | None) -> Iterator[str]:

@@ -60,18 +60,20 @@ class Run:
         skipped = {each.rank for each in self.skipped if each.rank is not None}
         return tuple(sorted({*self.ranks, *skipped}))
 
-    def only(self, ranks: Iterable[int]) -> Self:
+    def only(self, ranks: Iterable[int], option: str = "--ranks") -> Self:
         """Return the run with these ranks alone; ConfigError where one has no trace.
 
-        Skipped ranks of unknown number stay: they may be among the wanted ones.
+        `option` is named in the error. Skipped ranks of unknown number stay: they may be among
+        the wanted ones.
         """
         wanted = set(ranks)
         skipped = {each.rank for each in self.skipped if each.rank is not None}
         kept = tuple(source for source in self.sources if source.rank in wanted)
         absent = sorted(wanted - set(self.ranks) - skipped)
         if absent or (wanted and not kept):
+            what = "no trace of" if absent else "no readable trace of"
             raise ConfigError(
-                f"--ranks: no trace of rank {ranges(absent or sorted(wanted))}; the run has "
+                f"{option}: {what} rank {ranges(absent or sorted(wanted))}; the run has "
                 f"{ranges(self.ranks)}"
             )
         return replace(
@@ -84,7 +86,7 @@ class Run:
 
     def read(self, rank: int) -> Trace:
         """Read one rank's trace."""
-        return self.only([rank]).sources[0].read()
+        return self.only([rank], "--rank").sources[0].read()
 
 
 def expected_ranks(
