@@ -32,7 +32,7 @@ class Info:
     world_size: int | None
     details: tuple[RankInfo, ...]
     groups: pa.Table  # a row a group and rank
-    iterations: pa.Table  # a row an iteration and rank
+    iterations: pa.Table  # a row an iteration and rank, by the host's marks
     warnings: tuple[str, ...]
     failed: tuple[SkippedRank, ...] = ()
 
@@ -64,6 +64,7 @@ class Info:
             "missing": list(self.missing),
             "details": [asdict(each) for each in self.details],
             "iterations": self.iterations.to_pylist(),
+            "iteration_clock": "host",
             "groups": kinds(self.groups),
             "warnings": [*self.warnings, *rank_warnings(self.details)],
             "lacks": list(self.lacks),
