@@ -174,7 +174,11 @@ def answer(  # noqa: PLR0913 - one word a choice
     times = rank_times(partial.iterations)
     clock = iteration_clock(partial.notes)
     beyond = outside_.outside(note.device_time for note in partial.notes)
-    clock_warnings = (outside_.warning(beyond, clock), *_clock_notes(partial.notes))
+    clock_warnings = (
+        outside_.warning(beyond, clock),
+        outside_.early_warning(note.device_time for note in partial.notes),
+        *_clock_notes(partial.notes),
+    )
     summary = _Summary.of(partial.iterations, seen, volume_.volume(sums, count, timed), tags)
     return Metrics(
         ranks=ranks,

@@ -84,7 +84,10 @@ def assemble(
         ),
     )
     windows = on_device.iterations
-    return trace.with_device_iterations(windows and _iteration_table(windows), on_device.notes)
+    trace = trace.with_device_iterations(
+        None if windows is None else _iteration_table(windows), on_device.notes
+    )
+    return trace.on_host_clock() if options.iterations.clock == "host" else trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +111,6 @@ def _iterations(
         )
     try:
         marks = find_iterations(_marks(events, found), rule)
-        if rule.clock == "host" and not meta.is_truncated:
-            return marks, _OnDevice()
         work = _device_work(events)
         whole = (
             without_cut_end(marks, work, events.unanswered()) if meta.is_truncated else marks
@@ -153,14 +154,14 @@ def _on_device(
 
     Raises ConfigError where the rule demands them and there are none.
     """
-    if rule.clock == "device" or (rule.clock == "auto" and not kept):
+    if rule.clock == "device" or not kept:
         try:
             iterations = on_device_clock(found, work, kept)
         except ConfigError as error:
             raise ConfigError(f"--iteration-clock device: {error}") from error
         return _OnDevice(iterations=iterations, notes=iterations.warnings)
     # Ranges that a user gives are taken as they are.
-    if rule.clock == "host" or found.found_by == RANGES or not len(work.start):
+    if found.found_by == RANGES or not len(work.start):
         return _OnDevice()
     why = why_not_on_device_clock(found, work)
     if why is None:
