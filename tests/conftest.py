@@ -30,7 +30,7 @@ def default_width() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def default_interrupt() -> None:
-    """Commands can be interrupted: a shell starts jobs in the background with SIGINT ignored."""
+    """Undo what a shell does to background jobs: they ignore SIGINT, and so do commands."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

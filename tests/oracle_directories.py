@@ -6,17 +6,21 @@ import json
 GOOD = "good"
 MISSING = "missing"
 DAMAGES = ("empty", "cut", "text", "binary", "half", "array", "link", "zeros")
+UPPER = "upper"  # a good file whose ending is in capitals
+# What is named after a rank, and holds no trace that is looked for: its ending.
+UNREAD = {"trace": ".trace", "bare": ".gz", "no ending": "", "directory": ".json"}
 FOREIGN = {
     "execution_details.json": [{"name": "prefill", "latency": 1.5}, {"name": "decode"}],
     "package.json": {"name": "x", "version": 3},
     "numbers.json": [1, 2, 3],
     "deep.json": {"a": {"b": [{"c": "traceEvents"}]}},
+    "nested.json": {"meta": {"traceEvents": []}, "x": 1},
     "execution_details.json.gz": [{"request": 7}],
 }
 
 
-def trace(rank, world):
-    """The text of a whole trace of one step."""
+def trace(rank, world, told="before"):
+    """The text of a whole trace of one step; rank and world are told before or behind it."""
     kernel = {"stream": 20, "Collective name": "allreduce", "In msg nelems": 8}
     kernel |= {"Out msg nelems": 8, "Group size": world, "dtype": "Float"}
     events = [
@@ -25,8 +29,12 @@ def trace(rank, world):
         row("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "kernel", 0, 20, 40, 20, kernel),
     ]
     info = {"backend": "nccl", "rank": rank, "world_size": world}
-    whole = {"schemaVersion": 1, "distributedInfo": info, "baseTimeNanoseconds": 0}
-    return json.dumps({**whole, "traceEvents": events}).encode()
+    whole = {"schemaVersion": 1, "baseTimeNanoseconds": 0, "traceEvents": events}
+    if told == "before":
+        whole = {"distributedInfo": info, **whole}
+    elif told == "behind":
+        whole = {**whole, "distributedInfo": info}
+    return json.dumps(whole).encode()
 
 
 def row(name, cat, pid, tid, ts, dur, args):
@@ -58,17 +66,28 @@ def damaged(text, damage):
     }[damage]
 
 
-def write(folder, style, states, is_gzipped, foreign):
+def path_of(folder, style, rank, state, is_gzipped):
+    """The file of a rank in some state."""
+    if state in UNREAD:
+        return folder / f"rank{rank}{UNREAD[state]}"
+    name = name_of(style, rank) + (".gz" if is_gzipped else "")
+    stem, dot, ending = name.partition(".json")
+    return folder / (stem + (dot + ending).upper() if state == UPPER else name)
+
+
+def write(folder, style, states, is_gzipped, foreign, told="before"):
     """Write files of ranks in some state, and of other programs; give the paths by rank."""
     paths = {}
     for rank, state in enumerate(states):
         if state == MISSING:
             continue
-        text = trace(rank, len(states))
-        data = text if state == GOOD else damaged(text, state)
-        path = folder / (name_of(style, rank) + (".gz" if is_gzipped else ""))
+        text = trace(rank, len(states), told)
+        data = text if state in (GOOD, UPPER, *UNREAD) else damaged(text, state)
+        path = path_of(folder, style, rank, state, is_gzipped)
         paths[rank] = path
-        if data is None:
+        if state == "directory":
+            path.mkdir()
+        elif data is None:
             path.symlink_to(folder / "nowhere")
         elif is_gzipped and state in ("empty", "cut"):
             path.write_bytes(gzip.compress(text)[: 0 if state == "empty" else 14])

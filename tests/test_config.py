@@ -223,7 +223,9 @@ def test_any_text_is_read_or_refused(tmp_path_factory, text):
     ("sizes", "ranks", "world"),
     [
         ({}, [0, 1], None),
-        ({"dp": 2}, [0, 1], None),  # which tells the world
+        ({"dp": 2}, [0, 1], 2),
+        ({"dp": 2, "pp": 2}, [0, 1], 4),
+        ({"dp": 2}, [0, 7], 8),
         ({"tp": 2}, [0, 1], 2),
         ({"tp": 2}, [0, 3], 4),
         ({"cp": 4, "pp": 2}, [0], 8),

@@ -281,7 +281,7 @@ def test_ranks_without_a_trace_and_foreign_files_are_named_in_warnings(one_unope
     (one_unopened / "rank0.json").unlink()
     (one_unopened / "config.json").write_text('{"model": "x"}')
     error = invoke(one_unopened).stderr
-    assert "warning: no traces, not read: config.json\n" in error
+    assert f"warning: no traces, not read in {one_unopened}: config.json\n" in error
     assert "warning: 1 of 3 ranks has no trace here: 0\n" in error
 
 
@@ -302,3 +302,13 @@ def test_a_path_through_all_ranks_says_which_ranks_have_no_trace(tmp_path):
     done = invoke(*words, "--keep-going", code=3)
     assert done.stdout.startswith("3 of 4 ranks, rules corrected: ")
     assert "skipped: rank 3: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rank", "words"), [(0, "no readable trace of rank 0"), (7, "no trace of rank 7")]
+)
+def test_a_rank_that_cannot_be_read_is_refused_by_the_option_that_names_it(
+    one_unopened, rank, words
+):
+    error = invoke(one_unopened, "--rank", rank, "--keep-going", code=1).stderr
+    assert f"Error: --rank: {words}; the run has 1-2" in error

@@ -12,6 +12,7 @@ from fastcomm.engine.info import info
 from fastcomm.engine.ingest import ingest, plan
 from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import OpenOptions
+from fastcomm.synthetic import TableJob, write_table
 
 pytestmark = pytest.mark.compiled
 
@@ -57,7 +58,10 @@ def test_traces_are_told_by_their_first_rank(traces):
     assert lines[1].split(maxsplit=1) == ["ranks", "0-1 (2 of 2)"]
     assert lines[2].split(maxsplit=1) == ["read", "rank 0, 4 events; --all reads all"]
     assert lines[3].split(maxsplit=1) == ["time", "1970-01-01 00:00:00 UTC, 100 us"]
-    assert lines[4].split(maxsplit=1) == ["iterations", "3 by ProfilerStep#N, 100 us mean"]
+    assert lines[4].split(maxsplit=1) == [
+        "iterations",
+        "3 by ProfilerStep#N, 100 us mean (host clock)",
+    ]
     assert lines[7].split() == ["mesh_tp", "1", "2", "TP", "description", "1", "2"]
     commands = [f"    fastcomm metrics {traces}", f"    fastcomm ingest {traces} -o store"]
     assert lines[-3:] == ["next:", *commands]
@@ -194,3 +198,18 @@ def test_info_from_python(store):
     found = info(run)
     assert found.stored
     assert found.details[0].stop - found.details[0].start == 100 * NANOSECONDS
+
+
+def test_the_columns_of_a_table_name_no_kernels_and_say_the_parallelism(tmp_path):
+    write_table(TableJob(), tmp_path)
+    assert not any("by their name" in text for text in told(tmp_path, "--all")["warnings"])
+    found = fastcomm.compute_metrics(fastcomm.open_run(tmp_path)).to_dict()
+    assert {row["tag_source"] for row in found["groups"] if row["tag"] != "OTHER"} == {
+        "explicit"
+    }
+
+
+def test_the_clock_of_the_iterations_is_said(traces, store):
+    for path in (traces, store):
+        assert told(path)["iteration_clock"] == "host"
+        assert "100 us mean (host clock)" in invoke(path)

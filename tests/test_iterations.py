@@ -1,9 +1,12 @@
 import kineto_text as k
 import pytest
+from commands import invoke
 
+import fastcomm
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import kineto
 from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.runs import OpenOptions
 from fastcomm.trace.iterations import IterationRule
 
 
@@ -239,21 +242,78 @@ def cut(tmp_path, events, end):
     return path
 
 
-@pytest.mark.parametrize("is_launched", [True, False])
+MARKS = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
+
+
+def read_cut(tmp_path, events, end, clock="auto"):
+    rule = IterationRule(clock=clock)
+    path = cut(tmp_path, events, end)
+    return kineto.read(path, ReadOptions(allow_truncated=True, iterations=rule))
+
+
+# What shows that step 1 is whole are the launches of later steps.
+@pytest.mark.parametrize(("is_launched", "whole"), [(True, [0, 1]), (False, [0])])
 def test_steps_without_device_work_at_a_cut_end_are_left_out_and_reported(
-    tmp_path, is_launched
+    tmp_path, is_launched, whole
 ):
-    marks = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
     launches = [k.launch(10 * n + 1, n + 1) for n in range(4)]
     kernels = [k.kernel(f"step{n}", 10 * n + 5, 4, correlation=n + 1) for n in range(4)]
-    rows = [*marks, *(launches if is_launched else ()), *kernels]
-    path = cut(tmp_path, rows, "step2")
-    trace = kineto.read(path, ReadOptions(allow_truncated=True))
-    assert trace.iterations["number"].to_pylist() == [0, 1]
-    assert "iterations 2-3 are left out: the trace is truncated" in str(trace.meta.warnings)
+    rows = [*MARKS, *(launches if is_launched else ()), *kernels]
+    trace = read_cut(tmp_path, rows, "step2")
+    assert trace.iterations["number"].to_pylist() == whole
+    words = f"iterations {len(whole)}-3 are left out: the trace is truncated"
+    assert words in str(trace.meta.warnings)
     if is_launched:
-        assert trace.device_iterations["number"].to_pylist() == [0, 1]
+        assert trace.device_iterations["number"].to_pylist() == whole
         assert trace.device_notes == ()
+
+
+def paired(events=4):
+    """Four steps of some kernels, each behind its launch in the file, as profilers write."""
+    rows = list(MARKS)
+    for step in range(4):
+        for n in range(events):
+            number = events * step + n + 1
+            rows.append(k.launch(10 * step + 1 + n, number))
+            rows.append(k.kernel(f"{step}.{n}.", 10 * step + 9 + n, 1, correlation=number))
+    return rows
+
+
+@pytest.mark.parametrize("clock", ["auto", "host", "device"])
+@pytest.mark.parametrize(
+    ("end", "whole"), [("2.0.", [0, 1]), ("2.3.", [0, 1]), ("3.3.", [0, 1, 2]), ("0.2.", [])]
+)
+def test_the_step_that_contains_the_cut_is_left_out_and_reported(tmp_path, end, whole, clock):
+    trace = read_cut(tmp_path, paired(), f'"{end}', clock)
+    assert trace.iterations["number"].to_pylist() == whole
+    if clock != "host":
+        assert trace.device_iterations["number"].to_pylist() == whole
+    absent = [n for n in range(4) if n not in whole]
+    words = f"iterations {absent[0]}-3 are" if len(absent) > 1 else "iteration 3 is"
+    assert f"{words} left out: the trace is truncated" in str(trace.meta.warnings)
+
+
+def test_work_that_its_file_lacks_cuts_the_step_of_its_launch(tmp_path):
+    rows = [row for row in paired() if row["name"] != "1.3."]  # written later: behind the cut
+    assert read_cut(tmp_path, rows, '"3.2.').iterations["number"].to_pylist() == [0]
+
+
+def test_a_cut_trace_has_the_numbers_of_its_whole_steps(tmp_path):
+    path = cut(tmp_path, paired(), '"2.2.')
+    run = fastcomm.open_run(path, options=OpenOptions(allow_truncated=True))
+    found = fastcomm.compute_metrics(run).to_dict()
+    path = k.write(tmp_path / "rank0.json", paired())
+    whole = fastcomm.compute_metrics(fastcomm.open_run(path), iterations=[0, 1]).to_dict()
+    assert found["iterations"] == 2
+    assert found["breakdown"] == whole["breakdown"]
+
+
+def test_a_trace_that_is_cut_inside_its_first_step_has_no_numbers(tmp_path):
+    path = cut(tmp_path, paired(), '"0.2.')
+    words = (path, "--allow-truncated")
+    assert "n/a: there is no iteration" in invoke("metrics", *words).stdout
+    error = invoke("critical-path", *words, code=1).stderr
+    assert "truncated inside its first step" in error
 
 
 def test_steps_without_device_work_in_a_whole_trace_stay(tmp_path):

@@ -52,6 +52,7 @@ def spoil(path, how):
 STATES = st.one_of(
     st.just(oracle.GOOD),
     st.just(oracle.GOOD),
+    st.sampled_from([oracle.UPPER, *oracle.UNREAD]),
     st.sampled_from([oracle.MISSING, *oracle.DAMAGES]),
 )
 
@@ -63,15 +64,19 @@ STATES = st.one_of(
     states=st.lists(STATES, min_size=1, max_size=6),
     is_gzipped=st.booleans(),
     foreign=st.sets(st.sampled_from(sorted(oracle.FOREIGN))),
+    told=st.sampled_from(["before", "behind", "never"]),
 )
 def test_every_rank_of_a_directory_is_in_the_result_skipped_or_in_an_error(
-    style, states, is_gzipped, foreign
+    style, states, is_gzipped, foreign, told
 ):
+    # Other names do not tell the rank.
+    told = told if style == "rank" else "before"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        paths = oracle.write(folder, style, states, is_gzipped, foreign)
-        good = {rank for rank, state in enumerate(states) if state == oracle.GOOD}
-        bad = {path for rank, path in paths.items() if rank not in good}
+        paths = oracle.write(folder, style, states, is_gzipped, foreign, told)
+        good = {n for n, state in enumerate(states) if state in (oracle.GOOD, oracle.UPPER)}
+        named = {path.name for rank, path in paths.items() if states[rank] in oracle.UNREAD}
+        bad = {path for n, path in paths.items() if n not in good and path.name not in named}
         if bad or not good:
             with pytest.raises(FastcommError) as raised:
                 measured(folder)
@@ -79,8 +84,10 @@ def test_every_rank_of_a_directory_is_in_the_result_skipped_or_in_an_error(
         else:
             found = measured(folder)
             assert set(found.ranks) == good
-            assert found.expected_ranks == len(states)
-        check_kept_on(folder, good, bad, len(states), foreign)
+            if told != "never":
+                assert found.expected_ranks == len(states)
+        world = None if told == "never" else len(states)
+        check_kept_on(folder, good, bad, world, {*foreign, *named})
 
 
 def measured(folder, *, keep_going=False):
@@ -97,10 +104,14 @@ def check_kept_on(folder, good, bad, world, foreign):
     found = measured(folder, keep_going=True)
     assert set(found.ranks) == good
     assert {each.path for each in found.failed} == set(map(str, bad))
-    assert found.expected_ranks == world
     assert all(any(name in note for note in found.warnings) for name in foreign)
-    missing = world - len(good) - sum(each.rank is not None for each in found.failed)
-    assert any("no trace here" in note for note in found.warnings) == bool(missing)
+    known = good | {each.rank for each in found.failed} - {None}
+    missing = set(range(max(known) + 1 if world is None else world)) - known
+    said = [note for note in found.warnings if "no trace here" in note]
+    assert len(said) == bool(missing)
+    if world is not None:
+        assert found.expected_ranks == world
+        assert all(note.startswith(f"{len(missing)} of {world} ") for note in said)
 
 
 @pytest.mark.parametrize("how", ["empty", "cut", "text", "link"])
@@ -111,12 +122,12 @@ def test_a_tensorboard_file_that_cannot_be_read_is_an_error_or_skipped(folder, h
     found = json.loads(invoke("metrics", folder, "--keep-going", "--json", code=3).stdout)
     (failed,) = found["failed"]
     assert failed.keys() == {"rank", "path", "error"}
-    assert (failed["rank"], failed["path"]) == (None, str(bad))
+    assert (failed["rank"], failed["path"]) == (3, str(bad))
     assert found["ranks"] == [0, 1, 2, 4, 5, 6, 7]
     assert found["world_size"] == 8
     first, second, *_ = invoke("metrics", folder, "--keep-going", code=3).stdout.splitlines()
     assert first.startswith("7 of 8 ranks")
-    assert second.startswith("skipped: rank of unknown number:")
+    assert second.startswith("skipped: rank 3:")
 
 
 def test_a_tensorboard_file_without_permission_is_an_error_or_skipped(folder):
@@ -155,7 +166,7 @@ def test_a_damaged_file_that_is_named_like_the_others_is_no_foreign_file(tmp_pat
     (tmp_path / "host1-trace.json").rename(tmp_path / "notes.json")
     run = fastcomm.open_run(tmp_path)
     assert run.warnings == (
-        "no traces, not read: notes.json",
+        f"no traces, not read in {tmp_path}: notes.json",
         "1 of 3 ranks has no trace here: 1",
     )
 
@@ -169,14 +180,18 @@ def test_foreign_json_is_ignored_with_a_warning(folder, command, tmp_path):
         invoke(command, folder, *output, *more)
     run = fastcomm.open_run(folder)
     assert run.ranks == tuple(range(8))
-    assert run.warnings == ("no traces, not read: config.json, execution_details.json",)
+    assert run.warnings == (
+        f"no traces, not read in {folder}: config.json, execution_details.json",
+    )
     error = invoke("metrics", folder / "execution_details.json", code=1).stderr
     assert "execution_details.json: a JSON array without trace events" in error
 
 
 def test_a_log_of_json_lines_that_is_named_after_a_rank_is_foreign(folder):
     (folder / "metrics_rank0.json").write_text('{"loss": 3.5}\n{"loss": 3.1}\n')
-    assert fastcomm.open_run(folder).warnings == ("no traces, not read: metrics_rank0.json",)
+    assert fastcomm.open_run(folder).warnings == (
+        f"no traces, not read in {folder}: metrics_rank0.json",
+    )
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "null", "{", "[", '{"schemaVersion"'])
@@ -216,7 +231,7 @@ def test_compare_names_the_file_and_the_run(folder, tmp_path):
     assert f"AFTER ({folder}): {bad}: cannot be read: empty" in error
     lines = invoke("compare", whole, folder, "--keep-going", code=3).stdout.splitlines()
     assert lines[1] == "after: 7 of 8 ranks"
-    assert lines[2].startswith("after: skipped rank of unknown number:")
+    assert lines[2].startswith("after: skipped rank 2:")
 
 
 def test_info_and_ingest_list_a_rank_that_cannot_be_read(folder, tmp_path):
@@ -310,14 +325,14 @@ def test_a_uniform_trace_beside_traces_is_not_read(folder):
     rows = [{"name": "FW.a", "ph": "X", "ts": 1, "dur": 2, "pid": "p", "tid": "t"}]
     (folder / "all.json").write_text(json.dumps({"traceEvents": rows}))
     run = fastcomm.open_run(folder)
-    assert run.warnings == ("no traces, not read: all.json",)
+    assert run.warnings == (f"no traces, not read in {folder}: all.json",)
 
 
 def test_damaged_json_beside_traces_of_another_format_is_a_warning(tmp_path):
     write_table(TableJob(), tmp_path)
     (tmp_path / "rank0.json").write_text("")
     run = fastcomm.open_run(tmp_path)
-    assert "no traces, not read: rank0.json" in run.warnings
+    assert f"no traces, not read in {tmp_path}: rank0.json" in run.warnings
 
 
 def test_a_file_that_may_be_read_again_is(folder):
@@ -518,16 +533,16 @@ def test_ingest_and_compare_name_missing_ranks_and_foreign_files(folder, tmp_pat
     store = tmp_path / "another"
     error = invoke("ingest", folder, "-o", store).stderr
     assert f"{store}: 7 of 8 ranks, " in error
-    assert "warning: no traces, not read: config.json\n" in error
+    assert f"warning: no traces, not read in {folder}: config.json\n" in error
     assert f"warning: {missing}" in error
     error = invoke("compare", whole, folder, "--json").stderr
-    assert "warning: after: no traces, not read: config.json\n" in error
+    assert f"warning: after: no traces, not read in {folder}: config.json\n" in error
     assert f"warning: after: {missing}" in error
     assert "before: no traces" not in error
     kept = tmp_path / "kept.json"
     kept.write_text(invoke("metrics", folder, "--json").stdout)
     error = invoke("compare", kept, whole).stderr
-    assert "warning: before: no traces, not read: config.json\n" in error
+    assert f"warning: before: no traces, not read in {folder}: config.json\n" in error
 
 
 def test_ingest_counts_ranks_that_are_skipped(folder, tmp_path):
@@ -535,12 +550,128 @@ def test_ingest_counts_ranks_that_are_skipped(folder, tmp_path):
     spoil(bad, "empty")
     error = invoke("ingest", folder, "-o", tmp_path / "store", "--keep-going", code=3).stderr
     assert "7 of 8 ranks, " in error
-    assert f"skipped: rank of unknown number: {bad}: " in error
+    assert f"skipped: rank 2: {bad}: " in error
 
 
 def test_conversion_to_chakra_names_missing_ranks_and_foreign_files(folder, tmp_path):
     (folder / NAMES[5]).unlink()
     (folder / "config.json").write_text('{"model": "x"}')
     error = invoke("convert", folder, "--to", "chakra", "-o", tmp_path / "chakra").stderr
-    assert "warning: no traces, not read: config.json\n" in error
+    assert f"warning: no traces, not read in {folder}: config.json\n" in error
     assert "warning: 1 of 8 ranks has no trace here: 5\n" in error
+
+
+def info_behind(path, **info):
+    """A trace whose `distributedInfo` stands behind its events."""
+    whole = k.document(STEP, **info)
+    whole["distributedInfo"] = whole.pop("distributedInfo")
+    path.write_text(json.dumps(whole))
+
+
+def test_a_world_that_is_told_behind_the_events_counts_the_missing_ranks(tmp_path):
+    folder, store = tmp_path / "traces", tmp_path / "store"
+    folder.mkdir()
+    for rank in (0, 2):
+        info_behind(folder / f"rank{rank}.json", rank=rank, world=6)
+    missing = "4 of 6 ranks have no trace here: 1, 3-5"
+    invoke("ingest", folder, "-o", store)
+    for paths in ([folder], [store], [folder, "--ranks", "0"]):
+        found = json.loads(invoke("metrics", *paths, "--json").stdout)
+        assert [text for text in found["warnings"] if "no trace here" in text] == [missing]
+        assert found["world_size"] == 6
+    for path in (folder, store):
+        found = json.loads(invoke("info", path, "--json").stdout)
+        assert (found["world_size"], found["missing"]) == (6, [1, 3, 4, 5])
+        assert not any("no trace here" in text for text in found["warnings"])
+    alone = fastcomm.compute_metrics(fastcomm.open_run(folder / "rank2.json"))
+    assert "5 of 6 ranks have no trace here: 0-1, 3-5" in alone.warnings
+
+
+def test_no_number_of_ranks_is_made_up_where_no_trace_says_it(tmp_path):
+    for rank in (0, 2):
+        k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
+    found = fastcomm.compute_metrics(fastcomm.open_run(tmp_path))
+    assert "ranks have no trace here: 1" in found.warnings
+
+
+@pytest.mark.parametrize(("sizes", "product"), [(["--dp", 2], 2), (["--dp", 3], 3)])
+def test_sizes_that_differ_from_the_number_of_ranks_are_an_error(tmp_path, sizes, product):
+    for rank in range(8):
+        k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
+    error = invoke("metrics", tmp_path, *sizes, code=1).stderr
+    assert f"times dp = {product} is {product}; wanted the world's 8 ranks" in error
+    for more in (["--dp", 8], ["--dp", 4, "--tp", 2], ["--tp", 2]):
+        invoke("metrics", tmp_path, *more)
+
+
+@pytest.mark.parametrize("name", ["rank7.JSON", "rank7.Json.Gz", "rank7.PT.TRACE.JSON"])
+def test_endings_are_matched_without_regard_to_case(tmp_path, name):
+    for rank in range(7):
+        k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
+    text = json.dumps(k.document(STEP, distributedInfo={})).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("Gz") else text)
+    assert fastcomm.open_run(tmp_path).ranks == tuple(range(8))
+
+
+@pytest.mark.parametrize(
+    "name", ["rank7.gz", "rank7.trace", "rank7.txt", "rank7", "rank7.json/"]
+)
+def test_a_file_named_after_a_rank_with_another_ending_is_named_in_a_warning(tmp_path, name):
+    for rank in range(7):
+        k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
+    if name.endswith("/"):
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text("x")
+    run = fastcomm.open_run(tmp_path)
+    assert run.ranks == tuple(range(7))
+    assert run.warnings == (f"no traces, not read in {tmp_path}: {name.rstrip('/')}",)
+
+
+def test_many_files_are_named_in_one_line_and_those_of_ranks_that_are_read_are_not(tmp_path):
+    k.write(tmp_path / "rank0.json", STEP, distributedInfo={})
+    for rank in range(100):
+        (tmp_path / f"rank{rank}.txt").write_text("x")
+    (warning,) = fastcomm.open_run(tmp_path).warnings
+    assert warning.startswith(f"no traces, not read in {tmp_path}: rank1.txt, rank10.txt, ")
+    assert warning.endswith(" and 87 more")
+
+
+def test_foreign_files_of_several_directories_are_named_by_their_paths(folder):
+    (folder / "node0").mkdir()
+    for path in (folder / "a.json", folder / "node0" / "b.json"):
+        path.write_text('{"x": 1}')
+    (warning,) = fastcomm.open_run(folder).warnings
+    assert warning == f"no traces, not read: {folder}/a.json, {folder}/node0/b.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_foreign"),
+    [
+        ('{"meta": {"traceEvents": []}, "x": 1}', True),
+        ('{"a": {"b": "}", "traceEvents": []}}', True),
+        ('{"x": {"traceEvents": []}, "traceEvents": [{"ph": "X", "cat": "kernel"}]}', False),
+        ('{"x": {"y": 1}, "traceEvents": []}', False),
+    ],
+)
+def test_a_list_of_events_inside_of_another_object_makes_no_trace(folder, text, is_foreign):
+    (folder / "nested.json").write_text(text)
+    if is_foreign:
+        run = fastcomm.open_run(folder)
+        assert run.warnings == (f"no traces, not read in {folder}: nested.json",)
+    else:
+        with pytest.raises(TraceFileError, match=r"nested\.json: "):
+            fastcomm.open_run(folder)
+
+
+@pytest.mark.parametrize(("bad", "gone"), [((3, 5), ()), ((3,), (5,))])
+def test_an_unreadable_rank_has_no_number_where_several_are_possible(folder, bad, gone):
+    for rank in gone:
+        (folder / NAMES[rank]).unlink()
+    for rank in bad:
+        spoil(folder / NAMES[rank], "empty")
+    run = fastcomm.open_run(folder, options=OpenOptions(keep_going=True))
+    assert [each.rank for each in run.skipped] == [None] * len(bad)
+    lines = invoke("metrics", folder, "--keep-going", code=3).stdout.splitlines()
+    assert lines[0].startswith("6 of 8 ranks")
+    assert lines[1].startswith("skipped: rank of unknown number:")

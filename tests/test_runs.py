@@ -88,7 +88,7 @@ def test_other_files_of_a_directory_are_named_and_not_read(tmp_path):
     (tmp_path / "torch_et_0.json").write_text('{"nodes": []}')
     run = fastcomm.open_run(tmp_path)
     assert run.ranks == (0,)
-    assert run.warnings == ("no traces, not read: package.json",)
+    assert run.warnings == (f"no traces, not read in {tmp_path}: package.json",)
 
 
 def test_a_directory_without_traces_is_an_error(tmp_path):

@@ -243,3 +243,25 @@ def test_by_the_hosts_marks_half_of_it_would_be_lost(kineto):
     (volume,) = found.volume.values()
     assert volume.comm_events == 9
     assert any("45.8 % of the device time, 8 communication" in w for w in found.warnings)
+    words = "5 of 9 communication events in steps were launched before the first step"
+    assert any(note.startswith(words) for note in found.warnings)
+
+
+EARLY = [k.mark("ProfilerStep#0", 0, 25), k.all_reduce(5, 3), k.all_reduce(15, 5), *AHEAD[3:]]
+
+
+def early(found):
+    return [note for note in found.warnings if "launched before the first step" in note]
+
+
+def test_communication_of_a_warm_up_that_counts_as_inside_a_step_is_a_warning(tmp_path):
+    run = run_of(tmp_path / "run", EARLY, EARLY)
+    ingest(plan([run], tmp_path / "store"))
+    for path in (run, tmp_path / "store"):
+        (note,) = early(measured(path, "host"))
+        assert note.startswith("4 of 4 communication events in steps were launched before")
+        assert not early(measured(path))
+    events = [event for event in EARLY if event["cat"] != "cuda_runtime"]
+    (note,) = early(measured(run_of(tmp_path / "mixed", EARLY, events)))
+    assert note.startswith("2 of 4 communication events in steps")
+    assert not early(measured(run_of(tmp_path / "plain", AHEAD), "host"))

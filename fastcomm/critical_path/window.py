@@ -83,6 +83,11 @@ def find(trace: Trace, wanted: Wanted) -> Window:
     if wanted.annotation is not None:
         return _annotated(trace, wanted)
     numbers = trace.iterations["number"].to_pylist()
+    if not numbers:
+        raise WindowError(
+            f"{trace.meta.path}: truncated inside its first step, so no step is whole; name "
+            "another part of it with --annotation"
+        )
     # The first profiled step lacks what was launched before it.
     number = wanted.iteration
     if number is None:

@@ -17,7 +17,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers.runs import missing
 from fastcomm.readers.store_layout import MANIFEST
 from fastcomm.readers.store_manifest import Manifest, read_manifest
-from fastcomm.trace.run import Run, SkippedRank, expected_ranks
+from fastcomm.trace.run import Run, SkippedRank, agreed_size, expected_ranks
 from fastcomm.trace.trace import Trace
 
 
@@ -32,7 +32,7 @@ class Info:
     world_size: int | None
     details: tuple[RankInfo, ...]
     groups: pa.Table  # a row a group and rank
-    iterations: pa.Table  # a row an iteration and rank
+    iterations: pa.Table  # a row an iteration and rank, by the host's marks
     warnings: tuple[str, ...]
     failed: tuple[SkippedRank, ...] = ()
 
@@ -64,6 +64,7 @@ class Info:
             "missing": list(self.missing),
             "details": [asdict(each) for each in self.details],
             "iterations": self.iterations.to_pylist(),
+            "iteration_clock": "host",
             "groups": kinds(self.groups),
             "warnings": [*self.warnings, *rank_warnings(self.details)],
             "lacks": list(self.lacks),
@@ -96,7 +97,7 @@ def info(
     told = {each.rank.rank for each in seen} if len(run.ranks) == 1 else set(run.ranks)
     return Info(
         stored=bool(manifests),
-        **_files(run),
+        **_files(run, [each.world_size for each in seen]),
         ranks=tuple(sorted(told)),
         details=tuple(each.rank for each in seen),
         groups=pa.concat_tables([each.groups for each in seen]),
@@ -113,13 +114,13 @@ def _all(parts: Sequence[tuple[Seen, ...]]) -> tuple[Seen, ...]:
     return tuple(chain.from_iterable(parts))
 
 
-def _files(run: Run) -> dict[str, Any]:
+def _files(run: Run, worlds: Sequence[int | None] = ()) -> dict[str, Any]:
     sizes = {source.path: source.size for source in run.sources}
     absent = missing(run.expected, run.world_size)
     return {
         "files": len(sizes),
         "size": sum(sizes.values()),
-        "world_size": run.world_size,
+        "world_size": run.world_size or agreed_size(worlds),
         # Of the missing ranks the answer has more to say.
         "warnings": tuple(note for note in run.warnings if note not in absent),
     }

@@ -32,7 +32,7 @@ from fastcomm.store import rank_file
 from fastcomm.store.fingerprint import fingerprint
 from fastcomm.store.part import Part, write_tables
 from fastcomm.trace.clocks import clock_offsets
-from fastcomm.trace.run import Run, SkippedRank, Source
+from fastcomm.trace.run import Run, SkippedRank, Source, agreed_size
 from fastcomm.trace.trace import Trace
 from fastcomm.version import __version__
 
@@ -171,6 +171,7 @@ def _finished(
     manifest = replace(
         begun,
         complete=True,
+        world_size=begun.world_size or _world_size(parts),
         expected=tuple(
             sorted(
                 {part.entry.rank for part in parts}
@@ -198,6 +199,12 @@ def _finished(
         written=tuple(part.entry.rank for part in parts if part.fresh),
         kept=tuple(part.entry.rank for part in parts if not part.fresh),
     )
+
+
+def _world_size(parts: Sequence[Part]) -> int | None:
+    """Return the world size that the traces say behind their events, if it has all ranks."""
+    size = agreed_size(part.world_size for part in parts)
+    return size if size is None or parts[-1].entry.rank < size else None
 
 
 def _clock_notes(parts: Sequence[Part]) -> dict[int, ClockNote]:

@@ -8,11 +8,12 @@ from fastcomm.engine.engine import Engine, Progress, Task
 from fastcomm.engine.local import engine_of
 from fastcomm.errors import FastcommError
 from fastcomm.metrics.across import ClockKind
-from fastcomm.metrics.partial import Partial, merge, put_away
+from fastcomm.metrics.partial import Partial, RankNote, merge, put_away
 from fastcomm.metrics.result import Metrics, answer, without_device_clock
 from fastcomm.metrics.view import ByteKind
+from fastcomm.readers.runs import with_world
 from fastcomm.spread import Spread
-from fastcomm.trace.run import Run, SkippedRank, ranges
+from fastcomm.trace.run import Run, SkippedRank, agreed_size, ranges
 from fastcomm.units import parse_bandwidth
 
 
@@ -50,6 +51,7 @@ def compute_metrics(  # noqa: PLR0913 - one word a choice
         link=link if link is not None else run.link_bandwidth,
         only=only,
         warnings=run.warnings,
+        untold=run.untold,
         world_size=run.world_size,
         clocks=clocks,
         with_tables=with_tables,
@@ -92,6 +94,7 @@ class _Question:
     link: float | None
     only: frozenset[int] | None
     warnings: tuple[str, ...]
+    untold: tuple[int, ...]
     world_size: int | None
     clocks: ClockKind
     with_tables: bool
@@ -114,13 +117,19 @@ class _Question:
             whole,
             byte_kind=self.byte_kind,
             link=self.link,
-            warnings=(*self.warnings, *self._clock_warnings()),
+            warnings=(*self._run_warnings(whole.notes), *self._clock_warnings()),
             world_size=self.world_size,
             failed=sorted(left_out, key=lambda skipped: skipped.path),
             clocks=self.clocks,
             spread=spread,
             with_tables=self.with_tables,
         )
+
+    def _run_warnings(self, notes: Sequence[RankNote]) -> tuple[str, ...]:
+        # A file that is alone says its rank with its world.
+        ranks = [note.rank for note in notes] if len(self.untold) == 1 else self.untold
+        world = agreed_size(note.world_size for note in notes)
+        return with_world(self.warnings, ranks, world)
 
     def _clock_warnings(self) -> Iterable[str]:
         if self.by_host:

@@ -54,6 +54,7 @@ class Seen:
     """A rank, its groups and its iterations."""
 
     rank: RankInfo
+    world_size: int | None
     groups: pa.Table
     iterations: pa.Table
 
@@ -78,6 +79,7 @@ class Seen:
                 lacks=meta.lacks,
                 unused=meta.unused,
             ),
+            world_size=meta.world_size,
             groups=group_table(trace),
             iterations=with_rank(trace.iterations, meta.rank),
         )

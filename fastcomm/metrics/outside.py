@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics.stack import Stack
 from fastcomm.trace.schema import KIND, KINDS
+from fastcomm.trace.trace import Trace
 from fastcomm.units import counted, percent
 from fastcomm_kernels import segments
 
@@ -24,6 +25,8 @@ class RankOutside:
     recorded_ns: int
     outside_ns: int
     comm_events: int  # that start in no iteration
+    inside_events: int  # communication that starts in an iteration
+    early_events: int = 0  # of these by the host's marks: launched before the first of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +54,27 @@ def by_rank(stack: Stack) -> list[RankOutside]:
     rows = np.flatnonzero(is_device & (stop > ends))
     inside = _time_before(stop[rows], *windows) - _time_before(start[rows], *windows)
     in_none = segments.segment_of(stack.comm["start"].to_numpy(), *windows) < 0
-    columns = (
-        _sums(length, stack.event_edges),
-        _sums(length[rows] - inside, np.searchsorted(rows, stack.event_edges)),
-        _sums(in_none.astype(np.int64), stack.comm_edges),
-    )
-    return [
-        RankOutside(recorded_ns=recorded, outside_ns=outside, comm_events=events)
-        for recorded, outside, events in zip(*(c.tolist() for c in columns), strict=True)
-    ]
+    columns = {
+        "recorded_ns": _sums(length, stack.event_edges),
+        "outside_ns": _sums(length[rows] - inside, np.searchsorted(rows, stack.event_edges)),
+        "comm_events": _sums(in_none.astype(np.int64), stack.comm_edges),
+        "inside_events": _sums((~in_none).astype(np.int64), stack.comm_edges),
+    }
+    of_ranks = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [RankOutside(**dict(zip(columns, row, strict=True))) for row in of_ranks]
+
+
+def early_events(trace: Trace) -> int:
+    """Count the communication inside of host windows that was launched before the first.
+
+    It starts before all device work that is launched inside of a mark.
+    """
+    begin = trace.on_host_clock().device_begin
+    if begin is None:
+        return 0
+    start = trace.comm["start"].to_numpy()
+    windows = (trace.iterations[name].to_numpy() for name in ("start", "stop"))
+    return int((segments.segment_of(start[start < begin], *windows) >= 0).sum())
 
 
 def _time_before(moment: Ints, start: Ints, stop: Ints) -> Ints:
@@ -101,6 +116,19 @@ def sentence(found: Outside) -> str | None:
     return (
         f"Outside every step: {percent(found.share)} of the device time, "
         f"{counted(events, 'communication event')}"
+    )
+
+
+def early_warning(ranks: Iterable[RankOutside | None]) -> str | None:
+    """Return the warning about communication of the time before the first step, or None."""
+    known = [rank for rank in ranks if rank is not None]
+    early = sum(rank.early_events for rank in known)
+    if not early:
+        return None
+    return (
+        f"{early} of {sum(rank.inside_events for rank in known)} communication events in steps "
+        "were launched before the first step (by a warm-up, most likely): steps are by the "
+        "host's marks, which the device may run behind"
     )
 
 

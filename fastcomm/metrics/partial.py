@@ -127,6 +127,8 @@ def _note(trace: Trace, beyond: outside.RankOutside, *, by_host: bool) -> RankNo
     meta = trace.meta
     on_device = trace.device_iterations is not None and not by_host
     clock = "device" if on_device else "host" if beyond.recorded_ns else None
+    if not on_device:
+        beyond = replace(beyond, early_events=outside.early_events(trace))
     has_reason = trace.device_iterations is None
     return RankNote(
         rank=meta.rank,

@@ -33,7 +33,7 @@ from fastcomm.metrics.volume import Volume
 from fastcomm.metrics.windows import Window
 from fastcomm.spread import Spread, one_by_one
 from fastcomm.trace import rank_warnings
-from fastcomm.trace.run import SkippedRank, expected_ranks
+from fastcomm.trace.run import SkippedRank, agreed_size, expected_ranks
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS
@@ -181,7 +181,7 @@ def answer(  # noqa: PLR0913 - one word a choice
         bandwidth=bandwidth_.bandwidth(material.sums, over_all.p95, link),
         across=seen,
         warnings=(*warnings, *_warnings(partial.notes, lacks, beyond)),
-        world_size=_world_size(partial.notes) if world_size is None else world_size,
+        world_size=world_size or agreed_size(note.world_size for note in partial.notes),
         failed=tuple(failed),
         lacks=lacks,
         tables={
@@ -206,12 +206,6 @@ def _material(partial: Partial) -> Material:
         members=partial.members,
         world_size=max((note.world_size or 0 for note in partial.notes), default=0) or None,
     )
-
-
-def _world_size(notes: Sequence[RankNote]) -> int | None:
-    """The world size that the ranks agree on; None where none says it, or they differ."""
-    sizes = {note.world_size for note in notes} - {None}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,10 +373,13 @@ def _warnings(
     notes: Sequence[RankNote], lacks: Mapping[str, Sequence[int]], beyond: Outside
 ) -> list[str]:
     """Return what a user should know of all ranks before trusting the numbers."""
-    outside = outside_.warning(beyond, iteration_clock(notes))
+    by_clock = (
+        outside_.warning(beyond, iteration_clock(notes)),
+        outside_.early_warning(note.device_time for note in notes),
+    )
     return [
         *lacks_.sentences(lacks, len(notes)),
-        *([outside] if outside else []),
+        *filter(None, by_clock),
         *rank_warnings.of_run((note.rank, note.clock_notes) for note in notes),
         *without_effect([note.unused for note in notes]),
         *rank_warnings.of_run((note.rank, note.warnings) for note in notes),

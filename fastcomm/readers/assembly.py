@@ -84,7 +84,10 @@ def assemble(
         ),
     )
     windows = on_device.iterations
-    return trace.with_device_iterations(windows and _iteration_table(windows), on_device.notes)
+    trace = trace.with_device_iterations(
+        None if windows is None else _iteration_table(windows), on_device.notes
+    )
+    return trace.on_host_clock() if options.iterations.clock == "host" else trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +110,12 @@ def _iterations(
             f"{meta.path}: no device work, launch or annotation in the whole trace"
         )
     try:
-        iterations = find_iterations(_marks(events, found), rule)
-        if rule.clock == "host" and not meta.is_truncated:
-            return iterations, _OnDevice()
+        marks = find_iterations(_marks(events, found), rule)
         work = _device_work(events)
-        if meta.is_truncated:
-            iterations = without_cut_end(iterations, work)
-        return iterations, _on_device(iterations, work, rule)
+        whole = (
+            without_cut_end(marks, work, events.unanswered()) if meta.is_truncated else marks
+        )
+        return whole, _on_device(marks, work, rule, kept=len(whole.number))
     except ConfigError as error:
         raise TraceFileError(f"{meta.path}: {error}") from error
 
@@ -141,27 +143,30 @@ def _device_work(events: Events) -> DeviceWork:
         start=start[work],
         stop=stop[work],
         launch=np.where(launch >= 0, start[launch], UNKNOWN),
+        offset=events.columns["offset"][work],
     )
 
 
-def _on_device(found: Iterations, work: DeviceWork, rule: IterationRule) -> _OnDevice:
-    """Return the iterations on the device's clock as far as the rule asks for them.
+def _on_device(
+    found: Iterations, work: DeviceWork, rule: IterationRule, kept: int
+) -> _OnDevice:
+    """Return the first `kept` iterations on the device's clock as far as the rule asks for it.
 
     Raises ConfigError where the rule demands them and there are none.
     """
-    if rule.clock == "device":
+    if rule.clock == "device" or not kept:
         try:
-            iterations = on_device_clock(found, work)
+            iterations = on_device_clock(found, work, kept)
         except ConfigError as error:
             raise ConfigError(f"--iteration-clock device: {error}") from error
         return _OnDevice(iterations=iterations, notes=iterations.warnings)
     # Ranges that a user gives are taken as they are.
-    if rule.clock == "host" or found.found_by == RANGES or not len(work.start):
+    if found.found_by == RANGES or not len(work.start):
         return _OnDevice()
     why = why_not_on_device_clock(found, work)
     if why is None:
         try:
-            iterations = on_device_clock(found, work)
+            iterations = on_device_clock(found, work, kept)
         except ConfigError as error:
             why = str(error)
         else:

@@ -59,11 +59,11 @@ class Parallel:
         """Return how many ranks there are if no trace says it.
 
         It is the number of ranks that have a trace, or what the sizes need where that is more.
-        None where no size is given, or `dp`, which tells the world.
+        None where no size is given.
         """
-        if self.dp is not None or not self.words():
+        if not self.words():
             return None
-        least = (self.tp or 1) * (self.pp or 1) * (self.cp or 1)
+        least = (self.dp or 1) * (self.tp or 1) * (self.pp or 1) * (self.cp or 1)
         return max(least, max(ranks, default=0) + 1)
 
 

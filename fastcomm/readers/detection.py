@@ -5,7 +5,7 @@ what is wrong. Files that are none are named in a warning. `docs/traces.md` has 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -60,6 +60,7 @@ _FALLBACK = "kineto"
 # Execution traces lie beside Kineto traces: nobody misses them.
 _EXPECTED = ("torch_et_", "pytorch_et_")
 _AT_ONCE = 16
+_MOST_NAMED = 12  # files in a warning
 _DIGITS = re.compile("[0-9]+")
 
 
@@ -128,8 +129,9 @@ class _Sorting:
             own = [
                 path
                 for path in self.strange
-                if path.name.endswith(suffixes)
+                if path.name.lower().endswith(suffixes)
                 and _shape(path) in shapes
+                and not path.is_dir()
                 and module(name).is_damaged(path)
             ]
             files.extend(own)
@@ -166,7 +168,7 @@ def _sorted(paths: Sequence[str | Path], search: Search, config: Config) -> _Sor
 
 
 def _shape(path: Path) -> str:
-    return _DIGITS.sub("#", path.name)
+    return _DIGITS.sub("#", path.name.lower())
 
 
 def _nothing(paths: Sequence[str | Path], sorting: _Sorting) -> str:
@@ -193,18 +195,34 @@ def _packed_ranks(
 
 def _warnings(sorting: _Sorting, files: Sequence[Path]) -> Iterator[str]:
     """Name the files that were not read and might have been meant."""
-    others = [path.name for path in sorting.strange if _is_worth_a_word(path.name)]
+    ranks = {rank_from_name(path.name) for path in files} - {None}
+    others = [path for path in sorting.strange if _is_worth_a_word(path, ranks)]
+    others.sort(key=lambda path: rank_from_name(path.name) is None)
     if others:
-        yield f"no traces, not read: {', '.join(others)}"
+        yield f"no traces, not read{_listed(others)}"
     for path, remedy in sorting.packed.items():
         is_an_error = path in sorting.named or is_packed(path)
         if not is_an_error and not is_unpacked_beside(path, files):
             yield f"not read: {remedy.partition(chr(10))[0]}"
 
 
-def _is_worth_a_word(name: str) -> bool:
-    """Whether a file that is no trace looks as if it were one."""
-    return not name.startswith(_EXPECTED) and (".json" in name or ".pt.trace" in name)
+def _is_worth_a_word(path: Path, ranks: Collection[int | None]) -> bool:
+    """Whether a file that is no trace looks as if it were one, or that of another rank."""
+    name = path.name.lower()
+    if name.startswith(_EXPECTED):
+        return False
+    if ".pt.trace" in name or (".json" in name and not path.is_dir()):
+        return True
+    return (rank := rank_from_name(name)) is not None and rank not in ranks
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    """List the first of some files with their directory, and how many more there are."""
+    folders = {path.parent for path in paths}
+    where = f" in {folders.pop()}" if len(folders) == 1 else ""
+    shown = ", ".join(path.name if where else str(path) for path in paths[:_MOST_NAMED])
+    more = len(paths) - _MOST_NAMED
+    return f"{where}: {shown}{f' and {more} more' if more > 0 else ''}"
 
 
 def _with_formats(
@@ -233,7 +251,7 @@ def format_of(path: Path, config: Config) -> str | None:
 
 def _may_be(path: Path, kind: Kind) -> bool:
     ends = tuple(suffix for suffix in kind.suffixes if suffix)
-    return path.name.endswith(ends) or ("" in kind.suffixes and "." not in path.name)
+    return path.name.lower().endswith(ends) or ("" in kind.suffixes and "." not in path.name)
 
 
 def _is_table(name: str, config: Config, is_directory: bool) -> bool:

@@ -17,7 +17,7 @@ def claims(path: Path) -> bool:
     """Whether this is a trial, a host or GPU of one, or a uniform trace."""
     from fastcomm.readers import json_head  # most runs have neither
 
-    if path.name.endswith(json_head.SUFFIXES) and path.is_file():
+    if path.name.lower().endswith(json_head.SUFFIXES) and path.is_file():
         return json_head.peek(path).kind == "uniform"
     traces = _traces(path)
     return bool(traces) and all(json_head.peek(each).kind != "profiler" for each in traces)

@@ -83,6 +83,14 @@ class Events:
         at = np.minimum(np.searchsorted(correlations, wanted), len(calls) - 1)
         return np.where((correlations[at] == wanted) & (wanted != NULL), calls[at], -1)
 
+    def unanswered(self) -> Ints:
+        """Return when kernels were launched that are not among the events."""
+        calls = self.rows_named(lambda name: "LaunchKernel" in name, "runtime")
+        correlation = self.columns["correlation"]
+        is_absent = ~np.isin(correlation[calls], correlation[self.rows("kernel")])
+        found: Ints = self.columns["start"][calls[is_absent]]
+        return found
+
     def enclosing(self, ranges: Rows, launches: Rows) -> Rows:
         """The innermost of `ranges` around each launch on its thread, or -1."""
         start, stop = self.columns["start"], self.columns["stop"]

@@ -4,7 +4,7 @@ A format is a module with `claims`, which looks at a file's name and first bytes
 which tells the ranks. What it finds is read later, on any machine that sees the path.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -35,7 +35,7 @@ class OpenOptions:
             return None
         return parallel.dp * (parallel.tp or 1) * (parallel.pp or 1) * (parallel.cp or 1)
 
-    def reading(self, world: int | None, ranks: Iterable[int] = ()) -> ReadOptions:
+    def reading(self, world: int | None, ranks: Collection[int] = ()) -> ReadOptions:
         """Return the options for one rank.
 
         Parameters
@@ -43,10 +43,12 @@ class OpenOptions:
         world
             How many ranks there are, where something says it.
         ranks
-            The ranks that have a trace, by which the world goes otherwise.
+            The ranks that have a trace, by which the world goes otherwise, or where it is too
+            small for them.
 
         """
-        world = self.config.parallel.assumed_world(ranks) if world is None else world
+        if world is None or max(ranks, default=0) >= world:
+            world = self.config.parallel.assumed_world(ranks)
         config, rule = self.config, self.iterations
         if rule.regex is None and config.iterations is not None:
             rule = replace(rule, regex=config.iterations)

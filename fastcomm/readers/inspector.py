@@ -44,7 +44,7 @@ class Process:
 
 def claims(path: Path) -> bool:
     """Whether the first record of the file is NCCL Inspector's."""
-    if not path.name.endswith(SUFFIXES) or not path.is_file():
+    if not path.name.lower().endswith(SUFFIXES) or not path.is_file():
         return False
     head = _head(path)
     return head.lstrip()[:1] == b"{" and (
@@ -54,7 +54,7 @@ def claims(path: Path) -> bool:
 
 def is_damaged(path: Path) -> bool:
     """Whether a file named like a log is empty, or cannot be read."""
-    return path.name.endswith(SUFFIXES) and not path.is_dir() and not _head(path)
+    return path.name.lower().endswith(SUFFIXES) and not path.is_dir() and not _head(path)
 
 
 def _head(path: Path) -> bytes:

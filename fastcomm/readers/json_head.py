@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ EXECUTION_TRACES = ("torch_et_", "pytorch_et_")
 
 _HEAD = 1 << 15  # bytes; a job of thousands of ranks lists its groups in more
 _BLANKS = b"\xef\xbb\xbf \t\r\n"
-_TRACE_NAME = re.compile(r"\.pt\.trace\.json(\.gz|\.zst)?$")
+_TRACE_NAME = re.compile(r"\.pt\.trace\.json(\.gz|\.zst)?$", re.IGNORECASE)
 _KEY = b'"traceEvents"'
 # What the profiler writes around its events, and no other tool that is known.
 _MARKS = (
@@ -47,6 +48,9 @@ _MORE_CATEGORIES = frozenset(
 )
 _PHASE = re.compile(rb'"ph"\s*:\s*"(?!M")')
 _LIST_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
+# It matches an unfinished string, too: so it never looks at a byte twice.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_MOST_LISTS = 16
 RANK_KEYS = ("rank", "world_size")
 
 
@@ -140,12 +144,19 @@ def _is_foreign(text: bytes, head: _Beginning) -> bool:
     if head.error:
         return False
     is_list = text[:1] == b"["
-    has_events = _PHASE.search(text) is not None if is_list else _KEY in text
-    if has_events:
+    has_events = _PHASE.search(text) is not None
+    if has_events if is_list else _KEY in text and (has_events or not _is_nested(text)):
         return False
     if not head.is_whole:
         return is_list or not any(mark in text for mark in _MARKS)
     return _is_filled(text.rstrip(_BLANKS + b"\0")) or _is_lines(text)
+
+
+def _is_nested(text: bytes) -> bool:
+    """Whether every list of events in a text belongs to an inner object."""
+    ends = [found.end() for found in islice(_LIST_BEGINS.finditer(text), _MOST_LISTS)]
+    outer = [_STRING.sub(b"", text[:end]) for end in ends]
+    return bool(ends) and all(part.count(b"{") - part.count(b"}") > 1 for part in outer)
 
 
 def _is_filled(text: bytes) -> bool:

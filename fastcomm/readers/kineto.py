@@ -103,7 +103,7 @@ def is_damaged(path: Path) -> bool:
 def _may_be_trace(path: Path) -> bool:
     """Whether the name allows it, and no directory has it."""
     return (
-        path.name.endswith(SUFFIXES)
+        path.name.lower().endswith(SUFFIXES)
         and not path.name.startswith(json_head.EXECUTION_TRACES)
         and not path.is_dir()
     )

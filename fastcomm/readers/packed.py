@@ -24,8 +24,8 @@ def packed(path: Path) -> str | None:
     """Return what to do with an archive or a compression that is not read; None for others."""
     name = quote(str(path))
     if _ARCHIVE.search(path.name):
-        tool = "unzip" if path.name.endswith(".zip") else "tar xf"
-        tool = "7z x" if path.name.endswith(".7z") else tool
+        tool = "unzip" if path.name.lower().endswith(".zip") else "tar xf"
+        tool = "7z x" if path.name.lower().endswith(".7z") else tool
         return f"{path}: an archive; unpack it ({tool} {name}) and give fastcomm the directory"
     if _DATABASE.search(path.name) or _TRACE.search(path.name):
         tool = _TOOLS[path.name.rpartition(".")[2].lower()]

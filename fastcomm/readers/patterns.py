@@ -31,6 +31,7 @@ _SPELLED = {
     "barrier": "Barrier",
 }
 
+_BOOL = r"(?:true|false|\(bool\)[01])"
 # From the start of a name to its function: the result's type, namespaces and classes. What
 # follows it, template arguments and parameters, may name anything.
 _START = r"^(?:void |static )*(?:(?:\(anonymous namespace\)|\w+)::)*"
@@ -106,6 +107,15 @@ PATTERNS = (
     ),
     Pattern(
         regex=_START + r"a2a_(?:dispatch|combine)_(?:send|recv)_kernel",
+        library="pplx",
+        op="AllToAll",
+        tag="EP",
+    ),
+    # Names that others may use, too: DO_SEND and DO_RECV among the template arguments tell.
+    Pattern(
+        regex=r"^(?:void )?(?:(?:\(anonymous namespace\)|pplx)::)*(?:dispatch|combine)Kernel"
+        rf"<(?:[^<>]*, )?{_BOOL}, {_BOOL}[,>]"
+        r"|^_Z\w*\d(?:dispatch|combine)KernelI\w*Lb[01]ELb[01]E",
         library="pplx",
         op="AllToAll",
         tag="EP",
@@ -196,6 +206,14 @@ PATTERNS = (
         op="OTHER",
         tag="TP",
     ),
+    # Of collectives on a stream, whose kernels do not have the library in their name.
+    Pattern(
+        regex=_START + r"(barrier|alltoall|broadcast|reducescatter)\w*_on_stream_kernel",
+        library="NVSHMEM",
+    ),
+    Pattern(regex=_START + r"sync\w*_on_stream_kernel", library="NVSHMEM", op="Barrier"),
+    Pattern(regex=_START + r"fcollect\w*_on_stream_kernel", library="NVSHMEM", op="AllGather"),
+    Pattern(regex=_START + r"rdxn\w*_on_stream_kernel", library="NVSHMEM", op="AllReduce"),
     Pattern(regex=r"nvshmem", library="NVSHMEM", op="OTHER"),
     Pattern(
         regex=r"mscclpp::(?:\w+::)*((?i:allreduce|allgather|alltoallv?|reduce_?scatter))",

@@ -43,14 +43,31 @@ def open_run(
             *_assumed(config, [each.rank for each in found.sources], found.world_size),
         ),
         link_bandwidth=found.link_bandwidth if config.bandwidth is None else config.bandwidth,
-        skipped=(*detected.skipped, *found.skipped),
+        skipped=_numbered([*detected.skipped, *found.skipped], found),
     )
-    return replace(run, warnings=(*run.warnings, *missing(run.expected, run.world_size)))
+    return replace(
+        run,
+        warnings=(*run.warnings, *missing(run.expected, run.world_size)),
+        untold=run.expected if run.world_size is None else (),
+    )
+
+
+def _numbered(skipped: Sequence[SkippedRank], found: Found) -> tuple[SkippedRank, ...]:
+    """Give the one skipped file of unknown rank the only rank of the world that is left."""
+    unknown = [each for each in skipped if each.rank is None]
+    if len(unknown) != 1 or found.world_size is None or place(unknown[0].path).is_dir():
+        return tuple(skipped)
+    known = {*(each.rank for each in found.sources), *(each.rank for each in skipped)}
+    rest = [rank for rank in range(found.world_size) if rank not in known]
+    rank = rest[0] if len(rest) == 1 else None
+    return tuple(replace(each, rank=rank) if each is unknown[0] else each for each in skipped)
 
 
 def _assumed(config: Config, ranks: Sequence[int], world: int | None) -> Iterator[str]:
     """Warn where the sizes of the parallelism need more ranks than have a trace."""
-    size = config.parallel.assumed_world(ranks) if world is None else None
+    if world is not None or config.parallel.dp is not None:
+        return
+    size = config.parallel.assumed_world(ranks)
     if size is not None and size > max(ranks) + 1:
         yield (
             f"no trace says how many ranks there are: {config.parallel.words()} is taken for "
@@ -86,14 +103,29 @@ def _failure(name: str, path: Path, options: OpenOptions) -> SkippedRank | None:
 
 
 def missing(ranks: Sequence[int], world: int | None) -> list[str]:
-    """A warning that names the ranks without a trace, if there are any."""
+    """A warning that names the ranks without a trace, if there are any.
+
+    Without a world size it names those below the last rank, and no number of all ranks.
+    """
     size = world if world is not None else max(ranks) + 1
     count, words = absent(sorted(set(ranks)), size)
-    return (
-        [f"{count} of {size} ranks {plural(count, 'has')} no trace here: {words}"]
-        if count
-        else []
-    )
+    of_all = "ranks" if world is None else f"{count} of {size} ranks"
+    have = "have" if world is None else plural(count, "has")
+    return [f"{of_all} {have} no trace here: {words}"] if count else []
+
+
+def with_world(
+    warnings: Sequence[str], untold: Sequence[int], world: int | None
+) -> tuple[str, ...]:
+    """Return a run's warnings once its traces are read: missing ranks are those of the world.
+
+    `untold` is that of the run, and `world` what the traces say.
+    """
+    if world is None or not untold:
+        return tuple(warnings)
+    guessed = missing(untold, None)
+    kept = (text for text in warnings if text not in guessed)
+    return (*kept, *missing(untold, world))
 
 
 def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tuple[str, ...]]:

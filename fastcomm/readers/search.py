@@ -48,7 +48,7 @@ class Search:
     def _below(
         self, directory: Path, above: frozenset[tuple[int, int]] = frozenset()
     ) -> Iterator[Path]:
-        """Yield the directory if it is a trace, else what is in it, to the bottom, sorted.
+        """Yield the directory if it is a trace or empty, else what is in it, to the bottom.
 
         A link to one of the directories `above` leads nowhere.
         """
@@ -65,6 +65,8 @@ class Search:
         except OSError as error:
             self._unlisted(directory, error)
             return
+        if all(name.startswith(".") for name, _ in found):
+            yield directory  # empty: its name may be that of a rank
         above |= {(here.st_dev, here.st_ino)}
         for name, is_directory in found:
             if name.startswith("."):

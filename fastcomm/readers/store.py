@@ -193,7 +193,7 @@ def read(
     if anew:
         wanted = replace(wanted, iterations=replace(wanted.iterations, clock=clock))
         return reapplied(trace, wanted, stored)
-    return replace(trace, device_iterations=None) if clock == "host" else trace
+    return trace.on_host_clock() if clock == "host" else trace
 
 
 def _clock(said: Mapping[str, Any], asked: Clock, stored: Clock) -> Clock:

@@ -29,7 +29,7 @@ _COARSE = 10  # ns
 
 def is_table(path: Path) -> bool:
     """Whether a file is a table by its name."""
-    return path.name.endswith((*PARQUET, *CSV)) and path.is_file()
+    return path.name.lower().endswith((*PARQUET, *CSV)) and path.is_file()
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def _reading(path: Path) -> Iterator[None]:
 def columns_of(path: Path) -> list[str]:
     """The names of the columns; TraceFileError where the file is no table."""
     with _reading(path):
-        if path.name.endswith(PARQUET):
+        if path.name.lower().endswith(PARQUET):
             return parquet.names(path)
         return list(_csv(path, None, ()).schema.names)
 
@@ -53,7 +53,7 @@ def batches(
 ) -> Iterator[pa.Table]:
     """These columns of the rows that fulfil `where`, some at a time; `texts` are text."""
     with _reading(path):
-        if path.name.endswith(PARQUET):
+        if path.name.lower().endswith(PARQUET):
             inputs.check(path)
             yield from _rows(path, list(columns), where)
             return

@@ -104,13 +104,16 @@ def _of_kinds(
         unit, kernel = units[_key(place, stream)], named[name]
         said = unit.by_op.get(op, unit.whole)
         if kernel.tag and _goes_by_name(said, unit.group, kernel.tag, rules):
-            said = Tagged(tag=kernel.tag, source="heuristic")
+            # Without a library it is a column of a table, which a user or a preset explains.
+            source = "heuristic" if kernel.library else "explicit"
+            said = Tagged(tag=kernel.tag, source=source)
             by_name.add((kernel.library, kernel.tag))
         tags[row] = TAG[said.tag], SOURCE[said.source]
     notes = (
         f"{library} kernels are {tag} by their name alone; [[tags]] or [[kernels]] in a "
         "--config say otherwise"
         for library, tag in sorted(by_name)
+        if library
     )
     return tags, tuple(notes)
 

@@ -61,7 +61,7 @@ def is_run(path: Path) -> bool:
         raise TraceFileError(f"{path}: no such file or folder")
     if path.is_dir():
         return not dpro.claims(path) and any(path.iterdir())
-    if not path.name.endswith(json_head.SUFFIXES):
+    if not path.name.lower().endswith(json_head.SUFFIXES):
         return True
     found = json_head.peek(path)
     # A JSON file without a mark of the profiler: reading it as a uniform trace says what it is.

@@ -85,7 +85,7 @@ def _iterations(found: Info) -> str:
         return "none"
     numbers = sorted(set(found.iterations["number"].to_pylist()))
     rules = ", ".join(sorted({each.found_by for each in found.details}))
-    return f"{ranges(numbers)} by {rules}, {format_ns(float(time.mean()))} mean"
+    return f"{ranges(numbers)} by {rules}, {format_ns(float(time.mean()))} mean (host clock)"
 
 
 def _clocks(found: Info) -> str:

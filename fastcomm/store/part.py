@@ -25,6 +25,7 @@ class Part:
     """One stored rank."""
 
     entry: Entry
+    world_size: int | None
     fresh: bool  # written now, not kept from before
     groups: pa.Table
     iterations: pa.Table
@@ -57,6 +58,7 @@ class Part:
         )
         return cls(
             entry=entry,
+            world_size=meta.world_size,
             fresh=meta.path != str(path),
             groups=group_table(trace),
             iterations=with_rank(trace.iterations, meta.rank),

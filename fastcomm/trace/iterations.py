@@ -193,46 +193,61 @@ def _disjoint(found: Iterations) -> Iterations:
 class DeviceWork:
     """Kernels, copies and communication of a device, in ns.
 
-    `launch` is when the call that launched the work began, or UNKNOWN.
+    `launch` is when the call that launched the work began, or UNKNOWN. `offset` is where the
+    event stands in its file.
     """
 
     start: Ints
     stop: Ints
     launch: Ints
+    offset: Ints
 
     def launched(self) -> "DeviceWork":
         """Return the work whose launch is recorded, sorted by launch."""
         rows = np.flatnonzero(self.launch != UNKNOWN)
         rows = rows[np.argsort(self.launch[rows], kind="stable")]
         return DeviceWork(
-            start=self.start[rows], stop=self.stop[rows], launch=self.launch[rows]
+            start=self.start[rows],
+            stop=self.stop[rows],
+            launch=self.launch[rows],
+            offset=self.offset[rows],
         )
 
 
-def without_cut_end(found: Iterations, work: DeviceWork) -> Iterations:
-    """Drop the last iterations of a truncated trace if they have no device work.
+def without_cut_end(found: Iterations, work: DeviceWork, unanswered: Ints) -> Iterations:
+    """Drop the iterations of a truncated trace whose device work is not all there.
 
-    Work belongs to the iteration that contains its launch, or its start where no launch is
-    recorded. Iterations stay if none has device work. The dropped ones are named in a warning.
+    `unanswered` are the moments of kernel launches whose kernels are not in the file. The trace
+    is whole up to the first of them, else up to the launch of the last device work in the file
+    (its start where no launch is recorded). Iterations that end later are dropped and named in
+    a warning. They stay where the whole trace is one, or no device work is recorded at all.
     """
-    by_start = (work.launch == UNKNOWN) | (found.found_by in (PERIOD, WHOLE))
-    moment = np.sort(np.where(by_start, work.start, work.launch))
-    low, high = _between_edges(moment, found)
-    busy = np.flatnonzero(high > low)
-    kept = int(busy[-1]) + 1 if len(busy) else len(found.number)
+    if found.found_by == WHOLE or not len(work.start) + len(unanswered):
+        return found
+    kept = int(np.searchsorted(found.stop, _cut(found, work, unanswered), side="right"))
     if kept == len(found.number):
         return found
-    dropped = in_ranges(np.sort(found.number[kept:]).tolist())
-    warning = (
-        f"iterations {dropped} are left out: the trace is truncated before their device work"
-    )
+    dropped = found.number[kept:]
+    words = f"iterations {in_ranges(np.sort(dropped).tolist())} are"
+    words = words if len(dropped) > 1 else f"iteration {dropped[0]} is"
+    warning = f"{words} left out: the trace is truncated before the end of the device work"
+    return replace(_first(found, kept), warnings=(*found.warnings, warning))
+
+
+def _first(found: Iterations, kept: int) -> Iterations:
+    """Return the first iterations."""
     return replace(
-        found,
-        number=found.number[:kept],
-        start=found.start[:kept],
-        stop=found.stop[:kept],
-        warnings=(*found.warnings, warning),
+        found, number=found.number[:kept], start=found.start[:kept], stop=found.stop[:kept]
     )
+
+
+def _cut(found: Iterations, work: DeviceWork, unanswered: Ints) -> int:
+    """Return the moment up to which a truncated trace has all device work."""
+    if len(unanswered):
+        return int(unanswered.min())
+    last = int(np.argmax(work.offset))
+    by_start = work.launch[last] == UNKNOWN or found.found_by == PERIOD
+    return int((work.start if by_start else work.launch)[last])
 
 
 def _between_edges(moment: Ints, found: Iterations) -> tuple[Ints, Ints]:
@@ -253,8 +268,8 @@ def why_not_on_device_clock(found: Iterations, work: DeviceWork) -> str | None:
     return None
 
 
-def on_device_clock(found: Iterations, work: DeviceWork) -> Iterations:
-    """Return the windows of iterations on the device's clock.
+def on_device_clock(found: Iterations, work: DeviceWork, kept: int | None = None) -> Iterations:
+    """Return the windows of iterations on the device's clock: of the first `kept`, else of all.
 
     A window lasts from the first device work launched inside a mark to the first of the next
     mark. The last window, and one before a mark without device work, ends with its own mark or
@@ -263,15 +278,16 @@ def on_device_clock(found: Iterations, work: DeviceWork) -> Iterations:
     work. A mark without device work is left out, with a warning. Raises ConfigError if no mark
     has device work.
     """
-    if found.found_by == PERIOD:
-        return replace(found, warnings=())
+    kept = len(found.number) if kept is None else kept
+    if found.found_by == PERIOD or not kept:
+        return replace(_first(found, kept), warnings=())
     if found.found_by == WHOLE and len(work.start):
         edges = np.array([work.start.min(), work.stop.max()], np.int64)
         return replace(found, start=edges[:1], stop=edges[1:], warnings=())
     known = work.launched()
     low, high = _between_edges(known.launch, found)
     busy = np.flatnonzero(high > low)
-    if not len(busy):
+    if not (busy < kept).any():
         raise ConfigError("no recorded launch of device work lies inside a mark of a step")
     first = np.array([known.start[low[k] : high[k]].min() for k in busy], np.int64)
     last = np.array([known.stop[low[k] : high[k]].max() for k in busy], np.int64)
@@ -280,12 +296,13 @@ def on_device_clock(found: Iterations, work: DeviceWork) -> Iterations:
     busy, first, last = busy[order], first[order], last[order]
     is_next = np.diff(busy) == 1
     ends = np.where(is_next, first[1:], np.minimum(last[:-1], first[1:]))
+    rows = busy < kept
     return Iterations(
-        number=found.number[busy],
-        start=first,
-        stop=np.append(ends, last[-1]),
+        number=found.number[busy[rows]],
+        start=first[rows],
+        stop=np.append(ends, last[-1])[rows],
         found_by=found.found_by,
-        warnings=_without_work(found.number[high <= low]),
+        warnings=_without_work(found.number[:kept][(high <= low)[:kept]]),
     )
 
 

@@ -46,6 +46,8 @@ class Run:
     warnings: tuple[str, ...] = ()
     link_bandwidth: float | None = None  # bytes per second, where a configuration says it
     skipped: tuple[SkippedRank, ...] = ()
+    # The ranks with a file, if only reading their events tells how many ranks there are.
+    untold: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -58,18 +60,20 @@ class Run:
         skipped = {each.rank for each in self.skipped if each.rank is not None}
         return tuple(sorted({*self.ranks, *skipped}))
 
-    def only(self, ranks: Iterable[int]) -> Self:
+    def only(self, ranks: Iterable[int], option: str = "--ranks") -> Self:
         """Return the run with these ranks alone; ConfigError where one has no trace.
 
-        Skipped ranks of unknown number stay: they may be among the wanted ones.
+        `option` is named in the error. Skipped ranks of unknown number stay: they may be among
+        the wanted ones.
         """
         wanted = set(ranks)
         skipped = {each.rank for each in self.skipped if each.rank is not None}
         kept = tuple(source for source in self.sources if source.rank in wanted)
         absent = sorted(wanted - set(self.ranks) - skipped)
         if absent or (wanted and not kept):
+            what = "no trace of" if absent else "no readable trace of"
             raise ConfigError(
-                f"--ranks: no trace of {named_ranks(absent or sorted(wanted))}; the run has "
+                f"{option}: {what} {named_ranks(absent or sorted(wanted))}; the run has "
                 f"{ranges(self.ranks)}"
             )
         return replace(
@@ -82,7 +86,7 @@ class Run:
 
     def read(self, rank: int) -> Trace:
         """Read one rank's trace."""
-        return self.only([rank]).sources[0].read()
+        return self.only([rank], "--rank").sources[0].read()
 
 
 def expected_ranks(
@@ -93,6 +97,12 @@ def expected_ranks(
     untold = sum(each.rank is None for each in skipped)
     implied = max(max(numbers, default=-1) + 1, len(numbers) + untold)
     return implied if world_size is None else max(world_size, len(numbers))
+
+
+def agreed_size(sizes: Iterable[int | None]) -> int | None:
+    """Return the world size that all ranks that say one agree on, else None."""
+    told = set(sizes) - {None}
+    return told.pop() if len(told) == 1 else None
 
 
 def absent(ranks: Sequence[int], size: int) -> tuple[int, str]:

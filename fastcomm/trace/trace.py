@@ -81,6 +81,7 @@ class Trace:
     args: pa.Table | None = None  # columns of `schema.ARGS`, row by row of `events`
     device_iterations: pa.Table | None = None  # on the device's clock; null: use `iterations`
     device_notes: tuple[str, ...] = ()  # warnings about them, or why there are none
+    device_begin: int | None = None  # start of the first of them where they are not used
 
     @classmethod
     def of(
@@ -131,6 +132,13 @@ class Trace:
         if table is not None:
             table = _in_order(table, schema.ITERATIONS, "device iterations")
         return replace(self, device_iterations=table, device_notes=notes)
+
+    def on_host_clock(self) -> Self:
+        """Return the trace without windows on the device's clock, but with their begin."""
+        begin, windows = self.device_begin, self.device_iterations
+        if windows is not None and windows.num_rows:
+            begin = windows["start"][0].as_py()
+        return replace(self, device_iterations=None, device_notes=(), device_begin=begin)
 
     def on_device_clock(self) -> Self:
         """Return the trace with device windows as its iterations; itself where it has none."""

@@ -27,7 +27,7 @@ def claims(path: Path) -> bool:
     if path.is_dir():
         tables = (EXPORT, STRINGS, NVTX)
         return any((path / (table + end)).is_file() for table in tables for end in SUFFIXES)
-    return path.suffix in _FILES or (path.suffix == "" and _has_magic(path))
+    return path.suffix.lower() in _FILES or (path.suffix == "" and _has_magic(path))
 
 
 def _has_magic(path: Path) -> bool:

@@ -13,9 +13,9 @@ _UNREAD = {
 
 def unexported(path: Path) -> str | None:
     """What to do with a report, or with an export of a kind that is not read; None: neither."""
-    if path.suffix == ".nsys-rep":
+    if path.suffix.lower() == ".nsys-rep":
         return _not_exported(path)
-    if (kind := _UNREAD.get(path.suffix)) is not None:
+    if (kind := _UNREAD.get(path.suffix.lower())) is not None:
         return (
             f"{path}: an export that fastcomm does not read; wanted sqlite, parquetdir or "
             f"arrowdir: nsys export --type={kind} ..."
