@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli import trial_options
-from fastcomm.cli.options import TracePath, cluster_options, reading_options
+from fastcomm.cli.options import OutputFile, TracePath, cluster_options, reading_options
 from fastcomm.cli.results import result_options
 from fastcomm.cli.said import warn
 from fastcomm.cli.windows import window_options
@@ -62,7 +62,7 @@ Examples:
 @click.option(
     "--trace",
     "trace_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Write the replayed step for Perfetto; with --what-if the changed one.",
 )
