@@ -1,4 +1,4 @@
-"""Temporary directories, removed at the latest when the process ends, whatever interrupts it."""
+"""Temporary directories, removed at the latest when the process ends, even if interrupted."""
 
 import atexit
 import os

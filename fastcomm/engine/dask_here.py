@@ -34,7 +34,7 @@ def started(workers: int) -> Iterator[SpecCluster]:
         }
         with dask.config.set(settings):
             with held_back(INTERRUPT):
-                cluster = _cluster(workers, security)
+                cluster = _cluster(workers, security, str(folder))
             with cluster:
                 yield cluster
 
@@ -68,13 +68,14 @@ class _Worker(_NoHttp, Worker):
     pass
 
 
-def _cluster(workers: int, security: Security) -> SpecCluster:
+def _cluster(workers: int, security: Security, folder: str) -> SpecCluster:
     common = {"security": security, "protocol": "tls://", "host": "127.0.0.1"}
     scheduler = {**common, "dashboard": False, "dashboard_address": "127.0.0.1:0", "port": 0}
     worker = {
         **common,
         "worker_class": _Worker,
         "nthreads": 1,
+        "local_directory": folder,
         "memory_limit": 1 / workers,
         "dashboard": False,
         "silence_logs": logging.CRITICAL,

@@ -1,7 +1,7 @@
 """Numba's settings: those of the environment, never those of a file in the working directory.
 
-Numba reads ``.numba_config.yaml`` there when it is imported and whenever it compiles, and has no
-switch against it. Where others have imported it before, its settings are theirs.
+Numba reads ``.numba_config.yaml`` there when it is imported and whenever it compiles, and has
+no switch against it. Where others have imported it before, its settings are theirs.
 """
 
 import sys
