@@ -3,8 +3,6 @@
 import signal
 import sys
 
-from fastcomm.import_path import drop_working_directory
-
 
 def main() -> None:
     """Run the command line, without modules of the working directory.
@@ -14,6 +12,8 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from fastcomm.import_path import drop_working_directory
+
     drop_working_directory()
     from fastcomm.cli import main as command
     from fastcomm.signals import SIGNALS, handle

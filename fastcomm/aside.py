@@ -25,8 +25,8 @@ def check_replaceable(path: Path) -> None:
         return
     if stat.S_ISLNK(mode):
         raise FastcommError(
-            f"{path}: not written, it is a symbolic link to {path.readlink()}; name that file, or "
-            "remove the link"
+            f"{path}: not written, it is a symbolic link to {path.readlink()}; name that file, "
+            "or remove the link"
         )
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise FastcommError(f"{path}: not written, it is no regular file; name another file")

@@ -79,12 +79,14 @@ def test_a_device_stays(inputs, device, minor):  # noqa: F811
 
 def test_what_takes_the_name_meanwhile_stays(tmp_path):
     path = tmp_path / "page.html"
-    with (
-        pytest.raises(FastcommError, match="is a symbolic link to .*elsewhere"),
-        aside(path) as new,
-    ):
-        new.write_text("page")
-        path.symlink_to(tmp_path / "elsewhere")
+
+    def write():
+        with aside(path) as unfinished:
+            unfinished.write_text("page")
+            path.symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(FastcommError, match=r"is a symbolic link to .*elsewhere"):
+        write()
     assert path.is_symlink()
     assert list(tmp_path.iterdir()) == [path]
 

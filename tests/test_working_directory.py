@@ -1,11 +1,10 @@
-"""Nothing in the working directory is imported or read as settings: traces of others lie there."""
+"""Nothing in the working directory is imported or read as settings: others have filled it."""
 
 import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from replay_data import FOLDER as REPLAY
@@ -84,7 +83,8 @@ def trapped(run):
     folder = run.parent / "trapped" / "run"
     shutil.copytree(run, folder)
     names = {*sys.stdlib_module_names, *importlib.metadata.packages_distributions(), *OPTIONAL}
-    code = f"with open({str(folder.parent / 'fired')!r}, 'a') as file: print(__name__, file=file)\n"
+    mark = str(folder.parent / "fired")
+    code = f"with open({mark!r}, 'a') as file: print(__name__, file=file)\n"
     for name in [*names, "evil", "fastcomm", "fastcomm_kernels"]:
         (folder / f"{name}.py").write_text(code)
     plugins = "".join(f"[{group}]\nevil = evil:evil\n" for group in GROUPS)
