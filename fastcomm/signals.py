@@ -13,6 +13,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _QUIET_S = 3.0  # long enough to clean up; after it, a signal interrupts again
 
 _last = -_QUIET_S
+_deferrals = 0
+_deferred: list[int] = []
 
 
 def interrupt(number: int, _frame: FrameType | None) -> None:
@@ -21,12 +23,30 @@ def interrupt(number: int, _frame: FrameType | None) -> None:
     Signals to a group of processes come in pairs, and the second must not stop the cleaning up.
     """
     global _last  # noqa: PLW0603 - signals are of the process
+    if _deferrals:
+        _deferred.append(number)
+        return
     if monotonic() - _last < _QUIET_S:
         return
     _last = monotonic()
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     sys.exit(128 + number)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Handle signals that `interrupt` gets in this block at its end."""
+    global _deferrals  # noqa: PLW0603
+    _deferrals += 1
+    try:
+        yield
+    finally:
+        _deferrals -= 1
+        if _deferred and not _deferrals:
+            number = _deferred[0]
+            _deferred.clear()
+            signal.raise_signal(number)
 
 
 def handle() -> None:

@@ -6,14 +6,14 @@ dashboard, and nothing else that answers HTTP.
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import dask
 from distributed import Nanny, Scheduler, Security, SpecCluster, Worker
 from distributed.node import ServerNode
 
-from fastcomm.engine.interrupts import INTERRUPT, held_back
+from fastcomm.engine.interrupts import held_back
 from fastcomm.errors import ConfigError
 from fastcomm.import_path import safe_children
 from fastcomm.temporary import temporary_folder
@@ -32,11 +32,10 @@ def started(workers: int) -> Iterator[SpecCluster]:
             "distributed.scheduler.allowed-failures": 1,
             "temporary-directory": str(folder),
         }
-        with dask.config.set(settings):
-            with held_back(INTERRUPT):
-                cluster = _cluster(workers, security, str(folder))
-            with cluster:
-                yield cluster
+        with dask.config.set(settings), ExitStack() as stack:
+            with held_back():
+                cluster = stack.enter_context(_cluster(workers, security, str(folder)))
+            yield cluster
 
 
 def _security() -> Security:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from fastcomm.engine.interrupts import INTERRUPT_OR_END, held_back
+from fastcomm.engine.interrupts import held_back
 from fastcomm.errors import FastcommError
 from fastcomm.import_path import safe_children
 from fastcomm.spread import one_by_one
@@ -32,7 +32,7 @@ def start_early() -> None:
     from multiprocessing import forkserver
 
     multiprocessing.set_forkserver_preload(_PRELOAD)
-    with safe_children(), held_back(INTERRUPT_OR_END):
+    with safe_children(), held_back():
         forkserver.ensure_running()
 
 
