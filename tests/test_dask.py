@@ -2,10 +2,14 @@
 
 import json
 import shutil
+import socket
+import sys
+import tempfile
 from functools import partial
 from pathlib import Path
 
 import dask_cluster as c
+import distributed
 import kineto_text as k
 import pytest
 from commands import contents, invoke
@@ -204,6 +208,11 @@ def test_the_end_of_the_scheduler_is_an_error_in_time(cluster):
         ("local:0", "wanted a number of workers"),
         ("local:many", "wanted a number of workers"),
         ("nowhere", r"found 'nowhere', wanted local:N"),
+        ("http://x", r"found 'http://x', wanted local:N, .*unknown address scheme"),
+        ("tcp://x", r"found 'tcp://x', wanted local:N, .*missing port"),
+        ("tcp://:", r"found 'tcp://:', wanted local:N"),
+        ("host:port", r"found 'host:port', wanted local:N"),
+        ("tcp://host:99999", r"found 'tcp://host:99999', wanted local:N"),
         ("file:no/such.json", "no such file for 0.1 s"),
         ("tcp://127.0.0.1:1", "no scheduler answers"),
     ],
@@ -219,7 +228,7 @@ def test_workers_and_a_cluster_contradict_each_other(traces):
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "distributed", None)
+    monkeypatch.setitem(sys.modules, "distributed", None)
     refused = pytest.raises(ConfigError, match=r"pip install 'fastcomm\[dask\]'")
     with refused, dask.connected("local:1"):
         pass
@@ -240,3 +249,46 @@ def test_a_cluster_of_this_machine_is_started_and_ended():
         assert engine.is_here
         merged, _ = engine.gather(c.run_of(*[c.fine] * 40), c.COUNT)
     assert merged == dict.fromkeys(range(40), 1)
+
+
+def test_nobody_else_reaches_a_cluster_of_this_machine(tmp_path, monkeypatch):
+    """Nobody without the certificate of the run; and no port answers HTTP."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with dask.connected("local:1") as engine:
+        address = engine.client.scheduler.address
+        assert address.startswith("tls://127.0.0.1:")
+        with pytest.raises(OSError, match=r"TLS|[Tt]imed out|SSL"):
+            distributed.Client(
+                address,
+                security=distributed.Security.temporary(),
+                timeout=1,
+                set_as_default=False,
+            )
+        ports = (
+            engine.client.run_on_scheduler(_http_port),
+            *engine.client.run(_http_port).values(),
+        )
+        for port in ports:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), timeout=5)
+        (folder,) = tmp_path.glob("fastcomm-*/dask-scratch-space")
+        assert folder.parent.stat().st_mode & 0o077 == 0
+        paths = engine.client.run(_scratch_paths)
+        assert all(each.startswith(str(tmp_path)) for found in paths.values() for each in found)
+    assert list(tmp_path.glob("*")) == []
+
+
+def _http_port(dask_scheduler=None, dask_worker=None):
+    return (dask_scheduler or dask_worker).http_server.port
+
+
+def _scratch_paths():
+    """Where Dask lets Python look for modules."""
+    return [each for each in sys.path if "scratch" in each]
+
+
+def test_certificates_need_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    refused = pytest.raises(ConfigError, match=r"pip install 'fastcomm\[dask\]' \(cryptography")
+    with refused, dask.connected("local:1"):
+        pass

@@ -161,6 +161,33 @@ def test_a_batch_system_that_ends_the_command_finds_nothing_left(many, tmp_path)
     assert not list(tmp_path.glob("fastcomm-*"))
 
 
+@pytest.mark.parametrize("how", [("--workers", "2"), ("--dask", "local:2")])
+@pytest.mark.parametrize("numbers", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGINT)])
+@pytest.mark.parametrize("seconds", [0.2, 0.6, 1.2, 2.5])
+def test_signals_at_any_moment_leave_nothing(many, tmp_path, how, numbers, seconds):
+    """To the group of processes, while they start and work."""
+    temporary, output = tmp_path / "tmp", tmp_path / "out"
+    temporary.mkdir()
+    started = subprocess.Popen(
+        [sys.executable, "-m", "fastcomm", "metrics", many, *how, "--output", output],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    sleep(seconds)
+    processes = below(started.pid)
+    for number in numbers:
+        os.killpg(started.pid, number)
+    _, stderr = started.communicate(timeout=30)
+    assert started.returncode != 0
+    assert stderr.strip() in {"", "Aborted!"}
+    assert all_end(processes)
+    assert list(temporary.iterdir()) == []
+    assert not output.exists()
+
+
 def test_workers_end_with_a_killed_command(many, tmp_path):
     words = ["ingest", many, "--workers", "2", "--output", tmp_path / "out"]
     started = subprocess.Popen([sys.executable, "-m", "fastcomm.cli", *map(str, words)])

@@ -5,11 +5,7 @@ Exit codes: 0 done, 1 a user's error in one line, 2 wrong usage, 3 done but rank
 """
 
 import logging
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from errno import EPIPE
 from importlib import import_module
 
@@ -20,6 +16,7 @@ from fastcomm.cli.said import fitted, talk
 from fastcomm.cli.suggesting import SuggestingGroup
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert_lines
+from fastcomm.signals import interruptible
 from fastcomm.version import __version__
 
 # A command is a module of its name, - as _: loaded when it is called for, or its help is.
@@ -76,7 +73,7 @@ class _Group(SuggestingGroup):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            with _told_to_end():
+            with interruptible():
                 return super().invoke(ctx)
         except FastcommError as error:
             _LOG.debug("where this is from:", exc_info=error)
@@ -90,19 +87,6 @@ class _Group(SuggestingGroup):
             if error.errno == EPIPE:  # whoever read our output has seen enough
                 raise
             raise click.ClickException(inert_lines(_words(error))) from error
-
-
-@contextmanager
-def _told_to_end() -> Iterator[None]:
-    """Batch systems send SIGTERM: what is half done is cleared away then, as for Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _let_talk(command: click.Command, *, has_tables: bool) -> None:

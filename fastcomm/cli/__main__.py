@@ -1,5 +1,5 @@
-"""``python -m fastcomm.cli``."""
+"""``python -P -m fastcomm.cli``."""
 
-from fastcomm.cli import main
+from fastcomm.__main__ import main
 
-main(prog_name="fastcomm")
+main()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.options import run_options
+from fastcomm.cli.options import OutputFile, run_options
 from fastcomm.cli.results import result_options
 from fastcomm.cli.windows import window_options
 
@@ -61,7 +61,7 @@ Examples:
 )
 @click.option(
     "--overlay",
-    type=click.Path(dir_okay=False),
+    type=OutputFile(),
     metavar="FILE",
     help="Write the trace with the path marked and its edges as arrows (.json, .json.gz).",
 )

@@ -42,7 +42,7 @@ def run(
     paths: tuple[str, ...],
     as_json: bool,
     output: Path | None,
-    html: str | None,
+    html: Path | None,
     **words: Any,
 ) -> None:
     """Measure what communication costs a training run, by parallelism.

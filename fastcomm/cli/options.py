@@ -46,6 +46,22 @@ class TracePath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class OutputFile(click.Path):
+    """A file to write: no device, FIFO or symbolic link, which writing would replace."""
+
+    def __init__(self, *, dir_okay: bool = False) -> None:
+        super().__init__(dir_okay=dir_okay, path_type=Path)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """The path; FastcommError where it must not be replaced, before anything is done."""
+        from fastcomm.aside import check_replaceable
+
+        check_replaceable(Path(value))
+        return super().convert(value, param, ctx)
+
+
 class OutputFolder(click.Path):
     """A directory to write to, which may not be there; no URL."""
 

@@ -7,6 +7,7 @@ import click
 
 from fastcomm.cli import INCOMPLETE, trial_options
 from fastcomm.cli.options import (
+    OutputFile,
     TracePath,
     cluster_options,
     keep_going_option,
@@ -68,7 +69,7 @@ Examples:
 @click.option(
     "--trace",
     "trace_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Write the replayed step for Perfetto; with --what-if the changed one.",
 )

@@ -19,8 +19,10 @@ def path() -> Path:
     """Where the file lies, if there is one."""
     if said := os.environ.get(FILE):
         return Path(said)
-    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(folder) / "fastcomm" / "settings.toml"
+    folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    if not folder.is_absolute():  # invalid, and would be one of the working directory
+        folder = Path.home() / ".config"
+    return folder / "fastcomm" / "settings.toml"
 
 
 def defaults(command: click.Command, name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import FileOrUrl, cluster_options
+from fastcomm.cli.options import FileOrUrl, OutputFile, cluster_options
 from fastcomm.cli.results import result_options
 from fastcomm.cli.said import warn
 
@@ -43,7 +43,7 @@ _FILE = FileOrUrl(exists=True, dir_okay=False)
 @click.option(
     "--trace",
     "trace_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Write the replayed steps for Perfetto; with --what-if the changed ones.",
 )

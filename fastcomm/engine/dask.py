@@ -8,7 +8,6 @@ A worker that goes away takes its partials along, and the scheduler lets others 
 they are the same, and none is merged twice, since a merge names its parts.
 """
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +23,7 @@ from fastcomm.engine.held_dask import There
 from fastcomm.engine.scratch_dask import Scratch, make, remove
 from fastcomm.engine.versions import check_code, check_same, code, versions
 from fastcomm.errors import ClusterError, FastcommError
+from fastcomm.temporary import temporary_folder
 from fastcomm.trace.run import Run, SkippedRank, Source
 
 if TYPE_CHECKING:
@@ -54,12 +54,11 @@ def connected(
     with ExitStack() as stack:
         stack.enter_context(quiet())
         if address.startswith("local:") and scratch is None:
-            folder = tempfile.TemporaryDirectory(prefix="fastcomm-", ignore_cleanup_errors=True)
-            scratch = Path(stack.enter_context(folder))
+            scratch = stack.enter_context(temporary_folder())
         where = where_is(address, wait_s, stack)
         try:
             client = distributed.Client(**where, timeout=wait_s, set_as_default=False)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
             raise ClusterError(
                 f"--dask {address}: no scheduler answers ({error}); wanted {FORMS}"
             ) from error

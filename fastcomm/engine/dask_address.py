@@ -1,14 +1,12 @@
 """Where a Dask scheduler is: at an address, in a file, or started here."""
 
 import logging
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fastcomm.engine.interrupts import held_back
 from fastcomm.errors import ClusterError, ConfigError
 
 FORMS = "local:N, file:SCHEDULER.json or the address of a scheduler (tcp://host:8786)"
@@ -29,13 +27,32 @@ def where_is(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
     """What tells a client where the scheduler is."""
     kind, _, rest = address.partition(":")
     if kind == "local":
-        return {"address": stack.enter_context(_here(rest))}
+        if not rest.isdecimal() or not int(rest):
+            raise ConfigError(f"--dask {address}: wanted a number of workers, as in local:4")
+        # Not before `require`: it needs the extra.
+        from fastcomm.engine.dask_here import started
+
+        return {"address": stack.enter_context(started(int(rest)))}
     if kind == "file":
         _wait_for(Path(rest), address, wait_s)
         return {"scheduler_file": rest}
-    if not rest:
-        raise ConfigError(f"--dask: found {address!r}, wanted {FORMS}")
+    _check(address)
     return {"address": address}
+
+
+def _check(address: str) -> None:
+    """Raise `ConfigError` unless this is an address: Dask would try it until its time is up."""
+    from distributed.comm.addressing import parse_address, parse_host_port
+    from distributed.comm.registry import get_backend
+
+    try:
+        scheme, place = parse_address(address)
+        get_backend(scheme)
+        host, port = ("", 1) if scheme == "inproc" else parse_host_port(place)
+    except ValueError as error:
+        raise ConfigError(f"--dask: found {address!r}, wanted {FORMS} ({error})") from error
+    if not place or not 0 < port < 1 << 16 or "/" in host:
+        raise ConfigError(f"--dask: found {address!r}, wanted {FORMS}")
 
 
 def _wait_for(path: Path, address: str, wait_s: float) -> None:
@@ -48,31 +65,6 @@ def _wait_for(path: Path, address: str, wait_s: float) -> None:
                 "--scheduler-file` writes"
             )
         time.sleep(_LOOK_S)
-
-
-@contextmanager
-def _here(number: str) -> Iterator[Any]:
-    """A cluster of so many processes, that ends with the work."""
-    import dask
-    from distributed import LocalCluster
-
-    if not number.isdecimal() or not int(number):
-        raise ConfigError(f"--dask local:{number}: wanted a number of workers, as in local:4")
-    settings = {"distributed.scheduler.allowed-failures": 1}
-    with (
-        dask.config.set(settings),
-        tempfile.TemporaryDirectory(prefix="fastcomm-") as folder,
-    ):
-        with held_back():
-            cluster = LocalCluster(
-                n_workers=int(number),
-                threads_per_worker=1,
-                dashboard_address=None,
-                local_directory=folder,
-                silence_logs=logging.CRITICAL,
-            )
-        with cluster:
-            yield cluster
 
 
 @contextmanager

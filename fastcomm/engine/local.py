@@ -5,7 +5,6 @@ threads gain little (docs/scale-out.md has the measurement).
 """
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from fastcomm.engine.held import Held, Here
 from fastcomm.engine.processes import Processes
 from fastcomm.errors import FastcommError
 from fastcomm.spread import one_by_one
+from fastcomm.temporary import make_folder, remove_folder
 from fastcomm.trace.run import Run, SkippedRank
 
 _LOG = logging.getLogger("fastcomm")
@@ -92,13 +92,15 @@ def _put_away(run: Run, task: Task[P, R]) -> Iterator[Callable[[int, P], P] | No
         yield None
         return
     try:
-        folder = tempfile.TemporaryDirectory(prefix="fastcomm-", ignore_cleanup_errors=True)
+        folder = make_folder()
     except OSError as error:
         raise FastcommError(
             f"no temporary folder: {error.strerror}; wanted one that can be written, as TMPDIR"
         ) from error
-    with folder as path:
-        yield partial(_into, task.put_away, Path(path))
+    try:
+        yield partial(_into, task.put_away, folder)
+    finally:
+        remove_folder(folder)
 
 
 def _into(put_away: Callable[[P, Path], P], folder: Path, number: int, part: P) -> P:

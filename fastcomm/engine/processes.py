@@ -3,18 +3,22 @@
 import multiprocessing
 import multiprocessing.connection
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from fastcomm.engine.interrupts import held_back
 from fastcomm.errors import FastcommError
+from fastcomm.import_path import safe_children
 from fastcomm.spread import one_by_one
+from fastcomm.temporary import temporary_folder
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -28,7 +32,7 @@ def start_early() -> None:
     from multiprocessing import forkserver
 
     multiprocessing.set_forkserver_preload(_PRELOAD)
-    with held_back():
+    with safe_children(), held_back():
         forkserver.ensure_running()
 
 
@@ -90,11 +94,17 @@ def _called(function: Callable[[A], B], thing: A) -> Future[B]:
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end at once where the work is broken off, or where this process ends."""
+    with safe_children(), temporary_folder() as folder:
+        yield from _started(workers, folder)
+
+
+def _started(workers: int, folder: Path) -> Iterator[ProcessPoolExecutor]:
+    """The same, with a directory for temporary files of workers, which end without notice."""
     start_early()
     context = multiprocessing.get_context("forkserver")
     theirs, ours = context.Pipe(duplex=False)
     pool = ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_end_with, initargs=(theirs,)
+        workers, mp_context=context, initializer=_begin, initargs=(theirs, folder)
     )
     try:
         # All begin now: a pool that starts one while another dies may wait for ever.
@@ -119,8 +129,9 @@ def _hang_up(pool: ProcessPoolExecutor) -> None:
         answers._writer.close()
 
 
-def _end_with(line: Connection) -> None:
-    """In a worker: end when the other end of a pipe is closed, by whatever."""
+def _begin(line: Connection, folder: Path) -> None:
+    """In a worker: use a temporary directory, end when the other end of a pipe is closed."""
+    tempfile.tempdir = str(folder)
 
     def watch() -> None:
         multiprocessing.connection.wait([line])

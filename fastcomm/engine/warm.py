@@ -1,13 +1,12 @@
 """Load, and the first time ever compile, all that reading and measuring a trace needs."""
 
 import logging
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastcomm.metrics.partial import Partial
 from fastcomm.readers import kineto
 from fastcomm.readers.assembly import ReadOptions
+from fastcomm.temporary import temporary_folder
 from fastcomm_kernels import _jit
 
 if TYPE_CHECKING:
@@ -46,8 +45,8 @@ def compile_critical_path(rules: "Rules" = "corrected") -> None:
     from fastcomm.critical_path.window import Wanted
 
     _LOG.info("fastcomm: compiling its kernels for this machine (the first run only)")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rank0.json"
+    with temporary_folder() as folder:
+        path = folder / "rank0.json"
         path.write_text(_TRACE)
         trace = kineto.read(path, ReadOptions(whole=True))
         everything = Wanted(annotation="")
@@ -60,7 +59,7 @@ def compile_critical_path(rules: "Rules" = "corrected") -> None:
 
 def run_kernels() -> Partial:
     """Run every kernel that metrics need once, and return what is measured by host marks."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rank0.json"
+    with temporary_folder() as folder:
+        path = folder / "rank0.json"
         path.write_text(_TRACE)
         return Partial.of(kineto.read(path, ReadOptions()), by_host=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from fastcomm.aside import aside
+from fastcomm.import_path import safe_children
 from fastcomm.synthetic import envelope, play, rows
 from fastcomm.synthetic.filler import Filler
 from fastcomm.synthetic.job import Job
@@ -43,7 +44,8 @@ def write(
     one = partial(_write_rank, job, directory, variant, compress, filler_bytes)
     if workers == 1:
         return [one(rank) for rank in chosen]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    spawn = get_context("spawn")
+    with safe_children(), ProcessPoolExecutor(workers, mp_context=spawn) as pool:
         return list(pool.map(one, chosen))
 
 

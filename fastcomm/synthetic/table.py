@@ -12,6 +12,8 @@ from random import Random
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fastcomm.aside import aside
+
 _FORWARD, _BACKWARD, _MESSAGE = 0.020, 0.040, 0.0005
 _GATHER, _SCATTER, _NORMS, _EMBEDDING, _CLIP, _OPTIMIZER = (
     0.010,
@@ -78,15 +80,13 @@ def write_table(job: TableJob, folder: Path) -> tuple[Path, Path]:
     """Write `table.parquet` and `meta.yaml`."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "table.parquet", folder / "meta.yaml"
-    pq.write_table(table(job), paths[0])
+    with aside(paths[0]) as unfinished:
+        pq.write_table(table(job), unfinished)
     sizes = {"dp": job.dp, "pp": job.pp, "tp": 1, "dsp": 1, "vpp": 1}
     lines = [f"{name}_size: {size}" for name, size in sizes.items()]
-    paths[1].write_text(
-        "\n".join(
-            ["trial_name: demo", "run_id: 0", *lines, f"world_size: {job.dp * job.pp}", ""]
-        ),
-        "utf-8",
-    )
+    lines = ["trial_name: demo", "run_id: 0", *lines, f"world_size: {job.dp * job.pp}", ""]
+    with aside(paths[1]) as unfinished:
+        unfinished.write_text("\n".join(lines), "utf-8")
     return paths
 
 

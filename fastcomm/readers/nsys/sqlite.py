@@ -2,7 +2,6 @@
 
 import shutil
 import sqlite3
-import tempfile
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -17,6 +16,7 @@ from fastcomm.readers.magic import described, unpack
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TABLES, TEXT
 from fastcomm.readers.nsys.pages import Pages
 from fastcomm.remote import is_local
+from fastcomm.temporary import make_folder, remove_folder
 
 _HEADER = 100
 _BATCH_ROWS = 1 << 16
@@ -52,10 +52,10 @@ class Database:
 
     def _staged(self) -> Path:
         """A copy on this machine, which SQLite needs; it goes with this object."""
-        folder = tempfile.mkdtemp(prefix="fastcomm-")
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        copy = Path(folder) / "export.sqlite"
         try:
+            folder = make_folder()
+            weakref.finalize(self, remove_folder, folder)
+            copy = folder / "export.sqlite"
             with opened(self.path) as source, copy.open("wb") as target:
                 shutil.copyfileobj(source, target, _COPIED)
         except OSError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fastcomm.aside import check_replaceable
 from fastcomm.errors import FastcommError
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.report import report
@@ -42,6 +43,7 @@ def write_nsys(
 
 def _write(tables: Tables, path: Path, kind: Kind) -> None:
     """Aside, and renamed when whole."""
+    check_replaceable(path)
     unfinished = path.with_name(f".{path.name}.unfinished")
     _remove(unfinished)
     try:

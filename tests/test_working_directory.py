@@ -1,0 +1,235 @@
+"""Nothing in the working directory is imported or read as settings: others have filled it."""
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from replay_data import FOLDER as REPLAY
+from replay_data import needed
+
+from fastcomm import import_path
+from fastcomm.cli import settings
+from fastcomm.synthetic import Job, TableJob, write, write_table
+
+pytestmark = pytest.mark.compiled
+
+# What Python and libraries import where it is installed.
+PROGRAM = """
+from fastcomm.__main__ import main
+if __name__ == "__main__":
+    main()
+"""
+OPTIONAL = [
+    *("sitecustomize", "usercustomize", "cuda", "bokeh", "pandas", "polars", "matplotlib"),
+    *("IPython", "cupy", "torch", "psutil", "tblib", "lz4", "snappy", "blosc", "uvloop", "ucp"),
+    *("zstandard", "zstd", "s3fs", "gcsfs", "netCDF4", "h5py", "sparse", "mmh3", "xxhash"),
+    *("cityhash", "gilknocker", "jupyter_server", "setproctitle", "dotenv", "colorama"),
+]
+GROUPS = ["numba_extensions", "dask.sizeof", "dask.array.backends", "fsspec.specs"]
+GROUPS += ["distributed.comm.backends", "universal_pathlib.implementations"]
+SHAPE = "--num-nodes 1 --gpus-per-node 8 --experts-per-gpu 1 --seq-len 64"
+
+ON_WORKERS = [
+    "info . --json",
+    "metrics . --json --output {out}/metrics",
+    "compare . . --json",
+    "critical-path . --all-ranks --json",
+    "what-if . --scale compute=0.5 --json",
+    "ingest . -o {out}/store",
+    "convert . --to chakra -o {out}/chakra",
+]
+ALONE = [
+    *ON_WORKERS,
+    "report . -o {out}/page.html",
+    "critical-path . --rank 0 --overlay {out}/overlay.json --save {out}/saved",
+    "convert . -o {out}/all.json",
+    "stats {out}/all.json --json",
+    "stragglers table.csv --meta table.yaml --json",
+    "isp --model 7 --world-size 8 --seq-len 4096 --global-batch 4Mi --json",
+    f"dispatch generate {SHAPE} --iter-num 1 -o {{out}}/workload",
+    "dispatch compare {out}/workload --json",
+    "demo {out}/demo --ranks 1",
+    "demo {out}/demo-nsys --ranks 1 --format nsys",
+    "completion bash",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A directory of traces, and beside it the command as pip installs it."""
+    folder = tmp_path_factory.mktemp("given") / "run"
+    write(Job.of(ranks=2, steps=1, layers=1), folder)
+    table, meta = write_table(TableJob.of(8, 0.3), folder)
+    table.rename(folder / "table.csv")
+    meta.rename(folder / "table.yaml")
+    program = folder.parent / "bin" / "fastcomm"
+    program.parent.mkdir()
+    program.write_text(PROGRAM)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(run):
+    """What the commands print without workers, and without traps."""
+    return {words: call(run, words) for words in ALONE}
+
+
+@pytest.fixture(scope="module")
+def trapped(run):
+    """The same directory, with a trap for each module name and files of settings."""
+    folder = run.parent / "trapped" / "run"
+    shutil.copytree(run, folder)
+    names = {*sys.stdlib_module_names, *importlib.metadata.packages_distributions(), *OPTIONAL}
+    mark = str(folder.parent / "fired")
+    code = f"with open({mark!r}, 'a') as file: print(__name__, file=file)\n"
+    for name in [*names, "evil", "fastcomm", "fastcomm_kernels"]:
+        (folder / f"{name}.py").write_text(code)
+    plugins = "".join(f"[{group}]\nevil = evil:evil\n" for group in GROUPS)
+    (folder / "evil-1.0.dist-info").mkdir()
+    (folder / "evil-1.0.dist-info" / "METADATA").write_text("Name: evil\nVersion: 1.0\n")
+    (folder / "evil-1.0.dist-info" / "entry_points.txt").write_text(plugins)
+    (folder / ".numba_config.yaml").write_text("chrome_trace: overwritten\n")
+    for name in ("dask.yaml", "distributed.yaml", "settings.toml", "matplotlibrc", ".env"):
+        (folder / name).write_text("broken: [\n")
+    return folder
+
+
+def call(folder, words, **environment):
+    """Run the installed command in a directory; its output, exit code and files."""
+    out = folder.parent / "out"
+    program = folder.parent / "bin" / "fastcomm"
+    if not program.exists():
+        program = folder.parents[1] / "bin" / "fastcomm"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "DASK"))}
+    done = subprocess.run(
+        [sys.executable, program, *words.format(out=out).split()],
+        cwd=folder,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, (words, done.stderr)
+    return done.stdout.replace(str(out), "OUT").replace(f"{folder}/", "")
+
+
+def fired(folder):
+    path = folder.parent / "fired"
+    return sorted(set(path.read_text().split())) if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("commands", "how"),
+    [(ALONE, ""), (ON_WORKERS, " --workers 2"), (ON_WORKERS[1:6:2], " --dask local:1")],
+)
+def test_no_module_of_the_directory_is_imported(results, trapped, commands, how):
+    for words in commands:
+        result = call(trapped, words + how)
+        assert fired(trapped) == [], words
+        assert result == results[words], words
+        if words.startswith(("ingest", "convert")) and how:
+            shutil.rmtree(trapped.parent / "out")
+    assert not (trapped / "overwritten").exists()
+
+
+@needed
+@pytest.mark.parametrize("how", [" --workers 2", " --dask local:1"])
+def test_nor_by_a_replay_or_doctor(trapped, how):
+    trial = REPLAY / "trial" / "trace"
+    call(trapped, f"replay {trial} --json{how}" if "workers" in how else f"doctor{how}")
+    assert fired(trapped) == []
+
+
+def test_the_working_directory_leaves_the_path_unless_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), "", "/other"])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "/other"]))
+    import_path.drop_working_directory()
+    assert sys.path == ["/other"]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), "/other"])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    import_path.drop_working_directory()
+    assert sys.path == [str(tmp_path), "/other"]
+
+
+def test_the_environment_of_children_is_restored_after_the_last(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "/other", ""]))
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    first, second = import_path.safe_children(), import_path.safe_children()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ["PYTHONPATH"] == "/other"
+    assert os.environ["PYTHONSAFEPATH"] == "1"
+    second.__exit__(None, None, None)
+    assert os.environ["PYTHONPATH"] == os.pathsep.join(["", "/other", ""])
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+def test_workers_that_cannot_be_made_safe_are_refused(run):
+    command = [
+        sys.executable,
+        "-E",
+        run.parent / "bin" / "fastcomm",
+        "metrics",
+        ".",
+        "--workers",
+    ]
+    done = subprocess.run([*command, "2"], cwd=run, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "Error: python -E: workers would import modules of the working"
+    )
+
+
+@pytest.mark.parametrize("content", ["chrome_trace: overwritten\n", "broken: [\n", "- 1\n"])
+def test_numba_reads_no_settings_of_the_working_directory(tmp_path, content):
+    (tmp_path / ".numba_config.yaml").write_text(content)
+    program = tmp_path / "program.py"
+    program.write_text("""
+import numpy, yaml
+from fastcomm_kernels._jit import kernel
+@kernel
+def twice(values):
+    return values * 2
+assert (twice(numpy.arange(3)) == [0, 2, 4]).all()
+""")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not (tmp_path / "overwritten").exists()
+
+
+def test_relative_directories_of_the_environment_are_no_place_for_code(tmp_path):
+    code = "from fastcomm_kernels import _jit; print(_jit.cache_folder())"
+    environment = {**os.environ, "XDG_CACHE_HOME": "cache", "HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(str(tmp_path / "home"))
+    assert settings_path(tmp_path, XDG_CONFIG_HOME="config", HOME=str(tmp_path / "home"))
+
+
+def settings_path(folder, **environment):
+    """Whether the file of settings lies in the home in this environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv(settings.FILE, raising=False)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return settings.path().is_relative_to(folder / "home")
