@@ -60,6 +60,7 @@ _FALLBACK = "kineto"
 # Execution traces lie beside Kineto traces: nobody misses them.
 _EXPECTED = ("torch_et_", "pytorch_et_")
 _AT_ONCE = 16
+_MOST_NAMED = 8
 _DIGITS = re.compile("[0-9]+")
 
 
@@ -133,7 +134,8 @@ class _Sorting:
                 and module(name).is_damaged(path)
             ]
             files.extend(own)
-            self.strange = [path for path in self.strange if path not in own]
+            taken = frozenset(own)
+            self.strange = [path for path in self.strange if path not in taken]
 
     def drop_others(self) -> None:
         """Pass over files that nobody named, where there are traces of another format.
@@ -195,11 +197,16 @@ def _warnings(sorting: _Sorting, files: Sequence[Path]) -> Iterator[str]:
     """Name the files that were not read and might have been meant."""
     others = [path.name for path in sorting.strange if _is_worth_a_word(path.name)]
     if others:
-        yield f"no traces, not read: {', '.join(others)}"
-    for path, remedy in sorting.packed.items():
-        is_an_error = path in sorting.named or is_packed(path)
-        if not is_an_error and not is_unpacked_beside(path, files):
-            yield f"not read: {remedy.partition(chr(10))[0]}"
+        more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        yield f"no traces, not read: {', '.join(others[:_MOST_NAMED])}{more}"
+    remedies = [
+        remedy.partition(chr(10))[0]
+        for path, remedy in sorting.packed.items()
+        if not (path in sorting.named or is_packed(path) or is_unpacked_beside(path, files))
+    ]
+    yield from (f"not read: {remedy}" for remedy in remedies[:_MOST_NAMED])
+    if len(remedies) > _MOST_NAMED:
+        yield f"not read: {len(remedies) - _MOST_NAMED} more files like these"
 
 
 def _is_worth_a_word(name: str) -> bool:

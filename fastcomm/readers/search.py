@@ -1,5 +1,6 @@
 """The files and directories of a run that may be traces: a search below what a user names."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from pathlib import Path
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.remote import is_local, is_url, matches, place
 from fastcomm.trace.run import SkippedRank
+
+_DEEPEST = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,12 @@ class Search:
                 found = sorted((entry.name, _is_directory(entry)) for entry in entries)
         except OSError as error:
             self._unlisted(directory, error)
+            return
+        if len(above) == _DEEPEST:
+            words = (
+                f"more than {_DEEPEST} directories in one another; name the one of the traces"
+            )
+            self._unlisted(directory, OSError(errno.ELOOP, words))
             return
         above |= {(here.st_dev, here.st_ino)}
         for name, is_directory in found:
