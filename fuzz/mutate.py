@@ -43,6 +43,9 @@ _TEXTS = (
 )
 _WORDS = (None, True, False, *_NUMBERS, *_TEXTS, [], {}, [[]], [None] * 9)
 _SCALAR = re.compile(rb"-?[0-9]+(\.[0-9]+)?|\"[^\"]*\"|true|false")
+_WORD = re.compile(rb'"([A-Za-z_]+)"')
+_MEMBER = re.compile(rb'("(?:ph|cat|name|ts|dur|args)"): (?:"[^"\\]*"|[0-9.]+)(?=,)')
+_COUNT = re.compile(rb': "?([0-9]+)"?[,}]')
 
 
 def mutated(path: Path, rng: Random) -> None:
@@ -110,6 +113,42 @@ def _bytes(data: bytes, rng: Random) -> bytes:  # noqa: PLR0911
 
 def _json(path: Path, rng: Random) -> None:
     path.write_bytes(_json_bytes(path.read_bytes(), rng))
+
+
+def documents(path: Path, rng: Random) -> None:
+    """Write valid JSON that is no single document of plain words, and sometimes damage it."""
+    text = path.read_bytes()
+    is_packed = path.suffix == ".gz"
+    text = gzip.decompress(text) if is_packed else text
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        text = _strange(text, rng)
+    path.write_bytes(gzip.compress(text, 1) if is_packed else text)
+    if rng.random() < 0.2:
+        mutated(path, rng)
+
+
+def _strange(text: bytes, rng: Random) -> bytes:
+    """Another document behind, a value spelled with escapes, a key twice, a huge size."""
+    match rng.randrange(4):
+        case 0:
+            other = rng.choice([text, text[: len(text) // 2], b"{}", b"[]", b"\xef\xbb\xbf{}"])
+            return text + rng.choice([b"", b"\n", b"\0"]) + other
+        case 1:
+            word = rng.choice(list(_WORD.finditer(text)))
+            at = rng.randrange(word.start(1), word.end(1))
+            return text[:at] + b"\\u%04x" % text[at] + text[at + 1 :]
+        case 2:
+            member = rng.choice(list(_MEMBER.finditer(text)))
+            value = json.dumps(rng.choice(["X", "i", "kernel", None, 7]))
+            twice = b"%s: %s, " % (member[1], value.encode())
+            at = rng.choice([member.start(), member.end()])
+            return (
+                text[:at] + (twice if at == member.start() else b", " + twice[:-2]) + text[at:]
+            )
+        case _:
+            number = rng.choice(list(_COUNT.finditer(text)))
+            size = str(rng.choice([2 * 10**18, (1 << 62) + 1, (1 << 63) - 1, 1 << 45]))
+            return text[: number.start(1)] + size.encode() + text[number.end(1) :]
 
 
 def _json_bytes(text: bytes, rng: Random) -> bytes:

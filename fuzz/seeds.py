@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,7 @@ from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import step_time
 from fastcomm.replay.stragglers import stragglers
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
+from fuzz.mutate import documents, mutated
 
 _DATA = Path(__file__).parents[2] / "shared" / "data" / "replay"
 SHAPE = {"num_nodes": 1, "gpus_per_node": 8, "experts_per_gpu": 1}
@@ -45,6 +47,7 @@ class Seed:
     name: str  # of the file or folder
     make: Callable[[Path], object]
     read: Callable[[Path], object]
+    damage: Callable[[Path, Random], None] = mutated
 
 
 def metrics(path: Path) -> None:
@@ -348,6 +351,8 @@ def _trial(path: Path) -> None:
 _SEEDS = (
     Seed(name="rank0.json", make=_trace, read=whole),
     Seed(name="rank0.json.gz", make=_trace, read=metrics),
+    Seed(name="documents.json", make=_trace, read=whole, damage=documents),
+    Seed(name="documents.json.gz", make=_trace, read=metrics, damage=documents),
     Seed(name="nsys_0.sqlite", make=_nsys("sqlite"), read=whole),
     Seed(name="nsys_pqtdir", make=_nsys("parquetdir"), read=metrics),
     Seed(name="nsys_arwdir", make=_nsys("arrowdir"), read=metrics),

@@ -7,6 +7,7 @@ from fastcomm.trace import schema
 from fastcomm.trace.trace import Meta, Trace
 
 TIMES = st.integers(-(2**62), 2**62)
+SIZES = st.none() | st.integers(0, 2**45)  # 30 of them are what a rank may move
 SOME = st.none() | st.integers(-(2**63) + 1, 2**63 - 1)  # all but NULL
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 DEVICE = [schema.KIND[kind] for kind in ("kernel", "memcpy", "memset")]
@@ -48,9 +49,10 @@ def traces(draw):
             st.none() | st.integers(0, groups - 1) if groups else st.none(), len(comm_rows)
         ),
         "event": comm_rows,
+        **{name: column(SOME, len(comm_rows)) for name in ("stream", "seq")},
         **{
-            name: column(SOME, len(comm_rows))
-            for name in ("stream", "seq", "msg_bytes", "payload_bytes", "bus_bytes")
+            name: column(SIZES, len(comm_rows))
+            for name in ("msg_bytes", "payload_bytes", "bus_bytes")
         },
         "root": column(st.none() | st.integers(0, 9), len(comm_rows)),
         **{

@@ -9,11 +9,11 @@ KINDS = {"kernel": 0, "cuda_runtime": 1, "cpu_op": 2}
 KEPT, NAMED = ("kernel", "cuda_runtime"), ("c10d::", "nccl:")
 NUMBERS, TEXTS = ("correlation", "stream"), ("dtype", "Process Group Name")
 DETAIL_NUMBERS = ("Seq",)
-DECIDING = ("ph", "cat", "name")
+DECIDING = ("cat", "name")
 
 
 class TwiceError(ValueError):
-    """An event names its phase, category or name twice, and not the same."""
+    """An event names its category or name twice, and not the same."""
 
 
 class Object(dict):
@@ -22,6 +22,10 @@ class Object(dict):
     def __init__(self, members):
         super().__init__(members)
         self.twice = any(key in DECIDING and self[key] != value for key, value in members)
+        self.is_spelled = any(
+            key in ("ph", "cat") and re.search("[\ue020-\ue07a]", str(value))
+            for key, value in members
+        )
 
 
 def loads(text):
@@ -40,6 +44,15 @@ def scaled(number, scale):
             return None
         value = int((Decimal(number) * 10**scale).to_integral_value(ROUND_HALF_UP))
     return value if abs(value) < 1 << 63 else None
+
+
+def spelled(text):
+    """Of each event whether its phase or category spells a character as an escape.
+
+    Such a character becomes one that nobody uses, and is found in what JSON makes of the text.
+    """
+    marked = re.sub(rb"(?<!\\)\\u00([2-7][0-9a-fA-F])", rb"\\ue0\1", text)
+    return [isinstance(event, Object) and event.is_spelled for event in events_of(marked)]
 
 
 def whole(value):
@@ -70,7 +83,7 @@ def is_wanted(event):
 
 def record(event):
     """What is kept of a wanted event; None where its time is no time."""
-    start, length = scaled(event.get("ts"), 3), scaled(event.get("dur", 0), 3)
+    start, length = scaled(event.get("ts"), 3), scaled(event.get("dur"), 3)
     if start is None or length is None or abs(start) >= FAR or not 0 <= length < FAR:
         return None
     name, args = event.get("name"), event.get("args")

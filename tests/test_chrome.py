@@ -11,7 +11,7 @@ from chrome_files import SELECTION, agrees, found, scan, zipped
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numba.core import config
-from oracle_chrome import is_wanted, records
+from oracle_chrome import is_wanted, records, spelled
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import chrome, envelope
@@ -103,6 +103,8 @@ TIMES = st.sampled_from(
 SPANS = st.sampled_from(["0", "1", "41.407", "68.0", "1e-05", "15.6334", "-1", "0.0005"]).map(
     Raw
 )
+# A phase and categories in which a character is written as an escape.
+SPELLED = [Raw(r'"\u0058"'), Raw(r'"k\u0065rnel"'), Raw(r'"cuda\u005Fruntime"')]
 LEAVES = st.none() | st.booleans() | COUNTS | TEXT
 OTHERS = st.recursive(
     LEAVES,
@@ -133,22 +135,24 @@ def events(draw):
     if draw(st.integers(0, 30)) == 0:
         return Pairs(draw(st.lists(st.tuples(TEXT, OTHERS), max_size=2)))
     members = [
-        ("ph", draw(st.sampled_from(["X"] * 8 + ["i", "M", "f", "XX", ""]))),
+        ("ph", draw(st.sampled_from(["X"] * 8 + ["i", "M", "f", "XX", "", None, SPELLED[0]]))),
         ("name", draw(NAMES)),
         ("ts", draw(TIMES if draw(st.booleans()) else st.integers(0, 99).map(str).map(Raw))),
     ]
     if draw(st.integers(0, 9)):
-        cat = st.sampled_from(["kernel", "cuda_runtime", "cpu_op", "cpu_op", "other", "kerne"])
+        known = ["kernel", "cuda_runtime", "cpu_op", "cpu_op", "other", "kerne"]
+        cat = st.sampled_from([*known, *known, *SPELLED[1:]])
         members.append(("cat", draw(cat)))
-    if draw(st.integers(0, 4)):
+    if draw(st.integers(0, 9)):
         members.append(("dur", draw(SPANS)))
     if draw(st.integers(0, 4)):
         members.append(("args", Pairs(draw(st.lists(ARG, max_size=6)))))
     lane = COUNTS | WORDS | COUNTS | st.none()
     members += [(key, draw(lane)) for key in ("pid", "tid") if draw(st.integers(0, 4))]
     if not draw(st.integers(0, 5)):
-        extra = draw(st.sampled_from(["ts", "dur", "pid", "args", "id", "bp", "s"]))
-        members.append((extra, draw({"ts": TIMES, "dur": SPANS}.get(extra, COUNTS))))
+        extra = draw(st.sampled_from(["ts", "dur", "pid", "args", "id", "bp", "s", "ph", "ph"]))
+        strange = {"ts": TIMES, "dur": SPANS, "ph": st.sampled_from(["X", "X", "i", "ph"])}
+        members.append((extra, draw(strange.get(extra, COUNTS))))
     return Pairs(draw(st.permutations(members)) if draw(st.booleans()) else members)
 
 
@@ -177,6 +181,14 @@ def traces(draw):
     return mark + text.encode(errors="surrogatepass") + draw(st.sampled_from([b"", b"\n"]))
 
 
+def expected_of(text):
+    """The records; of events of a strange spelling "spelled" if unwanted, else None."""
+    return [
+        each if not is_spelled else "spelled" if each == "unwanted" else None
+        for each, is_spelled in zip(records(text), spelled(text), strict=True)
+    ]
+
+
 def is_utf8(text):
     try:
         text.decode()
@@ -195,19 +207,26 @@ def test_a_scan_finds_what_the_standard_library_finds(tmp_path, monkeypatch, tex
         block = max(block, 200)
     if not is_utf8(text):
         text = text.decode(errors="replace").encode()
-    expected = records(text)
-    refused = expected.count(None)
+    expected = expected_of(text)
+    # Whether an unwanted event with a strange spelling is looked at so closely is no matter.
+    least, most = (
+        expected.count(None),
+        len([each for each in expected if not each or each == "spelled"]),
+    )
     data = zipped(text, gz) if gz else text
-    if (refused == len(expected) and refused) or refused > 1:
-        with pytest.raises(TraceFileError, match="do not parse"):
-            scan(tmp_path, data, monkeypatch=monkeypatch, block=block)
+    try:
+        scanned = scan(tmp_path, data, monkeypatch=monkeypatch, block=block)
+    except TraceFileError as error:
+        if "do not parse" not in str(error) or (most < 2 and most != len(expected)):
+            raise
         return
-    scanned = scan(tmp_path, data, monkeypatch=monkeypatch, block=block)
     rows, offsets = found(scanned)
     wanted = [each for each in expected if isinstance(each, dict)]
     assert len(rows) == len(wanted)
     assert all(map(agrees, rows, wanted))
-    assert scanned.seen == len(expected) - refused
+    refused = len(expected) - scanned.seen
+    assert least <= refused <= min(most, 1)
+    assert refused < len(expected) or not refused
     assert all(text[offset : offset + 1] == b"{" for offset in offsets)
     assert offsets == sorted(offsets)
     try:
@@ -223,7 +242,7 @@ def test_a_scan_finds_what_the_standard_library_finds(tmp_path, monkeypatch, tex
 
 def test_any_text_is_fit_for_arrow(tmp_path):
     names = [r"\ud834", r"\udd1e\ud834", r"\ud834\udd1e", r"\u0000", r"bad \x escape", "\x01"]
-    event = '{{"ph": "X", "cat": "kernel", "name": "{}", "ts": 1}}'
+    event = '{{"ph": "X", "cat": "kernel", "name": "{}", "ts": 1, "dur": 1}}'
     text = '{"traceEvents": [' + ",".join(map(event.format, names)) + "]}"
     rows, _ = found(scanned := scan(tmp_path, text.encode()))
     assert [row["name"] for row in rows] == [
@@ -233,7 +252,8 @@ def test_any_text_is_fit_for_arrow(tmp_path):
 
 
 def test_a_name_that_is_no_utf8_is_read_with_replacements(tmp_path):
-    text = b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a\xff\x80b", "ts": 1}]}'
+    event = b'{"ph": "X", "cat": "kernel", "name": "a\xff\x80b", "ts": 1, "dur": 1}'
+    text = b'{"traceEvents": [%s]}' % event
     rows, _ = found(scan(tmp_path, text))
     assert rows[0]["name"] == "a\ufffd\ufffdb"
 
@@ -242,7 +262,7 @@ def test_a_name_that_is_no_utf8_is_read_with_replacements(tmp_path):
 
 
 def many(count, size=0):
-    event = '{{"ph": "X", "cat": "kernel", "name": "k{}", "ts": {}, "args": {}}}'
+    event = '{{"ph": "X", "cat": "kernel", "name": "k{}", "ts": {}, "dur": 1, "args": {}}}'
     args = '{{"pad": "{}", "Seq": {}}}'
     listed = [event.format(k % 7000, k, args.format("p" * size, k)) for k in range(count)]
     return ('{"traceEvents": [\n' + ",\n".join(listed) + "\n]}").encode()
@@ -352,13 +372,17 @@ def test_real_files_are_read_as_the_standard_library_reads_them(kineto, tmp_path
 
 
 def test_a_number_may_be_longer_than_a_word_of_the_machine(tmp_path):
-    text = '{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "id": ' + "9" * 100 + "}]}"
+    text = (
+        '{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": 1, "id": '
+        + "9" * 100
+        + "}]}"
+    )
     assert len(scan(tmp_path, text.encode()).columns["name"]) == 1
 
 
 def test_the_end_of_the_events_is_found_behind_a_broken_one_in_any_block(tmp_path, monkeypatch):
     events = [
-        '{"ph": "X", "cat": "kernel", "name": "a", "ts": 1}',
+        '{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "dur": 1}',
         '{"ph": "X", "name": "b"c"}',
     ]
     text = f'{{"traceEvents": [{", ".join(events)}]  ,{" " * 90}"traceName": "x"}}'

@@ -228,6 +228,55 @@ def test_a_name_says_nothing_about_what_is_in_a_file(tmp_path):
         assert_rows(scan(tmp_path, zipped(trace(*EVENTS)), name=name), expected_of(*EVENTS))
 
 
+@pytest.mark.parametrize("tail", [TAIL, "]}", "]"])
+@pytest.mark.parametrize("second", [None, "{}", "[]", '{"a": 1}\n', '{"traceEvents": ['])
+@pytest.mark.parametrize("pack", [bytes, zipped])
+def test_a_second_document_is_an_error_that_says_where_it_begins(tmp_path, tail, second, pack):
+    head = "[" if tail == "]" else HEAD
+    first = trace(*EVENTS, head=head, tail=tail)
+    then = first if second is None else second.encode()
+    for gap in (b"", b"\n", bytes(9)):
+        at = len(first + gap)
+        with pytest.raises(TraceFileError, match=f"a second document begins at byte {at} "):
+            scan(tmp_path, pack(first) + pack(gap + then) if gap else pack(first) + pack(then))
+
+
+def test_a_second_document_behind_a_damaged_one_is_an_error(tmp_path):
+    first = trace(*EVENTS).replace(b'"schemaVersion": 1', b'"schemaVersion": nan')
+    with pytest.raises(
+        TraceFileError, match=r"two lists of traceEvents, the second at byte \d"
+    ):
+        scan(tmp_path, first + first)
+
+
+def test_a_long_second_document_is_an_error(tmp_path, monkeypatch):
+    from fastcomm.readers import envelope
+
+    monkeypatch.setattr(envelope, "LIMIT", 1000)
+    with pytest.raises(TraceFileError, match="a second document begins"):
+        scan(tmp_path, trace(*EVENTS) + trace(*EVENTS * 9))
+
+
+def test_what_is_behind_a_whole_trace_and_no_document_is_counted(tmp_path):
+    text = trace(*EVENTS).rstrip()
+    scanned = scan(tmp_path, text + b"\n log: done")
+    assert_rows(scanned, expected_of(*EVENTS))
+    (warning,) = scanned.warnings
+    assert f"9 bytes behind the end of the trace, from byte {len(text) + 2} on" in warning
+    assert not scanned.is_truncated
+
+
+@pytest.mark.parametrize("tail", ["], }", "] 5}", '], "a": 1, {}'])
+def test_only_what_is_cut_is_called_truncated(tmp_path, tail):
+    for options in ({}, {"allow_truncated": True}):
+        try:
+            said = "".join(scan(tmp_path, trace(*EVENTS, tail=tail), **options).warnings)
+        except TraceFileError as error:
+            said = str(error)
+        assert said
+        assert "truncated: " not in said
+
+
 def test_zeros_behind_a_file_are_no_damage(tmp_path):
     for data in (
         trace(*EVENTS) + bytes(900),

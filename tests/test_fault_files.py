@@ -71,6 +71,38 @@ def test_a_directory_without_permission_is_an_error_with_its_path(folder):
     locked.chmod(0o755)
 
 
+def test_a_directory_of_thousands_of_levels_is_one_line(folder):
+    here = os.open(folder / "none", os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    said = refused("metrics", folder)
+    assert said.count("\n") == 1
+    assert "more than 100 directories in one another" in said
+    code, said = run("metrics", folder, "--keep-going")
+    assert code == 3, said
+    # What removes a directory by its path or by recursion gives up at such a depth.
+    top = folder / "none" / "d"
+    while (top / "d").exists():
+        (top / "d").rename(folder / "next")
+        top.rmdir()
+        (folder / "next").rename(top)
+
+
+def test_thousands_of_stray_files_are_one_short_warning(folder):
+    for n in range(3000):
+        (folder / f"note-{n}.json").write_text('{"a": 1}')
+        (folder / f"note-{n}.zip").write_bytes(b"PK\3\4")
+    code, said = run("metrics", folder)
+    assert code == 0, said
+    assert "note-0.json, note-1.json" in said
+    assert "and 2992 more" in said.replace("\n", " ")
+    assert len(said) < 10_000
+
+
 def test_a_link_to_itself_is_an_error_that_names_it(folder):
     (folder / "rank5.json").symlink_to("rank5.json")
     said = refused("metrics", folder / "rank5.json")

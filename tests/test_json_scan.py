@@ -51,7 +51,7 @@ def test_an_event_becomes_a_row():
 
 
 def test_what_an_event_lacks_is_null():
-    why, _, rows, _ = scan(b'{"cat": "kernel", "ph": "X", "ts": 1}]}')
+    why, _, rows, _ = scan(b'{"cat": "kernel", "ph": "X", "ts": 1, "dur": 0}]}')
     assert why == json_scan.DONE
     assert rows[0, : json_scan.ARGS + 1].tolist() == [
         0,
@@ -68,7 +68,7 @@ def test_what_an_event_lacks_is_null():
 
 
 def test_a_kind_is_kept_by_name_whatever_comes_first():
-    parts = [b'"ph": "X"', b'"cat": "cpu_op"', b'"name": "%s"', b'"ts": 1']
+    parts = [b'"ph": "X"', b'"cat": "cpu_op"', b'"name": "%s"', b'"ts": 1, "dur": 1']
     for order in (parts, parts[::-1], parts[2:] + parts[:2]):
         event = b"{" + b", ".join(order) + b"}"
         names = [b"c10d::x", b"c10d:", b"x", b"aten::x", b""]
@@ -114,6 +114,9 @@ def test_full_rows_and_full_strings_are_told():
         EVENT.replace(b'"ts": 1.5', b'"ts": nan'),
         EVENT.replace(b'"ts": 1.5, ', b""),
         EVENT.replace(b'"dur": 2', b'"dur": -2'),
+        EVENT.replace(b', "dur": 2', b""),
+        EVENT.replace(b'"X"', b'"\\u0058"'),
+        EVENT.replace(b'"kernel"', b'"\\u006bernel"'),
         EVENT.replace(b'"ts": 1.5', b'"ts": 5e15'),
         EVENT.replace(b'"dur": 2', b'"dur": 1e300'),
         EVENT.replace(b'"tid": 7', b'"tid" 7'),
@@ -180,6 +183,8 @@ def test_a_list_inside_of_a_broken_event_does_not_end_the_events():
         (b"]},", False),
         (b"],[", False),
         (b"] 5", False),
+        (b"] {", True),
+        (b"]\n[", True),
     ],
 )
 def test_what_follows_a_bracket_tells_whether_the_events_end(behind, ends):
@@ -213,6 +218,24 @@ def test_the_last_of_two_values_counts():
     assert rows[0, json_scan.DETAIL] == NULL
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "is_kept"),
+    [("i", '"X"', True), ("X", '"i"', False), ("XX", '"X"', True), ("X", "7", False)],
+)
+@pytest.mark.parametrize("filler", [0, 50, 56, 57, 58, 59, 60, 61, 62, 63, 64, 200])
+def test_the_last_of_two_phases_counts(first, last, is_kept, filler):
+    event = EVENT.replace(b'"X"', b'"%s"' % first.encode())
+    event = event[:-1] + b', "x": "%s", "ph": %s}' % (b"y" * filler, last.encode())
+    _, state, rows, _ = scan(event + b", " + EVENT + b"]}")
+    assert (len(rows), state[json_scan.SEEN], state[json_scan.DROPPED]) == (1 + is_kept, 2, 0)
+
+
+def test_what_only_looks_like_a_second_phase_changes_nothing():
+    event = EVENT.replace(b'"X"', b'"i"')[:-1] + b', "x": "ph", "args": {"ph": "X"}}'
+    _, state, rows, _ = scan(event + b", " + EVENT + b"]}")
+    assert (len(rows), state[json_scan.SEEN], state[json_scan.DROPPED]) == (1, 2, 0)
+
+
 def test_a_missing_or_null_text_is_null():
     for value in (b"null", b"", b" "):
         event = EVENT[:-1] + b', "args": {"dtype": %s, "Seq": 1}}' % value
@@ -240,7 +263,15 @@ def test_a_prefix_of_more_than_eight_bytes_is_refused():
 
 
 @pytest.mark.parametrize(
-    "key", [b"dt\\u0079pe", b"\\u0064type", b"x" * 70 + b"\\u0041", b"t\\u0073"]
+    "key",
+    [
+        b"a\\u0020b",
+        b"a\\u0031",
+        b"dt\\u0079pe",
+        b"\\u0064type",
+        b"x" * 70 + b"\\u0041",
+        b"t\\u0073",
+    ],
 )
 def test_a_letter_spelled_as_an_escape_in_a_key_is_not_guessed(key):
     for event in (EVENT[:-1] + b', "args": {"%s": 1}}' % key, EVENT[:-1] + b', "%s": 1}' % key):

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core import config
 
+from fastcomm.engine.measure import compute_metrics
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.kineto import read
 from fastcomm.readers.kineto_operators import OPERATORS, PREFIXES
+from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import OPS
 
 pytestmark = pytest.mark.compiled
@@ -270,3 +272,28 @@ def test_several_reasons_are_counted_the_most_frequent_first(tmp_path):
         "1",
         "1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("elements", "events", "total"),
+    [
+        (2 * 10**18, 1, None),
+        (1 << 60, 1, None),
+        ((1 << 63) - 1, 3, None),
+        (1 << 45, 9, None),
+        (1 << 48, 1, 1 << 50),
+        (1 << 45, 8, 1 << 50),
+    ],
+)
+def test_sizes_that_cannot_be_are_unknown_and_counted(tmp_path, elements, events, total):
+    rows = [
+        k.all_reduce(10 + 20 * n, 10, nelems=elements, Process_Group_Ranks="[0, 1]")
+        for n in range(events)
+    ]
+    run = open_run(k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 999), *rows]))
+    found = compute_metrics(run).to_dict()
+    (volume,) = found["volume"].values()
+    assert volume["comm_bytes"] == total
+    said = [each for each in found["warnings"] if "no known size" in each]
+    assert len(said) == (total is None)
+    assert all(f"{events} of {events} communication events" in each for each in said)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -119,7 +120,7 @@ def test_an_export_without_any_work_or_range_is_refused(export):
 
 @pytest.mark.parametrize(
     "table",
-    [NVTX, "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_MEMCPY", "StringIds",
+    [NVTX, "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_MEMCPY",
      "NVTX_PAYLOAD_SCHEMAS", "NVTX_PAYLOAD_SCHEMA_ENTRIES", "META_DATA_EXPORT",
      "ANALYSIS_DETAILS", "TARGET_INFO_SESSION_START_TIME"],
 )  # fmt: skip
@@ -327,3 +328,50 @@ def test_bytes_changed_anywhere_give_numbers_or_an_error_and_nothing_else(
     with contextlib.suppress(FastcommError):
         assert measured(path).ranks
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM StringIds", "DROP TABLE StringIds"])
+def test_an_export_without_any_string_is_refused(export, statement):
+    change(export, statement)
+    refused(export, r"kernels, 100.0% of the kernels' time, have no name.*StringIds lacks it")
+
+
+def test_kernels_without_a_name_are_no_compute(export):
+    before = measured(export).to_dict()
+    with closing(sqlite3.connect(export)) as database:
+        (nccl,) = database.execute(
+            "SELECT id FROM StringIds WHERE value LIKE 'nccl%ReduceScatter%bf16%(%'"
+        ).fetchone()
+    change(export, f"DELETE FROM StringIds WHERE id = {nccl}")
+    found = measured(export).to_dict()
+    assert any("have no name" in each and "times are n/a" in each for each in found["warnings"])
+    assert before["overlap"] != found["overlap"]
+    assert {each["reason"] for each in found["unknown"]} >= {"device work of an unknown kind"}
+
+
+def test_few_kernels_without_a_name_are_counted(export):
+    change(export, f"UPDATE {KERNEL} SET demangledName = 12345678 WHERE rowid = 1")
+    said = measured(export).to_dict()["warnings"]
+    assert any(re.search(r"1 kernels, 0\.\d% .* count as neither", each) for each in said)
+
+
+def test_a_database_with_a_log_gets_no_file_beside_it(export):
+    before = measured(export).to_dict()
+    with closing(sqlite3.connect(export)) as database:
+        assert database.execute("PRAGMA journal_mode = wal").fetchone() == ("wal",)
+    assert measured(export).to_dict() == before
+    assert [path.name for path in export.parent.iterdir()] == [export.name]
+
+
+def test_work_without_a_process_is_counted_and_all_of_it_is_an_error(export):
+    change(export, f"UPDATE {KERNEL} SET globalPid = NULL WHERE rowid = 1")
+    said = measured(export).to_dict()["warnings"]
+    assert any("0." in each and "name no process (globalPid is NULL)" in each for each in said)
+    change(export, f"UPDATE {KERNEL} SET globalPid = NULL WHERE rowid % 2")
+    found = measured(export).to_dict()
+    assert any("name no process" in each for each in found["warnings"])
+    assert {each["reason"] for each in found["unknown"]} >= {"device work of an unknown kind"}
+    for table in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"):
+        with contextlib.suppress(sqlite3.OperationalError):
+            change(export, f"UPDATE CUPTI_ACTIVITY_KIND_{table} SET globalPid = NULL")
+    refused(export, "none of its [0-9]+ rows of device work names its process")

@@ -87,6 +87,27 @@ def metrics(every):
     return fastcomm.compute_metrics(Run(sources=every.sources, world_size=every.world_size))
 
 
+@pytest.mark.parametrize(
+    ("value", "rows", "message"),
+    [
+        (float("nan"), [1], r"column duration: found nan in row 1 of a rank's rows"),
+        (-2.0, [0, 1], r"column duration: found -2.0 in row 0, 1 of a rank's rows"),
+        (float("inf"), [1], r"is no time in this unit \(1000 ns\), inf in row 1 of"),
+        (0.0, [0, 1, 2], "all durations of a rank, its rows 0 to 2, are 0"),
+    ],
+)
+def test_durations_that_cannot_be_are_refused_with_their_rows(tmp_path, value, rows, message):
+    durations = [1.0, 1.0, 1.0]
+    for row in rows:
+        durations[row] = value
+    said = {"gpu": [0] * 3, "what": ["gemm"] * 3, "begin": [1.0, 2, 3], "duration": durations}
+    pq.write_table(pa.table(said), tmp_path / "t.parquet")
+    mapping = {"rank": "gpu", "kind": "what", "start": "begin", "duration": "duration"}
+    mapping |= {"unit": "us", "kinds": {"gemm": "compute"}}
+    with pytest.raises(TraceFileError, match=message):
+        found(tmp_path / "t.parquet", mapping).sources[0].read()
+
+
 @pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.csv.gz"])
 def test_a_table_reads_alike_in_every_form(tmp_path, name):
     every = found(write(tmp_path / name, table()))

@@ -264,6 +264,18 @@ def test_steps_that_lack_an_operation_are_left_out_and_named(tmp_path):
     [
         (lambda t: t.drop_columns(["stage"]), "no column stage"),
         (lambda t: t.slice(0, 0), "no rows"),
+        (lambda t: timed(t, "duration", "nan", 3, 7), r"column duration: 2 .*nan \(rows 3, 7,"),
+        (
+            lambda t: timed(t, "duration", "inf", 1),
+            r"column duration: 1 .*inf \(rows 1, from 0",
+        ),
+        (lambda t: timed(t, "duration", -1, 0), r"column duration: 1 .*-1.0 \(rows 0,"),
+        (lambda t: timed(t, "duration", 1e30, 0), r"column duration: 1 .*\(rows 0,"),
+        (
+            lambda t: timed(t, "start_ts", "nan", *range(9)),
+            r"rows 0, 1, 2, 3, 4, \.\.\., from 0",
+        ),
+        (lambda t: timed(t, "duration", 0, *range(len(t))), "are 0; wanted seconds"),
         (lambda t: t.set_column(0, "dp_rank", pa.nulls(len(t), pa.int8())), "has nulls"),
         (lambda t: renamed(t, "forward-send", "sideways-send"), "'sideways-send': wanted"),
         (lambda t: renamed(t, "optimizer", "finish"), "no optimizer in the table"),
@@ -284,6 +296,13 @@ def test_a_damaged_table_says_what_is_wrong(tmp_path, change, message):
     pq.write_table(change(job()), path)
     with pytest.raises(FastcommError, match=message):
         Model.of(operations.read(path))
+
+
+def timed(table, name, value, *rows):
+    """The table with another time in some rows."""
+    column = table[name].to_numpy().copy()
+    column[list(rows)] = float(value)
+    return table.set_column(table.column_names.index(name), name, pa.array(column))
 
 
 def renamed(table, old, new):

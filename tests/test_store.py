@@ -19,7 +19,7 @@ from fastcomm.engine.info import info
 from fastcomm.engine.ingest import ingest, plan
 from fastcomm.errors import SchemaError, TraceFileError
 from fastcomm.metrics.partial import Partial
-from fastcomm.readers import kineto, store, store_said
+from fastcomm.readers import kineto, store, store_manifest, store_said
 from fastcomm.readers import store_layout as layout
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.config import Config, Parallel
@@ -274,6 +274,16 @@ def test_a_word_that_nobody_knows_is_damage(run):
     rewrite(path, with_column("kind", lambda table: pa.array(["unheard"] * len(table))))
     with pytest.raises(TraceFileError, match="KeyError: 'unheard'"):
         store.read(path, ReadOptions(), 0)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_manifest_holds_finite_numbers(run, value):
+    path = run / "store" / layout.MANIFEST
+    text = path.read_text()
+    path.write_text(text.replace('"link_bandwidth": null', f'"link_bandwidth": {value}'))
+    assert path.read_text() != text
+    with pytest.raises(TraceFileError, match=f"damaged, .*found {value}, wanted a finite"):
+        store_manifest.read_manifest(run / "store")
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float64()], ids=str)

@@ -127,7 +127,8 @@ def _edits(words: dict[str, Any]) -> tuple[list["Edit"], list[tuple["Edit", list
     sweeps = []
     for text in words["scale"]:
         what, value = _pair("--scale", text)
-        many = [edits.factor(part) for part in value.split(":")]
+        parts = value.split(":")
+        many = [*map(edits.factor, parts[:2]), *map(edits.amount, parts[2:])]
         if len(many) == 1:
             found.append(edits.Edit(action="scale", what=what, value=many[0]))
             continue

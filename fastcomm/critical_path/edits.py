@@ -21,6 +21,7 @@ from fastcomm_kernels.graph import Flags
 
 Action = Literal["scale", "set", "remove", "fuse"]
 DELAYS = ("launches", "gaps", "host-gaps")
+FACTORS = 1e-6, 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,11 @@ class Edit:
     action: Action
     what: str  # a selection; of "remove" one of DELAYS
     value: float = 0.0  # a factor, or ns
+
+    def __post_init__(self) -> None:
+        """Check the factor: with a larger one times would no longer fit 64 bits."""
+        if self.action == "scale":
+            _check_factor(self.value, self.value)
 
     def __str__(self) -> str:
         if self.action == "remove":
@@ -116,7 +122,14 @@ def duration_ns(text: str) -> float:
 
 
 def factor(text: str) -> float:
-    """A factor, 0 or more; ConfigError for anything else."""
+    """A factor of `FACTORS`, or 0 for no time; ConfigError for anything else."""
+    number = amount(text)
+    _check_factor(number, text)
+    return number
+
+
+def amount(text: str) -> float:
+    """A number, 0 or more; ConfigError for anything else."""
     try:
         number = float(text)
     except ValueError:
@@ -124,6 +137,14 @@ def factor(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise ConfigError(f"factor {text!r}: wanted a number, 0 or more")
     return number
+
+
+def _check_factor(number: float, text: object) -> None:
+    least, most = FACTORS
+    if number != 0 and not least <= number <= most:
+        raise ConfigError(
+            f"factor {str(text)!r}: wanted a number from {least:g} to {most:g}, or 0"
+        )
 
 
 def speed(kind: str, text: str) -> Edit:

@@ -52,4 +52,5 @@ def _of_one_tag(sums: pa.Table, iterations: int | None, ranks: int) -> Volume:
 def _total(sums: pa.Table) -> int | None:
     if not sums["known_events"].to_numpy().sum():
         return None
-    return int(sums["known_bytes"].to_numpy().sum())
+    # Of many ranks it may need more than 64 bits.
+    return sum(map(int, sums["known_bytes"].to_pylist()))

@@ -15,6 +15,7 @@ from fastcomm.readers.communication import Collectives, unmatched
 from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import Pattern
 from fastcomm.readers.tagging import SOURCE, tag
+from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.iterations import (
     PERIOD,
     RANGES,
@@ -61,6 +62,7 @@ def assemble(
 
     Raises `TraceFileError` where there is nothing to measure or no iteration.
     """
+    found = _plausible(found)
     iterations, on_device = _iterations(events, found, options.iterations, meta)
     tagging = tag(events, found, options.tags, meta.world_size, len(iterations.number))
     warnings = (
@@ -204,6 +206,16 @@ def _notes(events: Events, found: Collectives, lacks: Sequence[str]) -> list[str
     if fused := _fused(found):
         notes.append(f"{fused} communication kernels are fused with other work")
     return notes
+
+
+def _plausible(found: Collectives) -> Collectives:
+    """The events, of unknown size where a size cannot be."""
+    sizes, count = byte_rules.plausible(found.sizes)
+    if not count:
+        return found
+    most = f"{byte_rules.LARGEST:.2g} bytes"
+    reason = f"{count} have sizes that, alone or together, are above {most} and cannot be"
+    return replace(found, sizes=sizes, unsized=(reason, *(found.unsized or ())))
 
 
 def _unsized(found: Collectives, reasons: Sequence[str]) -> list[str]:

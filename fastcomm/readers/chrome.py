@@ -25,6 +25,7 @@ _CHUNK = 1 << 12
 # hand, and the next of thousands of files finds its pages there.
 _WINDOW = 1 << 23
 _RESUMES = 8
+_NOTHING = b"\xef\xbb\xbf \t\r\n\0"  # between documents
 _EVENT_LIMIT = 1 << 26
 
 # The type of each column of a row once it is kept.
@@ -236,12 +237,13 @@ class _Reader:
     def _tail(self, head: bytes) -> bytes | None:
         """The text behind the events; None where the text ends before they do."""
         for _ in range(_RESUMES):
-            tail = self._rest()
+            tail = self._rest(head)
             try:
                 envelope.members(head, tail)
             except (envelope.CutError, envelope.DamagedError):
-                if not envelope.holds_events(tail):
-                    return tail
+                own = self._own(head, tail)
+                if not envelope.holds_events(own):
+                    return own
             else:
                 return tail
             # That bracket ended another list: a broken one, inside of which a scan went on.
@@ -251,12 +253,45 @@ class _Reader:
         self._check_dropped()
         return tail
 
-    def _rest(self) -> bytes:
+    def _own(self, head: bytes, tail: bytes) -> bytes:
+        """The part of `tail` in front of what follows a whole trace, if anything does.
+
+        Raises `TraceFileError` where that is another document.
+        """
+        end = envelope.document_end(head, tail)
+        behind = b"" if end is None else tail[end:].lstrip(_NOTHING)
+        if not behind:
+            self._check_one_list(tail)
+            return tail
+        at = self.window.base + len(tail) - len(behind)
+        if behind[:1] in (b"{", b"["):
+            raise TraceFileError(
+                f"{self.path}: a second document begins at byte {at} of the text; wanted one "
+                "trace in a file. Split it into a file a rank"
+            )
+        if envelope.holds_events(behind):
+            return tail
+        self.warnings.append(
+            f"{self.path}: {len(behind)} bytes behind the end of the trace, from byte {at} on, "
+            "are not read"
+        )
+        return tail[:end]
+
+    def _check_one_list(self, tail: bytes) -> None:
+        at = envelope.second_list(tail)
+        if at is not None:
+            raise TraceFileError(
+                f"{self.path}: two lists of traceEvents, the second at byte "
+                f"{self.window.base + at}; wanted one"
+            )
+
+    def _rest(self, head: bytes) -> bytes:
         """All text from where the scan is."""
         window, start = self.window, int(self.state[json_scan.AT])
         while window.more(start):
             start = 0
             if window.n > envelope.LIMIT:
+                self._own(head, window.bytes())
                 raise TraceFileError(
                     f"{self.path}: more than {envelope.LIMIT >> 20} MiB behind the events, "
                     f"from byte {window.base} on"
@@ -282,17 +317,19 @@ class _Reader:
         return envelope.tail_in(head, b"".join(parts))
 
     def _truncated(self, allowed: bool, where: str) -> None:
-        end = self.window.base + self.window.n
-        place = "of the decompressed text " if self.window.cut else ""
-        message = (
-            f"{self.path}: truncated: the file ends {where} at byte {end} {place}"
-            f"after {self.state[json_scan.SEEN]} whole events"
-        )
+        state, end = self.state, self.window.base + self.window.n
+        whole = f"after {state[json_scan.SEEN]} whole events"
+        if self.window.cut or not state[json_scan.LOST] or state[json_scan.CUT]:
+            place = "of the decompressed text " if self.window.cut else ""
+            message = f"truncated: the file ends {where} at byte {end} {place}{whole}"
+            why = "wanted its end (was the profiler killed, or the disk full?)"
+        else:
+            message = f"damaged: the events have no end at byte {state[json_scan.BROKEN]}, "
+            message += whole
+            why = "wanted the ] of traceEvents and the members behind it"
+        message = f"{self.path}: {message}"
         if not allowed:
-            raise TraceFileError(
-                f"{message}; wanted its end (was the profiler killed, or the disk full?). "
-                "--allow-truncated reads the whole events"
-            )
+            raise TraceFileError(f"{message}; {why}. --allow-truncated reads the whole events")
         self.warnings.append(f"{message}; those were read")
 
     def _count_dropped(self, offset: int) -> None:
@@ -319,8 +356,7 @@ class _Reader:
     def _members(self, head: bytes, tail: bytes | None, allowed: bool) -> dict[str, Any]:
         if tail is None:
             return envelope.known_members(head)
-        if b'"traceEvents"' in tail:
-            raise TraceFileError(f"{self.path}: two lists of traceEvents; wanted one")
+        self._check_one_list(tail)
         text = head + b"]" + tail
         try:
             if self.window.cut:

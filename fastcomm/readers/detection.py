@@ -135,7 +135,8 @@ class _Sorting:
                 and module(name).is_damaged(path)
             ]
             files.extend(own)
-            self.strange = [path for path in self.strange if path not in own]
+            taken = frozenset(own)
+            self.strange = [path for path in self.strange if path not in taken]
 
     def drop_others(self) -> None:
         """Pass over files that nobody named, where there are traces of another format.
@@ -200,10 +201,14 @@ def _warnings(sorting: _Sorting, files: Sequence[Path]) -> Iterator[str]:
     others.sort(key=lambda path: rank_from_name(path.name) is None)
     if others:
         yield f"no traces, not read{_listed(others)}"
-    for path, remedy in sorting.packed.items():
-        is_an_error = path in sorting.named or is_packed(path)
-        if not is_an_error and not is_unpacked_beside(path, files):
-            yield f"not read: {remedy.partition(chr(10))[0]}"
+    remedies = [
+        remedy.partition(chr(10))[0]
+        for path, remedy in sorting.packed.items()
+        if not (path in sorting.named or is_packed(path) or is_unpacked_beside(path, files))
+    ]
+    yield from (f"not read: {remedy}" for remedy in remedies[:_MOST_NAMED])
+    if len(remedies) > _MOST_NAMED:
+        yield f"not read: {len(remedies) - _MOST_NAMED} more files like these"
 
 
 def _is_worth_a_word(path: Path, ranks: Collection[int | None]) -> bool:

@@ -22,6 +22,7 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
 _INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _MISSING = re.compile(rb":\s*(?=[,}])")
 _MAYBE_END = re.compile(rb"\](?=\s*(?:[\"}]|,\s*\"|\0*$))")
+_SECOND_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _EVENT = re.compile(rb'"ph"\s*:\s*"X"')
 
 
@@ -84,6 +85,22 @@ def _parsed(text: bytes | memoryview) -> dict[str, Any]:
     if found.get("traceEvents") != []:
         raise NestedError('"traceEvents" is not a key of the outer object')
     return dict(found)
+
+
+def document_end(head: bytes, tail: bytes) -> int | None:
+    """Where in `tail` the outer value ends; None where JSON does not say."""
+    text = (head.removeprefix(_BOM) + b"]" + tail).decode("latin-1")  # a character a byte
+    try:
+        _, end = json.JSONDecoder(strict=False).raw_decode(text.lstrip())
+    except (ValueError, RecursionError):
+        return None
+    return end - len(text.lstrip()) + len(tail)
+
+
+def second_list(tail: bytes) -> int | None:
+    """Where in `tail` another list of events begins; None where there is none."""
+    found = _SECOND_LIST.search(tail)
+    return found and found.start()
 
 
 def holds_events(tail: bytes) -> bool:

@@ -18,7 +18,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers.blocks import CutShortError, blocks
 from fastcomm.readers.chrome import Scanned, Selection, scan_file
 from fastcomm.trace.schema import KIND, KINDS
-from fastcomm.trace.trace import LACKS
+from fastcomm.trace.trace import LACKS, SMALL
 from fastcomm.units import percent
 from fastcomm_kernels.json_numbers import NULL
 from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NONE
@@ -91,8 +91,6 @@ _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{1,80})"')
 _OVERLAP = 128  # bytes: no category and its key are longer
 _MOST_NAMED = 5
 _MOST_SCANNED = 100
-# With a larger share of the device's time in categories that nobody knows, times are n/a.
-_SMALL = 0.01
 _WORK = tuple(KIND[name] for name in ("kernel", "memcpy", "memset"))
 
 
@@ -197,7 +195,7 @@ def why_strange(path: Path, strange: Strange) -> tuple[tuple[str, ...], str]:
         f"{strange.events} events that look like device work, {percent(strange.share)} of its "
         f"time, are{of}, which are not understood"
     )
-    if strange.share <= _SMALL:
+    if strange.share <= SMALL:
         return (), f"{what}: they count neither as compute nor as communication"
     reason, _, unknown_times = LACKS["device_kinds"].partition(": ")
     return ("device_kinds",), f"{reason}, so that {unknown_times} are n/a: {what}"

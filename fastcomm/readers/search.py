@@ -1,5 +1,6 @@
 """The files and directories of a run that may be traces: a search below what a user names."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from pathlib import Path
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.remote import is_local, is_url, matches, place
 from fastcomm.trace.run import SkippedRank
+
+_DEEPEST = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,12 @@ class Search:
             return
         if all(name.startswith(".") for name, _ in found):
             yield directory  # empty: its name may be that of a rank
+        if len(above) == _DEEPEST:
+            words = (
+                f"more than {_DEEPEST} directories in one another; name the one of the traces"
+            )
+            self._unlisted(directory, OSError(errno.ELOOP, words))
+            return
         above |= {(here.st_dev, here.st_ino)}
         for name, is_directory in found:
             if name.startswith("."):

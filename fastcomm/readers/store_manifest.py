@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from math import isfinite
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, cast, get_args
@@ -91,7 +92,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a store; TraceFileError where it is none, or of a newer layout."""
     path = folder / MANIFEST
     try:
-        plain = json.loads(document(path))
+        plain = json.loads(document(path), parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError, CutShortError) as error:
         raise TraceFileError(f"{path}: damaged, no JSON ({error}); {_REMEDY}") from error
     if not isinstance(plain, dict):
@@ -101,6 +102,13 @@ def read_manifest(folder: Path) -> Manifest:
         return _manifest(plain)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TraceFileError(f"{path}: damaged ({error!r}); {_REMEDY}") from error
+
+
+def _finite(text: str) -> float:
+    """The number that a text spells; ValueError for NaN and what is infinite."""
+    if not isfinite(number := float(text)):
+        raise ValueError(f"found {text}, wanted a finite number")
+    return number
 
 
 T = TypeVar("T")

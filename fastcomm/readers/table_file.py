@@ -25,6 +25,7 @@ PARQUET = (".parquet", ".pq")
 CSV = (".csv", ".csv.gz")
 _LARGEST = float(1 << 63)
 _COARSE = 10  # ns
+_MOST_NAMED = 5  # rows
 
 
 def is_table(path: Path) -> bool:
@@ -117,9 +118,15 @@ def times(table: pa.Table, mapping: TableMapping, path: Path) -> tuple[Ints, Int
     start = _numbers(table, mapping.start, path)
     end = _numbers(table, mapping.stop or mapping.duration or "", path)
     if mapping.duration is not None:
-        if len(end) and end.min() < 0:
+        if len(strange := np.flatnonzero(~(end >= 0))):
             raise TraceFileError(
-                f"{path}: column {mapping.duration}: found {end.min()}, wanted 0 or more"
+                f"{path}: column {mapping.duration}: found {end[strange[0]]} in "
+                f"{_rows_of_rank(strange)}, wanted 0 or more"
+            )
+        if len(end) and not end.any():
+            raise TraceFileError(
+                f"{path}: column {mapping.duration}: all durations of a rank, its rows 0 to "
+                f"{len(end) - 1}, are 0; wanted times"
             )
         end = start + end
     # Columns of times are in ns already.
@@ -132,6 +139,12 @@ def times(table: pa.Table, mapping: TableMapping, path: Path) -> tuple[Ints, Int
             f"{begun[late[0]]} ns, as {len(late)} do; wanted {mapping.start} <= {mapping.stop}"
         )
     return begun, ended
+
+
+def _rows_of_rank(rows: Ints) -> str:
+    """The first rows in words; what is read at once is the rows of a rank."""
+    first = ", ".join(map(str, rows[:_MOST_NAMED].tolist()))
+    return f"row {first}{', ...' if len(rows) > _MOST_NAMED else ''} of a rank's rows (from 0)"
 
 
 def _numbers(table: pa.Table, name: str, path: Path) -> NDArray[Any]:
@@ -153,9 +166,10 @@ def _numbers(table: pa.Table, name: str, path: Path) -> NDArray[Any]:
 def _to_ns(numbers: NDArray[Any], scale: int, name: str, path: Path) -> Ints:
     """Numbers of a unit that is `scale` ns as whole ns, the half rounded to even."""
     exact = numbers.astype(np.float64) * scale
-    if not (np.abs(exact) < _LARGEST).all():
+    if len(strange := np.flatnonzero(~(np.abs(exact) < _LARGEST))):
         raise TraceFileError(
-            f"{path}: column {name}: a number is no time in this unit ({scale} ns)"
+            f"{path}: column {name}: a number is no time in this unit ({scale} ns), "
+            f"{numbers[strange[0]]} in {_rows_of_rank(strange)}"
         )
     if np.issubdtype(numbers.dtype, np.integer):
         return numbers.astype(np.int64) * scale

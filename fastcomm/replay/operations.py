@@ -29,6 +29,8 @@ _SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size", "world_size")
 _NS = 1e9
 _PLACES = ("dp_rank", "stage", "seq_id")  # that count from 0, and make a cube
 _MOST = 1 << 20
+_LATEST = 4e9  # s: some 60 years of 1970
+_NAMED = 5  # rows
 _LONGEST = 256  # letters of a type
 
 
@@ -116,6 +118,7 @@ def read(path: Path) -> Operations:
     if nulls := [name for name in wanted if table[name].null_count]:
         raise TraceFileError(f"{path}: column {nulls[0]} has nulls")
     _check_kinds(table, path)
+    _check_times(table, path)
     return of_table(table, str(path))
 
 
@@ -155,6 +158,29 @@ def _check_kinds(table: pa.Table, path: Path) -> None:
         ends = pc.min_max(column) if name in _PLACES else None
         if ends is not None and not 0 <= ends["min"].as_py() <= ends["max"].as_py() <= _MOST:
             raise TraceFileError(f"{path}: column {name}: found {ends}, wanted 0 to {_MOST}")
+
+
+def _check_times(table: pa.Table, path: Path) -> None:
+    """TraceFileError, with the first rows, where times cannot be, or all durations are 0."""
+    start, duration = (table[name].to_numpy() for name in ("start_ts", "duration"))
+    end = start.astype(np.float64) + duration
+    for name, column, is_time in (
+        ("start_ts", start, np.abs(start) < _LATEST),
+        ("duration", duration, (duration >= 0) & (np.abs(end) < _LATEST)),
+    ):
+        if len(strange := np.flatnonzero(~is_time)):
+            rows = ", ".join(map(str, strange[:_NAMED].tolist())) + ", ..." * (
+                len(strange) > _NAMED
+            )
+            raise TraceFileError(
+                f"{path}: column {name}: {len(strange)} values are no times, as "
+                f"{column[strange[0]]} (rows {rows}, from 0); wanted seconds, 0 or more"
+            )
+    if not duration.any():
+        raise TraceFileError(
+            f"{path}: column duration: all {len(duration)} rows (0 to {len(duration) - 1}) are "
+            "0; wanted seconds"
+        )
 
 
 def of_table(table: pa.Table, place: str = "table") -> Operations:

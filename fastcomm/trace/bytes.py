@@ -101,6 +101,25 @@ class Sizes(NamedTuple):
     bus: Ints  # S times the algorithm's factor
 
 
+# No rank moves as many bytes while it is traced; the sums of thousands of ranks fit 64 bits.
+LARGEST = 1 << 50
+
+
+def plausible(sizes: Sizes) -> tuple[Sizes, int]:
+    """Return sizes with NULL for events that move more than `LARGEST`, and how many do.
+
+    Where the others add up to more than that, all sizes are NULL.
+    """
+    largest = np.maximum.reduce(list(sizes))
+    is_large = largest > LARGEST
+    if np.where(is_large, 0, np.maximum(largest, 0)).sum(dtype=np.float64) > LARGEST:
+        is_large = largest != NULL
+    count = int(is_large.sum())
+    if not count:
+        return sizes, 0
+    return Sizes(*(np.where(is_large, NULL, column) for column in sizes)), count
+
+
 # Who holds the whole of the data where one side holds a part: "in" or "out".
 _WHOLE = {"AllGather": "out", "Gather": "out", "ReduceScatter": "in", "Scatter": "in"}
 # How often (n - 1) / n of the payload crosses a link; absent: all of it, once.

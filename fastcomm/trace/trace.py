@@ -5,10 +5,12 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.errors import SchemaError
 from fastcomm.trace import schema
+from fastcomm.trace.bytes import LARGEST
 from fastcomm.trace.partners import only_message
 
 Ints = NDArray[np.int64]
@@ -24,6 +26,8 @@ LACKS = {
 }
 # Words for traces in which how a device spends its time is not known at all.
 NO_DEVICE = ("device", "device_kinds")
+# With a larger share of device work that nobody understands, times are n/a.
+SMALL = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,7 @@ class Trace:
         return cls(
             events=_in_order(events, schema.EVENTS, "events"),
             lanes=checked(lanes, schema.LANES, "lanes"),
-            comm=_in_order(_with_partners(comm), schema.COMM, "comm"),
+            comm=_sized(_in_order(_with_partners(comm), schema.COMM, "comm")),
             groups=checked(groups, schema.GROUPS, "groups"),
             iterations=_in_order(iterations, schema.ITERATIONS, "iterations"),
             args=None if args is None else _args(args, events.num_rows),
@@ -121,7 +125,7 @@ class Trace:
         return cls(
             events=_in_order(events, wanted["events"], "events"),
             lanes=_NO_LANES,
-            comm=_in_order(_with_partners(comm), wanted["comm"], "comm"),
+            comm=_sized(_in_order(_with_partners(comm), wanted["comm"], "comm")),
             groups=checked(groups, schema.GROUPS, "groups"),
             iterations=_in_order(iterations, schema.ITERATIONS, "iterations"),
             meta=meta,
@@ -159,6 +163,21 @@ def _in_order(table: pa.Table, wanted: pa.Schema, name: str) -> pa.Table:
     if (table["stop"].to_numpy() < start).any():
         raise SchemaError(f"{name}: an interval stops before it starts")
     return table
+
+
+def _sized(comm: pa.Table) -> pa.Table:
+    """The table; SchemaError where sizes are negative, or cannot be added up."""
+    for name in ("msg_bytes", "payload_bytes", "bus_bytes"):
+        ends = pc.min_max(comm[name])
+        least, most = (ends[side].as_py() or 0 for side in ("min", "max"))
+        is_large = most * comm.num_rows > LARGEST  # the sum is that at most
+        if is_large:
+            is_large = pc.sum(comm[name].cast(pa.float64(), safe=False)).as_py() > 2 * LARGEST
+        if least < 0 or is_large:
+            raise SchemaError(
+                f"comm.{name}: found {least} to {most}, wanted 0 to {LARGEST} in total"
+            )
+    return comm
 
 
 def _with_partners(comm: pa.Table) -> pa.Table:

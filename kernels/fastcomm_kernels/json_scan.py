@@ -1,8 +1,9 @@
 """Text of a Chrome-trace JSON, block by block, into rows of integers.
 
-What a text and an index are, `json_text` says. Keys are compared as bytes: no writer spells a
-letter as an escape, and an event where one does is broken. Of a key that comes twice the last
-value counts; only the first phase, category or name that rules an event out does so at once.
+What a text and an index are, `json_text` says. Keys, phases and categories are compared as
+bytes: no writer spells a letter or digit as an escape, and an event where one does is broken.
+Of a key that comes twice the last value counts; only the first category or name that rules an
+event out does so at once.
 
 These kernels write into their arguments: what one block leaves, the next goes on from.
 """
@@ -38,6 +39,8 @@ from fastcomm_kernels.json_text import (
     OPEN,
     QUOTE,
     behind_colon,
+    ends_list,
+    has_phase,
     next_member,
     skip_blanks,
     skip_rest,
@@ -101,6 +104,7 @@ _STARTS = tuple(
 )
 _3_BYTES, _4_BYTES, _5_BYTES = ((1 << 8 * n) - 1 for n in (3, 4, 5))
 _COMPLETE, _N, _SPACE = map(ord, "Xn ")
+_OTHER = 1  # a phase that is no single character
 
 
 class Into(NamedTuple):
@@ -204,11 +208,10 @@ def read_lane(text: Address, i: int, into: Into, cell: int) -> int:
 def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
     """Read the event whose brace is at `i`.
 
-    Its KIND is NULL where it is not wanted, and _REFUSED where its time is none.
+    Its KIND is NULL where it is not wanted, and _REFUSED where it cannot be told.
     """
     rows, at, event = into.rows, into.at, i
     put8(rows, at, NULL)
-    put(rows, at + STOP, 0)
     kind, phase, name, size, has_args = -1, 0, i, -1, False
     i = skip_blanks(text, i + 1)
     while byte(text, i) != CLOSE:
@@ -227,7 +230,8 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
             if end < 0:
                 return end
             if spells_letters(text, i + 1, end):
-                return ~i
+                put(rows, at + KIND, _REFUSED)
+                return skip_rest(text, end + 1, event)
         i = behind_colon(text, end + 1)
         if i < 0:
             return i
@@ -236,15 +240,21 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
             if end < 0:
                 return end
             if key == _PH:
-                phase = byte(text, i + 1) if end == i + 2 else 1
+                phase = byte(text, i + 1) if end == i + 2 else _OTHER
             elif key == _NAME:
                 name, size = i + 1, end - i - 1
             else:
                 kind = kind_of(plan, text, i + 1, end - i - 1)
+            is_strange = phase == _OTHER or kind == get(plan, OTHER)
+            if is_strange and key != _NAME and spells_letters(text, i + 1, end):
+                put(rows, at + KIND, _REFUSED)
+                return skip_rest(text, end + 1, event)
             i = end + 1
-            if phase not in (0, _COMPLETE) or (
-                kind >= 0 and not keeps(plan, kind, text, name, size)
-            ):
+            if phase not in (0, _COMPLETE):
+                end = skip_rest(text, i, event)
+                if end < 0 or not has_phase(text, i, end):
+                    return end
+            elif kind >= 0 and not keeps(plan, kind, text, name, size):
                 return skip_rest(text, i, event)
         elif key in (_TS, _DUR):
             i = decimal(text, i, THOUSANDTHS, rows, at + (START if key == _TS else STOP))
@@ -257,6 +267,7 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
             is_object = byte(text, i) == OPEN
             i = read_args(text, i, plan, into) if is_object else skip_value(text, i)
         else:
+            phase = _OTHER if key == _PH else phase
             i = skip_value(text, i)
         if i >= 0:
             i = next_member(text, i)
@@ -286,22 +297,6 @@ def believed(text: Address, event: int, end: int, n: int, last: bool) -> int:
     if i >= n and not last:
         return ~i
     return end if skip_with_care(text, event) == end else ~event
-
-
-@kernel
-def ends_list(text: Address, i: int, n: int) -> int:
-    """Whether the bracket at `i` ends the events: 1 yes, 0 no, -1 not to be seen yet.
-
-    Behind it stands the outer object's brace or its next key, or nothing at all.
-    """
-    i = skip_blanks(text, i + 1)
-    c = byte(text, i)
-    ends = c == QUOTE
-    if c in (COMMA, CLOSE):
-        i = skip_blanks(text, i + 1)
-        behind = byte(text, i)
-        ends = behind == QUOTE if c == COMMA else behind not in (COMMA, CLOSE, CLOSE_LIST)
-    return int(ends) if i < n else -1
 
 
 @kernel

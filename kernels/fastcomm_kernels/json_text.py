@@ -30,7 +30,7 @@ from fastcomm_kernels._llvm import (
 )
 
 QUOTE, ESCAPE, COMMA, COLON = map(ord, '"\\,:')
-_U, _ZERO, _FOUR, _SEVEN, _A = map(ord, "u047a")
+_U, _ZERO, _TWO, _THREE, _FOUR, _SEVEN, _NINE, _A, _P, _H = map(ord, "u023479aph")
 OPEN, CLOSE, OPEN_LIST, CLOSE_LIST = map(ord, "{}[]")
 _SPACE = ord(" ")
 _LINE_BREAKS = (ord("\n"), ord("\r"), 0)
@@ -75,21 +75,45 @@ def string_end(text: Address, i: int) -> int:
 
 @kernel
 def spells_letters(text: Address, i: int, end: int) -> bool:
-    """Whether a key has a letter in the form of an escape, from backslash-u0041 to u007a."""
+    """Whether a word has a letter, digit or blank as an escape, backslash-u0020 to u007a.
+
+    Those of punctuation (u0021 to u002f, u003a to u003f) are what careful writers make of it.
+    """
     while i < end:
         marks = escapes(text, i)
         if marks == 0:
             i += STEP
             continue
         i += trailing_zeros(marks)
+        high, low = byte(text, i + 4), byte(text, i + 5)
         if (
             i < end
             and (byte(text, i + 1) == _U and byte(text, i + 2) == _ZERO)
-            and (byte(text, i + 3) == _ZERO and _FOUR <= byte(text, i + 4) <= _SEVEN)
-            and (byte(text, i + 4) < _SEVEN or byte(text, i + 5) | 32 <= _A)
+            and byte(text, i + 3) == _ZERO
+            and (
+                (high == _TWO and low == _ZERO)
+                or (high == _THREE and low <= _NINE)
+                or (_FOUR <= high < _SEVEN)
+                or (high == _SEVEN and low | 32 <= _A)
+            )
         ):
             return True
         i += 2
+    return False
+
+
+@kernel
+def has_phase(text: Address, i: int, end: int) -> bool:
+    """Whether `"ph"` stands in the text from `i` to `end`."""
+    while i < end:
+        marks = quotes(text, i)
+        marks &= marks >> 3
+        while marks != 0:
+            k = i + trailing_zeros(marks)
+            if k < end and byte(text, k + 1) == _P and byte(text, k + 2) == _H:
+                return True
+            marks &= marks - 1
+        i += STEP - 3
     return False
 
 
@@ -107,6 +131,22 @@ def next_member(text: Address, i: int) -> int:
     if byte(text, i) == COMMA:
         return skip_blanks(text, i + 1)
     return i if byte(text, i) == CLOSE else ~i
+
+
+@kernel
+def ends_list(text: Address, i: int, n: int) -> int:
+    """Whether the bracket at `i` ends the events: 1 yes, 0 no, -1 not to be seen yet.
+
+    Behind it stands the outer object's brace or its next key, another document, or nothing.
+    """
+    i = skip_blanks(text, i + 1)
+    c = byte(text, i)
+    ends = c in (QUOTE, OPEN, OPEN_LIST, 0)
+    if c in (COMMA, CLOSE):
+        i = skip_blanks(text, i + 1)
+        behind = byte(text, i)
+        ends = behind == QUOTE if c == COMMA else behind not in (COMMA, CLOSE, CLOSE_LIST)
+    return int(ends) if i < n else -1
 
 
 @kernel

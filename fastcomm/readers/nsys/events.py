@@ -1,5 +1,6 @@
 """The rows of one process as events, which every reader has: device work, launches, ranges."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +121,26 @@ def _add_graphs(parts: _Parts, export: Export, process: int) -> None:
 
 
 GRAPH_NAME = "CUDA graph"
+_UNKNOWN, _MISSING = "unknown", "string"
+_NO_NAME = re.compile(rf"{_UNKNOWN}|{_MISSING} -?\d+")
+
+
+def set_aside_unnamed(events: Events) -> tuple[int, float]:
+    """Make kernels without a name neither compute nor communication.
+
+    Return how many there are, and their share of the time of all kernels.
+    """
+    start, stop = events.columns["start"], events.columns["stop"]
+    unnamed = events.rows_named(lambda name: _NO_NAME.fullmatch(name) is not None, "kernel")
+    if not len(unnamed):
+        return 0, 0.0
+    kernels = events.rows("kernel")
+    own, whole = (
+        float((stop[rows] - start[rows]).sum(dtype=np.float64)) for rows in (unnamed, kernels)
+    )
+    share = 1.0 if len(unnamed) == len(kernels) else own / (whole or 1.0)
+    events.columns["kind"][unnamed] = KIND["other"]
+    return len(unnamed), share
 
 
 def _add_runtime(parts: _Parts, export: Export, process: int) -> None:
@@ -168,7 +189,7 @@ def _named(export: Export, ids: Ints) -> pa.DictionaryArray:
     different = encoded.dictionary.to_numpy()
     strings = export.strings(different)
     words = [
-        strings.get(key, "unknown" if key == NULL else f"string {key}")
+        strings.get(key) or (_UNKNOWN if key == NULL else f"{_MISSING} {key}")
         for key in different.tolist()
     ]
     return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(words, pa.string()))

@@ -160,14 +160,14 @@ class Export:
                 f"has start = {start[first]}, end = {end[first]}"
             )
 
-    def processes(self, table: str) -> list[int]:
-        """The processes (`g >> 24`) that have rows in a table."""
+    def processes(self, table: str) -> set[int | None]:
+        """The processes (`g >> 24`) that have rows in a table; None: rows name no process."""
         column = layout.PROCESS_COLUMN[table]
         if not self.has_column(table, column):
-            return []
+            return set()
         owner = self._tables.read(table, {column: layout.INTEGER}, distinct=True)[column]
-        values = owner.unique().to_numpy()
-        return sorted({int(each) >> layout.THREAD_BITS for each in values if each != NULL})
+        values = owner.unique().to_pylist()
+        return {None if each == NULL else each >> layout.THREAD_BITS for each in values}
 
     def strings(self, ids: Ints) -> dict[int, str]:
         """The texts of these ids; only those that kept rows refer to are ever read."""

@@ -1,14 +1,18 @@
 """What a user has to know of an export before trusting the numbers, and what would mend it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from shlex import quote
 
+from fastcomm.errors import TraceFileError
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.events import Events
 from fastcomm.readers.nsys.events import GRAPH_NAME
+from fastcomm.readers.nsys.layout import STRINGS
 from fastcomm.readers.nsys.nvtx import NcclRanges
 from fastcomm.readers.nsys.operations import Matched
 from fastcomm.readers.nsys.report import Report
+from fastcomm.trace.trace import SMALL
 from fastcomm.units import percent
 from fastcomm_kernels.json_numbers import NULL
 
@@ -30,6 +34,19 @@ def about(
             f"{extra} communication kernels are more than the operations that launched them: "
             "the first of each has the bytes, these have none"
         )
+
+
+def unnamed(path: Path, count: int, share: float) -> Iterator[str]:
+    """The warning about kernels without names; TraceFileError where no kernel has one."""
+    if not count:
+        return
+    said = (
+        f"{count} kernels, {share:.1%} of the kernels' time, have no name, since the table "
+        f"{STRINGS} lacks it: whether they compute or communicate is unknown"
+    )
+    if share == 1:
+        raise TraceFileError(f"{path}: {said}; export the report again")
+    yield f"{said}, and times are n/a" if share > SMALL else f"{said}; they count as neither"
 
 
 def _about_payloads(nccl: NcclRanges) -> Iterator[str]:

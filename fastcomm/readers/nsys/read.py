@@ -12,12 +12,12 @@ from fastcomm.readers.events import Events
 from fastcomm.readers.nsys import messages
 from fastcomm.readers.nsys.collectives import find_collectives, launch_points
 from fastcomm.readers.nsys.communicators import Communicator
-from fastcomm.readers.nsys.events import read_events
+from fastcomm.readers.nsys.events import read_events, set_aside_unnamed
 from fastcomm.readers.nsys.export import Export
 from fastcomm.readers.nsys.graphs import read_creations
 from fastcomm.readers.nsys.nvtx import read_nccl, read_ranges
 from fastcomm.readers.nsys.report import Report, read_report
-from fastcomm.trace.trace import Meta, Trace
+from fastcomm.trace.trace import SMALL, Meta, Trace
 from fastcomm_kernels.json_numbers import NULL
 
 Ints = NDArray[np.int64]
@@ -42,6 +42,8 @@ def read(path: Path, options: ReadOptions, member: Member) -> Trace:
     ranges = read_ranges(export, member.process, report.ends, operators=options.whole)
     own = read_events(export, member.process, ranges, whole=options.whole)
     events = own.events
+    unnamed, share = set_aside_unnamed(events)
+    unknown = max(share, report.unowned) > SMALL
     found, matched = find_collectives(
         events,
         launch_points(own, read_creations(export, member.process)),
@@ -57,9 +59,12 @@ def read(path: Path, options: ReadOptions, member: Member) -> Trace:
         format="nsys",
         path=str(path),
         clock=None if report.epoch is None else "unix",
-        lacks=() if report.has_gpu else ("device",),
+        lacks=()
+        if report.has_gpu and not unknown
+        else ("device_kinds" if unknown else "device",),
         warnings=(
             *report.notes,
+            *messages.unnamed(path, unnamed, share),
             *member.notes,
             *messages.about(events, nccl, found, matched),
         ),

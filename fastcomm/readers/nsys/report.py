@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fastcomm.errors import TraceFileError
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.export import Export
 from fastcomm_kernels.json_numbers import NULL
@@ -21,6 +22,7 @@ class Report:
     kind: str
     processes: tuple[int, ...]  # `g >> 24` of those that are ranks, by process number
     has_gpu: bool  # whether the processes have device work
+    unowned: float  # share of the rows of device work that name no process
     epoch: int | None
     ends: frozenset[int]  # times of the file at which the capture ended
     said: dict[str, str]  # META_DATA_EXPORT
@@ -30,7 +32,7 @@ class Report:
 def read_report(export: Export) -> Report:
     """What the small tables say; of the big ones, only which processes they are about."""
     said = _said(export)
-    processes, has_gpu = _processes(export)
+    processes, has_gpu, unowned = _processes(export)
     utc = _first(export, layout.SESSION, "utcEpochNs")
     normalized = said.get("EXPORT_PARAM_TIME_NORMALIZE") == "true"
     shift = _number(said.get("EXPORT_PARAM_TIME_SHIFT"))
@@ -44,10 +46,11 @@ def read_report(export: Export) -> Report:
         kind=export.kind,
         processes=processes,
         has_gpu=has_gpu,
+        unowned=unowned,
         epoch=epoch,
         ends=frozenset(end for end in ends if end is not None),
         said=said,
-        notes=tuple(_notes(said, epoch, has_gpu=has_gpu)),
+        notes=(*_notes(said, epoch, has_gpu=has_gpu), *_about_unowned(unowned)),
     )
 
 
@@ -57,15 +60,34 @@ def _said(export: Export) -> dict[str, str]:
     return dict(pairs)
 
 
-def _processes(export: Export) -> tuple[tuple[int, ...], bool]:
-    """Those with device work; where there is none at all, those with ranges."""
+def _processes(export: Export) -> tuple[tuple[int, ...], bool, float]:
+    """Those with device work; where there is none at all, those with ranges.
+
+    And whether it is the former, and which share of the rows of device work names no process.
+
+    Raises `TraceFileError` where none does.
+    """
     for tables in (layout.DEVICE_WORK, (layout.NVTX,)):
-        found: set[int] = set()
-        for table in tables:
-            found |= set(export.processes(table))
-        if found:
-            return tuple(sorted(found, key=layout.process_of)), tables is layout.DEVICE_WORK
-    return (), False
+        found = {table: export.processes(table) for table in tables}
+        some = {each for owners in found.values() for each in owners if each is not None}
+        has_gpu = tables is layout.DEVICE_WORK
+        unowned = has_gpu and any(None in owners for owners in found.values())
+        share = _unowned(export, some) if unowned else 0.0
+        if some:
+            return tuple(sorted(some, key=layout.process_of)), has_gpu, share
+    return (), False, 0.0
+
+
+def _unowned(export: Export, processes: set[int]) -> float:
+    """The share of the rows of device work that name no process; TraceFileError for all."""
+    columns = [export.rows(table, ("globalPid",))["globalPid"] for table in layout.DEVICE_WORK]
+    owners = np.concatenate(columns)
+    if not processes:
+        raise TraceFileError(
+            f"{export.path}: none of its {len(owners)} rows of device work names its process "
+            "(globalPid is NULL), so that nothing tells the ranks; export the report again"
+        )
+    return float((owners == NULL).mean())
 
 
 def _first(export: Export, table: str, column: str) -> int | None:
@@ -100,6 +122,14 @@ def _notes(said: dict[str, str], epoch: int | None, *, has_gpu: bool) -> list[st
             "clocks of several reports cannot be compared"
         )
     return notes
+
+
+def _about_unowned(share: float) -> list[str]:
+    said = (
+        f"{share:.2%} of the rows of device work name no process (globalPid is NULL) and are "
+        "left out; export the report again"
+    )
+    return [said] if share else []
 
 
 def mpi_ranks(export: Export) -> dict[int, int]:

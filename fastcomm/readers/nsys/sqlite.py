@@ -19,6 +19,7 @@ from fastcomm.remote import is_local
 from fastcomm.temporary import make_folder, remove_folder
 
 _HEADER = 100
+_LOGGED = 2  # the format's version of a file that is written by way of a log (WAL)
 _BATCH_ROWS = 1 << 16
 _COPIED = 1 << 24  # bytes at a time
 
@@ -42,11 +43,11 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        page_size = _check_file(path)
+        page_size, is_logged = _check_file(path)
         file = path if is_local(path) else self._staged()
         self._pages = Pages(file, page_size)
         self._pages.check([1])  # the schema, which SQLite reads before all else
-        _check_unlocked(path)
+        _check_unlocked(path, is_logged=is_logged)
         # immutable: no lock is taken and no journal looked for, on any file system.
         self._uri = f"file:{quote(str(file.resolve()))}?mode=ro&immutable=1"
 
@@ -148,8 +149,11 @@ class Database:
         )
 
 
-def _check_file(path: Path) -> int:
-    """The size of its pages; TraceFileError where the file is none, or is cut short."""
+def _check_file(path: Path) -> tuple[int, bool]:
+    """The size of its pages, and whether a log beside it takes what is written.
+
+    Raises `TraceFileError` where the file is none, or is cut short.
+    """
     try:
         with opened(path) as file:
             header = file.read(_HEADER)
@@ -170,10 +174,10 @@ def _check_file(path: Path) -> int:
         raise TraceFileError(
             f"{path}: cut short: {size} bytes, its header says {page * pages}; export it again"
         )
-    return page
+    return page, _LOGGED in header[18:20]
 
 
-def _check_unlocked(path: Path) -> None:
+def _check_unlocked(path: Path, *, is_logged: bool) -> None:
     for suffix in ("-journal", "-wal"):
         journal = path.with_name(path.name + suffix)
         if journal.exists() and journal.stat().st_size:
@@ -181,7 +185,8 @@ def _check_unlocked(path: Path) -> None:
                 f"{path}: {journal.name} lies beside it: the export is still being written, or "
                 "was interrupted; wait for it, or export the report again"
             )
-    if not is_local(path):
+    # To look at a lock SQLite makes the files of a log; whoever writes to one has them there.
+    if is_logged or not is_local(path):
         return
     try:
         uri = f"file:{quote(str(path.resolve()))}?mode=ro"
