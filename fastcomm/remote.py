@@ -78,9 +78,11 @@ def named(path: Path) -> Iterator[Path | BinaryIO]:
 
 
 def refuse_output(option: str, word: object) -> None:
-    """ConfigError for a URL where something is to be written."""
+    """ConfigError for a URL, or an empty name, where something is to be written."""
+    if not str(word):
+        raise ConfigError(f"{option}: found an empty name, wanted a file or a directory")
     if _LIKE_URL.match(str(word)):
         raise ConfigError(
-            f"{option} {word}: a URL can be read and not written; wanted a directory of this "
+            f"{option} {word}: a URL can be read and not written; wanted a name on this "
             "machine, or of a file system that the workers share"
         )

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +33,8 @@ from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import step_time
 from fastcomm.replay.stragglers import stragglers
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
+from fuzz import options as options_
+from fuzz.mutate import mutated
 
 _DATA = Path(__file__).parents[2] / "shared" / "data" / "replay"
 SHAPE = {"num_nodes": 1, "gpus_per_node": 8, "experts_per_gpu": 1}
@@ -45,6 +48,7 @@ class Seed:
     name: str  # of the file or folder
     make: Callable[[Path], object]
     read: Callable[[Path], object]
+    change: Callable[[Path, Random], object] = mutated
 
 
 def metrics(path: Path) -> None:
@@ -378,6 +382,12 @@ _SEEDS = (
     Seed(name="w.parquet", make=_routing, read=_workload),
     Seed(name="workload", make=_generated, read=_workload),
     Seed(name="trial", make=_trial, read=_stats),
+    Seed(
+        name="options",
+        make=options_.write_line,
+        read=options_.read_line,
+        change=options_.write_line,
+    ),
 )
 # Two are cut out of published data, which are not everywhere.
 SEEDS = {

@@ -17,7 +17,6 @@ from pathlib import Path
 from random import Random
 
 from fastcomm.errors import FastcommError
-from fuzz.mutate import mutated
 from fuzz.seeds import SEEDS
 
 ADDRESS_SPACE = 8 << 30  # bytes
@@ -42,7 +41,7 @@ class Cases:
         else:
             shutil.copy(seed, path)
         if number:
-            mutated(path, Random(f"{name} {number}"))
+            SEEDS[name].change(path, Random(f"{name} {number}"))
         return path
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from fastcomm.cli.options import (
+    Output,
     TracePath,
     engine_of,
     open_options,
@@ -35,7 +36,7 @@ Examples:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=Output(path_type=Path),
     required=True,
     metavar="FILE",
     help="Where to write it; .gz compresses. For chakra a directory.",

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.options import run_options
+from fastcomm.cli.options import Output, OutputFile, run_options
+from fastcomm.cli.ranges import RANK
 from fastcomm.cli.results import result_options
 from fastcomm.cli.windows import window_options
 
@@ -30,7 +31,7 @@ Examples:
 
 @click.command("critical-path", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--rank", type=click.IntRange(0), help="Rank to look at; by default the first.")
+@click.option("--rank", type=RANK, help="Rank to look at; by default the first.")
 @click.option(
     "--all-ranks",
     is_flag=True,
@@ -61,13 +62,13 @@ Examples:
 )
 @click.option(
     "--overlay",
-    type=click.Path(dir_okay=False),
+    type=OutputFile(),
     metavar="FILE",
     help="Write the trace with the path marked and its edges as arrows (.json, .json.gz).",
 )
 @click.option("--all-events", is_flag=True, help="In the overlay: keep every event.")
 @click.option("--all-edges", is_flag=True, help="In the overlay: draw every edge, keep all.")
-@click.option("--save", metavar="DIR", help="Write graph and path to DIR.zip.")
+@click.option("--save", type=Output(), metavar="DIR", help="Write graph and path to DIR.zip.")
 @run_options
 @result_options("Write the path edge by edge as CSV and Parquet, and critical_path.json.")
 @click.pass_context

@@ -8,16 +8,17 @@ import click
 if TYPE_CHECKING:
     from pathlib import Path
 
+from fastcomm.cli.options import OutputFolder
+from fastcomm.cli.ranges import COUNT, Rate
 from fastcomm.cli.said import say
 
 
 @click.command("demo")
-@click.argument("directory", default="fastcomm-demo", type=click.Path(file_okay=False))
-@click.option(
-    "--ranks", type=click.IntRange(1), default=8, show_default=True, help="Size of the job."
-)
+@click.argument("directory", default="fastcomm-demo", type=OutputFolder())
+@click.option("--ranks", type=COUNT, default=8, show_default=True, help="Size of the job.")
 @click.option(
     "--link-bandwidth",
+    type=Rate(),
     metavar="RATE",
     default="400Gbit/s",
     show_default=True,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli import trial_options
-from fastcomm.cli.options import TracePath, cluster_options, reading_options
+from fastcomm.cli.options import OutputFile, TracePath, cluster_options, reading_options
+from fastcomm.cli.ranges import STEPS, WORKERS, NumberList, numbers
 from fastcomm.cli.results import result_options
 from fastcomm.cli.said import warn
 from fastcomm.cli.windows import window_options
@@ -38,16 +39,17 @@ Examples:
     "--bottleneck", is_flag=True, help="Replay without each operation of the critical path."
 )
 @click.option(
-    "--tensors", metavar="LIST", help="Replay the communication of these tensors alone: 0-7,12."
+    "--tensors",
+    type=NumberList(),
+    metavar="LIST",
+    help="Replay the communication of these tensors alone: 0-7,12.",
 )
 @click.option("--compat", type=click.Choice(["dpro"]), help="Replay as dPRO does.")
-@click.option(
-    "--steps", type=click.IntRange(1), default=1, show_default=True, help="Steps to replay."
-)
+@click.option("--steps", type=STEPS, default=1, show_default=True, help="Steps to replay.")
 @click.option("--unlimited-updates", is_flag=True, help="Let all updates run at once.")
 @click.option(
     "--workers",
-    type=click.IntRange(1),
+    type=WORKERS,
     default=1,
     show_default=True,
     help="Threads that search for the bottleneck.",
@@ -62,7 +64,7 @@ Examples:
 @click.option(
     "--trace",
     "trace_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Write the replayed step for Perfetto; with --what-if the changed one.",
 )
@@ -84,7 +86,6 @@ def run(
     """
     import json
 
-    from fastcomm.cli.options import numbers
     from fastcomm.replay import inputs, what_if
     from fastcomm.replay.partial import partial
     from fastcomm.report import predictions

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from fastcomm.cli.measuring import compute, measure_options
-from fastcomm.cli.options import engine_of, reading_words
+from fastcomm.cli.options import OutputFile, engine_of, reading_words
 from fastcomm.cli.said import say
 
 _EXAMPLES = """\b
@@ -21,7 +21,7 @@ Examples:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     default="report.html",
     show_default=True,
     metavar="FILE",

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fastcomm.cli.options import OutputFolder
+from fastcomm.cli.options import OutputFile, OutputFolder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,7 +42,7 @@ def result_options(files: str, *, xlsx: bool = True, html: bool = True) -> Calla
         options.append(
             click.option(
                 "--html",
-                type=click.Path(dir_okay=False),
+                type=OutputFile(),
                 metavar="FILE",
                 help="Write a page for the browser, in one file that needs no network.",
             )

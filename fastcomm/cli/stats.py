@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from fastcomm.cli.options import TracePath
+from fastcomm.cli.ranges import COUNT
 from fastcomm.cli.results import result_options
 from fastcomm.cli.said import warn
 from fastcomm.cli.trial_options import align
@@ -21,9 +22,7 @@ Examples:
 @click.command("stats", epilog=_EXAMPLES)
 @click.argument("path", type=TracePath())
 @click.option("--sort", "by_avg", is_flag=True, help="Longest mean first.")
-@click.option(
-    "--head", type=click.IntRange(1), default=20, show_default=True, help="Operations to print."
-)
+@click.option("--head", type=COUNT, default=20, show_default=True, help="Operations to print.")
 @click.option(
     "--steps",
     "rule",

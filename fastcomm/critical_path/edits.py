@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError
 from fastcomm.inputs import toml
+from fastcomm.ranges import DURATION_NS, FACTOR, shortened
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.graph import Flags
 
@@ -111,8 +112,12 @@ def duration_ns(text: str) -> float:
     except ValueError:
         number = -1.0
     if found is None or number < 0:
-        raise ConfigError(f"duration {text!r}: wanted a number and a unit, as in 10us")
-    return number * {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}[found[2]]
+        raise ConfigError(
+            f"duration {shortened(text)!r}: wanted a number and a unit, as in 10us"
+        )
+    duration = number * {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}[found[2]]
+    DURATION_NS.check(duration, f"duration {shortened(text)!r}, in ns")
+    return duration
 
 
 def factor(text: str) -> float:
@@ -121,8 +126,7 @@ def factor(text: str) -> float:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not 0 <= number < float("inf"):
-        raise ConfigError(f"factor {text!r}: wanted a number, 0 or more")
+    FACTOR.check(number, f"factor {shortened(text)!r}")
     return number
 
 

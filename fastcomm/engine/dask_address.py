@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastcomm.engine.interrupts import held_back
 from fastcomm.errors import ClusterError, ConfigError
+from fastcomm.ranges import MOST_WORKERS, shortened
 
 FORMS = "local:N, file:SCHEDULER.json or the address of a scheduler (tcp://host:8786)"
 _LOOK_S = 0.1  # between two looks for a file
@@ -33,9 +35,22 @@ def where_is(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
     if kind == "file":
         _wait_for(Path(rest), address, wait_s)
         return {"scheduler_file": rest}
-    if not rest:
-        raise ConfigError(f"--dask: found {address!r}, wanted {FORMS}")
+    _check(address)
     return {"address": address}
+
+
+def _check(address: str) -> None:
+    """Raise `ConfigError` for what can be no address of a scheduler, before any wait."""
+    from distributed.comm.registry import backends
+
+    scheme, _, place = address.rpartition("://")
+    try:
+        has_port = bool(urlsplit(f"//{place}").port)
+    except ValueError:
+        has_port = False
+    # In this process, there are no ports.
+    if (scheme or "tcp") not in backends or not (has_port or scheme == "inproc"):
+        raise ConfigError(f"--dask: found {shortened(address)!r}, wanted {FORMS}")
 
 
 def _wait_for(path: Path, address: str, wait_s: float) -> None:
@@ -56,8 +71,12 @@ def _here(number: str) -> Iterator[Any]:
     import dask
     from distributed import LocalCluster
 
-    if not number.isdecimal() or not int(number):
-        raise ConfigError(f"--dask local:{number}: wanted a number of workers, as in local:4")
+    is_number = number.isdecimal() and len(number) <= len(str(MOST_WORKERS))
+    if not is_number or not 1 <= int(number) <= MOST_WORKERS:
+        raise ConfigError(
+            f"--dask local:{shortened(number)}: wanted a number of workers from 1 to "
+            f"{MOST_WORKERS}, as in local:4"
+        )
     settings = {"distributed.scheduler.allowed-failures": 1}
     with (
         dask.config.set(settings),

@@ -10,6 +10,7 @@ from fastcomm.isp.config import checked
 from fastcomm.isp.model import Model
 from fastcomm.isp.model_file import load
 from fastcomm.isp.question import ALGOS, Batch, Question
+from fastcomm.ranges import RANKS
 
 # A batch that anything fits: the micro-batches are given.
 _ANY = 1 << 60
@@ -21,7 +22,7 @@ def world_sizes(text: str | int, node: int = _NODE) -> tuple[int, ...]:
     """The sizes of "128", "64,128" or "64-256": every whole node from least to most."""
     found: list[int] = []
     for part in str(text).split(","):
-        ends = [parse_quantity(end, "world size") for end in part.split("-")]
+        ends = [parse_quantity(end, "world size", RANKS.most) for end in part.split("-")]
         if len(ends) > _PAIR or ends[0] > ends[-1]:
             raise ConfigError(f"world size: found {part!r}, wanted as in 128 or 64-256")
         if len(ends) == 1:
