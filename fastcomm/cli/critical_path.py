@@ -180,14 +180,13 @@ def _join(
     if not as_json:
         report.show_joined(found)
         return bool(left_out)
-    import json
-
     from fastcomm.critical_path.document import joined_document
+    from fastcomm.report import json_text
 
     said = joined_document(found)
     if left_out:
         said["failed"] = [asdict(each) for each in left_out]
-    click.echo(json.dumps(said, indent=2, allow_nan=False))
+    click.echo(json_text.dumps(said))
     return bool(left_out)
 
 
@@ -211,13 +210,12 @@ def _show(
         if data is not None:
             report.show_data(data)
         return
-    import json
-
     from fastcomm.critical_path.document import data_document, document
+    from fastcomm.report import json_text
 
     answer = document(found)
     if data is not None:
         answer["data"] = data_document(data)
     if left_out:
         answer["failed"] = [asdict(each) for each in left_out]
-    click.echo(json.dumps(answer, indent=2, allow_nan=False))
+    click.echo(json_text.dumps(answer))

@@ -309,9 +309,9 @@ def _give(
 
         say(*(f"wrote {path}" for path in dispatch_tables.write(found, output, xlsx=xlsx)))
     if as_json:
-        import json
+        from fastcomm.report import json_text
 
-        click.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        click.echo(json_text.dumps(found.to_dict()))
     else:
         show(found)
 

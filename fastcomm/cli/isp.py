@@ -306,6 +306,6 @@ def _sweep(
 
 
 def _print_json(whole: dict[str, Any]) -> None:
-    import json
+    from fastcomm.report import json_text
 
-    click.echo(json.dumps(whole, indent=2, allow_nan=False))
+    click.echo(json_text.dumps(whole))

@@ -84,11 +84,9 @@ def run(
     device:NAME, rank:RANK, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most
     exact wins.
     """
-    import json
-
     from fastcomm.replay import inputs, what_if
     from fastcomm.replay.partial import partial
-    from fastcomm.report import predictions
+    from fastcomm.report import json_text, predictions
     from fastcomm.report import replay as report
 
     of_run = inputs.is_run(path)
@@ -108,7 +106,7 @@ def run(
     if words["html"] is not None:
         _page(found, path, (changed, removed), words["html"])
     if as_json:
-        click.echo(json.dumps(said, indent=2, allow_nan=False))
+        click.echo(json_text.dumps(said))
     else:
         report.show(found, changed, removed)
         if alone is not None:

@@ -95,8 +95,7 @@ def _say(
     words: dict[str, Any],
 ) -> None:
     """Write what was asked for, and print."""
-    import json
-
+    from fastcomm.report import json_text
     from fastcomm.report import stragglers as report
 
     if trace_path is not None and found.trace is not None:
@@ -110,6 +109,6 @@ def _say(
         render.write(html.page(found.stragglers, table), words["html"])
     if words["as_json"]:
         said = report.to_dict(found.stragglers, found.changed)
-        click.echo(json.dumps(said, indent=2, allow_nan=False))
+        click.echo(json_text.dumps(said))
     else:
         report.show(found.stragglers, found.changed)

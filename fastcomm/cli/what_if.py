@@ -87,13 +87,14 @@ def run(
 
         render.write(critical.what_if(answer, swept, paths), words["html"])
     if as_json:
-        import json
         from dataclasses import asdict
+
+        from fastcomm.report import json_text
 
         said = report.document(answer, swept)
         if left_out:
             said["failed"] = [asdict(each) for each in left_out]
-        click.echo(json.dumps(said, indent=2, allow_nan=False))
+        click.echo(json_text.dumps(said))
     else:
         report.show(answer, swept)
     if left_out:

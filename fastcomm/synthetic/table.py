@@ -10,7 +10,8 @@ from pathlib import Path
 from random import Random
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+
+from fastcomm import parquet
 
 _FORWARD, _BACKWARD, _MESSAGE = 0.020, 0.040, 0.0005
 _GATHER, _SCATTER, _NORMS, _EMBEDDING, _CLIP, _OPTIMIZER = (
@@ -78,7 +79,7 @@ def write_table(job: TableJob, folder: Path) -> tuple[Path, Path]:
     """Write `table.parquet` and `meta.yaml`."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "table.parquet", folder / "meta.yaml"
-    pq.write_table(table(job), paths[0])
+    parquet.write(table(job), paths[0])
     sizes = {"dp": job.dp, "pp": job.pp, "tp": 1, "dsp": 1, "vpp": 1}
     lines = [f"{name}_size: {size}" for name, size in sizes.items()]
     paths[1].write_text(
