@@ -55,6 +55,7 @@ BANDWIDTH = Range(1, 1e15)  # bytes per second
 PENALTY = Range(0, 1, is_open=True)
 IMBALANCE = Range(1, 1e6)
 REPLICAS = Range(1, 1e4)  # physical experts by logical ones
+DTYPE_BYTES = Range(1, 16)
 EFFICIENCY = Range(1e-6, 1)
 START_S = Range(0, 1e3)  # start-up of a message
 MOST_WORKERS = 1 << 12  # processes or threads of one machine

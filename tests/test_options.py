@@ -1,6 +1,7 @@
 """Options of every command: extreme values are refused in a few lines, or taken at no cost."""
 
 import math
+import re
 import resource
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from fault_tools import in_time, refused
 
 import fastcomm
 from fastcomm.cli import ranges
+from fastcomm.cluster import load
 from fastcomm.errors import ConfigError
 from fuzz import options
 
@@ -185,3 +187,67 @@ ASKED = {"model": "7B", "world_size": 8, "seq_len": 4096, "global_batch": 1 << 2
 def test_a_search_checks_the_ranges_of_options(words):
     with pytest.raises(ConfigError):
         fastcomm.search_strategies(**{**ASKED, **words})
+
+
+BAD = ["nan", "inf", "-1", "1e308", "9" * 30, "true"]
+
+
+def numbers_of(text):
+    """Where the numbers of a TOML text are, without its comments."""
+    return [
+        each.span() for each in re.finditer(r'(?<![\w."])\d[\d.e+]*(?=[\s,\]}]|$)', text, re.M)
+    ]
+
+
+@pytest.mark.parametrize("value", BAD)
+def test_numbers_of_a_cluster_file_have_a_range(tmp_path, value):
+    text = re.sub("#.*", "", (Path(load.__file__).parent / "data" / "h100.toml").read_text())
+    places = numbers_of(text)
+    assert len(places) > 40
+    path = tmp_path / "cluster.toml"
+    for begin, end in places:
+        path.write_text(text[:begin] + value + text[end:])
+        with pytest.raises(ConfigError, match=str(path)):
+            load.load(path)
+
+
+@pytest.mark.parametrize("value", [*BAD, "0"])
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("c.toml", "[parallel]\ntp = {}\n", "metrics {run} --config c.toml"),
+        ("c.toml", '[link]\nbandwidth = "{}GB/s"\n', "metrics {run} --config c.toml"),
+        ("m.toml", "hidden = 64\nheads = 4\nlayers = {}\n", "isp --model m.toml {isp}"),
+        ("e.toml", "[[edit]]\nlink = {}\n", "what-if {run} --edits e.toml"),
+        ("m.yaml", "dp_size: {}\n", "stragglers {table} --meta m.yaml"),
+    ],
+)
+def test_numbers_of_files_are_refused_with_their_file(
+    tmp_path, monkeypatch, inputs, name, text, line, value
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(text.format(value))
+    isp = "--world-size 8 --seq-len 4Ki --global-batch 1Mi"
+    if (name, value) in {("e.toml", "1e308"), ("e.toml", "9" * 30), ("e.toml", "true")}:
+        pytest.skip("the range of what-if factors has its own test")
+    assert name in refused(*line.format(**inputs, isp=isp).split())
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e400", "9" * 30, '"x"', "[1]", "true"])
+@pytest.mark.parametrize(
+    "key", ["dtype_size", "wp_penalty_coefficient", "sequence_length", "vocab_size"]
+)
+def test_numbers_of_an_original_configuration_are_refused_with_their_key(tmp_path, key, value):
+    path = tmp_path / "c.json"
+    path.write_text(f'{{"{key}": {value}}}')
+    words = ["--model", "7B", "--world-size", "8", "--seq-len", "4Ki", "--global-batch", "1Mi"]
+    assert f"{path}: {key}: found" in refused("isp", "--config", path, *words)
+
+
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "9" * 30, "true", '"x"', "null"])
+@pytest.mark.parametrize("key", ["delay", "ratio"])
+def test_numbers_of_changes_are_refused_with_their_key(tmp_path, inputs, key, value):
+    path = tmp_path / "w.json"
+    path.write_text(f'{{"all": {{"{key}": {value}}}}}')
+    said = refused("stragglers", inputs["table"], "--what-if", path)
+    assert str(path) in said

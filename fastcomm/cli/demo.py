@@ -79,7 +79,7 @@ def run(
         paths = write(job, Path(directory))
     said = "".join(f" --{name} {size}" for name, size in sizes.items())
     place = shlex.quote(str(directory))
-    command = f"fastcomm metrics {place}{said} --link-bandwidth {link_bandwidth}"
+    command = f"fastcomm metrics {place}{said} --link-bandwidth {shlex.quote(link_bandwidth)}"
     say(f"wrote {len(paths)} traces to {directory}; now: {command}", "")
     ctx.invoke(
         metrics.run, paths=tuple(map(str, paths)), link_bandwidth=link_bandwidth, **sizes
@@ -96,6 +96,6 @@ def _table(ctx: click.Context, folder: "Path", ranks: int, fault: str) -> None:
     if slowdown is None:
         raise ConfigError(f"--format table knows no --fault {fault}; wanted slow-gpu or none")
     table, meta = write_table(TableJob.of(ranks, slowdown), folder)
-    command = f"fastcomm stragglers {table} --meta {meta}"
+    command = shlex.join(["fastcomm", "stragglers", str(table), "--meta", str(meta)])
     say(f"wrote {table} and {meta}; now: {command}", "")
     ctx.invoke(stragglers.run, table=str(table), meta_path=meta, threshold=1.03)

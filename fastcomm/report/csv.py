@@ -11,8 +11,8 @@ from fastcomm.inert import inert
 
 # What `inert` may change: control and format characters, and the separators of lines.
 _ACTIVE = r"[\pC\p{Zl}\p{Zp}]"
-# A spreadsheet takes a text that begins so for a formula, unless it is a number: with a sign, or
-# with the full-width one of East Asian keyboards, also behind spaces.
+# A spreadsheet takes a text that begins so for a formula, unless it is a number: with a sign,
+# or with the full-width one of East Asian keyboards, also behind spaces.
 _FORMULA = r"^[\s\p{Zs}]*[=+\-@\x{ff1d}\x{ff0b}\x{ff0d}\x{ff20}]"
 _NUMBER = r"^[+-]?[0-9]+([.][0-9]+)?([eE][+-]?[0-9]+)?$"
 
