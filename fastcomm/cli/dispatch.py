@@ -13,6 +13,7 @@ from fastcomm.cli.ranges import COUNT, WORKERS, Number
 from fastcomm.cli.said import say
 from fastcomm.cli.suggesting import SuggestingGroup
 from fastcomm.errors import ConfigError
+from fastcomm.inert import inert
 from fastcomm.ranges import FACTOR, REPLICAS, shortened
 from fastcomm.units import counted
 
@@ -75,7 +76,7 @@ def generate(
             more["sources"] = _sources(hot_ranks, recipe)
     files = workload.write(recipe, output, **more)
     click.echo(
-        f"{output}: {counted(len(files), 'iteration')} of "
+        f"{inert(str(output))}: {counted(len(files), 'iteration')} of "
         f"{counted(recipe.num_layers, 'layer')}, {counted(recipe.tokens, 'token')} of "
         f"{counted(recipe.topk, 'expert')} on {counted(recipe.gpus, 'GPU')}"
     )
