@@ -49,6 +49,7 @@ def shortened(value: object) -> str:
 
 RANKS = Range(1, 1 << 20)  # ranks of a run, or GPUs of a cluster
 FACTOR = Range(0, 1e6)
+SPEED = Range(1e-6, 1e6)
 DURATION_NS = Range(0, 1e15)
 DELAY_MS = Range(-1e9, 1e9)
 BANDWIDTH = Range(1, 1e15)  # bytes per second

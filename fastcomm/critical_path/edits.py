@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError
 from fastcomm.inputs import toml
-from fastcomm.ranges import DURATION_NS, FACTOR, shortened
+from fastcomm.ranges import DURATION_NS, FACTOR, SPEED, shortened
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.graph import Flags
 
@@ -132,8 +132,8 @@ def factor(text: str) -> float:
 
 def speed(kind: str, text: str) -> Edit:
     """Events of a kind by a clock or a link that is so many times as fast."""
-    if (times := factor(text)) == 0:
-        raise ConfigError(f"{text!r} times as fast is never done; wanted more than 0")
+    times = factor(text)
+    SPEED.check(times, f"{shortened(text)!r} times as fast")
     return Edit(action="scale", what=kind, value=1 / times)
 
 
