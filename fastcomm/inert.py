@@ -15,6 +15,16 @@ def inert(text: str) -> str:
     return _ACTIVE.sub(_written, text)
 
 
+def utf8(text: str) -> str:
+    r"""Return the text with bytes of file names that are not UTF-8 written as `\udcff`."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text has an encoding, which names of files need not have."""
+    return utf8(text) == text
+
+
 def _written(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
 

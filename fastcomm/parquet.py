@@ -3,6 +3,7 @@
 Arrow is not asked for the metadata of a column: where it contradicts itself, the process ends.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,22 @@ def read(path: Path, columns: Sequence[str] | None = None, *, utf8: bool = True)
     inputs.check(path)
     with _words_of(path), remote.named(path) as source:
         return read_open(source, path.stat().st_size, path, columns, utf8=utf8)
+
+
+def write(table: pa.Table, path: Path, **options: Any) -> None:
+    """Write a table to a file of any name; `options` are those of `pyarrow.parquet`."""
+    with pa.OSFile(os.fsencode(path), "wb") as file:
+        pq.write_table(table, file, **options)
+
+
+@contextmanager
+def writer(path: Path, schema: pa.Schema, **options: Any) -> Iterator[pq.ParquetWriter]:
+    """Yield a writer of a file of any name; `options` are those of `ParquetWriter`."""
+    with (
+        pa.OSFile(os.fsencode(path), "wb") as file,
+        pq.ParquetWriter(file, schema, **options) as made,
+    ):
+        yield made
 
 
 def read_open(

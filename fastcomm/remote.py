@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from fastcomm.errors import ConfigError
+from fastcomm.inert import is_utf8
 
 # A `Path` of a URL has but one slash.
 _LIKE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -70,7 +71,7 @@ def opened(path: Path) -> BinaryIO:
 @contextmanager
 def named(path: Path) -> Iterator[Path | BinaryIO]:
     """What a library takes that opens files by name: the path, or an open file of elsewhere."""
-    if is_local(path):
+    if is_local(path) and is_utf8(str(path)):
         yield path
         return
     with opened(path) as file:
@@ -78,9 +79,11 @@ def named(path: Path) -> Iterator[Path | BinaryIO]:
 
 
 def refuse_output(option: str, word: object) -> None:
-    """ConfigError for a URL where something is to be written."""
+    """ConfigError for a URL, or an empty name, where something is to be written."""
+    if not str(word):
+        raise ConfigError(f"{option}: found an empty name, wanted a file or a directory")
     if _LIKE_URL.match(str(word)):
         raise ConfigError(
-            f"{option} {word}: a URL can be read and not written; wanted a directory of this "
+            f"{option} {word}: a URL can be read and not written; wanted a name on this "
             "machine, or of a file system that the workers share"
         )

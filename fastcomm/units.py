@@ -12,6 +12,7 @@ from decimal import ROUND_HALF_UP, Context, Decimal
 from math import isfinite
 
 from fastcomm.errors import ConfigError
+from fastcomm.ranges import BANDWIDTH, shortened
 
 _PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -32,11 +33,14 @@ def parse_bandwidth(text: str) -> float:
         number = 0.0
     if not found or not 0 < number < float("inf"):
         raise ConfigError(
-            f'bandwidth {text!r}: wanted a number and a unit, as in "400Gbit/s" or "50GB/s"'
+            f"bandwidth {shortened(text)!r}: wanted a number and a unit, as in "
+            '"400Gbit/s" or "50GB/s"'
         )
     prefix = (found[2] or "").lower()
     scale = _BINARY[prefix] if prefix in _BINARY else _PREFIX[prefix]
-    return number * scale / (1 if found[3] in {"B", "byte", "bytes"} else 8)
+    rate = number * scale / (1 if found[3] in {"B", "byte", "bytes"} else 8)
+    BANDWIDTH.check(rate, f"bandwidth {shortened(text)!r}, in bytes per second")
+    return rate
 
 
 DIGITS = 3  # significant digits of a printed quantity

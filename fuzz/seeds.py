@@ -33,6 +33,7 @@ from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import step_time
 from fastcomm.replay.stragglers import stragglers
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
+from fuzz import options as options_
 from fuzz.mutate import documents, mutated
 
 _DATA = Path(__file__).parents[2] / "shared" / "data" / "replay"
@@ -47,7 +48,7 @@ class Seed:
     name: str  # of the file or folder
     make: Callable[[Path], object]
     read: Callable[[Path], object]
-    damage: Callable[[Path, Random], None] = mutated
+    change: Callable[[Path, Random], object] = mutated
 
 
 def metrics(path: Path) -> None:
@@ -351,8 +352,8 @@ def _trial(path: Path) -> None:
 _SEEDS = (
     Seed(name="rank0.json", make=_trace, read=whole),
     Seed(name="rank0.json.gz", make=_trace, read=metrics),
-    Seed(name="documents.json", make=_trace, read=whole, damage=documents),
-    Seed(name="documents.json.gz", make=_trace, read=metrics, damage=documents),
+    Seed(name="documents.json", make=_trace, read=whole, change=documents),
+    Seed(name="documents.json.gz", make=_trace, read=metrics, change=documents),
     Seed(name="nsys_0.sqlite", make=_nsys("sqlite"), read=whole),
     Seed(name="nsys_pqtdir", make=_nsys("parquetdir"), read=metrics),
     Seed(name="nsys_arwdir", make=_nsys("arrowdir"), read=metrics),
@@ -383,6 +384,12 @@ _SEEDS = (
     Seed(name="w.parquet", make=_routing, read=_workload),
     Seed(name="workload", make=_generated, read=_workload),
     Seed(name="trial", make=_trial, read=_stats),
+    Seed(
+        name="options",
+        make=options_.write_line,
+        read=options_.read_line,
+        change=options_.write_line,
+    ),
 )
 # Two are cut out of published data, which are not everywhere.
 SEEDS = {

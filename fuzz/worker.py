@@ -41,7 +41,7 @@ class Cases:
         else:
             shutil.copy(seed, path)
         if number:
-            SEEDS[name].damage(path, Random(f"{name} {number}"))
+            SEEDS[name].change(path, Random(f"{name} {number}"))
         return path
 
 

@@ -3,22 +3,28 @@
 import csv
 import io
 import json
+import os
 import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import kineto_text as k
+import orjson
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pytest
+from click.testing import CliRunner
 from fault_tools import refused, run
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from fastcomm.cli import main
 from fastcomm.inert import inert, inert_lines
 from fastcomm.report import csv as report_csv
+from fastcomm.report import json_text
 from fastcomm.report.console import plain_console
+from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
 
 NAMES = [
     "\x1b]0;owned\x07\x1b[2J\x1b[31mred",
@@ -133,13 +139,18 @@ def test_csv_gives_every_text_back_but_for_formulas(texts):
     )
     path.unlink()
     for found, text in zip(rows["name"].to_pylist(), texts, strict=True):
-        assert not found.startswith(("=", "@", "\t", "\r"))
-        assert found in (text, f"'{text}")
+        assert not found.lstrip().startswith(("=", "@", "\uff1d", "\uff20"))
+        assert found == inert(found)
+        assert found in (inert(text), f"'{inert(text)}")
 
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
-    [("=1+1", "'=1+1"), ("+a", "'+a"), ("-a", "'-a"), ("@a", "'@a"), ("\ta", "'\ta"),
+    [("=1+1", "'=1+1"), ("+a", "'+a"), ("-a", "'-a"), ("@a", "'@a"), ("\t=a", "\\t=a"),
+     ("a\r\n=1+1", "a\\r\\n=1+1"), ("\n=1", "\\n=1"), ("a\x1b[31m", "a\\x1b[31m"),
+     (" =1+1", "' =1+1"), ("\u3000=1+1", "'\u3000=1+1"), ("\xa0@a", "'\xa0@a"),
+     ("\uff1d1+1", "'\uff1d1+1"), ("\uff0ba", "'\uff0ba"), ("\uff0da", "'\uff0da"),
+     ("\uff20a", "'\uff20a"), ("a\u2028=1", "a\\u2028=1"), ("\u200b=1", "\\u200b=1"),
      ("-1", "-1"), ("+1.5e3", "+1.5e3"), ("a=b", "a=b"), ("", ""), (None, None)],
 )  # fmt: skip
 def test_what_would_be_a_formula_gets_a_quote(tmp_path, text, wanted):
@@ -156,3 +167,80 @@ def test_what_would_be_a_formula_gets_a_quote(tmp_path, text, wanted):
 def test_quoting_xml_keeps_what_xml_cannot_hold_out():
     text = f"<a>{inert('x' + chr(27) + chr(0xD800))}</a>"
     assert ElementTree.fromstring(text).text == r"x\x1b\ud800"
+
+
+ODD = os.fsdecode(b"n\xff")
+LINES = [
+    "metrics RUN --json --output out@ --html page@ --xlsx",
+    "info RUN --json",
+    "report RUN -o report@.html",
+    "compare RUN STORE --json --output compared@",
+    "critical-path RUN --json --output out@ --html page@ --overlay o@.json --save saved@",
+    "what-if RUN --remove gaps --json --output out@ --html page@",
+    "convert RUN -o all@.json.gz",
+    "convert RUN --to chakra -o chakra@",
+    "ingest RUN -o again@",
+    "metrics STORE --json",
+    "replay RUN --json --output out@ --html page@ --trace trace@",
+    "stats RUN --json --output out@",
+    "stragglers TABLE --meta META --json --output out@ --html page@ --trace trace@",
+    "dispatch simulate WORKLOAD --json --output out@ --html page@",
+    "metrics EXPORT --json --tp 2",
+]
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """Inputs whose names are not UTF-8."""
+    folder = tmp_path_factory.mktemp("odd") / ODD
+    try:
+        folder.mkdir()
+    except (OSError, UnicodeError):
+        pytest.skip("this file system has no such names")
+    job = Job.of(ranks=2, steps=2, layers=1)
+    write(job, folder / ODD)
+    table, meta = write_table(TableJob.of(2), folder / "table")
+    assert run("ingest", folder / ODD, "-o", folder / "store")[0] == 0
+    made = run("dispatch", "generate", "-o", folder / "w", "--seq-len", 64, "--iter-num", 1)
+    assert made[0] == 0
+    inputs = {"RUN": folder / ODD, "STORE": folder / "store", "TABLE": table, "META": meta}
+    export = write_nsys(job, folder / "export")[0].parent
+    return {**inputs, "WORKLOAD": folder / "w", "EXPORT": export}
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("line", LINES)
+def test_names_that_are_not_utf8_work_in_every_command(tmp_path, monkeypatch, odd, line):
+    monkeypatch.chdir(tmp_path)
+    words = [str(odd.get(word, word.replace("@", ODD))) for word in line.split()]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    for text in [result.stdout] if "--json" in line else []:
+        orjson.loads(text)
+    for file in tmp_path.glob("out*/*.json"):
+        orjson.loads(file.read_bytes())
+    assert ("@" in line) == any(ODD in path.name for path in tmp_path.iterdir())
+
+
+def test_json_is_valid_where_a_name_is_not_utf8():
+    found = {"path": ODD, "names": (ODD, "\U0001f600", r"\udcff"), ODD: None}
+    for text in (json_text.dumps(found), json_text.text(found)):
+        assert orjson.loads(text) == {
+            "path": r"n\udcff",
+            "names": [r"n\udcff", "\U0001f600", r"\udcff"],
+            r"n\udcff": None,
+        }
+
+
+def test_suggested_commands_quote_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "a b;$(x)"
+    said = run("demo", "--ranks", "1", name)[1]
+    assert f"fastcomm metrics '{name}' --link-bandwidth 400Gbit/s" in said
+    said = run("demo", "--ranks", "2", "--format", "table", f"table/{name}")[1]
+    assert (
+        f"fastcomm stragglers 'table/{name}/table.parquet' --meta 'table/{name}/meta.yaml'"
+        in said
+    )
+    assert f"metrics '{name}'" in run(name)[1]
+    assert f"'{name}'" in run("info", name)[1]

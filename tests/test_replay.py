@@ -229,7 +229,7 @@ def test_bottlenecks_are_sorted_by_what_their_absence_saves(read, workers):
         ('{"DELAY_ALL": 3}', "wanted delay and ratio"),
         ('{"DELAY_ALL": {"ratio": "x"}}', "found 'x', wanted a number"),
         ('{"DELAY_ALL": {"ratio": true}}', "found True"),
-        ('{"DELAY_ALL": {"ratio": -1}}', "is negative"),
+        ('{"DELAY_ALL": {"ratio": -1}}', "found -1, wanted a number from 0"),
     ],
 )
 def test_bad_what_ifs_say_what_is_wrong(tmp_path, text, message):

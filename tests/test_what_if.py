@@ -193,7 +193,7 @@ def test_a_file_of_edits(tmp_path, step):
         ("[[edit]]\nscale = 1", "wanted `what` it means"),
         ("[[edit]]\nwhat = 'comm'\nlink = 1", "wanted scale or set with `what`"),
         ("[[edit]]\nclock = 1\nlink = 1", "wanted one action"),
-        ("[[edit]]\nclock = 0", "is never done"),
+        ("[[edit]]\nclock = 0", "times as fast: found 0.0, wanted a number from 1e-06"),
         ("[[edit]]\nclock = 'fast'", "factor 'fast'"),
         ("[[edit]]\nset = '3'\nwhat = 'comm'", "duration '3'"),
         ("[[edit]]\nset = '1.2.3us'\nwhat = 'comm'", "duration '1.2.3us'"),

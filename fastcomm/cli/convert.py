@@ -13,6 +13,7 @@ from fastcomm.cli.options import (
     run_options,
 )
 from fastcomm.cli.said import say, warn
+from fastcomm.inert import inert
 
 _EXAMPLES = """\b
 Examples:
@@ -81,7 +82,7 @@ def _uniform(
     with aside(output) as unfinished:
         data = uniform.to_bytes(said.trace)
         unfinished.write_bytes(uniform.compressed(data) if output.suffix == ".gz" else data)
-    click.echo(f"{output}: {_counts(len(said.trace), 'event', len(said.trace.pids))} (uniform)")
+    _say_written(output, (len(said.trace), "event"), len(said.trace.pids), "uniform")
     if failed:
         ctx.exit(INCOMPLETE)
 
@@ -110,12 +111,13 @@ def _chakra(ctx: click.Context, path: Path, output: Path, words: dict[str, Any])
         for reason, count in sorted(written.replayed.items())
     )
     say(*(f"skipped: {each}" for each in written.failed))
-    click.echo(f"{output}: {_counts(written.nodes, 'node', written.ranks)} (chakra)")
+    _say_written(output, (written.nodes, "node"), written.ranks, "chakra")
     if written.failed:
         ctx.exit(INCOMPLETE)
 
 
-def _counts(count: int, noun: str, ranks: int) -> str:
+def _say_written(output: Path, what: tuple[int, str], ranks: int, form: str) -> None:
     from fastcomm.units import counted
 
-    return f"{counted(count, noun)} of {counted(ranks, 'rank')}"
+    said = f"{counted(*what)} of {counted(ranks, 'rank')} ({form})"
+    click.echo(f"{inert(str(output))}: {said}")

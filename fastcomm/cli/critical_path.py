@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.options import OutputFile, run_options
+from fastcomm.cli.options import Output, OutputFile, run_options
+from fastcomm.cli.ranges import RANK
 from fastcomm.cli.results import result_options
 from fastcomm.cli.windows import window_options
 
@@ -30,7 +31,7 @@ Examples:
 
 @click.command("critical-path", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--rank", type=click.IntRange(0), help="Rank to look at; by default the first.")
+@click.option("--rank", type=RANK, help="Rank to look at; by default the first.")
 @click.option(
     "--all-ranks",
     is_flag=True,
@@ -67,7 +68,7 @@ Examples:
 )
 @click.option("--all-events", is_flag=True, help="In the overlay: keep every event.")
 @click.option("--all-edges", is_flag=True, help="In the overlay: draw every edge, keep all.")
-@click.option("--save", metavar="DIR", help="Write graph and path to DIR.zip.")
+@click.option("--save", type=Output(), metavar="DIR", help="Write graph and path to DIR.zip.")
 @run_options
 @result_options("Write the path edge by edge as CSV and Parquet, and critical_path.json.")
 @click.pass_context
@@ -179,14 +180,13 @@ def _join(
     if not as_json:
         report.show_joined(found)
         return bool(left_out)
-    import json
-
     from fastcomm.critical_path.document import joined_document
+    from fastcomm.report import json_text
 
     said = joined_document(found)
     if left_out:
         said["failed"] = [asdict(each) for each in left_out]
-    click.echo(json.dumps(said, indent=2, allow_nan=False))
+    click.echo(json_text.dumps(said))
     return bool(left_out)
 
 
@@ -210,13 +210,12 @@ def _show(
         if data is not None:
             report.show_data(data)
         return
-    import json
-
     from fastcomm.critical_path.document import data_document, document
+    from fastcomm.report import json_text
 
     answer = document(found)
     if data is not None:
         answer["data"] = data_document(data)
     if left_out:
         answer["failed"] = [asdict(each) for each in left_out]
-    click.echo(json.dumps(answer, indent=2, allow_nan=False))
+    click.echo(json_text.dumps(answer))

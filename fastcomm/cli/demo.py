@@ -10,16 +10,17 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from pathlib import Path
 
+from fastcomm.cli.options import OutputFolder
+from fastcomm.cli.ranges import COUNT, Rate
 from fastcomm.cli.said import say
 
 
 @click.command("demo")
-@click.argument("directory", default="fastcomm-demo", type=click.Path(file_okay=False))
-@click.option(
-    "--ranks", type=click.IntRange(1), default=8, show_default=True, help="Size of the job."
-)
+@click.argument("directory", default="fastcomm-demo", type=OutputFolder())
+@click.option("--ranks", type=COUNT, default=8, show_default=True, help="Size of the job.")
 @click.option(
     "--link-bandwidth",
+    type=Rate(),
     metavar="RATE",
     default="400Gbit/s",
     show_default=True,
@@ -90,7 +91,7 @@ def run(
         paths = write(job, Path(directory))
     said = "".join(f" --{name} {size}" for name, size in sizes.items())
     place = shlex.quote(str(directory))
-    command = f"fastcomm metrics {place}{said} --link-bandwidth {link_bandwidth}"
+    command = f"fastcomm metrics {place}{said} --link-bandwidth {shlex.quote(link_bandwidth)}"
     say(f"wrote {counted(len(paths), 'trace')} to {directory}; now: {command}", "")
     ctx.invoke(
         metrics.run, paths=tuple(map(str, paths)), link_bandwidth=link_bandwidth, **sizes
@@ -122,6 +123,6 @@ def _table(ctx: click.Context, folder: "Path", ranks: int, fault: str) -> None:
     if slowdown is None:
         raise ConfigError(f"--format table knows no --fault {fault}; wanted slow-gpu or none")
     table, meta = write_table(TableJob.of(ranks, slowdown), folder)
-    command = f"fastcomm stragglers {table} --meta {meta}"
+    command = shlex.join(["fastcomm", "stragglers", str(table), "--meta", str(meta)])
     say(f"wrote {table} and {meta}; now: {command}", "")
     ctx.invoke(stragglers.run, table=str(table), meta_path=meta, threshold=1.03)

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli.dispatch_options import DRAWING, REPORT, SHAPE, TERMS, shape, with_options
+from fastcomm.cli.options import OutputFolder
+from fastcomm.cli.ranges import COUNT, WORKERS, Number
 from fastcomm.cli.said import say
 from fastcomm.cli.suggesting import SuggestingGroup
 from fastcomm.errors import ConfigError
+from fastcomm.inert import inert
+from fastcomm.ranges import FACTOR, REPLICAS, shortened
 from fastcomm.units import counted
 
 if TYPE_CHECKING:
@@ -46,8 +50,8 @@ def run() -> None:
     metavar="LIST",
     help="GPUs with more tokens than the others: 0:4,5:2 is four and two times as many.",
 )
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--output", "-o", required=True, type=click.Path(file_okay=False, path_type=Path))
+@click.option("--threads", type=WORKERS, default=1, show_default=True)
+@click.option("--output", "-o", required=True, type=OutputFolder())
 def generate(
     popularity: Path | None,
     hot_ranks: str | None,
@@ -72,7 +76,7 @@ def generate(
             more["sources"] = _sources(hot_ranks, recipe)
     files = workload.write(recipe, output, **more)
     click.echo(
-        f"{output}: {counted(len(files), 'iteration')} of "
+        f"{inert(str(output))}: {counted(len(files), 'iteration')} of "
         f"{counted(recipe.num_layers, 'layer')}, {counted(recipe.tokens, 'token')} of "
         f"{counted(recipe.topk, 'expert')} on {counted(recipe.gpus, 'GPU')}"
     )
@@ -139,14 +143,14 @@ def compare(workload: Path | None, as_json: bool, output: Path | None, **words: 
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--replicas",
-    type=float,
+    type=Number(REPLICAS),
     default=1.5,
     show_default=True,
     help="Physical experts by logical ones; times the experts, a multiple of the GPUs.",
 )
 @click.option(
     "--groups",
-    type=click.IntRange(1),
+    type=COUNT,
     default=1,
     show_default=True,
     help="Groups of experts that stay in a node, if they divide among the nodes; else global.",
@@ -260,7 +264,7 @@ def _terms(recipe: "Recipe", words: dict[str, Any]) -> "Terms":
 
     links = Cluster()
     rates = {"inter": links.inter_bytes_per_s, "intra": links.intra_bytes_per_s}
-    if words["cluster"]:
+    if words["cluster"] is not None:
         from fastcomm.dispatch.hardware import hardware
 
         found = hardware(words["cluster"], recipe.gpus_per_node)
@@ -306,9 +310,9 @@ def _give(
 
         say(*(f"wrote {path}" for path in dispatch_tables.write(found, output, xlsx=xlsx)))
     if as_json:
-        import json
+        from fastcomm.report import json_text
 
-        click.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        click.echo(json_text.dumps(found.to_dict()))
     else:
         show(found)
 
@@ -328,14 +332,17 @@ def _sources(text: str, recipe: "Recipe") -> list[int]:
     for part in text.split(","):
         gpu, _, factor = part.partition(":")
         try:
-            weight[range(recipe.gpus)[int(gpu)]] = float(factor)
-        except (ValueError, IndexError) as error:
+            index, weight_ = int(gpu), float(factor)
+        except ValueError:
+            index, weight_ = -1, 0.0
+        if not 0 <= index < recipe.gpus or not FACTOR.holds(weight_):
             raise ConfigError(
-                f"--hot-ranks: found {part!r}, wanted GPU:FACTOR as in 0:4, of "
-                f"{recipe.gpus} GPUs"
-            ) from error
-    if min(weight) < 0 or not 0 < sum(weight) < float("inf"):
-        raise ConfigError(f"--hot-ranks: found {text!r}, wanted factors from 0")
+                f"--hot-ranks: found {shortened(part)!r}, wanted GPU:FACTOR as in 0:4, a GPU "
+                f"from 0 to {recipe.gpus - 1} and {FACTOR}"
+            )
+        weight[index] = weight_
+    if not sum(weight):
+        raise ConfigError(f"--hot-ranks: found {shortened(text)!r}, wanted a factor above 0")
     edges, passed = [0], 0.0
     for each in weight:
         passed += each

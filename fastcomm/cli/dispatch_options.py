@@ -5,7 +5,10 @@ from typing import Any, TypeVar
 
 import click
 
+from fastcomm.cli.ranges import BYTES, Number
 from fastcomm.cli.results import result_options
+from fastcomm.dispatch.recipe import RANGES
+from fastcomm.ranges import EFFICIENCY, FACTOR, START_S
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,22 +49,32 @@ TERMS = (
         metavar="RATE",
         help="Bandwidth of a GPU inside its node. [default: 400]",
     ),
-    click.option("--inter-efficiency", type=float, default=1.0, help="Share of it reached."),
-    click.option("--intra-efficiency", type=float, default=1.0, help="Share of it reached."),
     click.option(
-        "--inter-start", type=float, default=0.0, help="Start-up of a message, in us."
+        "--inter-efficiency", type=Number(EFFICIENCY), default=1.0, help="Share of it reached."
     ),
     click.option(
-        "--intra-start", type=float, default=0.0, help="Start-up of a message, in us."
+        "--intra-efficiency", type=Number(EFFICIENCY), default=1.0, help="Share of it reached."
+    ),
+    click.option(
+        "--inter-start",
+        type=Number(START_S, unit=1e-6),
+        default=0.0,
+        help="Start-up of a message, in us.",
+    ),
+    click.option(
+        "--intra-start",
+        type=Number(START_S, unit=1e-6),
+        default=0.0,
+        help="Start-up of a message, in us.",
     ),
     click.option(
         "--incast",
-        type=float,
+        type=Number(FACTOR),
         default=0.0,
         help="A receiver is slower by this share for each sender beyond the first (direct).",
     ),
-    click.option("--token-bytes", type=click.IntRange(1), help="Bytes of a dispatched token."),
-    click.option("--combine-bytes", type=click.IntRange(1), help="Bytes of a returned token."),
+    click.option("--token-bytes", type=BYTES, help="Bytes of a dispatched token."),
+    click.option("--combine-bytes", type=BYTES, help="Bytes of a returned token."),
     click.option(
         "--demand",
         type=click.Choice(["copies", "unique"]),
@@ -90,12 +103,17 @@ def with_options(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
     return decorate
 
 
+def _whole(name: str) -> click.IntRange:
+    """Return the type of an option of the recipe that is a whole number."""
+    return click.IntRange(int(RANGES[name].least), int(RANGES[name].most))
+
+
 def shape(defaults: bool) -> tuple[Callable[[F], F], ...]:
     """The options of the shape, named as the original's; underscores are taken as well."""
     whole = [
         click.option(
             *dict.fromkeys([f"--{name.replace('_', '-')}", f"--{name}", name]),
-            type=int,
+            type=_whole(name),
             help=f"{words} [default: {default}]" if defaults else words,
         )
         for (name, words), default in zip(SHAPE.items(), _DEFAULTS, strict=True)
@@ -107,8 +125,14 @@ def shape(defaults: bool) -> tuple[Callable[[F], F], ...]:
 
 
 DRAWING = (
-    click.option("--zipf-alpha", "--zipf_alpha", "zipf_alpha", type=float, help="Exponent."),
-    click.option("--seed", type=click.IntRange(0), help="Random seed. [default: 0]"),
+    click.option(
+        "--zipf-alpha",
+        "--zipf_alpha",
+        "zipf_alpha",
+        type=Number(RANGES["zipf_alpha"]),
+        help="Exponent.",
+    ),
+    click.option("--seed", type=_whole("seed"), help="Random seed. [default: 0]"),
     click.option(
         "--compat",
         type=click.Choice(["seed"]),

@@ -2,6 +2,8 @@
 
 import click
 
+from fastcomm.cli.ranges import SECONDS
+
 _EXAMPLES = """\b
 Examples:
   fastcomm doctor
@@ -17,7 +19,7 @@ Examples:
 )
 @click.option(
     "--dask-wait",
-    type=click.FloatRange(min=0, min_open=True),
+    type=SECONDS,
     default=60,
     show_default=True,
     metavar="SECONDS",

@@ -42,9 +42,9 @@ def run(
     with engine_of(words) as engine:
         found = _seen(paths, words, engine, all_ranks=all_ranks)
     if as_json:
-        import json
+        from fastcomm.report import json_text
 
-        click.echo(json.dumps(found.to_dict(), indent=2, allow_nan=False))
+        click.echo(json_text.dumps(found.to_dict()))
     else:
         from fastcomm.report.info import show
 

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.options import engine_of, run_options
+from fastcomm.cli.options import Output, engine_of, run_options
+from fastcomm.cli.ranges import numbers
 from fastcomm.cli.said import say, warn
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ Examples:
     "-o",
     "--output",
     required=True,
-    type=click.Path(),
+    type=Output(),
     metavar="DIR",
     help="Where the store goes: a new directory, or a store of the same run.",
 )
@@ -55,7 +56,7 @@ def _stored(
 ) -> "Ingested":
     from functools import partial
 
-    from fastcomm.cli.options import numbers, open_options, seen_by
+    from fastcomm.cli.options import open_options, seen_by
     from fastcomm.engine import warm
     from fastcomm.engine.ingest import ingest, plan
     from fastcomm.remote import is_url, refuse_output

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.ranges import COUNT, Number
 from fastcomm.cli.results import result_options
 from fastcomm.cli.said import warn
 from fastcomm.cluster.quantities import parse_quantity
+from fastcomm.errors import ConfigError
+from fastcomm.ranges import IMBALANCE, PENALTY
 
 if TYPE_CHECKING:
     from fastcomm.isp.ask import Setting
@@ -57,7 +60,7 @@ _OPTIONS = [
     click.option("--flash/--no-flash", default=None, help="FlashAttention, as usual, or none."),
     click.option(
         "--penalty",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=Number(PENALTY),
         help="What overlap costs: share of the shorter part.  [default: 0.2]",
     ),
     click.option("--overlap-grad", is_flag=True, help="Hide gradients behind the backward."),
@@ -85,7 +88,7 @@ _OPTIONS = [
     click.option("--ep", metavar="LIST", help="Only these spreads of a layer's experts."),
     click.option(
         "--imbalance",
-        type=click.FloatRange(1),
+        type=Number(IMBALANCE),
         help="Tokens of the busiest rank's experts over their mean.  [default: 1]",
     ),
     click.option(
@@ -140,10 +143,8 @@ _OPTIONS = [
         type=click.Path(exists=True, dir_okay=False),
         help="JSON with the original's keys; options say more.",
     ),
-    click.option(
-        "--top", type=click.IntRange(1), default=6, show_default=True, help="How many to show."
-    ),
-    click.option("--explain", type=click.IntRange(1), help="Walk through one of the ranking."),
+    click.option("--top", type=COUNT, default=6, show_default=True, help="How many to show."),
+    click.option("--explain", type=COUNT, help="Walk through one of the ranking."),
     click.option(
         "--sensitivity", is_flag=True, help="What faster links or more memory would change."
     ),
@@ -224,6 +225,8 @@ def _decimal_units(said: dict[str, Any]) -> Iterator[str]:
 def _said(words: dict[str, Any]) -> dict[str, Any]:
     """Options over the file: a word that no option says is the file's."""
     options = {key: value for key, value in words.items() if value not in {None, False}}
+    if empty := [key for key, value in options.items() if value == ""]:
+        raise ConfigError(f"--{empty[0].replace('_', '-')}: found no value, wanted one")
     if words["flash"] is False:
         options["flash"] = False
     if not words["config_path"]:
@@ -256,7 +259,6 @@ def _as_dict(found: "Found", using: "Setting", words: dict[str, Any]) -> dict[st
 
 
 def _changes(found: "Found", using: "Setting") -> list[Any]:
-    from fastcomm.errors import ConfigError
     from fastcomm.isp.sensitivity import sensitivity
 
     if using.compat:
@@ -266,7 +268,6 @@ def _changes(found: "Found", using: "Setting") -> list[Any]:
 
 
 def _show(found: "Found", using: "Setting", words: dict[str, Any]) -> None:
-    from fastcomm.errors import ConfigError
     from fastcomm.isp.launch import snippet
     from fastcomm.report import isp as report
 
@@ -288,7 +289,6 @@ def _show(found: "Found", using: "Setting", words: dict[str, Any]) -> None:
 def _sweep(
     question: "Question", using: "Setting", lengths: tuple[int, ...], words: dict[str, Any]
 ) -> None:
-    from fastcomm.errors import ConfigError
     from fastcomm.isp.sweep import sweep
     from fastcomm.report import isp as report
 
@@ -316,6 +316,6 @@ def _sweep(
 
 
 def _print_json(whole: dict[str, Any]) -> None:
-    import json
+    from fastcomm.report import json_text
 
-    click.echo(json.dumps(whole, indent=2, allow_nan=False))
+    click.echo(json_text.dumps(whole))

@@ -1,12 +1,12 @@
 """What the commands share that measure a run: their options, and the measuring."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.options import run_options
+from fastcomm.cli.options import OutputFolder, run_options
+from fastcomm.cli.ranges import NumberList, Rate, numbers
 
 if TYPE_CHECKING:
     from fastcomm.engine.engine import Engine
@@ -27,6 +27,7 @@ def _options() -> list[Callable[[F], F]]:
     return [
         click.option(
             "--link-bandwidth",
+            type=Rate(),
             metavar="RATE",
             help='Bandwidth of one GPU\'s link, one direction: "400Gbit/s", "50GB/s".',
         ),
@@ -39,7 +40,10 @@ def _options() -> list[Callable[[F], F]]:
             help="Which bytes bandwidth and volume count.",
         ),
         click.option(
-            "--iterations", metavar="LIST", help="Only iterations of these numbers: 4-6."
+            "--iterations",
+            type=NumberList(),
+            metavar="LIST",
+            help="Only iterations of these numbers: 4-6.",
         ),
         click.option(
             "--iteration-clock",
@@ -60,7 +64,7 @@ def _options() -> list[Callable[[F], F]]:
         ),
         click.option(
             "--dask-scratch",
-            type=click.Path(file_okay=False, path_type=Path),
+            type=OutputFolder(),
             metavar="DIR",
             help="With --dask: a directory that all workers share. What thousands of ranks "
             "leave goes there meanwhile, not into the memory of one worker.",
@@ -76,7 +80,7 @@ def compute(
     with_tables: bool = False,
 ) -> "Metrics":
     """Measure the run that the paths and the words of the options describe."""
-    from fastcomm.cli.options import numbers, opened
+    from fastcomm.cli.options import opened
     from fastcomm.engine import warm
     from fastcomm.engine.measure import compute_metrics
     from fastcomm.report.progress import progress

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fastcomm.cli.ranges import COUNT, SECONDS, WORKERS, NumberList, numbers, option_name
 from fastcomm.cli.said import warn
 from fastcomm.errors import ConfigError
 
@@ -46,7 +47,20 @@ class TracePath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class OutputFile(click.Path):
+class Output(click.Path):
+    """A file or a directory to write to, which need not exist."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        """Return the path; ConfigError for a URL or an empty name, before anything is done."""
+        from fastcomm.remote import refuse_output
+
+        refuse_output(option_name(param), value)
+        return super().convert(value, param, ctx)
+
+
+class OutputFile(Output):
     """A file to write: no device, FIFO or symbolic link, which writing would replace."""
 
     def __init__(self, *, dir_okay: bool = False) -> None:
@@ -55,27 +69,19 @@ class OutputFile(click.Path):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
-        """The path; FastcommError where it must not be replaced, before anything is done."""
+        """Return the path; raise FastcommError where it must not be replaced."""
         from fastcomm.aside import check_replaceable
 
-        check_replaceable(Path(value))
-        return super().convert(value, param, ctx)
+        path = super().convert(value, param, ctx)
+        check_replaceable(path)
+        return path
 
 
-class OutputFolder(click.Path):
-    """A directory to write to, which may not be there; no URL."""
+class OutputFolder(Output):
+    """A directory to write to."""
 
     def __init__(self) -> None:
         super().__init__(file_okay=False, path_type=Path)
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """The word; ConfigError where it is a URL, before anything is done."""
-        from fastcomm.remote import refuse_output
-
-        refuse_output("--output", value)
-        return super().convert(value, param, ctx)
 
 
 def run_options(command: F) -> F:
@@ -94,11 +100,13 @@ def reading_options(command: F) -> F:
 
 def _reading() -> list[Callable[[F], F]]:
     sizes = [
-        click.option(f"--{name}", type=click.IntRange(1), help=f"Size of {name.upper()}.")
+        click.option(f"--{name}", type=COUNT, help=f"Size of {name.upper()}.")
         for name in _SIZES
     ]
     return [
-        click.option("--ranks", metavar="LIST", help="Only these ranks: 0-7,12."),
+        click.option(
+            "--ranks", type=NumberList(), metavar="LIST", help="Only these ranks: 0-7,12."
+        ),
         *sizes,
         click.option(
             "--order",
@@ -140,7 +148,7 @@ def _going_on() -> list[Callable[[F], F]]:
         keep_going_option,
         click.option(
             "--workers",
-            type=click.IntRange(1),
+            type=WORKERS,
             default=1,
             show_default=True,
             help="Processes that read ranks at the same time.",
@@ -166,7 +174,7 @@ def _cluster() -> list[Callable[[F], F]]:
         ),
         click.option(
             "--dask-wait",
-            type=click.FloatRange(min=0, min_open=True),
+            type=SECONDS,
             default=60,
             show_default=True,
             metavar="SECONDS",
@@ -272,16 +280,3 @@ def open_options(words: dict[str, Any]) -> "OpenOptions":
         allow_truncated=words["allow_truncated"],
         keep_going=words.get("keep_going", False),
     )
-
-
-def numbers(option: str, text: str) -> list[int]:
-    """The numbers of "0-7,12"; ConfigError for anything else."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ConfigError(f"{option}: found {part!r} in {text!r}, wanted as in 0-7,12")
-        found.extend(range(int(first), int(last or first) + 1))
-    if not found:
-        raise ConfigError(f"{option}: {text!r} names nothing, wanted as in 0-7,12")
-    return found

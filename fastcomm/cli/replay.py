@@ -13,6 +13,7 @@ from fastcomm.cli.options import (
     keep_going_option,
     reading_options,
 )
+from fastcomm.cli.ranges import STEPS, WORKERS, NumberList, numbers
 from fastcomm.cli.results import result_options
 from fastcomm.cli.said import say, warn
 from fastcomm.cli.windows import window_options
@@ -44,16 +45,17 @@ Examples:
     "--bottleneck", is_flag=True, help="Replay without each operation of the critical path."
 )
 @click.option(
-    "--tensors", metavar="LIST", help="Replay the communication of these tensors alone: 0-7,12."
+    "--tensors",
+    type=NumberList(),
+    metavar="LIST",
+    help="Replay the communication of these tensors alone: 0-7,12.",
 )
 @click.option("--compat", type=click.Choice(["dpro"]), help="Replay as dPRO does.")
-@click.option(
-    "--steps", type=click.IntRange(1), default=1, show_default=True, help="Steps to replay."
-)
+@click.option("--steps", type=STEPS, default=1, show_default=True, help="Steps to replay.")
 @click.option("--unlimited-updates", is_flag=True, help="Let all updates run at once.")
 @click.option(
     "--workers",
-    type=click.IntRange(1),
+    type=WORKERS,
     default=1,
     show_default=True,
     help="Threads that search for the bottleneck.",
@@ -92,12 +94,9 @@ def run(
     device:NAME, rank:RANK, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most
     exact wins.
     """
-    import json
-
-    from fastcomm.cli.options import numbers
     from fastcomm.replay import inputs, what_if
     from fastcomm.replay.partial import partial
-    from fastcomm.report import predictions
+    from fastcomm.report import json_text, predictions
     from fastcomm.report import replay as report
 
     of_run = inputs.is_run(path)
@@ -117,7 +116,7 @@ def run(
     if words["html"] is not None:
         _page(found, path, (changed, removed), words["html"])
     if as_json:
-        click.echo(json.dumps(said, indent=2, allow_nan=False))
+        click.echo(json_text.dumps(said))
     else:
         report.show(found, changed, removed)
         if alone is not None:

@@ -7,6 +7,7 @@ import click
 
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.options import TracePath, keep_going_option
+from fastcomm.cli.ranges import COUNT
 from fastcomm.cli.results import result_options
 from fastcomm.cli.said import say, warn
 from fastcomm.cli.trial_options import align
@@ -25,9 +26,7 @@ Examples:
 @click.command("stats", epilog=_EXAMPLES)
 @click.argument("path", type=TracePath())
 @click.option("--sort", "by_avg", is_flag=True, help="Longest mean first.")
-@click.option(
-    "--head", type=click.IntRange(1), default=20, show_default=True, help="Operations to print."
-)
+@click.option("--head", type=COUNT, default=20, show_default=True, help="Operations to print.")
 @click.option(
     "--steps",
     "rule",

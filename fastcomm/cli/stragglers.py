@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli.options import FileOrUrl, OutputFile, cluster_options
+from fastcomm.cli.ranges import Number, NumberList, numbers
 from fastcomm.cli.results import result_options
 from fastcomm.cli.said import warn
+from fastcomm.ranges import FACTOR
 
 if TYPE_CHECKING:
     from fastcomm.engine.stragglers import Found
@@ -25,10 +27,10 @@ _FILE = FileOrUrl(exists=True, dir_okay=False)
 @click.command("stragglers", epilog=_EXAMPLES)
 @click.argument("table", metavar="TABLE.parquet")
 @click.option("--meta", "meta_path", type=_FILE, metavar="META.yaml", help="Sizes of the job.")
-@click.option("--steps", metavar="LIST", help="Only these steps: 12,20-23.")
+@click.option("--steps", type=NumberList(), metavar="LIST", help="Only these steps: 12,20-23.")
 @click.option(
     "--threshold",
-    type=float,
+    type=Number(FACTOR),
     default=1.03,
     show_default=True,
     help="Slowdown from which on it is asked who brings it.",
@@ -65,7 +67,7 @@ def run(
     measured, with ideal operations, and with those of one rank, stage or type as measured.
     TABLE may be a URL; with --dask the workers read it.
     """
-    from fastcomm.cli.options import engine_of, numbers, seen_by
+    from fastcomm.cli.options import engine_of, seen_by
     from fastcomm.engine.stragglers import find_stragglers
     from fastcomm.remote import place
     from fastcomm.replay import operations, straggler_changes
@@ -93,8 +95,7 @@ def _say(
     words: dict[str, Any],
 ) -> None:
     """Write what was asked for, and print."""
-    import json
-
+    from fastcomm.report import json_text
     from fastcomm.report import stragglers as report
 
     if trace_path is not None and found.trace is not None:
@@ -108,6 +109,6 @@ def _say(
         render.write(html.page(found.stragglers, table), words["html"])
     if words["as_json"]:
         said = report.to_dict(found.stragglers, found.changed)
-        click.echo(json.dumps(said, indent=2, allow_nan=False))
+        click.echo(json_text.dumps(said))
     else:
         report.show(found.stragglers, found.changed)

@@ -1,5 +1,6 @@
 """A group of commands that suggests the nearest command to one that does not exist."""
 
+import shlex
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -26,5 +27,5 @@ class SuggestingGroup(click.Group):
         if near:
             return f" Did you mean {near[0]!r}?"
         if "metrics" in known and Path(name).exists():
-            return f" To measure {name}: {ctx.command_path} metrics {name}"
+            return f" To measure {name}: {ctx.command_path} metrics {shlex.quote(name)}"
         return ""

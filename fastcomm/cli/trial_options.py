@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fastcomm.cli.ranges import COUNT
 from fastcomm.cli.said import warn
 
 if TYPE_CHECKING:
@@ -53,11 +54,13 @@ def _options() -> list[Callable[[F], F]]:
             help="Predict as Daydream does: one rank, tensors at their bytes over a bandwidth.",
         ),
         click.option(
-            "--hosts", type=click.IntRange(2), help="Predict the step on N hosts of one GPU."
+            "--hosts",
+            type=click.IntRange(2, COUNT.max),
+            help="Predict the step on N hosts of one GPU.",
         ),
         click.option(
             "--fuse",
-            type=click.IntRange(1),
+            type=COUNT,
             metavar="STEPS",
             help="Search that many ways of sending tensors as one.",
         ),

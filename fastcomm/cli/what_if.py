@@ -8,6 +8,7 @@ import click
 
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.options import run_options
+from fastcomm.cli.ranges import RANK
 from fastcomm.cli.results import result_options
 from fastcomm.cli.windows import window_options
 
@@ -29,7 +30,7 @@ Examples:
 
 @click.command("what-if", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--rank", type=click.IntRange(0), help="Rank to look at; by default the first.")
+@click.option("--rank", type=RANK, help="Rank to look at; by default the first.")
 @click.option("--all-ranks", is_flag=True, help="Replay all ranks, which collectives join.")
 @window_options
 @click.option(
@@ -86,13 +87,14 @@ def run(
 
         render.write(critical.what_if(answer, swept, paths), words["html"])
     if as_json:
-        import json
         from dataclasses import asdict
+
+        from fastcomm.report import json_text
 
         said = report.document(answer, swept)
         if left_out:
             said["failed"] = [asdict(each) for each in left_out]
-        click.echo(json.dumps(said, indent=2, allow_nan=False))
+        click.echo(json_text.dumps(said))
     else:
         report.show(answer, swept)
     if left_out:
@@ -162,9 +164,10 @@ _MOST_STEPS = 10_000
 def _steps(first: float, last: float, step: float) -> list[float]:
     from fastcomm.errors import ConfigError
 
-    count = floor((last - first) / step + 1e-9) + 1
-    if not 1 <= count <= _MOST_STEPS:
+    count = (last - first) / step + 1 + 1e-9
+    if not 1 <= count < _MOST_STEPS + 1:
         raise ConfigError(
-            f"--scale {first:g}:{last:g}:{step:g} has {count} values, wanted 1 to {_MOST_STEPS}"
+            f"--scale {first:g}:{last:g}:{step:g} has {max(0, count):.0f} values, wanted 1 to "
+            f"{_MOST_STEPS}"
         )
-    return [round(first + k * step, 12) for k in range(count)]
+    return [round(first + k * step, 12) for k in range(floor(count))]

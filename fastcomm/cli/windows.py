@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fastcomm.cli.options import engine_of, open_options
+from fastcomm.cli.ranges import NUMBER, numbers, whole
 from fastcomm.errors import ConfigError
+from fastcomm.ranges import shortened
 
 if TYPE_CHECKING:
     from fastcomm.critical_path.ranks import Joined
@@ -30,7 +32,7 @@ def _options() -> list[Callable[[F], F]]:
     return [
         click.option(
             "--iteration",
-            type=int,
+            type=NUMBER,
             metavar="N",
             help="Number of the iteration; by default the second, or the only one.",
         ),
@@ -86,16 +88,19 @@ def _instance(text: str | None) -> int | tuple[int, int] | None:
     if text is None:
         return None
     first, colon, last = text.partition(":")
-    if not first.isdecimal() or (colon and not last.isdecimal()):
-        raise ConfigError(f"--instance: found {text!r}, wanted a number, or two as in 0:3")
-    return (int(first), int(last)) if colon else int(first)
+    begin, end = whole(first), whole(last if colon else first)
+    if begin is None or end is None:
+        raise ConfigError(
+            f"--instance: found {shortened(text)!r}, wanted a number, or two as in 0:3"
+        )
+    return (begin, end) if colon else begin
 
 
 def opened_whole(
     paths: tuple[str, ...], words: dict[str, Any], engine: "Engine | None" = None
 ) -> "Run":
     """The run that the paths and the words of `run_options` describe, with every event."""
-    from fastcomm.cli.options import found, numbers
+    from fastcomm.cli.options import found
 
     run = found(paths, words, replace(open_options(words), whole=True), engine)
     return run.only(numbers("--ranks", words["ranks"])) if words["ranks"] else run

@@ -9,6 +9,7 @@ from fastcomm.cluster.curves import AttentionCurve, GemmCurve
 from fastcomm.cluster.quantities import parse_quantity
 from fastcomm.errors import ConfigError
 from fastcomm.inputs import parsed_toml, text
+from fastcomm.ranges import RANKS, Range
 from fastcomm.units import parse_bandwidth
 
 _KEYS = (
@@ -17,6 +18,11 @@ _KEYS = (
 )
 _ALPHA = ("intra", "inter", "rank", "from")
 _ATTENTION = ("start_us", "element_ps", "tflops")
+_TFLOPS = Range(1e-6, 1e9)
+_FLOPS = Range(1, 1e24)
+_COUNT = Range(1, 1 << 31)
+_DIVISOR = Range(1e-3, 1e6)
+_SMALL = Range(0, 1e9)  # us, ps, and the ranks of alpha_us.from
 
 
 def shipped() -> list[str]:
@@ -56,6 +62,7 @@ def parse(words: str, where: str) -> Cluster:
 
 
 def _cluster(said: dict[str, Any], where: str) -> Cluster:
+    _check_ranges(said, where)
     alpha = [float(said["alpha_us"][key]) for key in _ALPHA]
     cluster = Cluster(
         name=str(said["name"]),
@@ -101,13 +108,23 @@ def _check(cluster: Cluster, where: str) -> None:
         raise ConfigError(f"{where}: contention has to rise in ranks, found {steps}")
     if not cluster.gemm.flops or list(cluster.gemm.flops) != sorted(set(cluster.gemm.flops)):
         raise ConfigError(f"{where}: gemm has to rise in FLOPs, found {cluster.gemm.flops}")
-    positive = {
-        "gpus_per_node": cluster.gpus_per_node,
-        "peak_tflops": cluster.peak,
-        "gemm": min(cluster.gemm.flops),
-        "attention.tflops": min(cluster.attention.rate),
-        "unfused_tflops": cluster.unfused,
+
+
+def _check_ranges(said: dict[str, Any], where: str) -> None:
+    """Raise `ConfigError` for the first number out of its range, with its key."""
+    checks = {
+        "gpus_per_node": ([said["gpus_per_node"]], RANKS),
+        "peak_tflops": ([said["peak_tflops"]], _TFLOPS),
+        "unfused_tflops": ([said["unfused_tflops"]], _TFLOPS),
+        "contention, ranks": ([ranks for ranks, _ in said["contention"]], _COUNT),
+        "contention, divisors": ([divisor for _, divisor in said["contention"]], _DIVISOR),
+        "gemm, FLOPs": ([flops for flops, _ in said["gemm"]], _FLOPS),
+        "gemm, TFLOPS": ([tflops for _, tflops in said["gemm"]], _TFLOPS),
+        "attention.tflops": (said["attention"]["tflops"], _TFLOPS),
+        "attention.start_us": (said["attention"]["start_us"], _SMALL),
+        "attention.element_ps": (said["attention"]["element_ps"], _SMALL),
+        **{f"alpha_us.{key}": ([said["alpha_us"][key]], _SMALL) for key in _ALPHA},
     }
-    for key, value in positive.items():
-        if not 0 < value < float("inf"):
-            raise ConfigError(f"{where}: {key} has to be above 0, found {value}")
+    for key, (values, within) in checks.items():
+        for value in values:
+            within.check(value, f"{where}: {key}")

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError
 from fastcomm.inputs import toml
+from fastcomm.ranges import DURATION_NS, FACTOR, SPEED, shortened
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.graph import Flags
 
@@ -117,8 +118,12 @@ def duration_ns(text: str) -> float:
     except ValueError:
         number = -1.0
     if found is None or number < 0:
-        raise ConfigError(f"duration {text!r}: wanted a number and a unit, as in 10us")
-    return number * {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}[found[2]]
+        raise ConfigError(
+            f"duration {shortened(text)!r}: wanted a number and a unit, as in 10us"
+        )
+    duration = number * {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}[found[2]]
+    DURATION_NS.check(duration, f"duration {shortened(text)!r}, in ns")
+    return duration
 
 
 def factor(text: str) -> float:
@@ -134,8 +139,7 @@ def amount(text: str) -> float:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not 0 <= number < float("inf"):
-        raise ConfigError(f"factor {text!r}: wanted a number, 0 or more")
+    FACTOR.check(number, f"factor {shortened(text)!r}")
     return number
 
 
@@ -149,8 +153,8 @@ def _check_factor(number: float, text: object) -> None:
 
 def speed(kind: str, text: str) -> Edit:
     """Events of a kind by a clock or a link that is so many times as fast."""
-    if (times := factor(text)) == 0:
-        raise ConfigError(f"{text!r} times as fast is never done; wanted more than 0")
+    times = factor(text)
+    SPEED.check(times, f"{shortened(text)!r} times as fast")
     return Edit(action="scale", what=kind, value=1 / times)
 
 

@@ -10,10 +10,17 @@ from typing import Self
 from fastcomm.dispatch.compat import Links
 from fastcomm.dispatch.fast import Cost
 from fastcomm.errors import ConfigError
+from fastcomm.ranges import BANDWIDTH, EFFICIENCY, FACTOR, START_S, shortened
 from fastcomm.units import parse_bandwidth
 
 GIB = 1 << 30
 _MB = 1e6
+_RANGES = {
+    "bytes_per_s": BANDWIDTH,
+    "efficiency": EFFICIENCY,
+    "start_s": START_S,
+    "incast": FACTOR,
+}
 
 # Start-up in us and us a MB, of the FAST authors' simulator; several are marked there as not
 # measured. Presets, not truth.
@@ -47,10 +54,7 @@ class Cluster:
     def of(cls, **words: float) -> Self:
         """Check the words and make the cluster."""
         for name, value in words.items():
-            if not 0 <= value < float("inf") or (value == 0 and "per_s" in name):
-                raise ConfigError(f"{name}: found {value}, wanted a positive number")
-            if "efficiency" in name and not 0 < value <= 1:
-                raise ConfigError(f"{name}: found {value}, wanted more than 0 and at most 1")
+            _RANGES[name.split("_", 1)[-1]].check(value, name)
         return cls(**words)
 
     @property
@@ -86,8 +90,7 @@ def bandwidth(text: str) -> float:
         value = float(text) * GIB
     except ValueError:
         return parse_bandwidth(text)
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"bandwidth {text!r}: wanted a positive number")
+    BANDWIDTH.check(value, f"bandwidth {shortened(text)!r}, in bytes per second")
     return value
 
 

@@ -8,12 +8,28 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from fastcomm.errors import ConfigError
+from fastcomm.ranges import RANKS, Range
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8": 1}
 SAMPLERS = ("seed", "zipf", "bounded", "uniform", "popularity", "gate", "bimodal", "table")
 DISTINCT = ("uniform", "resample")
 _KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 _MOST_EXPERTS = 1 << 24
+_MOST_TOKENS = 1 << 40  # of a layer
+_MOST_COMPAT_SEED = (1 << 32) - 1
+RANGES = {
+    "num_nodes": Range(1, 1 << 16),
+    "gpus_per_node": Range(1, 1 << 16),
+    "experts_per_gpu": Range(1, _MOST_EXPERTS),
+    "seq_len": Range(0, _MOST_TOKENS),
+    "batch_size": Range(0, _MOST_TOKENS),
+    "embed_size": Range(1, 1 << 30),
+    "topk": Range(1, 1 << 16),
+    "num_layers": Range(1, 1 << 20),
+    "iter_num": Range(1, 1 << 20),
+    "zipf_alpha": Range(0, 100),
+    "seed": Range(0, (1 << 64) - 1),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +115,14 @@ def _check_kinds(recipe: Recipe) -> None:
 
 
 def _check_numbers(recipe: Recipe) -> None:
-    for field in fields(recipe):
-        value = getattr(recipe, field.name)
-        low = 0 if field.name in {"seed", "zipf_alpha", "seq_len", "batch_size"} else 1
-        if not isinstance(value, (str, bool)) and not low <= value < float("inf"):
-            raise ConfigError(f"{field.name}: found {value}, wanted at least {low}")
+    for name, within in RANGES.items():
+        within.check(getattr(recipe, name), name)
+    RANKS.check(recipe.gpus, "GPUs (num_nodes * gpus_per_node)")
+    if recipe.tokens > _MOST_TOKENS:
+        raise ConfigError(
+            f"seq_len * batch_size: {recipe.tokens} tokens a layer; wanted at most "
+            f"{_MOST_TOKENS}"
+        )
     if recipe.experts > _MOST_EXPERTS:
         raise ConfigError(f"{recipe.experts} experts; wanted at most {_MOST_EXPERTS}")
     if recipe.topk > recipe.experts:
@@ -119,6 +138,11 @@ def _check_words(recipe: Recipe) -> None:
             raise ConfigError(
                 f"{name}: found {getattr(recipe, name)!r}, wanted one of {', '.join(known)}"
             )
+    if recipe.sampler == "seed" and recipe.seed > _MOST_COMPAT_SEED:
+        raise ConfigError(
+            f"seed: found {recipe.seed}, wanted at most {_MOST_COMPAT_SEED}: the original's "
+            "generator takes no more"
+        )
     if recipe.sampler in {"seed", "zipf"} and recipe.zipf_alpha <= 1:
         raise ConfigError(
             f"zipf_alpha: found {recipe.zipf_alpha}, wanted more than 1: an unbounded Zipf law "

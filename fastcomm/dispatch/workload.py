@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fastcomm import inputs, parquet
+from fastcomm import inputs, parquet, remote
 from fastcomm.aside import aside
 from fastcomm.dispatch import arrays, legacy, sampler
 from fastcomm.dispatch.legacy import Ids
@@ -96,7 +96,7 @@ def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Pat
     )
     with (
         aside(path) as unfinished,
-        pq.ParquetWriter(unfinished, schema, compression="zstd") as writer,
+        parquet.writer(unfinished, schema, compression="zstd") as writer,
     ):
         for _ in range(recipe.num_layers):
             src, expert = next(layers)
@@ -148,7 +148,8 @@ def _files(path: Path) -> tuple[Path, ...]:
 def _recipe(path: Path) -> Recipe | None:
     try:
         inputs.check(path)
-        said = (pq.read_schema(path).metadata or {}).get(_KEY)
+        with remote.named(path) as source:
+            said = (pq.read_schema(source).metadata or {}).get(_KEY)
         return None if said is None else Recipe.of(**json.loads(said))
     except (OSError, ValueError, TypeError, RecursionError, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}") from error

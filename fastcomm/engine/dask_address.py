@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm.errors import ClusterError, ConfigError
+from fastcomm.ranges import shortened
 
 FORMS = "local:N, file:SCHEDULER.json or the address of a scheduler (tcp://host:8786)"
 _LOOK_S = 0.1  # between two looks for a file
@@ -27,8 +28,12 @@ def where_is(address: str, wait_s: float, stack: ExitStack) -> dict[str, Any]:
     """What tells a client where the scheduler is."""
     kind, _, rest = address.partition(":")
     if kind == "local":
-        if not rest.isdecimal() or not int(rest):
-            raise ConfigError(f"--dask {address}: wanted a number of workers, as in local:4")
+        is_number = rest.isdecimal() and len(rest) <= len(str(MOST_WORKERS))
+        if not is_number or not 1 <= int(rest) <= MOST_WORKERS:
+            raise ConfigError(
+                f"--dask local:{shortened(rest)}: wanted a number of workers from 1 to "
+                f"{MOST_WORKERS}, as in local:4"
+            )
         # Not before `require`: it needs the extra.
         from fastcomm.engine.dask_here import started
 
@@ -50,9 +55,11 @@ def _check(address: str) -> None:
         get_backend(scheme)
         host, port = ("", 1) if scheme == "inproc" else parse_host_port(place)
     except ValueError as error:
-        raise ConfigError(f"--dask: found {address!r}, wanted {FORMS} ({error})") from error
+        raise ConfigError(
+            f"--dask: found {shortened(address)!r}, wanted {FORMS} ({error})"
+        ) from error
     if not place or not 0 < port < 1 << 16 or "/" in host:
-        raise ConfigError(f"--dask: found {address!r}, wanted {FORMS}")
+        raise ConfigError(f"--dask: found {shortened(address)!r}, wanted {FORMS}")
 
 
 def _wait_for(path: Path, address: str, wait_s: float) -> None:

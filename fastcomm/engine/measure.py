@@ -11,6 +11,7 @@ from fastcomm.metrics.across import ClockKind
 from fastcomm.metrics.partial import Partial, RankNote, merge, put_away
 from fastcomm.metrics.result import Metrics, answer, without_device_clock
 from fastcomm.metrics.view import ByteKind
+from fastcomm.ranges import BANDWIDTH
 from fastcomm.readers.runs import with_world
 from fastcomm.spread import Spread
 from fastcomm.trace.run import Run, SkippedRank, agreed_size, ranges
@@ -45,6 +46,8 @@ def compute_metrics(  # noqa: PLR0913 - one word a choice
     link = (
         parse_bandwidth(link_bandwidth) if isinstance(link_bandwidth, str) else link_bandwidth
     )
+    if link is not None:
+        BANDWIDTH.check(link, "link_bandwidth, in bytes per second")
     only = None if iterations is None else frozenset(iterations)
     question = _Question(
         byte_kind=bytes,

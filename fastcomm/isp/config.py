@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm import inputs
+from fastcomm.cluster.quantities import parse_quantity
 from fastcomm.errors import ConfigError
+from fastcomm.ranges import DTYPE_BYTES, PENALTY
 
 KEYS = (
     *("world_size_max", "world_size_min", "global_bsz", "global_bsz_min", "global_bsz_max"),
@@ -13,6 +15,14 @@ KEYS = (
     *("fixed_micro_num", "fixed_micro_bsz", "mem_threshold", "wp_penalty_coefficient"),
     *("debug", "overlap_wdp", "use_fixed_micro_bsz", "use_strict_bsz"),
 )
+_QUANTITIES = (
+    "world_size_max",
+    "world_size_min",
+    "sequence_length",
+    "vocab_size",
+    "mem_threshold",
+)
+_RANGES = {"dtype_size": DTYPE_BYTES, "wp_penalty_coefficient": PENALTY}
 # The README of the original calls some by other words.
 _ALIASES = {
     "max_world_size": "world_size_max",
@@ -37,4 +47,11 @@ def checked(said: Mapping[str, Any], where: str = "configuration") -> dict[str, 
         found |= {_ALIASES.get(key, key): value for key, value in found.pop("config").items()}
     if unknown := found.keys() - set(KEYS):
         raise ConfigError(f"{where}: unknown key {min(unknown)!r}, known are {', '.join(KEYS)}")
+    for key, value in found.items():
+        if value is None:
+            continue
+        if key in _QUANTITIES:
+            parse_quantity(value, f"{where}: {key}")
+        elif key in _RANGES:
+            _RANGES[key].check(value, f"{where}: {key}")
     return found

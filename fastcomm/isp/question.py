@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from fastcomm.errors import ConfigError
 from fastcomm.isp.model import Model
+from fastcomm.ranges import IMBALANCE, PENALTY
 
 ALGOS = ("isp", "msp", "fsp", "mtp")
 
@@ -68,10 +69,8 @@ class Question:
         """Raise `ConfigError` for what no strategy can satisfy."""
         if not self.world_sizes:
             raise ConfigError("world size: none is left, wanted at least one")
-        if not 0 < self.penalty <= 1:
-            raise ConfigError(f"penalty {self.penalty}: wanted above 0 and at most 1")
-        if self.imbalance < 1:
-            raise ConfigError(f"imbalance {self.imbalance}: wanted 1, for even loads, or more")
+        PENALTY.check(self.penalty, "penalty")
+        IMBALANCE.check(self.imbalance, "imbalance")
         if unknown := set(self.algos) - set(ALGOS):
             raise ConfigError(
                 f"algorithm {min(unknown)!r}: known are {', '.join(ALGOS)} (and dsp)"
@@ -110,7 +109,7 @@ class Question:
         ):
             for each in asked or ():
                 if whole % each:
-                    near = max(n for n in range(1, each + 1) if whole % n == 0)
+                    near = max(n for n in range(1, min(each, whole) + 1) if whole % n == 0)
                     raise ConfigError(
                         f"{name} {each}: {model.name} has {whole} {what}, which it has to "
                         f"divide; the nearest below is {near}"

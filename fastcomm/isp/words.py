@@ -10,6 +10,7 @@ from fastcomm.isp.config import checked
 from fastcomm.isp.model import Model
 from fastcomm.isp.model_file import load
 from fastcomm.isp.question import ALGOS, Batch, Question
+from fastcomm.ranges import DTYPE_BYTES, IMBALANCE, PENALTY, RANKS, Range
 
 # A batch that anything fits: the micro-batches are given.
 _ANY = 1 << 60
@@ -21,7 +22,7 @@ def world_sizes(text: str | int, node: int = _NODE) -> tuple[int, ...]:
     """The sizes of "128", "64,128" or "64-256": every whole node from least to most."""
     found: list[int] = []
     for part in str(text).split(","):
-        ends = [parse_quantity(end, "world size") for end in part.split("-")]
+        ends = [parse_quantity(end, "world size", RANKS.most) for end in part.split("-")]
         if len(ends) > _PAIR or ends[0] > ends[-1]:
             raise ConfigError(f"world size: found {part!r}, wanted as in 128 or 64-256")
         if len(ends) == 1:
@@ -90,15 +91,22 @@ def asked(words: Mapping[str, Any], *, seq_len: int | None = None) -> Question:
         memory=None if limit is None else parse_quantity(limit, "memory"),
         algos=("isp",) if ulysses else algos,
         # DeepSpeed-Ulysses overlaps nothing: both parts count whole.
-        penalty=1.0 if ulysses else float(words.get("penalty") or 0.2),
-        imbalance=float(words.get("imbalance") or 1.0),
+        penalty=1.0 if ulysses else _number(words, "penalty", PENALTY, 0.2),
+        imbalance=_number(words, "imbalance", IMBALANCE, 1.0),
         ulysses=ulysses,
-        dtype_size=int(words.get("dtype_size") or 2),
+        dtype_size=int(_number(words, "dtype_size", DTYPE_BYTES, 2)),
         **plain,
     )
     if len(lengths) == 1 or seq_len:
         question.check()
     return question
+
+
+def _number(words: Mapping[str, Any], key: str, within: Range, usual: float) -> float:
+    """Return the number under `key`, or the usual one; ConfigError if it is out of range."""
+    value: float = usual if words.get(key) is None else words[key]
+    within.check(value, key.replace("_", " "))
+    return value
 
 
 _DEGREES = ("pp", "sp", "ep", "interleave")

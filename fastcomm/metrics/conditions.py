@@ -3,10 +3,12 @@
 import operator
 import re
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal, Self
 
 from fastcomm.errors import ConfigError
 from fastcomm.metrics.comparison import Comparison
+from fastcomm.ranges import shortened
 from fastcomm.units import format_ns
 
 _TEXT = re.compile(
@@ -40,8 +42,8 @@ class Condition:
         found = _TEXT.fullmatch(text)
         if not found:
             raise ConfigError(
-                f"condition {text!r}: wanted NAME > +3%, NAME > +2ms or NAME < 0.5, with >, <, "
-                ">= or <="
+                f"condition {shortened(text)!r}: wanted NAME > +3%, NAME > +2ms or NAME < 0.5, "
+                "with >, <, >= or <="
             )
         name, sign, plus, number, unit = found.groups()
         if unit not in (None, "%") and not name.endswith("_ns"):
@@ -54,6 +56,8 @@ class Condition:
             )
         of: Of = "value" if not plus else "relative" if unit == "%" else "difference"
         threshold = float(plus + number) * _UNIT[unit]
+        if not isfinite(threshold):
+            raise ConfigError(f"condition {shortened(text)!r}: wanted a finite number")
         return cls(text=text.strip(), name=name, of=of, sign=sign, threshold=threshold)
 
     def holds(self, found: Comparison) -> bool:

@@ -5,6 +5,7 @@ pieces: who reads one cell of every piece has all events of its groups, and need
 than that. What thousands of ranks leave is never in memory at once.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -93,7 +94,7 @@ def put_away(events: pa.Table, path: Path) -> Piece:
 
 def write(table: pa.Table, path: Path) -> None:
     """Write a table that `columns` reads. Raises OSError."""
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+    with pa.OSFile(os.fsencode(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
         out.write_table(table.combine_chunks())
 
 
@@ -101,7 +102,7 @@ def columns(where: pa.Table | Path, names: Sequence[str]) -> pa.Table:
     """Some columns of a piece, in its order: views of the file while they are used."""
     if isinstance(where, pa.Table):
         return where.select(names)
-    with pa.memory_map(str(where)) as source:
+    with pa.memory_map(os.fsencode(where)) as source:
         return pa.ipc.open_file(source).read_all().select(names)
 
 

@@ -314,4 +314,4 @@ def _rule_value(name: str, row: Mapping[str, Any], where: str) -> str | int | tu
 
 
 def _is_count(found: object) -> bool:
-    return isinstance(found, int) and not isinstance(found, bool) and found >= 0
+    return type(found) is int and 0 <= found < 1 << 64

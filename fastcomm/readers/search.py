@@ -103,7 +103,9 @@ class Search:
 
 
 def refuse_standard_input(word: str | Path) -> None:
-    """Raise TraceFileError for standard input, which cannot be read twice."""
+    """Raise TraceFileError for standard input, which cannot be read twice, or for no name."""
+    if not str(word):
+        raise TraceFileError("an empty path; wanted a trace, or a directory of traces")
     if str(word) in ("-", "/dev/stdin"):
         raise TraceFileError(
             f"{word}: standard input cannot be read, since a trace is read more than once; "

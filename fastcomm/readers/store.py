@@ -1,5 +1,6 @@
 """Runs that `fastcomm ingest` stored: a directory of Parquet, one file a rank."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -255,7 +256,11 @@ def _check_texts(found: pa.Schema, columns: Iterable[str]) -> None:
 
 
 def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
-    said: dict[str, Any] = orjson.loads((file.metadata.metadata or {})[layout.ABOUT])
+    text = (file.metadata.metadata or {})[layout.ABOUT]
+    try:
+        said: dict[str, Any] = orjson.loads(text)
+    except orjson.JSONDecodeError:  # the name of a source that is not UTF-8
+        said = json.loads(text)
     layout.checked_layout(said["layout"], str(path))
     meta = said["meta"]
     for name, kind in _META.items():

@@ -1,6 +1,7 @@
 """Columns of a table of operations, in Parquet or CSV, and its times in nanoseconds."""
 
 import io
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from fastcomm import inputs, parquet, remote
 from fastcomm.errors import TraceFileError
+from fastcomm.inert import is_utf8
 from fastcomm.readers.blocks import CutShortError, blocks
 from fastcomm.readers.table_mapping import UNITS, TableMapping
 
@@ -71,11 +73,13 @@ def _rows(path: Path, columns: list[str], where: pc.Expression) -> Iterator[pa.T
         texts = parquet.check(pq.read_metadata(source), size, path, columns)
     as_codes = pa_dataset.ParquetFileFormat(dictionary_columns=set(texts))
     place: Any = path
-    rows = (
-        pa_dataset.dataset(path, format=as_codes)
-        if remote.is_local(path)
-        else pa_dataset.dataset(place.path, format=as_codes, filesystem=place.fs)
-    )
+    rows: pa_dataset.Dataset | pa_dataset.Fragment
+    if not remote.is_local(path):
+        rows = pa_dataset.dataset(place.path, format=as_codes, filesystem=place.fs)
+    elif is_utf8(str(path)):
+        rows = pa_dataset.dataset(path, format=as_codes)
+    else:
+        rows = as_codes.make_fragment(pa.OSFile(os.fsencode(path)))
     spelled = parquet.Spelled(size, path, texts)
     for batch in rows.to_batches(columns=columns, filter=where):
         yield spelled.table(pa.Table.from_batches([batch]))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fastcomm import inputs, parquet
 from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.ranges import RANKS, shortened
 from fastcomm.trace.run import ranges
 
 Floats = NDArray[np.float64]
@@ -90,9 +91,10 @@ def meta(path: Path) -> dict[str, Any]:
         raise TraceFileError(f"{path}: found {said!r}, wanted dp_size, pp_size and the rest")
     for name in _SIZES:
         size = said.get(name, 1)
-        if not isinstance(size, int) or size < 1:
+        if type(size) is not int or not RANKS.holds(size):
             raise TraceFileError(
-                f"{path}: {name}: found {size!r}, wanted a whole number from 1"
+                f"{path}: {name}: found {shortened(size)}, wanted a whole number from 1 to "
+                f"{RANKS.most}"
             )
     return said
 

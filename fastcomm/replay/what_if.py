@@ -5,7 +5,6 @@ that fit a node the most exact wins: long name, that without suffix, that withou
 tensor, link, device, rank, category; DELAY_ALL_CMP or DELAY_ALL_COMM; DELAY_ALL.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError
+from fastcomm.ranges import DELAY_MS, FACTOR
 from fastcomm.replay.critical import CriticalPath
 from fastcomm.replay.names import COMMUNICATION, COMPUTATION, long_name
 from fastcomm.replay.replayer import Replayed, Replayer
@@ -57,12 +57,8 @@ def change(value: Any, place: str) -> Change:
     if odd := set(fields) - {"delay", "ratio"}:
         raise ConfigError(f"{place}: found {sorted(odd)}, wanted delay and ratio")
     delay, ratio = fields.get("delay", 0.0), fields.get("ratio", 1.0)
-    for number in (delay, ratio):
-        good = isinstance(number, int | float) and not isinstance(number, bool)
-        if not good or not math.isfinite(number):
-            raise ConfigError(f"{place}: found {number!r}, wanted a number")
-    if ratio < 0:
-        raise ConfigError(f"{place}: ratio {ratio} is negative")
+    DELAY_MS.check(delay, f"{place}: delay, in ms")
+    FACTOR.check(ratio, f"{place}: ratio")
     return Change(delay_ns=delay * _MS, ratio=float(ratio))
 
 

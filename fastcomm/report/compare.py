@@ -1,6 +1,5 @@
 """Two runs side by side: on a terminal, as JSON, and in files."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from rich.markup import escape
 
 from fastcomm.metrics.comparison import Comparison, Part, Value
 from fastcomm.report import files
+from fastcomm.report import json_text as json_text_
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import Table, table
 from fastcomm.units import (
@@ -63,7 +63,7 @@ def to_dict(found: Comparison, holding: Sequence[str]) -> dict[str, Any]:
 
 def json_text(found: Comparison, holding: Sequence[str]) -> str:
     """The same as text."""
-    return json.dumps(to_dict(found, holding), indent=2, allow_nan=False)
+    return json_text_.dumps(to_dict(found, holding))
 
 
 def write(

@@ -1,6 +1,5 @@
 """The critical path for a person, and as files."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from fastcomm.critical_path.device_time import notes
 from fastcomm.critical_path.document import document, joined_document
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.report import files
+from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import Table, table
 from fastcomm.trace.run import ranks_words
@@ -189,14 +188,14 @@ def write(
 
     With data dependencies, also the operators and the calls that hold them.
     """
-    text = json.dumps(document(found), indent=2, allow_nan=False)
+    text = json_text.dumps(document(found))
     more = {} if data is None else {"operators": data.operators, "subgraphs": data.subgraphs}
     return _write(folder, text, {"critical_path": found.breakdown, **more}, xlsx=xlsx)
 
 
 def write_joined(found: Joined, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write critical_path.json, the breakdown with ranks, the ranks and the collectives."""
-    text = json.dumps(joined_document(found), indent=2, allow_nan=False)
+    text = json_text.dumps(joined_document(found))
     tables = {
         "critical_path": found.breakdown,
         "ranks": found.by_rank(),

@@ -1,12 +1,11 @@
 """A result of `fastcomm dispatch` in files: JSON, and its rows as CSV and Parquet."""
 
-import json
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from fastcomm.report import files
+from fastcomm.report import files, json_text
 
 
 class Result(Protocol):
@@ -21,7 +20,7 @@ class Result(Protocol):
 
 def write(found: Result, folder: Path, *, xlsx: bool = False) -> list[Path]:
     """Write dispatch.json, dispatch.csv and dispatch.parquet; give their paths."""
-    text = json.dumps(found.to_dict(), indent=2, allow_nan=False)
+    text = json_text.dumps(found.to_dict())
     tables = {"dispatch": pa.Table.from_pylist(found.rows())}
     book = "dispatch" if xlsx else None
     return files.write_tables(folder, {"dispatch.json": text}, tables, book)

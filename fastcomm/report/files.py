@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from fastcomm import parquet
 from fastcomm.aside import aside
 from fastcomm.errors import FastcommError
 from fastcomm.remote import refuse_output
@@ -38,7 +38,7 @@ def write_tables(
     """Write texts, and every table as CSV and Parquet; `book` names a workbook of them all."""
     writers = {name: text(content) for name, content in texts.items()}
     for name, table in tables.items():
-        writers[f"{name}.parquet"] = partial(pq.write_table, table)
+        writers[f"{name}.parquet"] = partial(parquet.write, table)
         writers[f"{name}.csv"] = partial(csv.write, table)
     if book is not None:
         writers[f"{book}.xlsx"] = partial(workbook.write, tables)

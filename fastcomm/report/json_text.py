@@ -4,8 +4,28 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fastcomm.inert import utf8
+
 _STEP = "  "
 _ENCODER = json.JSONEncoder(allow_nan=False)
+_HALF = "\\ud"  # how the encoder begins a character that has no encoding of its own
+
+
+def dumps(value: Any) -> str:
+    r"""Return an indented JSON text that any parser reads; ValueError for NaN.
+
+    Bytes of file names that are not UTF-8 are written as in messages: `\udcff`.
+    """
+    text = json.dumps(value, indent=2, allow_nan=False)
+    return json.dumps(_utf8(value), indent=2, allow_nan=False) if _HALF in text else text
+
+
+def _utf8(value: Any) -> Any:
+    if isinstance(value, str):
+        return utf8(value)
+    if isinstance(value, Mapping):
+        return {_utf8(key): _utf8(each) for key, each in value.items()}
+    return list(map(_utf8, value)) if isinstance(value, list | tuple) else value
 
 
 def text(found: Mapping[str, Any]) -> str:
@@ -33,4 +53,5 @@ def _block(begin: str, lines: Iterable[str], indent: str, end: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    return _ENCODER.encode(value)
+    text = _ENCODER.encode(value)
+    return _ENCODER.encode(_utf8(value)) if _HALF in text else text

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from rich.markup import escape
 
+from fastcomm import parquet
 from fastcomm.replay.export import graphml
 from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.session import Session
@@ -179,8 +179,8 @@ def write(said: dict[str, Any], replayed: Replayed, folder: Path) -> None:
     """Write replay.json, nodes.parquet, edges.parquet and graph.graphml."""
     writers: dict[str, files.Writer] = {
         "replay.json": files.text(json.dumps(said, indent=2)),
-        "nodes.parquet": partial(pq.write_table, nodes(replayed)),
-        "edges.parquet": partial(pq.write_table, replayed.replayer.graph.table()),
+        "nodes.parquet": partial(parquet.write, nodes(replayed)),
+        "edges.parquet": partial(parquet.write, replayed.replayer.graph.table()),
         "graph.graphml": files.text(graphml(replayed)),
     }
     files.write(folder, writers)

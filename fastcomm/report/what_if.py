@@ -1,6 +1,5 @@
 """A what-if for a person, as JSON, and as files."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from rich.markup import escape
 
 from fastcomm.critical_path.device_time import notes
 from fastcomm.critical_path.what_if import Sweep, WhatIf
-from fastcomm.report import files
+from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.critical_path import WORDS
 from fastcomm.report.rows import Table, table
@@ -91,6 +90,6 @@ def write(
     tables = {"path_after": found.after.breakdown}
     if sweeps:
         tables["sweep"] = pa.concat_tables([each.to_arrow() for each in sweeps])
-    text = json.dumps(document(found, sweeps), indent=2, allow_nan=False)
+    text = json_text.dumps(document(found, sweeps))
     book = "what_if" if xlsx else None
     return files.write_tables(folder, {"what_if.json": text}, tables, book)

@@ -9,9 +9,10 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from fastcomm import parquet
 from fastcomm.aside import aside
+from fastcomm.inert import utf8
 from fastcomm.readers import store
 from fastcomm.readers.store_layout import COMPRESSION, Fingerprint, file_name
 from fastcomm.readers.store_manifest import ClockNote, Entry
@@ -85,7 +86,7 @@ def write_tables(folder: Path, parts: Sequence[Part], notes: Mapping[int, ClockN
     }
     for name, table in tables.items():
         with aside(folder / f"{name}.parquet") as path:
-            pq.write_table(table, path, compression=COMPRESSION, store_schema=False)
+            parquet.write(table, path, compression=COMPRESSION, store_schema=False)
 
 
 def _ranks(entries: Sequence[Entry], notes: Mapping[int, ClockNote]) -> pa.Table:
@@ -116,7 +117,8 @@ def _ranks(entries: Sequence[Entry], notes: Mapping[int, ClockNote]) -> pa.Table
 
 
 def _column(entries: Sequence[Entry], name: str, kind: pa.DataType) -> pa.Array:
-    return pa.array([getattr(entry, name) for entry in entries], kind)
+    values = [getattr(entry, name) for entry in entries]
+    return pa.array([utf8(each) if isinstance(each, str) else each for each in values], kind)
 
 
 def group_table(trace: Trace) -> pa.Table:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from fastcomm import parquet
 from fastcomm.aside import aside
 from fastcomm.errors import SchemaError
 from fastcomm.readers import store_layout as layout
@@ -70,13 +72,13 @@ def _compact(table: pa.Table) -> pa.Table:
     return table
 
 
-def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+def _writer(path: Path, schema: pa.Schema) -> AbstractContextManager[pq.ParquetWriter]:
     growing = [name for name in schema.names if name in layout.GROWING]
     packed = {
         _leaf(field): "snappy" if field.name in layout.QUICK else layout.COMPRESSION
         for field in schema
     }
-    return pq.ParquetWriter(
+    return parquet.writer(
         path,
         schema,
         compression=packed,

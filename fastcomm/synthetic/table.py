@@ -10,8 +10,8 @@ from pathlib import Path
 from random import Random
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from fastcomm import parquet
 from fastcomm.aside import aside
 
 _FORWARD, _BACKWARD, _MESSAGE = 0.020, 0.040, 0.0005
@@ -81,7 +81,7 @@ def write_table(job: TableJob, folder: Path) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "table.parquet", folder / "meta.yaml"
     with aside(paths[0]) as unfinished:
-        pq.write_table(table(job), unfinished)
+        parquet.write(table(job), unfinished)
     sizes = {"dp": job.dp, "pp": job.pp, "tp": 1, "dsp": 1, "vpp": 1}
     lines = [f"{name}_size: {size}" for name, size in sizes.items()]
     lines = ["trial_name: demo", "run_id: 0", *lines, f"world_size: {job.dp * job.pp}", ""]

@@ -1,5 +1,6 @@
 """An SQLite export: opened read-only and never written, read into Arrow by its own driver."""
 
+import os
 import shutil
 import sqlite3
 import weakref
@@ -49,7 +50,7 @@ class Database:
         self._pages.check([1])  # the schema, which SQLite reads before all else
         _check_unlocked(path, is_logged=is_logged)
         # immutable: no lock is taken and no journal looked for, on any file system.
-        self._uri = f"file:{quote(str(file.resolve()))}?mode=ro&immutable=1"
+        self._uri = f"file:{quote(os.fsencode(file.resolve()))}?mode=ro&immutable=1"
 
     def _staged(self) -> Path:
         """A copy on this machine, which SQLite needs; it goes with this object."""
@@ -189,7 +190,7 @@ def _check_unlocked(path: Path, *, is_logged: bool) -> None:
     if is_logged or not is_local(path):
         return
     try:
-        uri = f"file:{quote(str(path.resolve()))}?mode=ro"
+        uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=0)) as connection:
             connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
     except sqlite3.OperationalError as error:

@@ -7,10 +7,12 @@ got past the escaping would still be inert.
 import base64
 import hashlib
 import json
+import os
 from functools import cache
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
@@ -66,7 +68,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"json": json_text, "plain": plain}
+    made.filters |= {"json": json_text, "plain": plain, "url": _url}
     made.tests |= {
         "fact": lambda part: isinstance(part, Fact),
         "figure": lambda block: isinstance(block, Figure),
@@ -75,6 +77,11 @@ def _environment() -> jinja2.Environment:
         "quantiles": lambda block: isinstance(block, Quantiles),
     }
     return made
+
+
+def _url(name: str) -> str:
+    """Return a file name as a link has it, bytes that are not UTF-8 included."""
+    return quote(os.fsencode(name))
 
 
 def _inert(value: Any) -> Any:

@@ -1,0 +1,199 @@
+"""Command lines of extreme values: every option and argument of every command, one at a time.
+
+The commands themselves say what they take, so that new options are covered. A value is taken or
+refused in a few lines, within `LONGEST` seconds of a core.
+"""
+
+import atexit
+import json
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import chdir
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import click
+from click.testing import CliRunner
+
+from fastcomm.cli import main
+from fastcomm.dispatch import workload
+from fastcomm.dispatch.recipe import Recipe
+from fastcomm.errors import FastcommError
+from fastcomm.synthetic import Job, TableJob, write, write_table
+
+LONGEST = 2.0
+MOST_LINES = 8  # of an error
+_CODES = (0, 1, 2, 3, 4)
+
+NUMBERS = (
+    *("nan", "inf", "-inf", "1e308", "-1e308", "1e-320", "-1", "0", "1e12", "99999999999"),
+    *("18446744073709551616", "", "9" * 5000, "1e308GB/s", "0-99999999999", "0:99999999999"),
+)
+NAMES = ("", "nan", "-1", "9" * 5000)  # of files: one name is like another
+# How a number is written in options that are more than a number.
+_FORMS = {
+    "--scale": ("comm={}", "compute=1:{}:0.5", "compute=0.5:1:{}"),
+    "--set": ("compute={}ms",),
+    "--fuse-below": ("{}us",),
+    "--link-bandwidth": ("{}GB/s",),
+    "--bw-inter": ("{}GB/s",),
+    "--bw-intra": ("{}GB/s",),
+    "--fail-if": ("iteration.mean_ns > {}", "iteration.mean_ns > +{}%"),
+    "--hot-ranks": ("0:{}", "{}:2"),
+    "--over": ("zipf_alpha={}", "num_nodes={}", "seq_len={}", "seed={}"),
+    "--dask": ("local:{}", "tcp://127.0.0.1:{}"),
+    "--instance": ("0:{}",),
+    "--memory": ("{}GiB",),
+    "--seq-len": ("{}Ki", "4096,{}"),
+    "--world-size": ("8-{}", "8,{}"),
+}
+
+
+# What else is said with an option, so that nothing waits.
+_AT_ONCE = {"--dask": ("--dask-wait=0.1",)}
+# The words with which a command does its work on the inputs of `make`.
+_BASES = {
+    "info": "{run}",
+    "metrics": "{run} --json",
+    "report": "{run} --no-path --no-data",
+    "compare": "{run} {run}",
+    "critical-path": "{run} --annotation ProfilerStep",
+    "what-if": "{run} --remove gaps --annotation ProfilerStep",
+    "replay": "{run}",
+    "stragglers": "{table}",
+    "stats": "{run}",
+    "isp": "--model 7B --world-size 8 --seq-len 4Ki --global-batch 1Mi",
+    "dispatch generate": "-o drawn --num-nodes 1 --seq-len 64 --iter-num 1",
+    "dispatch compare": "--num-nodes 1 --seq-len 64 --iter-num 1",
+    "dispatch simulate": "{workload}",
+    "dispatch place": "{workload}",
+    "dispatch sweep": "--over topk=2 --num-nodes 1 --seq-len 64 --iter-num 1",
+    "ingest": "{run} -o stored",
+    "convert": "{run} -o all.json",
+    "demo": "{directory} --ranks 1",
+    "doctor": "",
+    "completion": "{shell}",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A command line, and the value that is extreme in it."""
+
+    parameter: str
+    value: str
+    words: tuple[str, ...]
+
+
+def make(folder: Path) -> dict[str, str]:
+    """Make small inputs of every command, by the names that `_BASES` has for them."""
+    write(Job.of(ranks=2, steps=2, layers=1), folder / "run")
+    table, _ = write_table(TableJob.of(2, 0.0), folder / "table")
+    recipe = Recipe.of(num_nodes=1, gpus_per_node=8, seq_len=64, iter_num=1)
+    workload.write(recipe, folder / "workload")
+    named = {name: str(folder / name) for name in ("run", "workload")}
+    return {**named, "table": str(table), "directory": "made", "shell": "bash"}
+
+
+def commands() -> dict[str, click.Command]:
+    """Return every command and subcommand that does something, by its words."""
+    found = {}
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        inner = command.commands if isinstance(command, click.Group) else {"": command}
+        found |= {f"{name} {below}".strip(): each for below, each in inner.items()}
+    return found
+
+
+def base(name: str, inputs: dict[str, str]) -> tuple[str, ...]:
+    """Return the words with which a command does its work."""
+    return (*name.split(), *_BASES[name].format(**inputs).split())
+
+
+def cases(name: str, command: click.Command, inputs: dict[str, str]) -> Iterator[Case]:
+    """Return every parameter of a command with every extreme value."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.is_flag:
+            option = max(parameter.opts, key=len).replace("_", "-")
+            for form in ("{}", *_FORMS.get(option, ())):
+                values = NAMES if isinstance(parameter.type, click.Path) else NUMBERS
+                for value in map(form.format, values):
+                    words = (
+                        *base(name, inputs),
+                        f"{option}={value}",
+                        *_AT_ONCE.get(option, ()),
+                    )
+                    yield Case(parameter=option, value=value, words=words)
+    positional = {key: "{" + key + "}" for key in inputs}
+    takes_names = any(word in positional.values() for word in base(name, positional))
+    for value in NAMES if takes_names else ():
+        words = tuple(
+            value if word in positional.values() else word for word in base(name, positional)
+        )
+        yield Case(parameter="arguments", value=value, words=words)
+
+
+def run(words: Sequence[str]) -> tuple[str, str]:
+    """Run a command line in an empty directory.
+
+    Returns what became of it ("read", "refused", or what is wrong), and what was said.
+    """
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        began = time.process_time()
+        result = CliRunner().invoke(main, list(words))
+        took = time.process_time() - began
+    said = result.stderr.strip()
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        return "exception", "".join(traceback.format_exception(*(result.exc_info or ())))
+    if result.exit_code not in _CODES:
+        return f"exit code {result.exit_code}", said
+    if took > LONGEST:
+        return "slow", f"{took:.1f} s; {said}"
+    if result.exit_code not in (1, 2):
+        return "read", said
+    # `doctor` says on stdout what is to be mended.
+    is_clear = bool(said or result.stdout) and len(said.splitlines()) <= MOST_LINES
+    return "refused" if is_clear else "no clear line", said
+
+
+def write_line(path: Path, random: Random | None = None) -> None:
+    """Write a command line: one that works, or with up to three extreme values."""
+    inputs = _inputs()
+    known = commands()
+    name = random.choice(sorted(known)) if random else "info"
+    words = base(name, inputs)
+    for case in random.choices([*cases(name, known[name], inputs)], k=3) if random else ():
+        words += case.words[len(base(name, inputs)) :]
+    path.write_text(json.dumps(words))
+
+
+def read_line(path: Path) -> None:
+    """Run the command line of a file.
+
+    Raises
+    ------
+    FastcommError
+        If the command line is refused in a few lines.
+    RuntimeError
+        If it ends in any other way.
+
+    """
+    kind, said = run(json.loads(path.read_text()))
+    if kind == "refused":
+        raise FastcommError(said)
+    if kind != "read":
+        raise RuntimeError(f"{kind}: {path.read_text()}: {said}")
+
+
+@cache
+def _inputs() -> dict[str, str]:
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return make(Path(folder))
