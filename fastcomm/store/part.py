@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from fastcomm.aside import aside
 from fastcomm.readers import store
+from fastcomm.readers.store_files import footer_sha256
 from fastcomm.readers.store_layout import COMPRESSION, Fingerprint, file_name
 from fastcomm.readers.store_manifest import ClockNote, Entry
 from fastcomm.trace import clocks
@@ -54,6 +55,7 @@ class Part:
             lacks=meta.lacks,
             source=said["source"],
             fingerprint=Fingerprint(**said["fingerprint"]),
+            footer=footer_sha256(path),
         )
         return cls(
             entry=entry,
