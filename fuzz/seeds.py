@@ -32,6 +32,7 @@ from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import step_time
 from fastcomm.replay.stragglers import stragglers
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
+from fuzz import own
 
 _DATA = Path(__file__).parents[2] / "shared" / "data" / "replay"
 SHAPE = {"num_nodes": 1, "gpus_per_node": 8, "experts_per_gpu": 1}
@@ -65,6 +66,7 @@ def whole(path: Path) -> None:
 
 def _stored(path: Path) -> None:
     """As `fastcomm metrics`, which reads a part of the columns, and then all of them."""
+    own.agree(path)
     metrics(path)
     run = open_run(path, options=OpenOptions(whole=True))
     for rank in run.ranks:
@@ -378,6 +380,9 @@ _SEEDS = (
     Seed(name="w.parquet", make=_routing, read=_workload),
     Seed(name="workload", make=_generated, read=_workload),
     Seed(name="trial", make=_trial, read=_stats),
+    Seed(name="two_writers", make=own.two_runs, read=own.two_writers),
+    Seed(name="cache", make=own.run_kernel, read=own.run_kernel),
+    Seed(name="printed.txt", make=_text("a line of output\n" * 1000), read=own.print_text),
 )
 # Two are cut out of published data, which are not everywhere.
 SEEDS = {

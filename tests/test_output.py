@@ -29,7 +29,8 @@ def command(folder, words, *, environment=(), **options):
     done = subprocess.run(
         [sys.executable, "-m", "fastcomm.cli", *words],
         cwd=folder,
-        env={**os.environ, **dict(environment)},
+        # Python itself would leave half files of bytecode behind, where files are limited.
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **dict(environment)},
         stderr=subprocess.PIPE,
         text=True,
         check=False,
