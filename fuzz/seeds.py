@@ -34,6 +34,7 @@ from fastcomm.replay.step_time import step_time
 from fastcomm.replay.stragglers import stragglers
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
 from fuzz import options as options_
+from fuzz import own
 from fuzz.mutate import documents, mutated
 
 _DATA = Path(__file__).parents[2] / "shared" / "data" / "replay"
@@ -69,6 +70,7 @@ def whole(path: Path) -> None:
 
 def _stored(path: Path) -> None:
     """As `fastcomm metrics`, which reads a part of the columns, and then all of them."""
+    own.agree(path)
     metrics(path)
     run = open_run(path, options=OpenOptions(whole=True))
     for rank in run.ranks:
@@ -390,6 +392,9 @@ _SEEDS = (
         read=options_.read_line,
         change=options_.write_line,
     ),
+    Seed(name="two_writers", make=own.two_runs, read=own.two_writers),
+    Seed(name="cache", make=own.run_kernel, read=own.run_kernel),
+    Seed(name="printed.txt", make=_text("a line of output\n" * 1000), read=own.print_text),
 )
 # Two are cut out of published data, which are not everywhere.
 SEEDS = {

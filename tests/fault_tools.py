@@ -1,5 +1,6 @@
 """Runs of the command line that must end by themselves, in words, whatever they are given."""
 
+import json
 import os
 import signal
 from contextlib import contextmanager
@@ -68,3 +69,12 @@ def nobody():
         yield
     finally:
         os.seteuid(0)
+
+
+def agree(folder):
+    """Make the manifest of a store state the sizes that its files have now."""
+    path = folder / "fastcomm.json"
+    said = json.loads(path.read_text())
+    for entry in said["ranks"]:
+        entry["size"] = (folder / entry["file"]).stat().st_size
+    path.write_text(json.dumps(said))

@@ -12,7 +12,10 @@ from click.testing import CliRunner
 
 from fastcomm.cli import main
 from fastcomm.engine import dask, doctor, versions
+from fastcomm.engine.ingest import ingest, plan
 from fastcomm.errors import ClusterError
+from fastcomm.readers.store_manifest import Manifest, to_json
+from fastcomm.synthetic import Job, write
 from fastcomm.version import __version__
 from fastcomm_kernels import _jit
 
@@ -20,7 +23,7 @@ pytestmark = pytest.mark.compiled
 
 
 def invoke(*words, code=0):
-    result = CliRunner().invoke(main, ["doctor", *words])
+    result = CliRunner().invoke(main, ["doctor", *map(str, words)])
     assert result.exit_code == code, result.output
     return result.stdout
 
@@ -81,6 +84,41 @@ def test_an_optional_package_that_is_missing_is_no_fault(monkeypatch):
     )
     said = found()["networkx"]
     assert said == {"found": "not installed: no CriticalPath.to_networkx", "state": "ok"}
+
+
+def flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: flip(path, 40), "rank 1: its file is missing or damaged"),
+        (lambda path: flip(path, -40), "rank 1: its file has another footer"),
+        (lambda path: path.write_bytes(b"PAR1"), "rank 1: its file has another size"),
+        (lambda path: path.unlink(), "rank 1: its file is missing or damaged"),
+    ],
+    ids=["page", "footer", "size", "missing"],
+)
+def test_a_store_is_compared_with_what_was_written(tmp_path, damage, words):
+    write(Job.of(ranks=2, steps=1, layers=1), tmp_path / "traces")
+    ingest(plan([tmp_path / "traces"], tmp_path / "store"))
+    said = found(tmp_path / "store")["store"]
+    assert said == {"found": "2 ranks, sizes, footers and pages are as written", "state": "ok"}
+    damage(tmp_path / "store" / "rank-00001.parquet")
+    said = found(tmp_path / "store", code=1)["store"]
+    assert said["found"].startswith(words)
+    assert said["state"] == "bad"
+
+
+def test_a_store_that_cannot_be_opened_or_is_not_whole_is_told_without_its_path(tmp_path):
+    said = found(tmp_path / "none", code=1)["store"]
+    assert said == {"found": "cannot be opened: `fastcomm info` says why", "state": "bad"}
+    manifest = Manifest(version="1", complete=False)
+    (tmp_path / "fastcomm.json").write_text(to_json(manifest))
+    assert found(tmp_path, code=1)["store"]["found"].startswith("not whole")
 
 
 def test_it_looks_at_a_cluster(tmp_path):

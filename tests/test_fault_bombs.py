@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fault_files import BASE, OPERATION, READERS, SHAPE, beside, ends, words_of
-from fault_tools import refused, run
+from fault_tools import agree, refused, run
 from nsys_report import SMALL
 
 from fastcomm import inputs
@@ -110,6 +110,7 @@ def test_a_store_whose_columns_are_a_bomb_is_refused(folder):
     table = pq.read_table(path)
     many = table.take(pa.array(np.zeros(1 << 18, np.int32)))
     pq.write_table(many.replace_schema_metadata(table.schema.metadata), path)
+    agree(folder / "store")
     assert "wanted no bomb" in refused("metrics", folder / "store")
 
 
@@ -123,6 +124,7 @@ def test_a_store_with_a_long_word_a_thousand_times_is_refused(folder, column, ki
     place = table.column_names.index(column)
     table = table.set_column(place, pa.field(column, kind), words)
     pq.write_table(table, path)
+    agree(folder / "store")
     assert "damaged, or no file of a store" in refused("metrics", folder / "store")
 
 

@@ -68,7 +68,7 @@ def test_a_run_becomes_a_directory_that_opens_like_it(traces, tmp_path):
 def test_the_manifest_says_where_everything_comes_from(traces, tmp_path):
     ingest(plan([traces], tmp_path / "store"))
     said = json.loads((tmp_path / "store" / "fastcomm.json").read_text())
-    assert said["layout"] == 1
+    assert said["layout"] == 2
     assert said["version"] == fastcomm.__version__
     assert said["complete"] is True
     assert (said["world_size"], said["expected"]) == (3, [0, 1, 2])

@@ -1,52 +1,280 @@
-"""Where the machine code of the kernels is kept."""
+"""Where the machine code of the kernels is kept, and what happens when that goes wrong."""
 
+import logging
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
-from numba.core import config
+import pytest
 
-from fastcomm_kernels import _jit
+from fastcomm_kernels import _cache, _jit
+
+ONE = (
+    "import numpy as np; from fastcomm_kernels import _jit, intervals as i;"
+    "answer = i.union_length(np.array([1]), np.array([3])); k = i.union_length;"
+    "print(answer, sum(k._cache_hits.values()), sum(k._cache_misses.values()))"
+)
+NOBODY = (
+    "import os, pwd\ndef nobody(number): raise KeyError(number)\n"
+    "pwd.getpwuid = nobody; os.environ.pop('HOME', None)\n"
+)
+# Without bytecode, of which Python itself would leave half files behind.
+LIMITED = (
+    "import resource, sys; sys.dont_write_bytecode = True;"
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
+)
+HIT, MISSED = "2 1 0", "2 0 1"
 
 
-def test_without_a_folder_for_its_code_a_kernel_still_compiles(tmp_path):
-    blocked = tmp_path / "cache"
-    blocked.write_text("a file in the place of the folder")
-    code = (
-        "from fastcomm_kernels import _jit, intervals; import numpy as np;"
-        "print(_jit.is_compiled(), intervals.union_length(np.array([1]), np.array([3])))"
-    )
-    environment = {**os.environ, "XDG_CACHE_HOME": str(blocked)}
-    done = subprocess.run(
+def started(folder, code=ONE, **environment):
+    words = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder)}
+    words |= environment
+    return subprocess.Popen(
         [sys.executable, "-c", code],
-        env=environment,
-        capture_output=True,
+        env={name: value for name, value in words.items() if value},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=True,
     )
-    assert done.stdout.split() == [str(bool(config.DISABLE_JIT)), "2"]
 
 
-def test_the_mark_of_compiled_kernels_is_kept_with_their_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(_jit, "_FOLDER", tmp_path)
+def run(folder, code=ONE, **environment):
+    """What a process prints of a kernel: answer, hits, misses; and its lines on stderr."""
+    process = started(folder, code, **environment)
+    stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    return stdout.strip(), stderr.splitlines()
+
+
+def entries(folder):
+    return sorted((folder / "cache").rglob("*.nbc"))
+
+
+def empty(_):
+    return b""
+
+
+def cut(content):
+    return content[: len(content) // 2]
+
+
+def garbage(content):
+    return bytes(len(content))
+
+
+def flipped(content):
+    return content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("damage", [empty, cut, garbage, flipped])
+def test_damaged_code_is_compiled_again_with_one_warning(tmp_path, damage):
+    assert run(tmp_path) == (MISSED, [])
+    assert entries(tmp_path)
+    for path in entries(tmp_path):
+        path.write_bytes(damage(path.read_bytes()))
+    answer, (warning,) = run(tmp_path)
+    assert answer == MISSED
+    assert warning.startswith(f"warning: {tmp_path}")
+    assert warning.endswith("damaged compiled code; compiled again")
+    assert run(tmp_path) == (HIT, [])
+
+
+@pytest.mark.compiled
+def test_a_full_disk_is_one_warning_and_code_stays_in_memory(tmp_path):
+    for _ in range(2):
+        answer, (warning,) = run(tmp_path, LIMITED + ONE)
+        assert answer == MISSED
+        assert warning.endswith(
+            "File too large; compiled code is kept in memory: set XDG_CACHE_HOME to a folder "
+            "that can be written to"
+        )
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.compiled
+def test_complete_code_that_cannot_be_written_to_is_used(tmp_path):
+    assert run(tmp_path) == (MISSED, [])
+    assert run(tmp_path, LIMITED + ONE) == (HIT, [])
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("blocked", ["file", "home"])
+def test_code_that_the_home_does_not_take_goes_to_a_temporary_folder(tmp_path, blocked):
+    (tmp_path / "cache").write_text("a file in the place of the folder")
+    words = {} if blocked == "file" else {"code": NOBODY + ONE, "XDG_CACHE_HOME": ""}
+    answer, (warning,) = run(tmp_path, **words)
+    assert answer == MISSED
+    assert "compiled code is kept in a temporary folder" in warning
+    private = tmp_path / f"fastcomm-{os.geteuid()}"
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert run(tmp_path, **words) == (HIT, [])
+
+
+@pytest.mark.compiled
+def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path):
+    (tmp_path / "cache").write_text("a file in the place of the folder")
+    run(tmp_path)
+    (tmp_path / f"fastcomm-{os.geteuid()}").chmod(0o777)
+    answer, (warning,) = run(tmp_path)
+    assert answer == MISSED
+    assert "compiled code is kept in memory" in warning
+
+
+@pytest.mark.compiled
+def test_processes_that_compile_at_once_leave_code_that_all_can_use(tmp_path):
+    processes = [started(tmp_path) for _ in range(3)]
+    assert [each.communicate()[0].split()[0] for each in processes] == ["2"] * 3
+    assert run(tmp_path) == (HIT, [])
+    assert not list((tmp_path / "cache").rglob(".*"))
+
+
+@pytest.mark.compiled
+def test_a_small_disk_and_a_read_only_one(tmp_path):
+    """Real ones, where a user may mount such."""
+    mount = f'mount -t tmpfs -o size=$SIZE none "{tmp_path}/cache" && exec "$0" "$@"'
+    namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]
+    (tmp_path / "cache").mkdir()
+    environment = {**os.environ, "SIZE": "8k", "TMPDIR": str(tmp_path)}
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    can = shutil.which("unshare") and not subprocess.call(
+        [*namespace, "true"], env=environment, stderr=subprocess.DEVNULL
+    )
+    if not can:
+        pytest.skip("no mount without a privilege")
+    words = [*namespace, sys.executable, "-c", ONE]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == MISSED
+    assert "No space left on device; compiled code is kept in a temporary" in done.stderr
+    shutil.rmtree(tmp_path / f"fastcomm-{os.geteuid()}")
+    again = (
+        "import subprocess, sys; one = [sys.executable, '-c', sys.argv[1]]\n"
+        "subprocess.run(one, check=True, stdout=subprocess.DEVNULL)\n"
+        f"mount = ['mount', '-o', 'remount,ro', {str(tmp_path / 'cache')!r}]\n"
+        "subprocess.run(mount, check=True)\n"
+        "subprocess.run(one, check=True)"
+    )
+    environment["SIZE"] = "64m"
+    words = [*namespace, sys.executable, "-c", again, ONE]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == (HIT, "")
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """The folders of code below a temporary one."""
+    monkeypatch.setattr(_cache.tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return _cache.Folders(tmp_path / "home", "text")
+
+
+def test_what_is_written_is_read_and_what_is_damaged_is_not(folders, tmp_path, caplog):
+    assert folders.read("a.nbc") is None
+    folders.write("a.nbc", b"code")
+    assert folders.read("a.nbc") == b"code"
+    (path,) = tmp_path.rglob("a.nbc")
+    path.write_bytes(b"")
+    assert folders.read("a.nbc") is folders.read("a.nbc") is None
+    assert [each.levelno for each in caplog.records] == [logging.WARNING]
+
+
+def test_what_the_first_folder_does_not_take_goes_to_the_second(folders, tmp_path, caplog):
+    (tmp_path / "home").write_text("")
+    folders.write("a.nbc", b"code")
+    folders.write("b.nbc", b"more")
+    assert [folders.read("a.nbc"), folders.read("b.nbc")] == [b"code", b"more"]
+    assert "Not a directory; compiled code is kept in a temporary folder" in caplog.text
+    assert len(caplog.records) == 1
+    folders.mark("part")
+    assert folders.has("part")
+    assert folders.writable is None
+
+
+def test_without_any_folder_code_stays_in_memory(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(_cache.tempfile, "tempdir", str(tmp_path / "none"))
+    folders = _cache.Folders(None, "text")
+    folders.write("a.nbc", b"code")
+    folders.write("a.nbc", b"code")
+    assert folders.read("a.nbc") is None
+    assert "no folder for compiled code; compiled code is kept in memory" in caplog.text
+    folders.mark("part")
+    assert not folders.has("part")
+
+
+class Context:
+    """What a cache asks of numba's context."""
+
+    def refresh(self):
+        pass
+
+    def codegen(self):
+        return self
+
+    def magic_tuple(self):
+        return ("machine",)
+
+
+def test_code_of_another_key_is_not_used(folders, monkeypatch, caplog):
+    offset = 1
+
+    def function(x):
+        return x + offset
+
+    cache = _cache.KernelCache(function, folders)
+    assert cache.load_overload("int64", Context()) is None
+    library = SimpleNamespace(has_dynamic_globals=False)
+    code = SimpleNamespace(
+        lifted=(), library=library, codegen=Context(), _reduce=lambda: ("code",)
+    )
+    cache.save_overload("int64", code)
+    monkeypatch.setattr(_cache, "_rebuild", lambda _, payload: payload)
+    assert cache.load_overload("int64", Context()) == "code"
+    assert cache.load_overload("float64", Context()) is None
+    cache.flush()
+    assert cache.cache_path == str(folders.writable)
+    monkeypatch.setattr(_cache.KernelCache, "_file", lambda *_: "a.nbc")
+    cache.save_overload("int64", code)
+    assert cache.load_overload("float64", Context()) is None
+    assert not caplog.records
+    monkeypatch.setattr(_cache, "_rebuild", None)
+    assert cache.load_overload("int64", Context()) is None
+    assert "a.nbc: TypeError" in caplog.text
+    (path,) = folders.writable.glob("a.nbc")
+    path.unlink()
+    library.has_dynamic_globals = True
+    cache.save_overload("int64", code)
+    assert not path.exists()
+
+
+def test_the_mark_of_compiled_kernels_is_kept_with_their_code(folders, monkeypatch):
+    monkeypatch.setattr(_jit, "_FOLDERS", folders)
     monkeypatch.setattr(_jit._numba_settings, "DISABLE_JIT", 0)
     assert not _jit.is_compiled()
+    folders.write("a.nbc", b"code")
     _jit.mark_compiled()
     assert _jit.is_compiled()
-    monkeypatch.setattr(_jit, "_FOLDER", None)
-    _jit.mark_compiled()
-    assert not _jit.is_compiled()
 
 
-def test_no_folder_can_be_made_below_a_file(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert _jit._cache_folder() is None
+def test_a_cache_lies_in_the_home_unless_there_is_none(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert _jit._home() is None
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/somebody")
+    assert _jit._home() == Path("/somebody/.cache/fastcomm")
+
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    assert _jit._home() is None
 
 
-def test_who_asks_hears_where_the_code_is_kept_and_whether_there_is_any(tmp_path, monkeypatch):
-    monkeypatch.setattr(_jit, "_FOLDER", tmp_path)
-    assert _jit.cache_folder() == tmp_path
+def test_who_asks_hears_where_the_code_is_kept_and_whether_there_is_any(folders, monkeypatch):
+    monkeypatch.setattr(_jit, "_FOLDERS", folders)
+    assert _jit.cache_folder() == folders.writable
     for is_off in (0, 1):
         monkeypatch.setattr(_jit._numba_settings, "DISABLE_JIT", is_off)
         assert _jit.has_jit() is not bool(is_off)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fault_tools import agree
 from hypothesis import given
 from made_traces import DEVICE, traces
 
@@ -370,6 +371,7 @@ def with_about(**changes):
 def test_a_damaged_rank_is_an_error_with_its_path(run, damage, message):
     path = run / "store" / "rank-00001.parquet"
     damage(path)
+    agree(run / "store")
     with pytest.raises(TraceFileError, match=message) as raised:
         fastcomm.open_run(run / "store").read(1)
     assert str(path) in str(raised.value)

@@ -1,17 +1,20 @@
 """The command line: words in, a report out. No command computes.
 
 Exit codes: 0 done, 1 a user's error in one line, 2 wrong usage, 3 done but ranks were left out,
-4 a condition of `compare --fail-if` holds, 143 ended by SIGTERM.
+4 a condition of `compare --fail-if` holds, 141 nobody reads the output any more, 143 ended by
+SIGTERM.
 """
 
 import logging
+import sys
 from collections.abc import Callable
-from errno import EPIPE
 from importlib import import_module
+from typing import Any
 
 import click
 
 from fastcomm.cli import settings
+from fastcomm.cli.output import OutputError, whole_output
 from fastcomm.cli.said import fitted, talk
 from fastcomm.cli.suggesting import SuggestingGroup
 from fastcomm.errors import FastcommError
@@ -53,6 +56,10 @@ REGRESSED = 4
 class _Group(SuggestingGroup):
     """Loads commands late; here alone an error of ours becomes one line and exit code 1."""
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        with whole_output():
+            return super().main(*args, **options)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -83,9 +90,9 @@ class _Group(SuggestingGroup):
             raise click.ClickException(
                 "out of memory; --ranks takes fewer ranks, --workers 1 one at a time"
             ) from error
+        except OutputError:
+            sys.exit(1)  # `whole_output` says why
         except OSError as error:
-            if error.errno == EPIPE:  # whoever read our output has seen enough
-                raise
             raise click.ClickException(inert_lines(_words(error))) from error
 
 

@@ -7,11 +7,13 @@ from fastcomm.cli.ranges import SECONDS
 _EXAMPLES = """\b
 Examples:
   fastcomm doctor
+  fastcomm doctor store/
   fastcomm doctor --dask tcp://scheduler:8786 --json
 """
 
 
 @click.command("doctor", epilog=_EXAMPLES)
+@click.argument("store", required=False, metavar="[STORE]")
 @click.option(
     "--dask",
     metavar="ADDRESS",
@@ -27,19 +29,27 @@ Examples:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def run(ctx: click.Context, /, dask: str | None, dask_wait: float, as_json: bool) -> None:
+def run(
+    ctx: click.Context,
+    /,
+    store: str | None,
+    dask: str | None,
+    dask_wait: float,
+    as_json: bool,
+) -> None:
     """Say what fastcomm runs on and whether it works, for a report of a bug.
 
     Printed are versions, cores, memory, the cache of compiled code, whether a step of known
-    numbers is measured right, and whether a cluster can be reached. There are no paths, names
-    of users or hosts, addresses or environment in it: it can be pasted as it is. Exit codes: 0
-    all is well, 1 something has to be mended.
+    numbers is measured right, and whether a cluster can be reached. All files of a STORE are
+    read, and compared with the sizes and checksums of when they were written. There are no
+    paths, names of users or hosts, addresses or environment in it: it can be pasted as it is.
+    Exit codes: 0 all is well, 1 something has to be mended.
     """
     import json
 
     from fastcomm.engine.doctor import examine
 
-    findings = list(examine(dask, wait_s=dask_wait))
+    findings = list(examine(dask, wait_s=dask_wait, store=store))
     if as_json:
         said = {each.name: {"found": each.found, "state": each.state} for each in findings}
         click.echo(json.dumps(said, indent=2))

@@ -15,13 +15,16 @@ from fastcomm.errors import ConfigError
 FILE = "FASTCOMM_SETTINGS"  # the environment variable that names another file
 
 
-def path() -> Path:
-    """Where the file lies, if there is one."""
+def path() -> Path | None:
+    """Where the file lies, if there is one; None for a user without a home."""
     if said := os.environ.get(FILE):
         return Path(said)
     folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     if not folder.is_absolute():  # invalid, and would be one of the working directory
-        folder = Path.home() / ".config"
+        try:
+            folder = Path.home() / ".config"
+        except RuntimeError:
+            return None
     return folder / "fastcomm" / "settings.toml"
 
 
@@ -31,7 +34,7 @@ def defaults(command: click.Command, name: str) -> dict[str, Any]:
     Raises `ConfigError` where it has a key that is no option of the command.
     """
     file = path()
-    if not _is_there(file):
+    if file is None or not _is_there(file):
         if FILE in os.environ:
             raise ConfigError(f"{file}: no such file; {FILE} names it")
         return {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm.errors import ClusterError, ConfigError
-from fastcomm.ranges import shortened
+from fastcomm.ranges import MOST_WORKERS, shortened
 
 FORMS = "local:N, file:SCHEDULER.json or the address of a scheduler (tcp://host:8786)"
 _LOOK_S = 0.1  # between two looks for a file

@@ -14,6 +14,9 @@ from typing import Literal
 from fastcomm.engine import warm
 from fastcomm.engine.versions import installed, versions
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
+from fastcomm.readers.store_check import faults
+from fastcomm.readers.store_manifest import read_manifest
+from fastcomm.remote import place
 from fastcomm.units import counted, format_bytes
 from fastcomm_kernels import _jit
 
@@ -47,7 +50,9 @@ class Finding:
     state: State = "ok"
 
 
-def examine(dask: str | None = None, *, wait_s: float = 60) -> Iterator[Finding]:
+def examine(
+    dask: str | None = None, *, wait_s: float = 60, store: str | None = None
+) -> Iterator[Finding]:
     """Look at everything, in order of what depends on what."""
     for name, found in versions().items():
         yield Finding(name=name, found=found, state="bad" if found == "none" else "ok")
@@ -63,6 +68,8 @@ def examine(dask: str | None = None, *, wait_s: float = 60) -> Iterator[Finding]
     yield _self_test()
     if dask is not None:
         yield _dask(dask, wait_s)
+    if store is not None:
+        yield _store(place(store))
 
 
 def _packages() -> Iterator[Finding]:
@@ -108,8 +115,8 @@ def _cache() -> Finding:
     if folder is None:
         return Finding(
             name="cache",
-            found=f"{place}: cannot be made or written to, so that every run compiles anew; "
-            "set XDG_CACHE_HOME to a folder that can",
+            found=f"{place}: cannot be made or written to, so that what it lacks is kept in a "
+            "temporary folder, or compiled anew; set XDG_CACHE_HOME to a folder that can",
             state="bad",
         )
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
@@ -169,6 +176,29 @@ def _cluster(threads: Mapping[str, int], differ: int, tested: Finding | None) ->
     words += f"; {differ} versions differ from those here" if differ else "; versions as here"
     words += f"; on a worker {tested.found}"
     return Finding(name="dask", found=words, state="note" if differ else tested.state)
+
+
+def _store(folder: Path) -> Finding:
+    """Compare the files of a store with what was written."""
+    try:
+        manifest = read_manifest(folder)
+        wrong = list(faults(folder, manifest))
+    except FastcommError:
+        return Finding(
+            name="store", found="cannot be opened: `fastcomm info` says why", state="bad"
+        )
+    if wrong:
+        more = f"; and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return Finding(name="store", found=f"{wrong[0]}{more}", state="bad")
+    ranks = counted(len(manifest.ranks), "rank")
+    if any(entry.footer is None for entry in manifest.ranks):
+        return Finding(
+            name="store",
+            found=f"{ranks}, sizes and pages are as written; an older fastcomm kept no "
+            "checksums of footers",
+            state="note",
+        )
+    return Finding(name="store", found=f"{ranks}, sizes, footers and pages are as written")
 
 
 def _failed(name: str, error: BaseException) -> Finding:

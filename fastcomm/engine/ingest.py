@@ -4,6 +4,7 @@ What was begun is finished by the same call again: a rank whose source and optio
 changed since its file was written is not read again.
 """
 
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,20 +17,23 @@ import pyarrow as pa
 
 from fastcomm.aside import aside, left_behind
 from fastcomm.engine.engine import Engine, Progress, Task, both
-from fastcomm.engine.ingest_plan import Plan, plan
+from fastcomm.engine.ingest_plan import Plan, plan, refuse_strange
 from fastcomm.engine.local import engine_of
 from fastcomm.errors import ClusterError, FastcommError, TraceFileError
 from fastcomm.readers import store, store_said
 from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.store_files import footer_sha256
 from fastcomm.readers.store_layout import MANIFEST, file_name
 from fastcomm.readers.store_manifest import (
     ClockNote,
     Left,
     Manifest,
+    read_manifest,
     to_json,
 )
 from fastcomm.store import rank_file
 from fastcomm.store.fingerprint import fingerprint
+from fastcomm.store.lock import locked
 from fastcomm.store.part import Part, write_tables
 from fastcomm.trace.clocks import clock_offsets
 from fastcomm.trace.run import Run, SkippedRank, Source, agreed_size
@@ -59,20 +63,29 @@ def ingest(
     """Write the store.
 
     Raises the first rank's error, and the store stays unfinished; or, with `keep_going`, the
-    manifest lists it, and it is raised only if no rank is left.
+    manifest lists it, and it is raised only if no rank is left. FastcommError where another
+    ingest writes the store; nothing of the other is removed.
     """
     run, folder = planned.run, planned.folder
-    begun = Manifest(
-        version=__version__, complete=False, world_size=run.world_size, expected=run.ranks
-    )
-    _write_manifest(folder, begun)
-    tasks = replace(run, sources=_storing(run, folder, store_said.as_json(planned.reading)))
-    task = Task(measure=partial(_part, folder=folder), merge=_all, finish=both)
-    engine = engine_of(workers)
-    with _clean(folder):
+    _make(folder)
+    with locked(folder) as is_alone, _clean(folder, is_alone=is_alone):
+        refuse_strange(run, folder)  # an ingest may have ended there since it was planned
+        begun = Manifest(
+            version=__version__,
+            complete=False,
+            world_size=run.world_size,
+            expected=run.ranks,
+            writer=secrets.token_hex(8),
+        )
+        _write_manifest(folder, begun)
+        tasks = replace(run, sources=_storing(run, folder, store_said.as_json(planned.reading)))
+        task = Task(measure=partial(_part, folder=folder), merge=_all, finish=both)
+        engine = engine_of(workers)
         parts, left_out = engine.gather(tasks, task, keep_going=keep_going, progress=progress)
-    _check_there(folder, parts)
-    return _finished(planned, begun, sorted(parts, key=_rank_of), left_out)
+        _check_there(folder, parts)
+        if not is_alone:
+            _check_ours(folder, begun, parts)
+        return _finished(planned, begun, sorted(parts, key=_rank_of), left_out)
 
 
 def _part(trace: Trace, folder: Path) -> tuple[Part, ...]:
@@ -88,14 +101,13 @@ def _rank_of(part: Part) -> int:
 
 
 @contextmanager
-def _clean(folder: Path) -> Iterator[None]:
-    """Whatever breaks the work off, no half file stays."""
+def _clean(folder: Path, *, is_alone: bool) -> Iterator[None]:
+    """Leave no half file, however the work ends, unless it may be one of another ingest."""
     try:
         yield
-    except BaseException:
-        for path in left_behind(folder):
+    finally:
+        for path in left_behind(folder) if is_alone else ():
             path.unlink(missing_ok=True)
-        raise
 
 
 def _check_there(folder: Path, parts: Sequence[Part]) -> None:
@@ -107,6 +119,18 @@ def _check_there(folder: Path, parts: Sequence[Part]) -> None:
                 f"{path}: a worker wrote rank {part.entry.rank} there, and here it is not; "
                 "wanted an --output in a file system that all machines share"
             )
+
+
+def _check_ours(folder: Path, begun: Manifest, parts: Sequence[Part]) -> None:
+    """FastcommError where another ingest has written to the store since this one began."""
+    is_ours = read_manifest(folder).writer == begun.writer
+    if not is_ours or any(
+        footer_sha256(folder / part.entry.file) != part.entry.footer for part in parts
+    ):
+        raise FastcommError(
+            f"{folder}: another ingest wrote to this store at the same time; the store is not "
+            "whole: run one ingest alone, or choose another --output"
+        )
 
 
 def _storing(run: Run, folder: Path, said: dict[str, Any]) -> tuple[Source, ...]:
@@ -172,6 +196,7 @@ def _finished(
         begun,
         complete=True,
         world_size=begun.world_size or _world_size(parts),
+        writer=None,
         expected=tuple(
             sorted(
                 {part.entry.rank for part in parts}
@@ -190,8 +215,6 @@ def _finished(
         write_tables(folder, parts, notes)
     except OSError as error:
         raise FastcommError(f"{folder}: {error.strerror or error}") from error
-    for path in left_behind(folder):
-        path.unlink(missing_ok=True)
     _write_manifest(folder, manifest)
     return Ingested(
         folder=folder,
@@ -221,9 +244,15 @@ def _clock_notes(parts: Sequence[Part]) -> dict[int, ClockNote]:
     }
 
 
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FastcommError(f"{folder}: {error.strerror or error}") from error
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    try:
         with aside(folder / MANIFEST) as path:
             path.write_text(to_json(manifest), "utf-8")
     except OSError as error:

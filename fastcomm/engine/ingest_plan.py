@@ -10,6 +10,7 @@ from fastcomm.readers.runs import OpenOptions, missing, open_run, with_card
 from fastcomm.readers.store_layout import MANIFEST
 from fastcomm.readers.store_manifest import read_manifest
 from fastcomm.remote import is_local, place, refuse_output
+from fastcomm.store.lock import LOCK
 from fastcomm.trace.run import Run, named_ranks
 
 
@@ -45,7 +46,7 @@ def plan(
     reading = options.reading(run.world_size, run.ranks)
     run = run if ranks is None else run.only(ranks)
     _refuse_outside(run, folder)
-    _refuse_strange(run, folder)
+    refuse_strange(run, folder)
     return Plan(
         run=run,
         folder=folder,
@@ -76,14 +77,15 @@ def _refuse_outside(run: Run, folder: Path) -> None:
             )
 
 
-def _refuse_strange(run: Run, folder: Path) -> None:
-    """A directory may be absent, empty, or a store of this run."""
+def refuse_strange(run: Run, folder: Path) -> None:
+    """ConfigError for a directory that is neither absent, nor empty, nor a store of the run."""
     if not folder.exists():
         return
     if not folder.is_dir():
         raise ConfigError(f"--output {folder}: a file; wanted a directory")
     if not (folder / MANIFEST).exists():
-        if any(folder.iterdir()):
+        # An ingest that was killed before it wrote the manifest may have left its lock.
+        if any(each.name != LOCK for each in folder.iterdir()):
             raise ConfigError(
                 f"--output {folder}: has files and no {MANIFEST}; wanted a store, or an empty "
                 "or new directory"

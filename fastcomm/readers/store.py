@@ -19,6 +19,7 @@ from fastcomm.readers import store_layout as layout
 from fastcomm.readers import store_said
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.formats import Found, OpenOptions, agreed_world
+from fastcomm.readers.store_files import StoredFile, check_provenance, listed
 from fastcomm.readers.store_manifest import Manifest, read_manifest
 from fastcomm.readers.store_rules import reapplied
 from fastcomm.trace import schema
@@ -75,59 +76,53 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
     """The ranks that the manifests list, and those of single files."""
     manifests = {path: read_manifest(path) for path in paths if path.is_dir()}
     said: dict[Path, int | None] = {}
-    files: list[tuple[int, Path]] = []
+    files: list[StoredFile] = []
+    changed: list[SkippedRank] = []
     for folder, manifest in manifests.items():
         _refuse_unfinished(folder, manifest)
         said[folder] = manifest.world_size
-        files += [(entry.rank, _inside(folder, entry.file)) for entry in manifest.ranks]
+        for each in listed(folder, manifest):
+            files.append(each) if isinstance(each, StoredFile) else changed.append(each)
     for path in paths:
         if path not in manifests:
             meta = about(path)["meta"]
             said[path] = meta["world_size"]
-            files.append((meta["rank"], path))
+            files.append(StoredFile(rank=meta["rank"], path=path, size=path.stat().st_size))
+    if changed and not (options.keep_going and files):
+        raise TraceFileError(changed[0].error)
     ranks = _one_each(files)
-    world = agreed_world(said, ranks) if ranks else None
+    world = agreed_world(said, {rank: each.path for rank, each in ranks.items()})
     reading = options.reading(world, ranks)
     return Found(
-        sources=tuple(
-            Source(
-                rank=rank,
-                path=path,
-                size=path.stat().st_size if path.exists() else 0,
-                read=partial(read, path, reading, rank),
-                read_narrow=partial(read, path, reading, rank, is_narrow=True),
-            )
-            for rank, path in sorted(ranks.items())
-        ),
+        sources=tuple(_source(each, reading) for _, each in sorted(ranks.items())),
         world_size=world,
         warnings=tuple(note for each in manifests.values() for note in _notes(each)),
         link_bandwidth=next(
             (each.link_bandwidth for each in manifests.values() if each.link_bandwidth), None
         ),
-        skipped=tuple(
-            SkippedRank(rank=left.rank, path=left.source, error=left.error)
-            for each in manifests.values()
-            for left in each.failed
+        skipped=(
+            *(left.skipped() for each in manifests.values() for left in each.failed),
+            *changed,
         ),
     )
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """A file of the store; TraceFileError where it is a link that leads out of it."""
-    path = folder / name
-    if path.is_symlink() and path.resolve().parent != folder.resolve():
-        raise TraceFileError(
-            f"{path}: a link out of the store; wanted the file itself, or a link to the store"
-        )
-    return path
+def _source(file: StoredFile, options: ReadOptions) -> Source:
+    reading = partial(read, file.path, options, file.rank, provenance=file.provenance)
+    return Source(
+        rank=file.rank,
+        path=file.path,
+        size=file.size,
+        read=reading,
+        read_narrow=partial(reading, is_narrow=True),
+    )
 
 
-def _one_each(files: list[tuple[int, Path]]) -> dict[int, Path]:
-    ranks: dict[int, Path] = {}
-    for rank, path in files:
-        if rank in ranks:
-            raise TraceFileError(f"two files of rank {rank}: {ranks[rank]} and {path}")
-        ranks[rank] = path
+def _one_each(files: list[StoredFile]) -> dict[int, StoredFile]:
+    ranks: dict[int, StoredFile] = {}
+    for file in files:
+        if (other := ranks.setdefault(file.rank, file)) is not file:
+            raise TraceFileError(f"two files of rank {file.rank}: {other.path} and {file.path}")
     return ranks
 
 
@@ -152,23 +147,29 @@ def _notes(manifest: Manifest) -> Iterator[str]:
 
 def about(path: Path) -> dict[str, Any]:
     """What a rank's file says of itself."""
-    with _opened(path) as file:
+    with opened(path) as file:
         return _about(file, path)
 
 
 def read(
-    path: Path, options: ReadOptions, rank: int | None = None, *, is_narrow: bool = False
+    path: Path,
+    options: ReadOptions,
+    rank: int | None = None,
+    *,
+    is_narrow: bool = False,
+    provenance: dict[str, Any] | None = None,
 ) -> Trace:
     """Read one rank: its device work, or every event where `options.whole` asks for it.
 
     Tags and iterations are determined again where the options differ from those at the time
     of storing. A file has the windows of iterations on both clocks; they are determined again
     where it lacks those that are asked for. `is_narrow`: what metrics ask for is enough.
+    `provenance`: what the manifest says that the rank was read from, and how.
     TraceFileError where the file is damaged or lacks what is asked for.
     """
     from fastcomm import parquet
 
-    with _opened(path) as file:
+    with opened(path) as file:
         said = _about(file, path)
         if rank is not None and said["meta"]["rank"] != rank:
             raise TraceFileError(
@@ -179,6 +180,7 @@ def read(
                 f"{path}: holds only what metrics need; ingest the traces again for the rest"
             )
         stored = store_said.restored(said["reading"])
+        check_provenance(said, provenance, path)
         wanted = store_said.over(options, stored)
         clock = _clock(said, options.iterations.clock, stored.iterations.clock)
         anew = wanted != stored or not _has_windows(said, clock, stored.iterations.clock)
@@ -216,7 +218,7 @@ def _has_windows(said: Mapping[str, Any], clock: Clock, stored: Clock) -> bool:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator["pq.ParquetFile"]:
+def opened(path: Path) -> Iterator["pq.ParquetFile"]:
     """The file; whatever is wrong with it while it is open is an error with its path."""
     import pyarrow.parquet as pq  # every run asks this module first, and few are stores
 

@@ -14,7 +14,9 @@ import pyarrow as pa
 from fastcomm.errors import TraceFileError
 from fastcomm.trace.schema import ARGS, KINDS
 
-LAYOUT = 1  # a reader knows its own number and those below
+# A reader knows its own numbers and those below.
+LAYOUT = 1  # of a rank's file
+MANIFEST_LAYOUT = 2  # of the manifest: 2 adds hashes of footers
 MANIFEST = "fastcomm.json"
 TABLES = ("ranks", "groups", "iterations")  # of the whole run, each a Parquet file
 ABOUT = b"fastcomm"  # the key of what a rank's file says of itself, as JSON
@@ -114,12 +116,12 @@ class Fingerprint:
     sha256: str  # of the first and the last 64 KiB
 
 
-def checked_layout(found: Any, where: str) -> None:
+def checked_layout(found: Any, where: str, known: int = LAYOUT) -> None:
     """TraceFileError where something was written in a layout that is not known here."""
     if not isinstance(found, int) or found < 1:
-        raise TraceFileError(f"{where}: layout {found!r}, wanted a number from 1 to {LAYOUT}")
-    if found > LAYOUT:
+        raise TraceFileError(f"{where}: layout {found!r}, wanted a number from 1 to {known}")
+    if found > known:
         raise TraceFileError(
             f"{where}: written in layout {found} by a newer fastcomm; this one reads layouts "
-            f"up to {LAYOUT}: update fastcomm, or ingest the traces again"
+            f"up to {known}: update fastcomm, or ingest the traces again"
         )

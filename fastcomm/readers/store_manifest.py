@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast, get_args
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.blocks import CutShortError, document
 from fastcomm.readers.store_layout import (
-    LAYOUT,
     MANIFEST,
+    MANIFEST_LAYOUT,
     Fingerprint,
     checked_layout,
     file_name,
@@ -53,6 +53,7 @@ class Entry:
     source: str  # the path that it was read from
     fingerprint: Fingerprint
     clock_note: ClockNote | None = None
+    footer: str | None = None  # SHA-256 of the footer of the file; None before layout 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +82,15 @@ class Manifest:
     ranks: tuple[Entry, ...] = ()
     failed: tuple[Left, ...] = ()
     reading: Mapping[str, Any] | None = None  # what was said, as `store_said` writes it
+    writer: str | None = None  # a random name of the ingest, while it is being made
 
 
 def to_json(manifest: Manifest) -> str:
     """The text of the file."""
-    return json.dumps({"layout": LAYOUT, **asdict(manifest)}, indent=1, allow_nan=False) + "\n"
+    return (
+        json.dumps({"layout": MANIFEST_LAYOUT, **asdict(manifest)}, indent=1, allow_nan=False)
+        + "\n"
+    )
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -97,7 +102,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise TraceFileError(f"{path}: damaged, no JSON ({error}); {_REMEDY}") from error
     if not isinstance(plain, dict):
         raise TraceFileError(f"{path}: damaged, no object; {_REMEDY}")
-    checked_layout(plain.pop("layout", None), str(path))
+    checked_layout(plain.pop("layout", None), str(path), MANIFEST_LAYOUT)
     try:
         return _manifest(plain)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -14,6 +14,7 @@ from fastcomm import parquet
 from fastcomm.aside import aside
 from fastcomm.inert import utf8
 from fastcomm.readers import store
+from fastcomm.readers.store_files import footer_sha256
 from fastcomm.readers.store_layout import COMPRESSION, Fingerprint, file_name
 from fastcomm.readers.store_manifest import ClockNote, Entry
 from fastcomm.trace import clocks
@@ -56,6 +57,7 @@ class Part:
             lacks=meta.lacks,
             source=said["source"],
             fingerprint=Fingerprint(**said["fingerprint"]),
+            footer=footer_sha256(path),
         )
         return cls(
             entry=entry,

@@ -1,0 +1,192 @@
+"""Machine code of kernels on disk, checked before it is used.
+
+Numba's own cache trusts its files, keeps an index that two processes may overwrite for each
+other, and needs a folder that can be written to even where nothing is left to compile. Here
+each file has the code of one kernel for one signature, its key and its checksum. What cannot be
+read is compiled and written again; what cannot be written goes to a second folder, or stays in
+memory.
+"""
+
+import hashlib
+import logging
+import multiprocessing
+import os
+import pickle
+import secrets
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core.caching import FunctionCache
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+_dumps: Any = dumps
+_rebuild: Any = CompileResult._rebuild
+_LOG = logging.getLogger("fastcomm")
+_CHECKSUM = hashlib.sha256().digest_size  # bytes
+_PRIVATE = 0o700  # permissions
+_VERSION = f"{numba.__version__}-{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+class Folders:
+    """Where code is kept: in the user's cache, else in a temporary folder, else in memory."""
+
+    def __init__(self, home: Path | None, name: str) -> None:
+        self._first = None if home is None else home / name
+        self._name = name
+        self._is_first_writable, self._is_spare_writable = True, True
+        self._has_warned = False
+
+    def _readable(self) -> Iterator[Path]:
+        if self._first is not None:
+            yield self._first
+        if (spare := self._spare()) is not None:
+            yield spare
+
+    def _spare(self, *, make: bool = False) -> Path | None:
+        """The temporary folder; None where there is none that only this user can write to.
+
+        Its name is known to all: it may be a trap of another user, and code in it is run.
+        """
+        try:
+            folder = Path(tempfile.gettempdir()) / f"fastcomm-{os.geteuid()}"
+            if make:
+                folder.mkdir(mode=_PRIVATE, exist_ok=True)
+            status = folder.lstat()
+        except OSError:
+            return None
+        is_mine = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == _PRIVATE
+        return folder / self._name if stat.S_ISDIR(status.st_mode) and is_mine else None
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file whose checksum is right; None where there is none."""
+        for folder in self._readable():
+            try:
+                content = (folder / name).read_bytes()
+            except OSError:
+                continue
+            checksum, data = content[:_CHECKSUM], content[_CHECKSUM:]
+            if hashlib.sha256(data).digest() == checksum:
+                return data
+            self.warn(f"{folder / name}: damaged compiled code; compiled again")
+        return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file with its checksum, where that can be done."""
+        content = hashlib.sha256(data).digest() + data
+        if self._is_first_writable:
+            failure = _write(self._first, name, content)
+            if not failure:
+                return
+            self._is_first_writable = False
+            where = "a temporary folder" if self._write_spare(name, content) else "memory"
+            self.warn(
+                f"{failure}; compiled code is kept in {where}: set XDG_CACHE_HOME to a folder "
+                "that can be written to"
+            )
+        else:
+            self._write_spare(name, content)
+
+    def _write_spare(self, name: str, content: bytes) -> bool:
+        if self._is_spare_writable:
+            self._is_spare_writable = not _write(self._spare(make=True), name, content)
+        return self._is_spare_writable
+
+    def warn(self, message: str) -> None:
+        """Warn once, and not again in each worker process."""
+        if not self._has_warned and multiprocessing.parent_process() is None:
+            _LOG.warning("warning: %s", message)
+        self._has_warned = True
+
+    def has(self, mark: str) -> bool:
+        """Whether there is a mark."""
+        return any((folder / f"{mark}-{_VERSION}").exists() for folder in self._readable())
+
+    def mark(self, mark: str) -> None:
+        """Leave a mark for later processes, unless code stays in memory."""
+        spare = self._spare() if self._is_spare_writable else None
+        folder = self._first if self._is_first_writable else spare
+        if folder is not None:
+            with suppress(OSError):
+                (folder / f"{mark}-{_VERSION}").touch()
+
+    @property
+    def writable(self) -> Path | None:
+        """The folder in the user's cache; None where it cannot be written to."""
+        return self._first if self._first is not None and _is_writable(self._first) else None
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, or it can be made itself."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return os.access(folder, os.W_OK)
+
+
+def _write(folder: Path | None, name: str, content: bytes) -> str:
+    """Write aside and rename, so that a reader sees all or nothing; says what went wrong."""
+    if folder is None:
+        return "no folder for compiled code"
+    unfinished = folder / f".{name}.{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(content)
+        unfinished.replace(folder / name)
+    except OSError as error:
+        return f"{folder}: {error.strerror or error}"
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+    return ""
+
+
+class KernelCache(FunctionCache):
+    """The code of one kernel, as numba's dispatcher asks for it."""
+
+    def __init__(self, function: Any, folders: Folders) -> None:
+        self._py_func, self._folders = function, folders
+        module = function.__module__.rpartition(".")[2]
+        self._name = f"{module}.{function.__qualname__}-{function.__code__.co_firstlineno}"
+
+    @property
+    def cache_path(self) -> str | None:
+        return str(self._folders.writable)
+
+    def flush(self) -> None:
+        """Nothing: what is compiled again is written again."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the code for a signature; None where it has to be compiled."""
+        target_context.refresh()
+        key = self._key(sig, target_context.codegen())
+        data = self._folders.read(self._file(key))
+        if data is None:
+            return None
+        try:
+            found, payload = pickle.loads(data)
+            if found == key:
+                return _rebuild(target_context, *payload)
+        except Exception as error:
+            self._folders.warn(f"{self._file(key)}: {error!r}; compiled again")
+        return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what was compiled for a signature."""
+        if data.lifted or data.library.has_dynamic_globals:
+            return  # numba cannot keep such code
+        key = self._key(sig, data.codegen)
+        self._folders.write(self._file(key), _dumps((key, data._reduce())))
+
+    def _key(self, sig: Any, codegen: Any) -> Any:
+        index_key: Any = self._index_key
+        return index_key(sig, codegen)
+
+    def _file(self, key: Any) -> str:
+        text = repr((key, _VERSION)).encode()
+        return f"{self._name}.{hashlib.sha256(text).hexdigest()[:24]}.nbc"
