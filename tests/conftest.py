@@ -22,6 +22,17 @@ settings.load_profile("plain" if config.DISABLE_JIT else "compiled")
 SHARED = Path(__file__).parents[2] / "shared"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Escape what is not UTF-8 in captured output: pytest-xdist cannot send it."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode())
+        for name, text in report.sections
+    ]
+    return report
+
+
 @pytest.fixture(scope="session", autouse=True)
 def default_width() -> None:
     """Commands print to a pipe of the default width; pytest-xdist sets that of the terminal."""

@@ -5,6 +5,7 @@ import json
 import kineto_text as k
 import pytest
 from click.testing import CliRunner
+from fault_tools import agree
 
 import fastcomm
 from fastcomm.cli import main
@@ -79,6 +80,7 @@ def test_all_ranks_are_read_when_that_is_asked_for(traces):
 def test_of_a_store_all_is_known_and_nothing_read(traces, store):
     for path in store.glob("rank-*"):
         path.write_bytes(b"")
+    agree(store)
     found, all_ranks = told(store), told(traces, "--all")
     assert found["stored"] is True
     assert [each["rank"] for each in found["details"]] == [0, 1]

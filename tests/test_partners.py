@@ -6,6 +6,7 @@ import kineto_text as k
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fault_tools import agree
 from hypothesis import given
 from hypothesis import strategies as st
 from nsys_report import SMALL
@@ -163,6 +164,7 @@ def without(path, names):
         for group in groups:
             writer.write_table(group.drop_columns(names))
         writer.add_key_value_metadata(about)
+    agree(path.parent)
 
 
 @pytest.mark.compiled

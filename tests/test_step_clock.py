@@ -6,6 +6,7 @@ import kineto_text as k
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from fault_tools import agree
 
 import fastcomm
 from fastcomm.cli import main
@@ -195,6 +196,11 @@ def make_old(store, clock):
             writer.add_key_value_metadata({layout.ABOUT: json.dumps(about)})
             for group in groups:
                 writer.write_table(group)
+    manifest = store / "fastcomm.json"
+    said = json.loads(manifest.read_text())
+    said["reading"]["iterations"]["clock"] = clock
+    manifest.write_text(json.dumps(said))
+    agree(store)
     return store
 
 

@@ -4,6 +4,7 @@ A selection names events in words: `comm`, `comm:DP`, `compute`, `copy`, `host`,
 `tag:TP`, `stream:7`, `thread:1234`, `name:REGEX`; with `+` between them all have to hold.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +17,12 @@ import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError
 from fastcomm.inputs import toml
-from fastcomm.ranges import DURATION_NS, FACTOR, SPEED, shortened
+from fastcomm.ranges import DURATION_NS, SPEED, shortened
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.graph import Flags
 
 Action = Literal["scale", "set", "remove", "fuse"]
 DELAYS = ("launches", "gaps", "host-gaps")
-FACTORS = 1e-6, 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ def duration_ns(text: str) -> float:
 
 
 def factor(text: str) -> float:
-    """A factor of `FACTORS`, or 0 for no time; ConfigError for anything else."""
+    """A factor of the range `SPEED`, or 0 for no time; ConfigError for anything else."""
     number = amount(text)
     _check_factor(number, text)
     return number
@@ -138,17 +138,15 @@ def amount(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        number = -1.0
-    FACTOR.check(number, f"factor {shortened(text)!r}")
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ConfigError(f"factor {shortened(text)!r}: wanted a number, 0 or more")
     return number
 
 
 def _check_factor(number: float, text: object) -> None:
-    least, most = FACTORS
-    if number != 0 and not least <= number <= most:
-        raise ConfigError(
-            f"factor {str(text)!r}: wanted a number from {least:g} to {most:g}, or 0"
-        )
+    if number != 0 and not SPEED.holds(number):
+        raise ConfigError(f"factor {shortened(text)!r}: wanted {SPEED}, or 0")
 
 
 def speed(kind: str, text: str) -> Edit:

@@ -61,6 +61,7 @@ _FALLBACK = "kineto"
 _EXPECTED = ("torch_et_", "pytorch_et_")
 _AT_ONCE = 16
 _MOST_NAMED = 12  # files in a warning
+_MOST_REMEDIES = 2  # warnings about archives
 _DIGITS = re.compile("[0-9]+")
 
 
@@ -206,9 +207,9 @@ def _warnings(sorting: _Sorting, files: Sequence[Path]) -> Iterator[str]:
         for path, remedy in sorting.packed.items()
         if not (path in sorting.named or is_packed(path) or is_unpacked_beside(path, files))
     ]
-    yield from (f"not read: {remedy}" for remedy in remedies[:_MOST_NAMED])
-    if len(remedies) > _MOST_NAMED:
-        yield f"not read: {len(remedies) - _MOST_NAMED} more files like these"
+    yield from (f"not read: {remedy}" for remedy in remedies[:_MOST_REMEDIES])
+    if len(remedies) > _MOST_REMEDIES:
+        yield f"not read: {len(remedies) - _MOST_REMEDIES} more archives or compressed files"
 
 
 def _is_worth_a_word(path: Path, ranks: Collection[int | None]) -> bool:
