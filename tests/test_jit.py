@@ -259,10 +259,12 @@ def test_the_mark_of_compiled_kernels_is_kept_with_their_code(folders, monkeypat
 
 
 def test_a_cache_lies_in_the_home_unless_there_is_none(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert _jit._home() is None
-    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/somebody")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert _jit._home() == Path("/somebody/.cache/fastcomm")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert _jit._home() == Path("/cache/fastcomm")
+    monkeypatch.delenv("XDG_CACHE_HOME")
     assert _jit._home() == Path("/somebody/.cache/fastcomm")
 
     def nobody():

@@ -91,7 +91,7 @@ def test_a_store_that_was_written_since_it_was_planned_is_refused(one, tmp_path)
     planned = plan([traces(tmp_path / "more", (3, 4), world=5)], store)
     ingest(plan([one], store))
     before = contents(store)
-    with pytest.raises(FastcommError, match="a store with rank 0-2, which this run does not"):
+    with pytest.raises(FastcommError, match="a store with ranks 0-2, which this run does not"):
         ingest(planned)
     assert contents(store) == before
     assert fastcomm.open_run(store).ranks == (0, 1, 2)
