@@ -188,6 +188,20 @@ def test_signals_at_any_moment_leave_nothing(many, tmp_path, how, numbers, secon
     assert not output.exists()
 
 
+def test_workers_start_where_the_path_of_temporary_files_is_long(many, tmp_path):
+    temporary = tmp_path / ("long" * 30)
+    temporary.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "fastcomm", "metrics", many, "--workers", "2"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(temporary.iterdir()) == []
+
+
 def test_workers_end_with_a_killed_command(many, tmp_path):
     words = ["ingest", many, "--workers", "2", "--output", tmp_path / "out"]
     started = subprocess.Popen([sys.executable, "-m", "fastcomm.cli", *map(str, words)])

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.util
 import os
 import tempfile
 import threading
@@ -23,6 +24,9 @@ from fastcomm.temporary import temporary_folder
 A = TypeVar("A")
 B = TypeVar("B")
 
+# Bytes of the path of a directory in which multiprocessing can make its socket: of 108, 32 are
+# taken by what it appends.
+_LONGEST_PATH = 70
 # What a worker needs; the server that they are forked from imports it once.
 _PRELOAD = ["fastcomm.engine.preload"]
 
@@ -33,7 +37,20 @@ def start_early() -> None:
 
     multiprocessing.set_forkserver_preload(_PRELOAD)
     with safe_children(), held_back():
+        _shorten_socket_path()
         forkserver.ensure_running()
+
+
+def _shorten_socket_path() -> None:
+    """Let multiprocessing put its socket into /tmp where `TMPDIR` is too long for one."""
+    if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_PATH:
+        return
+    before = tempfile.tempdir
+    tempfile.tempdir = "/tmp"  # mkdtemp makes a directory of this user alone
+    try:
+        multiprocessing.util.get_temp_dir()  # kept for the life of this process
+    finally:
+        tempfile.tempdir = before
 
 
 class Processes:
