@@ -224,7 +224,10 @@ def test_a_folder_of_output_is_a_baseline(runs, tmp_path):
     )
     same = call(tmp_path / "kept", runs / "before", "--fail-if", "iteration.mean_ns > +0.001%")
     assert same.exit_code == 0, same.output
-    assert "+0 ns (+0.00 %)" in same.stdout
+    assert same.stdout.splitlines()[0] == "No difference."
+    assert len(same.stdout.splitlines()) == 2  # and the condition
+    full = call(tmp_path / "kept", runs / "before", "--json")
+    assert json.loads(full.stdout)["step"]["difference"] == 0
 
 
 def test_ranks_that_both_runs_have_are_compared_and_said_once(runs, metrics, tmp_path):

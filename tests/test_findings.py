@@ -14,12 +14,7 @@ import fastcomm
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
 from fastcomm.metrics.heat import Grid
-from fastcomm.metrics.suspects import (
-    Known,
-    imbalanced_stages,
-    jittery_hosts,
-    stragglers,
-)
+from fastcomm.metrics.suspects import Known, own_work
 from fastcomm.synthetic import Job, layers, planted
 from fastcomm.synthetic.job import FAULTS
 
@@ -193,19 +188,23 @@ def test_a_slow_gpu_costs_what_its_attentions_take_longer():
 RANKS, MS = 8, 10**6
 
 
-def known_of(excess, stage=None, received=None):
+def known_of(excess, stage=None, received=None, idle=None, steps=2):
     """Eight ranks whose compute is some ms above 50, in two steps of 100 ms."""
-    compute = np.full((RANKS, 2), 50 * MS)
+    compute = np.full((RANKS, steps), 50 * MS)
     for rank, more in excess.items():
         compute[rank] += (np.array(more) * MS).astype(np.int64)
+    idles = compute // 10
+    for rank, more in (idle or {}).items():
+        idles[rank] = (5 + more) * MS
     values = {
         "compute_ns": compute,
-        "idle_ns": compute // 10,
+        "idle_ns": idles,
         "time_ns": 0 * compute + 100 * MS,
     }
+    excess = excess | (idle or {})
     late = max(np.max(more) for more in excess.values()) * MS
     return Known(
-        grid=Grid(np.arange(RANKS), np.arange(2), values),
+        grid=Grid(np.arange(RANKS), np.arange(steps), values),
         stage=stage or {},
         received=received or {},
         waits={rank: 0.0 if rank in excess else late for rank in range(RANKS)},
@@ -218,20 +217,22 @@ def told(findings):
 
 
 def test_ranks_that_tie_are_one_finding_that_costs_the_delay_once():
-    (found,) = stragglers(known_of({3: 4, 5: 4}))
+    (found,) = own_work(known_of({3: 4, 5: 4}))
     assert told([found]) == [((3, 5), 4)]
     text = (
         "Ranks 3, 5 are stragglers: same work as their peers, +4.00 ms compute per step (4.0 %"
     )
     assert found.text.startswith(text)
-    (found,) = jittery_hosts(known_of({3: 40, 5: 40}))
+    (found,) = (
+        each for each in own_work(known_of({3: 40, 5: 40})) if each.kind == "jittery_host"
+    )
     assert found.text.startswith(
         "The hosts of ranks 3, 5 launch late: the device is idle longer"
     )
 
 
 def test_costs_of_ranks_that_delay_the_same_steps_add_up_to_the_delay():
-    worst, second = stragglers(known_of({3: 4, 5: 3}))
+    worst, second = own_work(known_of({3: 4, 5: 3}))
     assert told([worst, second]) == [((3,), 2.5), ((5,), 1.5)]
     assert "+4.00 ms compute per step; others delay the same steps, its share is 2.50 ms" in (
         worst.text
@@ -239,13 +240,47 @@ def test_costs_of_ranks_that_delay_the_same_steps_add_up_to_the_delay():
 
 
 def test_ranks_that_delay_different_steps_share_nothing():
-    found = stragglers(known_of({3: (8, 0), 5: (0, 6)}))
+    found = own_work(known_of({3: (8, 0), 5: (0, 6)}))
     assert told(found) == [((3,), 4), ((5,), 3)]
+
+
+def test_a_straggler_and_a_late_host_share_the_delay_of_the_same_steps():
+    found = own_work(known_of({2: 5}, idle={5: 4}))
+    assert {each.kind: told([each])[0] for each in found} == {
+        "straggler": ((2,), 3),
+        "jittery_host": ((5,), 2),
+    }
+    assert all("others delay the same steps" in each.text for each in found)
+
+
+def test_a_stage_and_a_late_host_of_another_stage_share_the_delay_of_the_same_steps():
+    stage = {rank: rank // 4 for rank in range(RANKS)}
+    found = own_work(known_of(dict.fromkeys(range(4, 8), 5), stage=stage, idle={1: 4}))
+    assert {each.kind: told([each])[0] for each in found} == {
+        "imbalanced_stage": ((4, 5, 6, 7), 3),
+        "jittery_host": ((1,), 2),
+    }
+
+
+def test_delays_of_one_rank_add_up_and_are_not_shared():
+    found = own_work(known_of({2: 5}, idle={2: 4}))
+    assert {each.kind: told([each])[0] for each in found} == {
+        "straggler": ((2,), 5),
+        "jittery_host": ((2,), 4),
+    }
+
+
+def test_stragglers_that_take_turns_cost_the_sum_of_their_delays():
+    turns = np.kron(np.eye(4), [[5]])
+    excess = {2 * number: tuple(row) for number, row in enumerate(turns)}
+    (found,) = own_work(known_of(excess, steps=4))
+    assert told([found]) == [((0, 2, 4, 6), 5)]
+    assert found.confidence == "high"  # each step is 5 ms late
 
 
 def test_a_straggler_does_not_tie_with_a_hot_expert():
     received = dict.fromkeys(range(RANKS), 100.0) | {5: 150.0}
-    found = stragglers(known_of({3: 4, 5: 4}, received=received))
+    found = own_work(known_of({3: 4, 5: 4}, received=received))
     assert sorted((each.kind, *told([each])[0]) for each in found) == [
         ("hot_expert", (5,), 2),
         ("straggler", (3,), 2),
@@ -264,7 +299,7 @@ def test_a_straggler_does_not_tie_with_a_hot_expert():
 )
 def test_the_stages_above_the_widest_gap_are_one_finding(stages, ranks, cost):
     excess = {rank: stages[rank // 2] for rank in range(RANKS)}
-    found = imbalanced_stages(known_of(excess, stage={rank: rank // 2 for rank in excess}))
+    found = own_work(known_of(excess, stage={rank: rank // 2 for rank in excess}))
     assert told(found) == ([(ranks, cost)] if ranks else [])
 
 

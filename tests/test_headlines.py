@@ -11,7 +11,7 @@ from job_traces import measured_job
 import fastcomm
 from fastcomm.cli import main
 from fastcomm.metrics.findings import confidence
-from fastcomm.synthetic import Job
+from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled
 
@@ -106,6 +106,20 @@ def test_dlrm_is_idle_and_then_communicates_and_no_rank_is_slow_by_its_step_time
     assert "slowest rank is" not in shown
 
 
+def test_the_rank_that_the_others_of_dlrm_wait_for_is_a_finding_of_low_confidence(kineto):
+    found, shown = measured(kineto / "dlrm_8rank")
+    first = found["findings"][0]
+    assert (first["kind"], first["ranks"]) == ("late_rank", [7])
+    caused = sum(each["wait_caused_ns"] for each in found["waits"] if each["rank"] == 7)
+    assert first["cost_ns"] == caused == pytest.approx(1.31e6, rel=0.01)
+    assert first["confidence"] == "low"
+    assert "Rank 7 is late: it is the last to arrive at 62.5 % of its collectives" in (
+        unwrapped(shown)
+    )
+    raw, _ = measured(kineto / "dlrm_8rank", "--clocks", "raw")
+    assert "late_rank" not in {each["kind"] for each in raw["findings"]}
+
+
 def test_a_run_without_communication_says_so_and_that_compute_limits_it(kineto):
     found, shown = measured(kineto / "h100_qwen", "--iteration-clock", "host")
     assert found["headline"] == (
@@ -169,6 +183,20 @@ def test_a_run_of_copies_is_limited_by_copies(tmp_path):
     assert "hides all" not in shown
 
 
+def test_a_part_below_compute_is_a_symptom_from_30_percent_of_the_step_on(tmp_path):
+    for copying, kinds in ((400, ["copies"]), (310, ["copies"]), (290, [])):
+        path = device_work(
+            tmp_path / f"rank0-{copying}.json",
+            (kernel("gemm"), 0, 990 - copying),
+            (copy, 990 - copying, copying),
+            (kernel("x"), 990, 10),
+        )
+        found, shown = measured(path)
+        assert found["headline"].startswith("Compute is the largest part")
+        assert [each["kind"] for each in found["findings"]] == kinds
+        assert ("Nothing stands out" in shown) == (not kinds)
+
+
 def test_an_idle_run_is_limited_by_idle_time(tmp_path):
     path = device_work(
         tmp_path / "rank0.json",
@@ -229,6 +257,22 @@ def test_confidence_is_by_matching_and_by_the_spread_between_steps(
     spread, ranks, is_matched, wanted
 ):
     assert confidence(100.0, spread, ranks=ranks, is_matched=is_matched) == wanted
+
+
+@pytest.mark.parametrize("how", ["missing", "skipped"])
+def test_a_run_with_ranks_that_were_not_read_is_not_called_healthy(tmp_path, how):
+    write(Job.of(8, steps=1, layers=2, straggler=None), tmp_path)
+    last = next(tmp_path.glob("*rank7*"))
+    last.unlink()
+    if how == "skipped":
+        last.write_bytes(b"no trace")
+    found, shown = measured(tmp_path, *(["--keep-going"] if how == "skipped" else []))
+    assert [each for each in found["findings"] if each["kind"] not in SYMPTOMS] == []
+    assert "healthy" not in shown
+    assert (
+        "None of the 7 ranks that were read stands apart, and no link among them; 1 of 8 ranks "
+        "was not read; compute limits the step"
+    ) in unwrapped(shown)
 
 
 def test_a_run_whose_ranks_compute_for_unequal_times_is_not_called_healthy(tmp_path):

@@ -262,6 +262,8 @@ def test_a_percentage_of_a_share_is_a_value():
         (["metric", "x"], "'metrics'"),
         (["critical_path"], "'critical-path'"),
         (["dispatch", "compar"], "'compare'"),
+        (["crit"], "'critical-path'"),
+        (["con"], "'convert'"),
     ],
 )
 def test_a_mistyped_command_suggests_the_nearest(words, suggested):

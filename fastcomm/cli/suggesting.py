@@ -22,8 +22,8 @@ class SuggestingGroup(click.Group):
 
     def _suggestion(self, ctx: click.Context, name: str) -> str:
         known = self.list_commands(ctx)
-        near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-        near = near or [each for each in known if each.startswith(name.lower())]
+        near = [each for each in known if each.startswith(name.lower())]
+        near = near or get_close_matches(name.lower(), known, n=1, cutoff=0.5)
         if near:
             return f" Did you mean {near[0]!r}?"
         if "metrics" in known and Path(name).exists():

@@ -100,17 +100,21 @@ def across(
     if seen.ungrouped.matched:
         groups |= members.of_all_ranks(of.ranks)
     waited = waits(seen.waits, steps)
+    by_rank = over_tags(waited)
     step = Step(count=steps, ns=grid.step_ns)
     linked = links(seen.transfers, groups, step)
     known = Known(
         grid=grid,
         stage=stage,
         received=_received(of.sums, steps),
-        waits={each.rank: each.wait_ns for each in over_tags(waited)},
+        waits={each.rank: each.wait_ns for each in by_rank},
         longer=lambda rank: longer_exchange(
             seen, steps, members.of_rank(of.groups, rank), rank
         ),
     )
+    causes = [*suspects.own_work(known), *slow_links(linked, seen, grid)]
+    if not in_order(causes) and clocks == "aligned":
+        causes = suspects.late_rank(known, by_rank)
     found = Across(
         clocks=clocks,
         offsets=_all_offsets(of.ranks, seen.offsets),
@@ -120,14 +124,7 @@ def across(
         links=tuple(each.link for each in linked),
         heat=grid.heat(),
         outliers=outliers(grid, stage),
-        causes=in_order(
-            [
-                *suspects.stragglers(known),
-                *suspects.jittery_hosts(known),
-                *suspects.imbalanced_stages(known),
-                *slow_links(linked, seen, grid),
-            ]
-        ),
+        causes=in_order(causes),
     )
     return found, _tables(found, grid)
 

@@ -82,6 +82,13 @@ class Comparison:
     notes: tuple[str, ...]  # why the runs might not be comparable
     incomplete: tuple[str, ...] = ()  # which ranks of which run are missing
 
+    @property
+    def is_same(self) -> bool:
+        """Whether the step time is known, and no metric differs."""
+        return self.step.difference == 0 and all(
+            each.before == each.after for each in self.values
+        )
+
     def value(self, name: str) -> Value:
         """One metric by its name; ConfigError, with names like it, where there is none."""
         for each in self.values:

@@ -1,7 +1,7 @@
 """Findings: the causes of lost time in a run, then its symptoms, each with evidence and cost.
 
-The cost of a cause is what a step gains if it is fixed; causes in one kind of work that delay
-the same steps share that gain. The cost of a symptom is the time it takes of a step. Both are
+The cost of a cause is what a step gains if it is fixed; ranks and stages that delay the same
+steps share that gain. The cost of a symptom is the time it takes of a step. Both are
 in ns, as means over steps.
 """
 
@@ -20,6 +20,7 @@ Kind = Literal[
     "jittery_host",
     "imbalanced_stage",
     "hot_expert",
+    "late_rank",
     "exposed_communication",
     "copies",
     "idle",

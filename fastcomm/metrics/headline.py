@@ -55,21 +55,37 @@ def headline(metrics: "Metrics") -> str:
 
 
 def health(metrics: "Metrics") -> str | None:
-    """Return the sentence that stands in for findings; None where there are findings."""
+    """Return the sentence that stands in for causes; None where there are causes."""
     parts = step_parts(metrics.breakdown.exact)
-    if metrics.findings or parts is None:
+    if parts is None or any(not each.is_symptom for each in metrics.findings):
         return None
-    limit = _limit(parts)
     if uneven := _uneven(metrics):
-        return f"{uneven} No cause is found; {limit}."
+        return f"{uneven} No cause is found; {_limit(parts)}."
     if metrics.across.matching.matched:
-        return f"The run is healthy: no rank, stage or link stands apart; {limit}."
+        return f"{_apart(metrics)}; {_limit(parts)}."
+    if metrics.findings:
+        return None
     why = (
         "only one rank was read"
         if len(metrics.ranks) == 1
         else "no collective is matched across ranks"
     )
-    return f"Nothing stands out: {limit}. Stragglers and slow links cannot be seen, as {why}."
+    return (
+        f"Nothing stands out: {_limit(parts)}. Stragglers and slow links cannot be seen, as "
+        f"{why}."
+    )
+
+
+def _apart(metrics: "Metrics") -> str:
+    """Return that nothing stands apart; healthy is a run of which all ranks were read."""
+    read, expected = len(metrics.ranks), metrics.expected_ranks
+    if missing := expected - read:
+        return (
+            f"None of the {read} ranks that were read stands apart, and no link among them; "
+            f"{missing} of {expected} ranks {'was' if missing == 1 else 'were'} not read"
+        )
+    nothing = "o rank, stage or link stands apart"
+    return f"N{nothing}" if metrics.findings else f"The run is healthy: n{nothing}"
 
 
 def _limit(parts: Mapping[str, float]) -> str:

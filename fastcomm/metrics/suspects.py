@@ -1,7 +1,7 @@
 """Ranks and pipeline stages whose own work takes longer than that of their peers.
 
 Own work is compute, and time in which the device is idle. Both are durations on one clock, so
-nothing here needs aligned clocks.
+that only `late_rank` needs aligned clocks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,18 +22,16 @@ from fastcomm.metrics.findings import (
 )
 from fastcomm.metrics.heat import Grid
 from fastcomm.metrics.outliers import LEAST_SHARE, above_peers, peers_of
-from fastcomm.metrics.view import UNKNOWN
+from fastcomm.metrics.sharing import Floats, Rows, Suspect, joined_ties, sharing
+from fastcomm.metrics.skew import WaitCaused
 from fastcomm.trace.run import named_ranks, ranges
 from fastcomm.units import format_ns, percent, plural
-
-Floats = NDArray[np.float64]
 
 # A stage's work differs by itself: the first embeds, the last has the head.
 LEAST_STAGE = 0.015
 # Of what a rank computes more, the share that it gets more to do for, to be called hot.
 _HOT = 1 / 3
 _LEAST_HOT = 0.05
-_TIED = 0.9  # of the largest cost: ranks that are late by so much are late together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,26 +56,50 @@ class Known:
         return ranks
 
 
-def stragglers(known: Known) -> list[Finding]:
-    """Return stragglers and hot experts: ranks that compute longer than their stage."""
-    found = _above(known, "compute_ns", LEAST_FINDING, _compute_kind)
-    return [_compute_finding(known, each) for each in found]
-
-
-def jittery_hosts(known: Known) -> list[Finding]:
-    """Return ranks whose device is idle for longer than others of their stage."""
+def own_work(known: Known) -> list[Finding]:
+    """Return the stragglers, hot experts, late hosts and imbalanced stages of a run."""
     # Idle time varies by itself, as ranks wait for others between two collectives.
-    found = _above(known, "idle_ns", LEAST_SHARE, lambda *_: "jittery_host")
-    return [_idle_finding(known, each) for each in found]
+    suspects = [
+        *_above(known, "compute_ns", LEAST_FINDING, _compute_kind),
+        *_above(known, "idle_ns", LEAST_SHARE, lambda *_: "jittery_host"),
+        *_imbalanced_stages(known),
+    ]
+    return [_FINDINGS[each.kind](known, each) for each in sharing(suspects)]
 
 
-def imbalanced_stages(known: Known) -> list[Finding]:
+def late_rank(known: Known, waited: Sequence[WaitCaused]) -> list[Finding]:
+    """Return the rank that the others wait for, where neither compute nor idle time says why.
+
+    It causes more than half of the wait, or is last at more than half of its collectives.
+    """
+    if not waited or not known.step_ns:
+        return []
+    worst = max(waited, key=lambda each: (each.caused_ns, -each.rank))
+    is_most = worst.caused_ns > sum(each.caused_ns for each in waited) / 2
+    is_last = worst.last > worst.collectives / 2
+    if worst.caused_ns < LEAST_SHARE * known.step_ns or not (is_most or is_last):
+        return []
+    others = [each.rank for each in waited if each.rank != worst.rank]
+    text = (
+        f"Rank {worst.rank} is late: it is the last to arrive at "
+        f"{percent(worst.last / worst.collectives)} of its collectives, and others wait for it "
+        f"for {_per_step(worst.caused_ns, known.step_ns)}."
+    )
+    evidence = Evidence(
+        stage=known.stage.get(worst.rank),
+        steps=len(known.grid.iterations),
+        **_waits(known, worst.rank, others),
+    )
+    return [_finding(known, "late_rank", (worst.rank,), worst.caused_ns, text, evidence)]
+
+
+def _imbalanced_stages(known: Known) -> list[Suspect]:
     """Return the pipeline stages that compute longest, if they stand out from the others.
 
-    That is one finding. Without that work the longest of the other stages would limit the step,
+    That is one suspect. Without that work the longest of the other stages would limit the step,
     so that the difference between these two is the cost.
     """
-    step, means = known.step_ns, known.grid.mean_by_rank("compute_ns")
+    means = known.grid.mean_by_rank("compute_ns")
     is_known = ~np.isnan(means)
     parts = [rows for rows in peers_of(known.grid, known.stage) if is_known[rows].any()]
     if len(parts) < 2:  # noqa: PLR2004 - nothing to compare with
@@ -85,25 +107,19 @@ def imbalanced_stages(known: Known) -> list[Finding]:
     # Of a stage its median: one straggler in it is no imbalance.
     stages = np.array([_lower_median(means[rows]) for rows in parts])
     longest, rest = _standing_out(stages)
-    cost, count = float(stages[longest[-1]] - stages[rest]), len(longest)
-    if cost <= LEAST_STAGE * step:
-        return []
-    rows = np.sort(np.concatenate([parts[place] for place in longest]))
-    names = sorted({known.stage.get(rank, 0) for rank in known.ranks_of(rows)})
-    evidence = Evidence(
-        stage=names[0] if len(names) == 1 else None,
-        tag="PP",
-        compute_ns=float(stages[longest[-1]]),
-        peers_compute_ns=float(stages[rest]),
-        **_steps(known, "compute_ns", parts[longest[-1]], parts[rest]),
+    rows, others = parts[longest[-1]], parts[rest]
+    first, *tied = known.ranks_of(np.sort(np.concatenate([parts[each] for each in longest])))
+    suspect = Suspect(
+        kind="imbalanced_stage",
+        rows=rows,
+        rank=first,
+        tied=tuple(tied),
+        others=others,
+        mean=float(stages[longest[-1]]),
+        middle=float(stages[rest]),
+        excess=_excess(known.grid, "compute_ns", rows, others),
     )
-    text = (
-        f"Pipeline {plural(count, 'stage')} {ranges(names)} {plural(count, 'has')} more work "
-        f"than the others, which wait for {'it' if count == 1 else 'them'}: "
-        f"+{_per_step(cost, step, 'compute')}."
-    )
-    ranks = tuple(known.ranks_of(rows))
-    return [_finding(known, "imbalanced_stage", ranks, cost, text, evidence)]
+    return [suspect] if suspect.cost > LEAST_STAGE * known.step_ns else []
 
 
 def _standing_out(stages: Floats) -> tuple[NDArray[np.int64], int]:
@@ -124,101 +140,46 @@ def _lower_median(values: Floats) -> float:
 
 
 def _above(
-    known: Known, measure: str, least: float, kind_of: Callable[[Known, "_Suspect"], Kind]
-) -> list["_Suspect"]:
+    known: Known, measure: str, least: float, kind_of: Callable[[Known, Suspect], Kind]
+) -> list[Suspect]:
     """Return the ranks whose mean is above their stage's by a share of the step."""
     means, found = known.grid.mean_by_rank(measure), []
     for rows in peers_of(known.grid, known.stage):
         for index, middle, _ in above_peers(means[rows], least * known.step_ns):
-            others = np.delete(rows, index)
-            own = known.grid.values[measure][rows[index]]
-            excess = np.where(own == UNKNOWN, 0, own - known.grid.middle(measure, others))
-            suspect = _Suspect(
-                row=int(rows[index]),
+            own, others = rows[[index]], np.delete(rows, index)
+            suspect = Suspect(
+                rows=own,
                 rank=int(known.grid.ranks[rows[index]]),
                 others=others,
                 mean=float(means[rows[index]]),
                 middle=middle,
-                excess=np.maximum(np.nan_to_num(excess), 0),
+                excess=_excess(known.grid, measure, own, others),
             )
             if _is_awaited(known, suspect):
                 found.append(replace(suspect, kind=kind_of(known, suspect)))
-    return _sharing(_joined_ties(found))
+    return joined_ties(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Suspect:
-    """A rank that is above its peers in a measure, and the ranks that tie with it."""
-
-    row: int  # of the grid
-    rank: int
-    others: NDArray[np.int64]  # rows of its peers
-    mean: float
-    middle: float  # median of its peers
-    excess: Floats  # above its peers, in each step
-    kind: Kind = "straggler"
-    tied: tuple[int, ...] = ()  # other ranks
-    share: float = 1.0  # of the cost, where other suspects delay the same steps
-
-    @property
-    def cost(self) -> float:
-        return self.mean - self.middle
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted((self.rank, *self.tied)))
+def _excess(grid: Grid, measure: str, rows: Rows, others: Rows) -> Floats:
+    """Return by how much the median of some ranks is above that of others, in each step."""
+    difference = grid.middle(measure, rows) - grid.middle(measure, others)
+    return np.maximum(np.nan_to_num(difference), 0)
 
 
-def _joined_ties(suspects: Sequence[_Suspect]) -> list[_Suspect]:
-    """Join suspects of one kind with nearly the same cost: fixing one of them gains nothing."""
-    found: list[_Suspect] = []
-    for each in sorted(suspects, key=lambda suspect: (suspect.kind, -suspect.cost)):
-        lead = found[-1] if found else None
-        if lead and lead.kind == each.kind and each.cost >= _TIED * lead.cost:
-            excess = np.maximum(lead.excess, each.excess)
-            found[-1] = replace(lead, tied=(*lead.tied, each.rank), excess=excess)
-        else:
-            found.append(each)
-    return found
-
-
-def _sharing(suspects: Sequence[_Suspect]) -> list[_Suspect]:
-    """Divide among suspects what they delay together, so that costs add up to what they delay.
-
-    In each step those who delay it by some time share that time equally; what one delays
-    it beyond the others is its own (the Shapley value of the longest delay).
-    """
-    if not suspects:
-        return []
-    excess = np.stack([each.excess for each in suspects])
-    falling = -np.sort(-excess, axis=0)
-    beyond = falling - np.vstack([falling[1:], np.zeros_like(falling[:1])])
-    parts = beyond / np.arange(1, len(suspects) + 1)[:, np.newaxis]
-    of_place = parts[::-1].cumsum(axis=0)[::-1]
-    place = np.argsort(np.argsort(-excess, axis=0, kind="stable"), axis=0)
-    own = np.take_along_axis(of_place, place, axis=0).sum(axis=1)
-    total = excess.sum(axis=1)
-    shares = np.divide(own, total, out=np.ones_like(own), where=total > 0)
-    return [
-        replace(each, share=share)
-        for each, share in zip(suspects, shares.tolist(), strict=True)
-    ]
-
-
-def _compute_kind(known: Known, of: _Suspect) -> Kind:
+def _compute_kind(known: Known, of: Suspect) -> Kind:
     """Whether a rank computes longer as it gets more expert tokens, or at the same work."""
     more = _more_tokens(known, of)
     return "hot_expert" if more > max(_LEAST_HOT, _HOT * of.cost / of.middle) else "straggler"
 
 
-def _more_tokens(known: Known, of: _Suspect) -> float:
+def _more_tokens(known: Known, of: Suspect) -> float:
     """Return by which share a rank gets more expert tokens than its peers; 0 if unknown."""
     tokens = known.received.get(of.rank)
     peers = median(known.received, known.ranks_of(of.others))
     return tokens / peers - 1 if tokens is not None and peers else 0.0
 
 
-def _compute_finding(known: Known, of: _Suspect) -> Finding:
+def _compute_finding(known: Known, of: Suspect) -> Finding:
     others = known.ranks_of(of.others)
     is_hot = of.kind == "hot_expert"
     exchange = known.longer(of.rank) if is_hot else None
@@ -232,7 +193,7 @@ def _compute_finding(known: Known, of: _Suspect) -> Finding:
         peers_expert_bytes=median(known.received, others),
         longer_exchange_ns=exchange,
         **_waits(known, of.rank, others),
-        **_steps(known, "compute_ns", np.array([of.row]), of.others),
+        **_steps(known, "compute_ns", of),
     )
     cost, count = excess * of.share, len(of.ranks)
     if is_hot:
@@ -249,13 +210,13 @@ def _compute_finding(known: Known, of: _Suspect) -> Finding:
     return _finding(known, "straggler", of.ranks, cost, text, evidence)
 
 
-def _idle_finding(known: Known, of: _Suspect) -> Finding:
+def _idle_finding(known: Known, of: Suspect) -> Finding:
     evidence = Evidence(
         stage=_stage(known, of),
         idle_ns=of.mean,
         peers_idle_ns=of.middle,
         **_waits(known, of.rank, known.ranks_of(of.others)),
-        **_steps(known, "idle_ns", np.array([of.row]), of.others),
+        **_steps(known, "idle_ns", of),
     )
     cost, ranks = of.cost * of.share, named_ranks(of.ranks)
     hosts = f"The hosts of {ranks} launch" if of.tied else f"The host of {ranks} launches"
@@ -266,16 +227,43 @@ def _idle_finding(known: Known, of: _Suspect) -> Finding:
     return _finding(known, "jittery_host", of.ranks, cost, text, evidence)
 
 
-def _named(of: _Suspect) -> str:
+def _stage_finding(known: Known, of: Suspect) -> Finding:
+    names = sorted({known.stage.get(rank, 0) for rank in of.ranks})
+    count = len(names)
+    evidence = Evidence(
+        stage=names[0] if count == 1 else None,
+        tag="PP",
+        compute_ns=of.mean,
+        peers_compute_ns=of.middle,
+        **_steps(known, "compute_ns", of),
+    )
+    cost = of.cost * of.share
+    text = (
+        f"Pipeline {plural(count, 'stage')} {ranges(names)} {plural(count, 'has')} more work "
+        f"than the others, which wait for {'it' if count == 1 else 'them'}: "
+        f"+{_per_step(cost, known.step_ns, 'compute', of.cost)}."
+    )
+    return _finding(known, "imbalanced_stage", of.ranks, cost, text, evidence)
+
+
+_FINDINGS: dict[Kind, Callable[[Known, Suspect], Finding]] = {
+    "straggler": _compute_finding,
+    "hot_expert": _compute_finding,
+    "jittery_host": _idle_finding,
+    "imbalanced_stage": _stage_finding,
+}
+
+
+def _named(of: Suspect) -> str:
     """Return "Rank 5", or "Ranks 3, 5", to begin a sentence."""
     return named_ranks(of.ranks).capitalize()
 
 
-def _its(of: _Suspect) -> str:
+def _its(of: Suspect) -> str:
     return "their" if of.tied else "its"
 
 
-def _stage(known: Known, of: _Suspect) -> int | None:
+def _stage(known: Known, of: Suspect) -> int | None:
     """Return the stage of the ranks of a suspect; None where they are of several."""
     stages = {known.stage.get(rank) for rank in of.ranks}
     return stages.pop() if len(stages) == 1 else None
@@ -314,15 +302,17 @@ def _per_step(cost: float, step: float, what: str = "", excess: float | None = N
     )
 
 
-def _steps(
-    known: Known, measure: str, rows: NDArray[np.int64], others: NDArray[np.int64]
-) -> dict[str, Any]:
+def _steps(known: Known, measure: str, of: Suspect) -> dict[str, Any]:
     """Return how many steps a difference was measured over, and its spread between them."""
-    difference = known.grid.middle(measure, rows) - known.grid.middle(measure, others)
-    return {"steps": int((~np.isnan(difference)).sum()), "spread_ns": spread(difference)}
+    difference = known.grid.middle(measure, of.rows) - known.grid.middle(measure, of.others)
+    is_joined = of.together != 1
+    return {
+        "steps": int((~np.isnan(difference)).sum()),
+        "spread_ns": spread(of.excess if is_joined else difference),
+    }
 
 
-def _is_awaited(known: Known, of: _Suspect) -> bool:
+def _is_awaited(known: Known, of: Suspect) -> bool:
     """Whether the others wait for a rank: by half of what it takes longer, or more."""
     own, peers = known.waits.get(of.rank), median(known.waits, known.ranks_of(of.others))
     return own is not None and peers is not None and peers - own >= of.cost / 2

@@ -20,6 +20,7 @@ _PURPOSE: dict[Kind, str] = {
     "jittery_host": "what the host does while the device waits",
     "imbalanced_stage": "which stage the path goes through",
     "hot_expert": "what waits for the hot expert",
+    "late_rank": "what the rank does before it arrives",
     "exposed_communication": "how much shorter the step is if {tag} takes half its time",
     "copies": "which copies are on the path that sets the step",
     "idle": "what the device waits for: the host, other ranks, or the pipeline",
@@ -59,7 +60,7 @@ class Suggestions:
                 line=self._line("what-if", *self._whose(ranks), "--scale", f"comm:{tag}=0.5"),
                 purpose=_PURPOSE[finding.kind].format(tag=name),
             )
-        is_local = finding.kind in ("jittery_host", "copies")
+        is_local = finding.kind in ("jittery_host", "late_rank", "copies")
         whose = ["--rank", str(finding.ranks[0])] if is_local else self._whose(finding.ranks)
         return Command(line=self._line("critical-path", *whose), purpose=_PURPOSE[finding.kind])
 

@@ -108,7 +108,7 @@ def show(found: Comparison, conditions: Sequence[str], holding: Sequence[str]) -
     say(console, _headline(found))
     for line in found.incomplete:
         say(console, f"[red]{escape(line)}[/]", hanging=2)
-    if found.parts:
+    if found.parts and not found.is_same:
         console.print(_parts(found))
         say(console, "parts of the mean step; their effects add up to its change", style="dim")
     changed = _changed(found)
@@ -125,6 +125,8 @@ def _headline(found: Comparison) -> str:
     step = found.step
     if step.before is None or step.after is None or step.difference is None:
         return "The change of the step is n/a: a run has no iteration times."
+    if found.is_same:
+        return "No difference."
     relative = "" if step.relative is None else f" ({signed_percent(step.relative, 2)})"
     change = f"{format_signed_ns(step.difference)}{relative}"
     return (
