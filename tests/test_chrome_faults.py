@@ -192,8 +192,12 @@ def test_a_huge_depth_is_no_crash(tmp_path):
         (b"\x1f\x8b" + b"\xff" * 40, "the gzip data is corrupt before byte 42"),
         (zipped(trace(*EVENTS))[:-30] + bytes(30), "the gzip data is corrupt|truncated"),
         (
-            zipped(trace(*EVENTS)) + b"garbage" * 9,
+            zipped(trace(*EVENTS)) + b"\x1f\x8bgarbage" * 9,
             "the gzip data is corrupt before byte",
+        ),
+        (
+            zipped(trace(*EVENTS)[:-9]) + b"garbage",
+            r"the gzip data is corrupt from byte \d+ of the file on: 7 bytes",
         ),
         (zipped(b""), "empty"),
         (b"\x1f\x8b", "the compressed file is cut short, and"),
@@ -255,6 +259,57 @@ def test_a_long_second_document_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(envelope, "LIMIT", 1000)
     with pytest.raises(TraceFileError, match="a second document begins"):
         scan(tmp_path, trace(*EVENTS) + trace(*EVENTS * 9))
+
+
+FIRST = b'{"distributedInfo": {"rank": 5, "world_size": 64}}'
+
+
+@pytest.mark.parametrize("first", [FIRST, b"{}", b'{"a": 1}\n', b"\xef\xbb\xbf{} \0"])
+@pytest.mark.parametrize("options", [{}, {"allow_truncated": True}])
+def test_a_second_document_behind_one_without_events_is_an_error(tmp_path, first, options):
+    for text in (trace(*EVENTS), trace(*EVENTS)[:-9], trace(*EVENTS)[: -len(TAIL)]):
+        with pytest.raises(
+            TraceFileError, match=f"a second document begins at byte {len(first)} "
+        ):
+            scan(tmp_path, first + text, **options)
+    inner = b'{"schemaVersion": 1}{"x": ' + trace(*EVENTS) + b"}"
+    with pytest.raises(TraceFileError, match="a second document begins at byte 20 "):
+        scan(tmp_path, inner, **options)
+
+
+@pytest.mark.parametrize("event", ["", EVENTS[0]])
+def test_a_second_list_at_the_end_of_the_outer_object_is_an_error(tmp_path, event):
+    text = trace(*EVENTS).rstrip()[:-1]
+    second = f',"traceEvents": [{event}]}}'.encode()
+    with pytest.raises(
+        TraceFileError, match=f"two lists of traceEvents, the second at byte {len(text) + 1};"
+    ):
+        scan(tmp_path, text + second)
+
+
+@pytest.mark.parametrize("options", [{}, {"allow_truncated": True}])
+def test_a_cut_trace_before_a_whole_one_is_an_error_that_says_where(tmp_path, options):
+    whole = trace(*EVENTS)
+    key = whole.index(b'"traceEvents"')
+    for n in range(len('{\n  "schemaVersion":'), len(whole.rstrip())):
+        begin, second = n, n + key
+        with pytest.raises(
+            TraceFileError,
+            match=rf"second document begins at byte {begin} |the second at byte {second};",
+        ):
+            scan(tmp_path, whole[:n] + whole, **options)
+
+
+@pytest.mark.parametrize("garbage", [b"garbage\n", b"g", b"\0" * 9 + b"log: done" * 99])
+def test_what_is_behind_the_gzip_data_of_a_whole_trace_is_counted(tmp_path, garbage):
+    data = zipped(trace(*EVENTS), members=2)
+    scanned = scan(tmp_path, data + garbage)
+    assert_rows(scanned, expected_of(*EVENTS))
+    (warning,) = scanned.warnings
+    behind = garbage.lstrip(b"\0")
+    at = len(data + garbage) - len(behind)
+    assert f"{len(behind)} bytes behind the end of the gzip data, from byte {at} of" in warning
+    assert not scanned.is_truncated
 
 
 def test_what_is_behind_a_whole_trace_and_no_document_is_counted(tmp_path):

@@ -140,6 +140,17 @@ def test_a_cut_trace_has_no_overlay(tmp_path):
     assert not (tmp_path / "overlay.json").exists()
 
 
+def test_bytes_behind_the_gzip_data_are_no_part_of_an_overlay(tmp_path):
+    events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
+    path = tmp_path / "rank0.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(k.document(events)).encode()) + b"garbage")
+    trace = read_whole(path)
+    write(trace, analyse(trace, Wanted(annotation="")), tmp_path / "overlay.json", Drawing())
+    assert {"a", "b"} <= {
+        row["name"] for row in loaded(tmp_path / "overlay.json")["traceEvents"]
+    }
+
+
 def test_events_that_are_none_of_work_stay(tmp_path):
 
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid="x"), {"ph": "i", "name": "b", "ts": 1}]

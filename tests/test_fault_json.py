@@ -168,6 +168,6 @@ def test_ids_beyond_what_a_float_holds_are_told_apart(folder):
 def test_a_key_that_stands_twice_has_its_last_value(folder):
     code, said = run("info", with_text(folder, '"dur": 30', '"dur": 7, "dur": 30'))
     assert code == 0, said
-    assert "outer object" in refused(
+    assert "two lists of traceEvents, the second at byte 151;" in refused(
         "metrics", with_text(folder, '"traceEvents"', '"traceEvents": [], "traceEvents"')
     )

@@ -2,13 +2,12 @@
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from fastcomm.critical_path.rows import Rows, codes
 from fastcomm.critical_path.window import Window, WindowError, instances
-from fastcomm.readers.blocks import blocks
+from fastcomm.readers.blocks import find
 from fastcomm.remote import place
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
@@ -97,19 +96,10 @@ def _is_fractional(start: Column, stop: Column, trace: Trace) -> bool:
     if (start % 1000).any():
         return True
     # Only then it makes a difference; that no kept start has a fraction does not settle it.
-    return bool((stop % 1000).any()) and _written_as_float(place(trace.meta.path))
+    return bool((stop % 1000).any()) and find(place(trace.meta.path), _FLOAT) is not None
 
 
 _FLOAT = re.compile(rb'"ts"\s*:\s*-?\d+[.eE]')
-
-
-def _written_as_float(path: Path) -> bool:
-    rest = b""
-    for block in blocks(path):
-        if _FLOAT.search(rest + block):
-            return True
-        rest = block[-40:]
-    return False
 
 
 def _doubles(ns: Column) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -8,6 +8,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,7 +21,7 @@ from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.rows import ints
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
-from fastcomm.readers.blocks import blocks
+from fastcomm.readers.blocks import UnreadBytesError, blocks
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.remote import is_local, place
 from fastcomm.trace.run import Run
@@ -100,8 +101,9 @@ def _opened(path: Path, *, compressed: bool) -> BinaryIO:
 def _text(path: Path) -> bytearray:
     """The decompressed text, with NULs behind it that a kernel may look at."""
     text = bytearray()
-    for block in blocks(path):
-        text += block
+    with suppress(UnreadBytesError):  # the reader warns of it
+        for block in blocks(path):
+            text += block
     text += bytes(PADDING)
     return text
 

@@ -1,7 +1,9 @@
 """A file as a stream of blocks of its text, decompressed on the way: gzip and Zstandard."""
 
+import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +17,7 @@ except ImportError:  # no wheel for this platform: the standard library is half 
     _engine = zlib
 
 BLOCK = 1 << 20
+_OVERLAP = 64  # bytes of a block in which what is looked for may begin
 
 _BROKEN: tuple[type[Exception], ...] = (zlib.error, _engine.error)
 _GZIP = b"\x1f\x8b"
@@ -27,6 +30,18 @@ class CutShortError(Exception):
     """A compressed file ends before its end; what came before is whole."""
 
 
+class UnreadBytesError(TraceFileError):
+    """Bytes that are no gzip data follow the gzip data of a file."""
+
+    def __init__(self, path: Path, at: int, count: int) -> None:
+        super().__init__(
+            f"{path}: the gzip data is corrupt from byte {at} of the file on: {count} bytes "
+            "that are no gzip data"
+        )
+        self.at = at
+        self.count = count
+
+
 def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
     """Yield blocks of the text of `path`; its first bytes tell whether it is compressed.
 
@@ -34,7 +49,8 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
 
     Raises `TraceFileError` where the file cannot be opened, its compression is corrupt or makes
     more of it than `Limits` allows, and `CutShortError`, after all that is there, where the
-    compressed file is cut short.
+    compressed file is cut short; `UnreadBytesError`, after all of the text, where other bytes
+    follow it in a gzip file.
     """
     size = size or BLOCK
     try:
@@ -64,6 +80,22 @@ def document(path: Path) -> bytes:
     return b"".join(parts)
 
 
+def find(path: Path, pattern: re.Pattern[bytes], begin: int = 0) -> int | None:
+    """Where in the text of `path`, from `begin` on, a pattern of few bytes is; None if nowhere.
+
+    Raises `TraceFileError` as `blocks`, but not where the file only ends early or goes on.
+    """
+    start, text = 0, b""
+    with suppress(CutShortError, UnreadBytesError):
+        for block in blocks(path):
+            text += block
+            if found := pattern.search(text, max(0, begin - start)):
+                return start + found.start()
+            start += max(0, len(text) - _OVERLAP)
+            text = text[-_OVERLAP:]
+    return None
+
+
 def _gunzipped(file: BinaryIO, data: bytes, path: Path, size: int) -> Iterator[bytes]:
     """The members of a gzip file, one after another; zeros may stand behind each."""
     member = _engine.decompressobj(_GZIP_WINDOW)
@@ -82,17 +114,29 @@ def _gunzipped(file: BinaryIO, data: bytes, path: Path, size: int) -> Iterator[b
             yield text
         data = member.unconsumed_tail
         if member.eof:
-            data = member.unused_data.lstrip(b"\0")
-            while not data:
-                data = file.read(size)
-                if not data:
-                    return
-                data = data.lstrip(b"\0")
+            data = _next_member(file, member.unused_data, path, size)
+            if not data:
+                return
             member = _engine.decompressobj(_GZIP_WINDOW)
         elif not data:
             data = file.read(size)
             if not data and not text:
                 raise CutShortError
+
+
+def _next_member(file: BinaryIO, data: bytes, path: Path, size: int) -> bytes:
+    """Return the beginning of the next member of a gzip file; nothing where there is none.
+
+    Raises `UnreadBytesError` where something else follows.
+    """
+    data = data.lstrip(b"\0")
+    while len(data) < len(_GZIP) and (more := file.read(size)):
+        data = (data + more).lstrip(b"\0")
+    if not _GZIP.startswith(data[: len(_GZIP)]):
+        at = file.tell() - len(data)
+        rest = sum(map(len, iter(lambda: file.read(size), b"")))
+        raise UnreadBytesError(path, at, len(data) + rest)
+    return data
 
 
 def _unzstd(file: BinaryIO, path: Path, size: int) -> Iterator[bytes]:

@@ -4,8 +4,8 @@ Memory is the kept columns and a block or two, whatever the size of the file.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,13 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import envelope
-from fastcomm.readers.blocks import CutShortError, blocks
+from fastcomm.readers.blocks import blocks, find
 from fastcomm.readers.magic import described, unpack
+from fastcomm.readers.window import Window
 from fastcomm_kernels import json_numbers, json_scan, json_wanted, words
-from fastcomm_kernels._llvm import PADDING
 
 _CHUNK = 1 << 12
-# Most of it is never touched; but an allocator that has seen it freed once keeps as much at
-# hand, and the next of thousands of files finds its pages there.
-_WINDOW = 1 << 23
 _RESUMES = 8
-_NOTHING = b"\xef\xbb\xbf \t\r\n\0"  # between documents
 _EVENT_LIMIT = 1 << 26
 
 # The type of each column of a row once it is kept.
@@ -91,50 +87,6 @@ def scan_file(path: Path, selection: Selection, *, allow_truncated: bool = False
     return _Reader(path, selection).read(allow_truncated)
 
 
-@dataclass(slots=True)
-class _Window:
-    """The part of the text that is at hand: `n` bytes, and NULs that a kernel may look at."""
-
-    source: Iterator[bytes]
-    text: NDArray[np.uint8] = field(default_factory=lambda: np.empty(_WINDOW, np.uint8))
-    n: int = 0
-    base: int = 0  # where in the file the window begins
-    cut: bool = False  # a compressed file ended early
-
-    def more(self, keep_from: int) -> bool:
-        """Forget what is before `keep_from` and append a block; False at the end.
-
-        At least as much comes as is left: what is long is not read over and over.
-        """
-        rest = self.n - keep_from
-        self.text[:rest] = self.text[keep_from : self.n].copy()
-        self.base += keep_from
-        self.n = rest
-        while self.n < max(1, 2 * rest) and (block := self._next()):
-            self._append(block)
-        self.text[self.n : self.n + PADDING] = 0
-        return self.n > rest
-
-    def _next(self) -> bytes:
-        try:
-            return next(self.source, b"")
-        except CutShortError:
-            self.cut = True
-            return b""
-
-    def _append(self, block: bytes) -> None:
-        size = self.n + len(block)
-        if size + PADDING > len(self.text):
-            wider = np.empty(2 * size + PADDING, np.uint8)
-            wider[: self.n] = self.text[: self.n]
-            self.text = wider
-        self.text[self.n : size] = np.frombuffer(block, np.uint8)
-        self.n = size
-
-    def bytes(self) -> bytes:
-        return self.text[: self.n].tobytes()
-
-
 class _Reader:
     """One file on its way into columns."""
 
@@ -144,7 +96,7 @@ class _Reader:
         self.names = (*_COLUMNS, *selection.row_args)
         self.kept = [name for name in self.names if selection.positions or name != "position"]
         self.detail_names = (*selection.detail_args, *selection.detail_texts)
-        self.window = _Window(blocks(path))
+        self.window = Window(blocks(path))
         self.strings = words.no_strings()
         self.chunks: list[dict[str, NDArray[Any]]] = []
         self.detail_chunks: list[Ints] = []
@@ -157,13 +109,21 @@ class _Reader:
         head = self._head()
         try:
             tail = self._tail(head) if self._scan() else self._tail_behind_damage(head)
+            if tail is None or self.state[json_scan.DROPPED]:
+                self._check_damaged(head)
             if tail is None:
                 self._truncated(allow_truncated, "inside traceEvents")
                 self.is_truncated = True
             self._check_dropped()
-            return self._scanned(self._members(head, tail, allow_truncated))
+            members = self._members(head, tail, allow_truncated)
         except envelope.NestedError as error:
             raise TraceFileError(f"{self.path}: {error}") from error
+        if behind := self.window.behind:
+            self.warnings.append(
+                f"{self.path}: {behind.count} bytes behind the end of the gzip data, from byte "
+                f"{behind.at} of the file on, are not read"
+            )
+        return self._scanned(members)
 
     def _head(self) -> bytes:
         """The text up to the first event."""
@@ -240,6 +200,9 @@ class _Reader:
             tail = self._rest(head)
             try:
                 envelope.members(head, tail)
+            except envelope.NestedError:
+                self._check_one_list(tail)
+                raise
             except (envelope.CutError, envelope.DamagedError):
                 own = self._own(head, tail)
                 if not envelope.holds_events(own):
@@ -258,17 +221,15 @@ class _Reader:
 
         Raises `TraceFileError` where that is another document.
         """
+        self._check_first(head)
         end = envelope.document_end(head, tail)
-        behind = b"" if end is None else tail[end:].lstrip(_NOTHING)
+        behind = b"" if end is None else tail[end:].lstrip(envelope.NOTHING)
         if not behind:
             self._check_one_list(tail)
             return tail
         at = self.window.base + len(tail) - len(behind)
         if behind[:1] in (b"{", b"["):
-            raise TraceFileError(
-                f"{self.path}: a second document begins at byte {at} of the text; wanted one "
-                "trace in a file. Split it into a file a rank"
-            )
+            raise self._second_document(at)
         if envelope.holds_events(behind):
             return tail
         self.warnings.append(
@@ -277,13 +238,41 @@ class _Reader:
         )
         return tail[:end]
 
+    def _check_damaged(self, head: bytes) -> None:
+        """Raise `TraceFileError` where events are cut by another document."""
+        self._check_first(head)
+        at = find(self.path, envelope.LIST, len(head))
+        if at is not None:
+            raise self._two_lists(at)
+
+    def _check_first(self, head: bytes) -> None:
+        at = envelope.second_begin(head)
+        if at is not None:
+            raise self._second_document(at)
+
+    def _second_document(self, at: int) -> TraceFileError:
+        return TraceFileError(
+            f"{self.path}: a second document begins at byte {at} of the text; wanted one "
+            "trace in a file. Split it into a file a rank"
+        )
+
     def _check_one_list(self, tail: bytes) -> None:
         at = envelope.second_list(tail)
         if at is not None:
-            raise TraceFileError(
-                f"{self.path}: two lists of traceEvents, the second at byte "
-                f"{self.window.base + at}; wanted one"
-            )
+            raise self._two_lists(self.window.base + at)
+
+    def _two_lists(self, at: int) -> TraceFileError:
+        return TraceFileError(
+            f"{self.path}: two lists of traceEvents, the second at byte {at}; wanted one"
+            f"{self._first_broken(at)}"
+        )
+
+    def _first_broken(self, before: int) -> str:
+        """Where the first event that does not parse is, to go on with a message."""
+        broken = int(self.state[json_scan.DROPS])
+        if not 0 < broken < before:
+            return ""
+        return f"; an event before it, at byte {broken}, does not parse"
 
     def _rest(self, head: bytes) -> bytes:
         """All text from where the scan is."""
@@ -317,6 +306,8 @@ class _Reader:
         return envelope.tail_in(head, b"".join(parts))
 
     def _truncated(self, allowed: bool, where: str) -> None:
+        if self.window.behind:
+            raise self.window.behind
         state, end = self.state, self.window.base + self.window.n
         whole = f"after {state[json_scan.SEEN]} whole events"
         if self.window.cut or not state[json_scan.LOST] or state[json_scan.CUT]:

@@ -15,6 +15,7 @@ LIMIT = 1 << 26
 
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n"
+NOTHING = _BOM + _BLANKS + b"\0"  # between documents
 _BEFORE = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*")
 _KEY = b'"traceEvents"'
 _LIST = re.compile(rb"\s*(?::\s*(\[)?)?")
@@ -22,7 +23,8 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
 _INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _MISSING = re.compile(rb":\s*(?=[,}])")
 _MAYBE_END = re.compile(rb"\](?=\s*(?:[\"}]|,\s*\"|\0*$))")
-_SECOND_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BEGIN = re.compile(rb'\{\s*"schemaVersion"\s*:')
 _EVENT = re.compile(rb'"ph"\s*:\s*"X"')
 
 
@@ -97,9 +99,19 @@ def document_end(head: bytes, tail: bytes) -> int | None:
     return end - len(text.lstrip()) + len(tail)
 
 
+def second_begin(head: bytes) -> int | None:
+    """Where in `head` another outer object begins; None where none does."""
+    end = document_end(head, b"")
+    if end is not None and end < 0:
+        behind = head[end + 1 :].lstrip(NOTHING)
+        return len(head) - len(behind)
+    begins = [found.start() for found in _BEGIN.finditer(head)]
+    return begins[1] if len(begins) > 1 else None
+
+
 def second_list(tail: bytes) -> int | None:
     """Where in `tail` another list of events begins; None where there is none."""
-    found = _SECOND_LIST.search(tail)
+    found = LIST.search(tail)
     return found and found.start()
 
 
