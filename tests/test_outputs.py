@@ -96,7 +96,7 @@ def test_no_command_overwrites_what_it_reads(inputs, tmp_path, command):  # noqa
         "what-if {run} --scale compute=0.5 --html {trace}",
         "replay {run} --trace {trace}",
         "critical-path {run} --rank 0 --overlay {trace}",
-        "compare {run} {metrics} --output {out}",
+        "compare {run} {metrics} --output {out} -q",
     ],
 )
 def test_a_trace_in_a_directory_that_is_read_stays(inputs, tmp_path, command):  # noqa: F811

@@ -39,13 +39,17 @@ def write_tables(
     tables: Mapping[str, pa.Table],
     book: str | None = None,
 ) -> list[Path]:
-    """Write texts, and every table as CSV and Parquet; `book` names a workbook of them all."""
-    writers = {name: text(content) for name, content in texts.items()}
+    """Write every table as CSV and Parquet, and last the texts; `book` names a workbook.
+
+    A JSON file so says that the tables beside it are whole.
+    """
+    writers: dict[str, Writer] = {}
     for name, table in tables.items():
         writers[f"{name}.parquet"] = partial(parquet.write, table)
         writers[f"{name}.csv"] = partial(csv.write, table)
     if book is not None:
         writers[f"{book}.xlsx"] = partial(workbook.write, tables)
+    writers.update((name, text(content)) for name, content in texts.items())
     return write(folder, writers)
 
 
