@@ -31,6 +31,17 @@ def guarded() -> Iterator[None]:
         _guards.pop()
 
 
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """Note nothing, for what reads its own files and writes them again."""
+    noted = _guards.copy()
+    _guards.clear()
+    try:
+        yield
+    finally:
+        _guards[:] = noted
+
+
 def note_inputs(paths: Iterable[Path]) -> None:
     """Note files that a command reads; FastcommError where one of its outputs is among them."""
     if not _guards:

@@ -125,6 +125,13 @@ def test_an_output_beside_traces_is_written_again(inputs, tmp_path):  # noqa: F8
         assert code == 0, said
 
 
+def test_a_store_is_written_again_though_its_ranks_are_read(inputs, tmp_path):  # noqa: F811
+    words = ("ingest", inputs / "rank0.json", "--output", tmp_path / "store")
+    for more in ([], [], ["--iteration-regex", "Step#([0-9]+)"]):
+        code, said = run(*words, *more)
+        assert code == 0, said
+
+
 def test_nothing_is_written_into_a_directory_that_is_one_input(tmp_path):
     folder = tmp_path / "rank0"
     folder.mkdir()
