@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastcomm.errors import FastcommError
+from fastcomm.guard import check_no_input
 
 # What a killed process leaves behind: hidden, and never taken for a part of a store.
 _MARK = "unfinished"
@@ -37,9 +38,10 @@ def aside(path: Path) -> Iterator[Path]:
     """A path to write to: renamed to `path` at the end, removed where that is not reached.
 
     Raises `FastcommError` where the system refuses, as a full disk does, and where `path` is
-    no regular file.
+    no regular file, or an input of the command.
     """
     check_replaceable(path)
+    check_no_input(path)
     # Of another machine that writes the same, the number of the process may be the same.
     name = f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{_MARK}"
     unfinished = path.with_name(name)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Self
 
 from fastcomm import remote
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.guard import note_inputs
 
 RATIO, TEXT, DOCUMENT = (
     "FASTCOMM_MAX_RATIO",
@@ -96,6 +97,7 @@ def opened(path: Path) -> BinaryIO:
         if not stat.S_ISREG(mode):
             kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "no file")
             raise OSError(errno.EINVAL, f"{kind}; wanted a file", str(path))
+        note_inputs([path])
         return os.fdopen(number, "rb")
     except BaseException:
         os.close(number)

@@ -178,7 +178,7 @@ def test_an_overlay_never_overwrites_its_trace(tmp_path):
     link = tmp_path / "x.json.gz"
     link.symlink_to(copy)
     found, _ = critical_path_analysis(link, 0, FORWARD, 1)
-    with pytest.raises(FastcommError, match="never overwrites its trace"):
+    with pytest.raises(FastcommError, match="not written, this command reads"):
         overlay_critical_path_analysis(link, 0, found, tmp_path)
 
 

@@ -106,11 +106,43 @@ def test_a_store_is_compared_with_what_was_written(tmp_path, damage, words):
     write(Job.of(ranks=2, steps=1, layers=1), tmp_path / "traces")
     ingest(plan([tmp_path / "traces"], tmp_path / "store"))
     said = found(tmp_path / "store")["store"]
-    assert said == {"found": "2 ranks, sizes, footers and pages are as written", "state": "ok"}
+    assert said == {
+        "found": "2 ranks, sizes, footers, pages and tables are as written",
+        "state": "ok",
+    }
     damage(tmp_path / "store" / "rank-00001.parquet")
     said = found(tmp_path / "store", code=1)["store"]
     assert said["found"].startswith(words)
     assert said["state"] == "bad"
+
+
+@pytest.mark.parametrize("name", ["ranks", "groups", "iterations"])
+def test_tables_of_a_store_are_compared_with_what_was_written(tmp_path, name):
+    write(Job.of(ranks=2, steps=1, layers=1), tmp_path / "traces")
+    store = tmp_path / "store"
+    ingest(plan([tmp_path / "traces"], store))
+    for damage in (lambda path: flip(path, 40), lambda path: path.unlink(), os.mkfifo):
+        damage(store / f"{name}.parquet")
+        assert found(store, code=1)["store"] == {
+            "found": f"{name}.parquet: missing, or not what was written; ingest again",
+            "state": "bad",
+        }
+
+
+def test_a_store_without_checksums_of_tables_is_told_so(tmp_path):
+    write(Job.of(ranks=1, steps=1, layers=1), tmp_path / "traces")
+    store = tmp_path / "store"
+    ingest(plan([tmp_path / "traces"], store))
+    path = store / "fastcomm.json"
+    said = json.loads(path.read_text())
+    said["tables"][0]["name"] = "../../secret"
+    path.write_text(json.dumps(said))
+    assert found(store, code=1)["store"]["found"].startswith("cannot be opened")
+    del said["tables"]
+    path.write_text(json.dumps(said))
+    told = found(store)["store"]
+    assert told["state"] == "note"
+    assert told["found"].endswith("no checksums of tables, which are not checked")
 
 
 def test_a_store_that_cannot_be_opened_or_is_not_whole_is_told_without_its_path(tmp_path):

@@ -134,6 +134,17 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(inputs, tmp_path, com
     assert all(len(each) <= left for each in content(empty).values())
 
 
+def test_results_without_room_for_every_table_have_no_json(inputs, tmp_path):
+    words = ("metrics", inputs / "rank0.json", "--output")
+    assert run(*words, tmp_path / "whole")[0] == 0
+    left = (tmp_path / "whole" / "metrics.json").stat().st_size
+    tables = [*(tmp_path / "whole").glob("*.parquet"), *(tmp_path / "whole").glob("*.csv")]
+    assert max(path.stat().st_size for path in tables) > left
+    with full(left):
+        refused(*words, tmp_path / "half")
+    assert not (tmp_path / "half" / "metrics.json").exists()
+
+
 def test_an_ingest_that_was_stopped_by_a_full_disk_goes_on(inputs, tmp_path):
     words = ("ingest", inputs / "rank0.json", "-o", tmp_path / "store")
     with full(900):

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fault_tools import in_time, nobody
 
 from fastcomm_kernels import _cache, _jit
 
@@ -122,6 +123,80 @@ def test_a_temporary_folder_of_somebody_else_is_not_used(tmp_path):
     answer, (warning,) = run(tmp_path)
     assert answer == MISSED
     assert "compiled code is kept in memory" in warning
+
+
+def spoil_owner(path):
+    """Give a file or folder to another user, as who may; else let others write to it."""
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    else:
+        path.chmod(0o777)
+
+
+def spoil_mode(path):
+    path.chmod(0o777)
+
+
+@pytest.mark.parametrize("spoil", [spoil_owner, spoil_mode])
+@pytest.mark.parametrize("place", ["versions", "version", "file"])
+def test_code_that_another_user_may_have_written_is_not_read(
+    folders, tmp_path, caplog, spoil, place
+):
+    folders.write("a.nbc", b"code")
+    folders.mark("part")
+    (path,) = tmp_path.rglob("a.nbc")
+    spoil({"versions": path.parent.parent, "version": path.parent, "file": path}[place])
+    assert folders.read("a.nbc") is None
+    assert folders.read("a.nbc") is None
+    (record,) = caplog.records
+    assert "belongs to another user, or others can write to it" in record.message
+    assert "remove it, or set XDG_CACHE_HOME" in record.message
+    assert folders.has("part") is (place == "file")
+    assert (folders.writable is None) is (place != "file")
+    folders.write("a.nbc", b"mine")
+    assert folders.read("a.nbc") == b"mine"
+    assert (path.read_bytes()[-4:] == b"mine") is (place == "file")
+
+
+@pytest.mark.compiled
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_machine_code_of_another_user_is_not_run(tmp_path):
+    assert run(tmp_path) == (MISSED, [])
+    for path in (tmp_path / "cache").rglob("*"):
+        os.chown(path, 65534, 65534)
+    answer, (warning,) = run(tmp_path)
+    assert answer == MISSED
+    assert warning.startswith(f"warning: {tmp_path}/cache/fastcomm: belongs to another user")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can install for others")
+def test_code_that_root_installed_is_read_by_others(folders, tmp_path):
+    folders.write("a.nbc", b"code")
+    for path in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        path.chmod(0o755)
+    with nobody():
+        assert folders.read("a.nbc") == b"code"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_what_is_no_file_in_the_place_of_code_is_replaced(folders, tmp_path, kind):
+    folders.write("a.nbc", b"code")
+    (path,) = tmp_path.rglob("a.nbc")
+    other = path.rename(tmp_path / "elsewhere")
+    os.mkfifo(path) if kind == "fifo" else path.symlink_to(other)
+    with in_time(5):
+        assert folders.read("a.nbc") is None
+    folders.write("a.nbc", b"mine")
+    assert folders.read("a.nbc") == b"mine"
+
+
+def test_code_is_read_again_whatever_the_umask(folders):
+    before = os.umask(0)
+    try:
+        folders.write("a.nbc", b"code")
+    finally:
+        os.umask(before)
+    assert folders.read("a.nbc") == b"code"
 
 
 @pytest.mark.compiled

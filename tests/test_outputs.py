@@ -1,6 +1,7 @@
 """Outputs replace regular files alone: no device, no FIFO, no symbolic link."""
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from test_full_disks import NEEDS_TRIAL, TRIAL, WRITERS, inputs  # noqa: F401 - 
 
 from fastcomm.aside import aside
 from fastcomm.errors import FastcommError
+from fastcomm.guard import check_no_input, guarded, note_inputs
 
 pytestmark = pytest.mark.compiled
 
@@ -50,6 +52,94 @@ def test_no_command_replaces_what_is_no_regular_file(inputs, tmp_path, command):
         assert path.is_symlink() if how == "link" else stat.S_ISFIFO(path.lstat().st_mode)
         assert precious.read_text() == "precious"
         assert not list(other.rglob("*unfinished*"))
+
+
+@pytest.mark.parametrize(
+    "command", [each for each in COMMANDS if "{" in each.split("{out}")[0]]
+)
+def test_no_command_overwrites_what_it_reads(inputs, tmp_path, command):  # noqa: F811
+    if "demo" in command or "generate" in command or "isp" in command:
+        pytest.skip("reads no file")
+    out, mine, trial = tmp_path / "out", tmp_path / "inputs", tmp_path / "trial"
+    shutil.copytree(inputs, mine)
+    if "{trial}" in command:
+        shutil.copytree(TRIAL, trial)
+    out.mkdir()
+
+    def words(out):
+        return command.format(inputs=mine, out=out, trial=trial).split()
+
+    assert run(*words(out))[0] == 0
+    names = [each.relative_to(out) for each in out.rglob("*") if each.is_file()]
+    named = [word for word in command.split() if word.startswith("{inputs}/")]
+    read = mine / named[0].partition("/")[2] if named else next(trial.rglob("trace.json.gz"))
+    content = read.read_bytes()
+    for place, name in enumerate(names):
+        path = tmp_path / str(place) / name
+        path.parent.mkdir(parents=True)
+        path.hardlink_to(read)
+        refused(*words(tmp_path / str(place)))
+        assert read.read_bytes() == path.read_bytes() == content
+        assert path.samefile(read)
+        files = [each for each in (tmp_path / str(place)).rglob("*") if each.is_file()]
+        assert files == [path]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "metrics {run} --html {trace}",
+        "metrics {run} --workers 2 --html {trace}",
+        "convert {run} -o {trace}",
+        "report {run} -o {trace}",
+        "critical-path {run} --html {trace}",
+        "what-if {run} --scale compute=0.5 --html {trace}",
+        "replay {run} --trace {trace}",
+        "critical-path {run} --rank 0 --overlay {trace}",
+        "compare {run} {metrics} --output {out} -q",
+    ],
+)
+def test_a_trace_in_a_directory_that_is_read_stays(inputs, tmp_path, command):  # noqa: F811
+    trace = tmp_path / "run" / "rank0.json"
+    trace.parent.mkdir()
+    shutil.copy(inputs / "rank0.json", trace)
+    kept = tmp_path / "out" / "compare.json"
+    kept.parent.mkdir()
+    kept.write_text("{}")
+    if "{metrics}" in command:
+        run("metrics", trace, "--output", tmp_path / "kept")
+        shutil.copy(tmp_path / "kept" / "metrics.json", kept)
+    before = {path: path.read_bytes() for path in (trace, kept)}
+    words = {"run": trace.parent, "trace": trace, "metrics": kept, "out": kept.parent}
+    said = refused(*command.format(**words).split())
+    name = kept if "{metrics}" in command else trace
+    assert f"{name}: not written, this command reads {name}; name another output" in said
+    assert {path: path.read_bytes() for path in before} == before
+    assert {*trace.parent.iterdir(), *kept.parent.iterdir()} == {*before}
+
+
+def test_an_output_beside_traces_is_written_again(inputs, tmp_path):  # noqa: F811
+    shutil.copy(inputs / "rank0.json", tmp_path)
+    for _ in range(2):
+        code, said = run("metrics", tmp_path, "--html", tmp_path / "page.html")
+        assert code == 0, said
+
+
+def test_a_store_is_written_again_though_its_ranks_are_read(inputs, tmp_path):  # noqa: F811
+    words = ("ingest", inputs / "rank0.json", "--output", tmp_path / "store")
+    for more in ([], [], ["--iteration-regex", "Step#([0-9]+)"]):
+        code, said = run(*words, *more)
+        assert code == 0, said
+
+
+def test_nothing_is_written_into_a_directory_that_is_one_input(tmp_path):
+    folder = tmp_path / "rank0"
+    folder.mkdir()
+    with guarded():
+        note_inputs([folder])
+        with pytest.raises(FastcommError, match="this command reads"):
+            check_no_input(folder / "sub" / ".." / "page.html")
+        check_no_input(tmp_path / "page.html")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from fastcomm.cli.output import OutputError, whole_output
 from fastcomm.cli.said import fitted, talk
 from fastcomm.cli.suggesting import SuggestingGroup
 from fastcomm.errors import FastcommError
+from fastcomm.guard import guarded
 from fastcomm.inert import inert_lines
 from fastcomm.signals import interruptible
 from fastcomm.version import __version__
@@ -80,7 +81,7 @@ class _Group(SuggestingGroup):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            with interruptible():
+            with interruptible(), guarded():
                 return super().invoke(ctx)
         except FastcommError as error:
             _LOG.debug("where this is from:", exc_info=error)

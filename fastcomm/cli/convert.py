@@ -58,10 +58,9 @@ def run(
     the devices do is replayed as measured, and waits for what it waited for; collectives and
     messages have sizes, groups and partners, and their time is what a simulator finds.
     """
-    from fastcomm.errors import ConfigError
+    from fastcomm.guard import refuse_inputs
 
-    if output.exists() and output.samefile(path):
-        raise ConfigError(f"{output}: an output does not overwrite its input")
+    refuse_inputs(output, [path] if form == "chakra" or path.is_file() else [])
     if form == "chakra":
         _chakra(ctx, path, output, words)
     else:

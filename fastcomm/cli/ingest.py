@@ -43,8 +43,10 @@ def run(ctx: click.Context, /, paths: tuple[str, ...], output: str, **words: Any
     ranks (--keep-going).
     """
     from fastcomm.cli import INCOMPLETE
+    from fastcomm.guard import unguarded
 
-    with engine_of(words) as engine:
+    # A store reads its own ranks when it goes on; `plan` keeps it apart from the traces.
+    with unguarded(), engine_of(words) as engine:
         found = _stored(paths, output, words, engine)
     _show(found)
     if found.manifest.failed:

@@ -71,9 +71,11 @@ class OutputFile(Output):
     ) -> Any:
         """Return the path; raise FastcommError where it must not be replaced."""
         from fastcomm.aside import check_replaceable
+        from fastcomm.guard import note_output
 
         path = super().convert(value, param, ctx)
         check_replaceable(path)
+        note_output(path)
         return path
 
 

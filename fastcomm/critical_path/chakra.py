@@ -42,9 +42,14 @@ class Written:
     replayed: Mapping[str, int]  # communication that is replayed as measured, by the reason
 
 
+def file_name(prefix: str, rank: int) -> str:
+    """Return the name of the execution trace of a rank."""
+    return f"{prefix}.{rank}.et"
+
+
 def write(trace: Trace, folder: Path, prefix: str, world: int) -> Written:
     """Write `<prefix>.<rank>.et` of a trace that was read whole; errors of the system pass."""
-    path = folder / f"{prefix}.{trace.meta.rank}.et"
+    path = folder / file_name(prefix, trace.meta.rank)
     rank = _Rank(trace, execution(trace), world)
     with aside(path) as unfinished, unfinished.open("wb") as file:
         _append(file, messages().Metadata(version="0.0.4"))

@@ -112,17 +112,17 @@ def _known(word: str, words: tuple[str, ...], selection: str) -> str:
 
 def duration_ns(text: str) -> float:
     """Nanoseconds of "10us"; ConfigError for anything else."""
-    found = re.fullmatch(r"\s*([0-9.]+)\s*(ns|us|ms|s)\s*", text)
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(ns|us|ms|s)\s*", text)
     try:
-        number = float(found[1]) if found else -1.0
+        number = float(found[1]) if found else math.nan
     except ValueError:
-        number = -1.0
-    if found is None or number < 0:
+        number = math.nan
+    duration = number * {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}[found[2] if found else "s"]
+    if not DURATION_NS.holds(duration):
         raise ConfigError(
-            f"duration {shortened(text)!r}: wanted a number and a unit, as in 10us"
+            f"duration {shortened(text)!r}: wanted a number and a unit, as in 10us, at most "
+            f"{DURATION_NS.most / 1e9:.15g}s"
         )
-    duration = number * {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}[found[2]]
-    DURATION_NS.check(duration, f"duration {shortened(text)!r}, in ns")
     return duration
 
 
@@ -134,13 +134,13 @@ def factor(text: str) -> float:
 
 
 def amount(text: str) -> float:
-    """A number, 0 or more; ConfigError for anything else."""
+    """A finite number, 0 or more; ConfigError for anything else."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise ConfigError(f"factor {shortened(text)!r}: wanted a number, 0 or more")
+        raise ConfigError(f"factor {shortened(text)!r}: wanted {SPEED}, or 0")
     return number
 
 

@@ -21,6 +21,7 @@ from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.rows import ints
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
+from fastcomm.guard import refuse_inputs
 from fastcomm.readers.blocks import UnreadBytesError, blocks
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.remote import is_local, place
@@ -82,8 +83,8 @@ def write(trace: Trace, found: CriticalPath, target: Path, drawing: Drawing) -> 
     source = place(trace.meta.path)
     if trace.meta.format != "kineto" or trace.args is None:
         raise FastcommError(f"{source}: an overlay needs a JSON trace, read with every event")
-    if target.exists() and is_local(source) and source.exists() and target.samefile(source):
-        raise FastcommError(f"{target}: an overlay never overwrites its trace")
+    if is_local(source):
+        refuse_inputs(target, [source])
     with aside(target) as unfinished:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _opened(unfinished, compressed=target.name.endswith(".gz")) as file:

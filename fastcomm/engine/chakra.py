@@ -10,6 +10,7 @@ from fastcomm.critical_path import chakra
 from fastcomm.critical_path.chakra import Written
 from fastcomm.engine.engine import Engine, Progress, Task, both
 from fastcomm.errors import FastcommError
+from fastcomm.guard import check_no_input
 from fastcomm.trace.run import Run, SkippedRank
 from fastcomm.trace.trace import Trace
 
@@ -36,6 +37,9 @@ def convert(
 ) -> Converted:
     """Write `trace.<rank>.et` and `trace.groups.json` of a run that was opened whole."""
     world = run.world_size or max(source.rank for source in run.sources) + 1
+    for source in run.sources:
+        check_no_input(folder / chakra.file_name(_PREFIX, source.rank))
+    check_no_input(folder / f"{_PREFIX}.{chakra.GROUPS_FILE}")
     task = Task(measure=partial(_write, folder=folder, world=world), merge=_joined, finish=both)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -192,9 +192,14 @@ def _finished(
     folder = planned.folder
     failed = tuple(_left(each, folder) for each in left_out)
     notes = _clock_notes(parts)
+    try:
+        tables = write_tables(folder, parts, notes)
+    except OSError as error:
+        raise FastcommError(f"{folder}: {error.strerror or error}") from error
     manifest = replace(
         begun,
         complete=True,
+        tables=tables,
         world_size=begun.world_size or _world_size(parts),
         writer=None,
         expected=tuple(
@@ -211,10 +216,6 @@ def _finished(
         failed=failed,
         reading=store_said.as_json(planned.reading),
     )
-    try:
-        write_tables(folder, parts, notes)
-    except OSError as error:
-        raise FastcommError(f"{folder}: {error.strerror or error}") from error
     _write_manifest(folder, manifest)
     return Ingested(
         folder=folder,

@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from fastcomm import inputs
 from fastcomm.errors import TraceFileError
 
 _FILE = "metrics.json"
@@ -21,7 +22,8 @@ def read(path: Path) -> dict[str, Any] | None:
     if not path.is_file() or path.suffix != ".json" or path.stat().st_size > _MOST_BYTES:
         return None
     try:
-        found = orjson.loads(path.read_bytes())
+        with inputs.opened(path) as file:
+            found = orjson.loads(file.read())
         wrong = _wrong(found)
     except (OSError, orjson.JSONDecodeError) as error:
         found, wrong = None, str(error)

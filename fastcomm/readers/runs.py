@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
+from fastcomm.guard import note_inputs
 from fastcomm.readers.config import Config
 from fastcomm.readers.detection import FORMATS, detect, module
 from fastcomm.readers.formats import Found, OpenOptions
 from fastcomm.readers.ranks import rank_from_name
 from fastcomm.readers.steady import steady
-from fastcomm.remote import place
+from fastcomm.remote import is_local, place
 from fastcomm.trace.run import Run, SkippedRank, absent
 from fastcomm.units import plural
 
@@ -33,6 +34,7 @@ def open_run(
     options = replace(options, config=config)
     detected = detect(paths, config, keep_going=options.keep_going)
     found = _found(detected.format, detected.files, options)
+    note_inputs(each.path for each in found.sources if is_local(each.path))
     run = Run(
         sources=tuple(map(steady, found.sources)),
         world_size=found.world_size,

@@ -6,19 +6,30 @@ from pathlib import Path
 from fastcomm import parquet
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import store
-from fastcomm.readers.store_files import StoredFile, footer_sha256, listed
-from fastcomm.readers.store_manifest import Entry, Manifest
+from fastcomm.readers.store_files import StoredFile, footer_sha256, listed, table_file
+from fastcomm.readers.store_layout import table_name
+from fastcomm.readers.store_manifest import Entry, Manifest, TableFile
 from fastcomm.trace.run import SkippedRank
 
 
 def faults(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Yield what is wrong with a store, without a path: a line a rank. Reads all of it."""
+    """Yield what is wrong with a store, without a path: a line a file. Reads all of it."""
     if not manifest.complete:
         yield "not whole: run the same `fastcomm ingest` again"
         return
     for entry, file in zip(manifest.ranks, listed(folder, manifest), strict=True):
         if fault := _fault(entry, file):
             yield f"rank {entry.rank}: {fault}"
+    for table in manifest.tables or ():
+        if not _is_whole(folder, table):
+            yield f"{table_name(table.name)}: missing, or not what was written; ingest again"
+
+
+def _is_whole(folder: Path, table: TableFile) -> bool:
+    try:
+        return table_file(folder, table.name) == table
+    except OSError:
+        return False
 
 
 def _fault(entry: Entry, file: StoredFile | SkippedRank) -> str:

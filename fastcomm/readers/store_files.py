@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.store_manifest import Entry, Manifest
+from fastcomm.inputs import opened
+from fastcomm.readers.store_layout import table_name
+from fastcomm.readers.store_manifest import Entry, Manifest, TableFile
 from fastcomm.trace.run import SkippedRank
 
 _TAIL = 8  # bytes at the end of a Parquet file: the length of the footer, and "PAR1"
@@ -55,6 +57,13 @@ def footer_sha256(path: Path) -> str:
         tail = file.read(_TAIL)
         file.seek(-_TAIL - int.from_bytes(tail[:4], "little"), os.SEEK_END)
         return hashlib.sha256(file.read()).hexdigest()
+
+
+def table_file(folder: Path, name: str) -> TableFile:
+    """Return size and hash of a table of the whole run; OSError."""
+    with opened(folder / table_name(name)) as file:
+        content = file.read()
+    return TableFile(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -16,7 +16,7 @@ from fastcomm.trace.schema import ARGS, KINDS
 
 # A reader knows its own numbers and those below.
 LAYOUT = 1  # of a rank's file
-MANIFEST_LAYOUT = 2  # of the manifest: 2 adds hashes of footers
+MANIFEST_LAYOUT = 2  # of the manifest: 2 adds hashes of footers and tables
 MANIFEST = "fastcomm.json"
 TABLES = ("ranks", "groups", "iterations")  # of the whole run, each a Parquet file
 ABOUT = b"fastcomm"  # the key of what a rank's file says of itself, as JSON
@@ -99,6 +99,11 @@ FILE_NAME = re.compile(r"rank-[0-9]{5,}\.parquet")
 def file_name(rank: int) -> str:
     """The file of a rank."""
     return f"rank-{rank:05d}.parquet"
+
+
+def table_name(name: str) -> str:
+    """Return the file of a table of the whole run."""
+    return f"{name}.parquet"
 
 
 def stored_columns(args: pa.Schema | None) -> pa.Schema:

@@ -13,6 +13,7 @@ from fastcomm.readers.blocks import CutShortError, document
 from fastcomm.readers.store_layout import (
     MANIFEST,
     MANIFEST_LAYOUT,
+    TABLES,
     Fingerprint,
     checked_layout,
     file_name,
@@ -57,6 +58,15 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableFile:
+    """A table of the whole run, as it was written."""
+
+    name: str  # of `store_layout.TABLES`
+    size: int  # bytes
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
     """A rank that could not be stored; `rank` is None where nothing tells it."""
 
@@ -82,6 +92,7 @@ class Manifest:
     ranks: tuple[Entry, ...] = ()
     failed: tuple[Left, ...] = ()
     reading: Mapping[str, Any] | None = None  # what was said, as `store_said` writes it
+    tables: tuple[TableFile, ...] | None = None  # None where an older fastcomm wrote it
     writer: str | None = None  # a random name of the ingest, while it is being made
 
 
@@ -130,6 +141,7 @@ def _manifest(plain: dict[str, Any]) -> Manifest:
         expected=tuple(map(int, manifest.expected)),
         ranks=tuple(map(_entry, plain["ranks"])),
         failed=tuple(_check_kinds(Left(**each)) for each in plain["failed"]),
+        tables=None if manifest.tables is None else tuple(map(_table, plain["tables"])),
     )
 
 
@@ -144,6 +156,14 @@ def _check_kinds(found: T) -> T:
         if kinds and (type(value) not in kinds or is_long):
             raise TypeError(f"{each.name} is {str(value)[:40]!r}")
     return found
+
+
+def _table(plain: dict[str, Any]) -> TableFile:
+    table = _check_kinds(TableFile(**plain))
+    # The name comes from a file: it must not lead out of the store.
+    if table.name not in TABLES:
+        raise ValueError(f"table {table.name[:40]!r}")
+    return table
 
 
 def _entry(plain: dict[str, Any]) -> Entry:

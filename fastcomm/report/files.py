@@ -7,8 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from fastcomm import parquet
-from fastcomm.aside import aside
+from fastcomm.aside import aside, check_replaceable
 from fastcomm.errors import FastcommError
+from fastcomm.guard import check_no_input
 from fastcomm.remote import refuse_output
 from fastcomm.report import csv, workbook
 
@@ -19,6 +20,9 @@ def write(folder: str | Path, writers: Mapping[str, Writer]) -> list[Path]:
     """Write files by name into a folder, which is made; FastcommError where that fails."""
     refuse_output("--output", folder)
     folder = Path(folder)
+    for name in writers:
+        check_replaceable(folder / name)
+        check_no_input(folder / name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, writer in writers.items():
@@ -35,13 +39,17 @@ def write_tables(
     tables: Mapping[str, pa.Table],
     book: str | None = None,
 ) -> list[Path]:
-    """Write texts, and every table as CSV and Parquet; `book` names a workbook of them all."""
-    writers = {name: text(content) for name, content in texts.items()}
+    """Write every table as CSV and Parquet, and last the texts; `book` names a workbook.
+
+    A JSON file so says that the tables beside it are whole.
+    """
+    writers: dict[str, Writer] = {}
     for name, table in tables.items():
         writers[f"{name}.parquet"] = partial(parquet.write, table)
         writers[f"{name}.csv"] = partial(csv.write, table)
     if book is not None:
         writers[f"{book}.xlsx"] = partial(workbook.write, tables)
+    writers.update((name, text(content)) for name, content in texts.items())
     return write(folder, writers)
 
 

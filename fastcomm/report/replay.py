@@ -176,11 +176,11 @@ def nodes(replayed: Replayed) -> pa.Table:
 
 
 def write(said: dict[str, Any], replayed: Replayed, folder: Path) -> None:
-    """Write replay.json, nodes.parquet, edges.parquet and graph.graphml."""
+    """Write nodes.parquet, edges.parquet, graph.graphml, and last replay.json."""
     writers: dict[str, files.Writer] = {
-        "replay.json": files.text(json.dumps(said, indent=2)),
         "nodes.parquet": partial(parquet.write, nodes(replayed)),
         "edges.parquet": partial(parquet.write, replayed.replayer.graph.table()),
         "graph.graphml": files.text(graphml(replayed)),
+        "replay.json": files.text(json.dumps(said, indent=2)),
     }
     files.write(folder, writers)

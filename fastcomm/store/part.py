@@ -14,9 +14,9 @@ from fastcomm import parquet
 from fastcomm.aside import aside
 from fastcomm.inert import utf8
 from fastcomm.readers import store
-from fastcomm.readers.store_files import footer_sha256
-from fastcomm.readers.store_layout import COMPRESSION, Fingerprint, file_name
-from fastcomm.readers.store_manifest import ClockNote, Entry
+from fastcomm.readers.store_files import footer_sha256, table_file
+from fastcomm.readers.store_layout import COMPRESSION, Fingerprint, file_name, table_name
+from fastcomm.readers.store_manifest import ClockNote, Entry, TableFile
 from fastcomm.trace import clocks
 from fastcomm.trace.schema import TAG, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
@@ -79,16 +79,19 @@ def untagged(trace: Trace) -> int:
     return int((trace.comm["tag"].to_numpy() == TAG["OTHER"]).sum())
 
 
-def write_tables(folder: Path, parts: Sequence[Part], notes: Mapping[int, ClockNote]) -> None:
-    """Write the tables of the whole run; the parts are sorted by rank."""
+def write_tables(
+    folder: Path, parts: Sequence[Part], notes: Mapping[int, ClockNote]
+) -> tuple[TableFile, ...]:
+    """Write the tables of the whole run and say what was written; parts are sorted by rank."""
     tables = {
         "ranks": _ranks([part.entry for part in parts], notes),
         "groups": pa.concat_tables([part.groups for part in parts]),
         "iterations": pa.concat_tables([part.iterations for part in parts]),
     }
     for name, table in tables.items():
-        with aside(folder / f"{name}.parquet") as path:
+        with aside(folder / table_name(name)) as path:
             parquet.write(table, path, compression=COMPRESSION, store_schema=False)
+    return tuple(table_file(folder, name) for name in tables)
 
 
 def _ranks(entries: Sequence[Entry], notes: Mapping[int, ClockNote]) -> pa.Table:

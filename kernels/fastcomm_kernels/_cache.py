@@ -4,9 +4,11 @@ Numba's own cache trusts its files, keeps an index that two processes may overwr
 other, and needs a folder that can be written to even where nothing is left to compile. Here
 each file has the code of one kernel for one signature, its key and its checksum. What cannot be
 read is compiled and written again; what cannot be written goes to a second folder, or stays in
-memory.
+memory. Code is run, so that folders and files of other users, and those that other users can
+write to, are not read.
 """
 
+import errno
 import hashlib
 import logging
 import multiprocessing
@@ -17,7 +19,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,58 @@ _dumps: Any = dumps
 _rebuild: Any = CompileResult._rebuild
 _LOG = logging.getLogger("fastcomm")
 _CHECKSUM = hashlib.sha256().digest_size  # bytes
-_PRIVATE = 0o700  # permissions
+_PRIVATE, _OWN_FOLDER, _OWN_FILE = 0o700, 0o755, 0o644  # permissions
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO would wait for a writer
 _VERSION = f"{numba.__version__}-{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+class UnsafeError(OSError):
+    """A folder or file that is not this user's or root's, or that others can write to."""
+
+
+@contextmanager
+def _opened(path: Path, flags: int, inside: int | None = None) -> Iterator[int]:
+    """Open a folder or a regular file; UnsafeError where another user may have written it."""
+    number = os.open(path if inside is None else path.name, flags, dir_fd=inside)
+    try:
+        status = os.fstat(number)
+        is_plain = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
+        is_writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not is_plain or is_writable or status.st_uid not in (0, os.geteuid()):
+            raise UnsafeError(
+                errno.EPERM, "belongs to another user, or others can write to it", str(path)
+            )
+        yield number
+    finally:
+        os.close(number)
+
+
+@contextmanager
+def _opened_folder(folder: Path) -> Iterator[int]:
+    """Open the folder of this version in that of all versions, if both are safe."""
+    with (
+        _opened(folder.parent, _FOLDER) as parent,
+        _opened(folder, _FOLDER, parent) as number,
+    ):
+        yield number
+
+
+def _content(path: Path) -> bytes:
+    with (
+        _opened_folder(path.parent) as inside,
+        _opened(path, _FILE, inside) as number,
+        os.fdopen(number, "rb", closefd=False) as file,
+    ):
+        return file.read()
+
+
+def _is_safe(folder: Path) -> bool:
+    """Whether code in a folder may be run."""
+    with suppress(OSError), _opened_folder(folder):
+        return True
+    return False
 
 
 class Folders:
@@ -46,29 +98,30 @@ class Folders:
     def _readable(self) -> Iterator[Path]:
         if self._first is not None:
             yield self._first
-        if (spare := self._spare()) is not None:
+        if (spare := self._spare()) is not None and _is_safe(spare):
             yield spare
 
     def _spare(self, *, make: bool = False) -> Path | None:
-        """The temporary folder; None where there is none that only this user can write to.
-
-        Its name is known to all: it may be a trap of another user, and code in it is run.
-        """
+        """The temporary folder. Its name is known to all: it may be a trap of another user."""
         try:
             folder = Path(tempfile.gettempdir()) / f"fastcomm-{os.geteuid()}"
             if make:
                 folder.mkdir(mode=_PRIVATE, exist_ok=True)
-            status = folder.lstat()
         except OSError:
             return None
-        is_mine = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == _PRIVATE
-        return folder / self._name if stat.S_ISDIR(status.st_mode) and is_mine else None
+        return folder / self._name
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file whose checksum is right; None where there is none."""
+        """The content of a safe file whose checksum is right; None where there is none."""
         for folder in self._readable():
             try:
-                content = (folder / name).read_bytes()
+                content = _content(folder / name)
+            except UnsafeError as error:
+                self.warn(
+                    f"{error.filename}: {error.strerror}; compiled code there is not used: "
+                    "remove it, or set XDG_CACHE_HOME to a folder of your own"
+                )
+                continue
             except OSError:
                 continue
             checksum, data = content[:_CHECKSUM], content[_CHECKSUM:]
@@ -106,13 +159,16 @@ class Folders:
 
     def has(self, mark: str) -> bool:
         """Whether there is a mark."""
-        return any((folder / f"{mark}-{_VERSION}").exists() for folder in self._readable())
+        return any(
+            _is_safe(folder) and (folder / f"{mark}-{_VERSION}").exists()
+            for folder in self._readable()
+        )
 
     def mark(self, mark: str) -> None:
         """Leave a mark for later processes, unless code stays in memory."""
         spare = self._spare() if self._is_spare_writable else None
         folder = self._first if self._is_first_writable else spare
-        if folder is not None:
+        if folder is not None and _is_safe(folder):
             with suppress(OSError):
                 (folder / f"{mark}-{_VERSION}").touch()
 
@@ -123,10 +179,18 @@ class Folders:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether files can be made in a folder, or it can be made itself."""
+    """Whether files can be made in a folder that is safe, or it can be made itself."""
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    return os.access(folder, os.W_OK)
+        _make(folder)
+    return _is_safe(folder) and os.access(folder, os.W_OK)
+
+
+def _make(folder: Path) -> None:
+    """Make the folder of this version; only this user can write to it, whatever the umask."""
+    folder.parent.parent.mkdir(parents=True, exist_ok=True)
+    for each in (folder.parent, folder):
+        with suppress(FileExistsError):
+            each.mkdir(mode=_OWN_FOLDER)
 
 
 def _write(folder: Path | None, name: str, content: bytes) -> str:
@@ -135,8 +199,12 @@ def _write(folder: Path | None, name: str, content: bytes) -> str:
         return "no folder for compiled code"
     unfinished = folder / f".{name}.{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(content)
+        _make(folder)
+        with (
+            _opened_folder(folder),
+            os.fdopen(os.open(unfinished, _NEW, _OWN_FILE), "wb") as file,
+        ):
+            file.write(content)
         unfinished.replace(folder / name)
     except OSError as error:
         return f"{folder}: {error.strerror or error}"
