@@ -16,10 +16,8 @@ from fastcomm_kernels.json_numbers import NULL
 Ints = NDArray[np.int64]
 Rows = NDArray[np.int64]
 
-# Calls of CUDA and HIP that start device work.
-_LAUNCH = re.compile(
-    r"Launch(?:Cooperative|Ext)?Kernel|GraphLaunch|^(?:cuda|hip|cu)Mem(?:cpy|set)"
-)
+# Calls of CUDA and HIP that always start device work; a copy or memset of nothing does not.
+_LAUNCH = re.compile(r"Launch(?:Cooperative|Ext)?Kernel|GraphLaunch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +88,7 @@ class Events:
         return np.where((correlations[at] == wanted) & (wanted != NULL), calls[at], -1)
 
     def unanswered(self) -> Ints:
-        """Return when device work was launched that is not among the events."""
+        """Return when kernels or graphs were launched whose work is not among the events."""
         calls = self.rows_named(lambda name: _LAUNCH.search(name) is not None, "runtime")
         correlation = self.columns["correlation"]
         work = self.rows("kernel", "memcpy", "memset")
