@@ -76,12 +76,10 @@ def events_begin(text: bytes, look_from: int, *, nested: bool = False) -> int:
 
 def is_inner(before: bytes) -> bool:
     """Whether a key behind this text belongs to an object inside the outer one."""
-    # Most texts are settled by their braces alone; a string may hold some.
-    return _depth(before) > 1 and _depth(_STRING.sub(b"", before)) > 1
-
-
-def _depth(text: bytes) -> int:
-    return text.count(b"{") - text.count(b"}")
+    with suppress(orjson.JSONDecodeError):  # most texts are settled so, fast
+        return not isinstance(orjson.loads(before + b'"":0}'), dict)
+    outside = _STRING.sub(b"", before)
+    return outside.count(b"{") - outside.count(b"}") > 1
 
 
 def members(head: bytes, tail: bytes) -> dict[str, Any]:
