@@ -1,4 +1,10 @@
+import gzip
+import json
+import random
+import re
+
 import kineto_text as k
+import numpy as np
 import pytest
 from commands import invoke
 
@@ -251,46 +257,141 @@ def read_cut(tmp_path, events, end, clock="auto"):
     return kineto.read(path, ReadOptions(allow_truncated=True, iterations=rule))
 
 
-# What shows that step 1 is whole are the launches of later steps.
-@pytest.mark.parametrize(("is_launched", "whole"), [(True, [0, 1]), (False, [0])])
+def in_order(rows):
+    return sorted(rows, key=lambda row: row["ts"])
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
 def test_steps_without_device_work_at_a_cut_end_are_left_out_and_reported(
-    tmp_path, is_launched, whole
+    tmp_path, is_launched
 ):
+    whole = [0, 1]
     launches = [k.launch(10 * n + 1, n + 1) for n in range(4)]
     kernels = [k.kernel(f"step{n}", 10 * n + 5, 4, correlation=n + 1) for n in range(4)]
-    rows = [*MARKS, *(launches if is_launched else ()), *kernels]
-    trace = read_cut(tmp_path, rows, "step2")
+    rows = in_order([*MARKS, *(launches if is_launched else ()), *kernels])
+    trace = read_cut(tmp_path, rows, "step3")
     assert trace.iterations["number"].to_pylist() == whole
-    words = f"iterations {len(whole)}-3 are left out: the trace is truncated"
-    assert words in str(trace.meta.warnings)
+    assert "iterations 2-3 are left out (2 of 4): the trace is truncated before the end" in str(
+        trace.meta.warnings
+    )
     if is_launched:
         assert trace.device_iterations["number"].to_pylist() == whole
         assert trace.device_notes == ()
 
 
 def paired(events=4):
-    """Four steps of some kernels, each behind its launch in the file, as profilers write."""
+    """Four steps of some kernels, in order of time."""
     rows = list(MARKS)
     for step in range(4):
         for n in range(events):
             number = events * step + n + 1
             rows.append(k.launch(10 * step + 1 + n, number))
             rows.append(k.kernel(f"{step}.{n}.", 10 * step + 9 + n, 1, correlation=number))
-    return rows
+    return in_order(rows)
 
 
 @pytest.mark.parametrize("clock", ["auto", "host", "device"])
 @pytest.mark.parametrize(
-    ("end", "whole"), [("2.0.", [0, 1]), ("2.3.", [0, 1]), ("3.3.", [0, 1, 2]), ("0.2.", [])]
+    # Where step 1 ends is known by the first work of step 2.
+    ("end", "whole"),
+    [("2.0.", [0]), ("2.1.", [0, 1]), ("2.3.", [0, 1]), ("3.3.", [0, 1, 2]), ("0.2.", [])],
 )
 def test_the_step_that_contains_the_cut_is_left_out_and_reported(tmp_path, end, whole, clock):
     trace = read_cut(tmp_path, paired(), f'"{end}', clock)
     assert trace.iterations["number"].to_pylist() == whole
     if clock != "host":
         assert trace.device_iterations["number"].to_pylist() == whole
-    absent = [n for n in range(4) if n not in whole]
-    words = f"iterations {absent[0]}-3 are" if len(absent) > 1 else "iteration 3 is"
-    assert f"{words} left out: the trace is truncated" in str(trace.meta.warnings)
+    # Marks behind the cut are not known.
+    first, out, known = re.search(
+        r"iterations? (\d)[-\d]* (?:is|are) left out \((\d) of (\d)\): the trace is truncated",
+        str(trace.meta.warnings),
+    ).groups()
+    assert (int(first), int(known) - int(out)) == (len(whole), len(whole))
+
+
+def rows_of(trace):
+    """The windows and the device work of each iteration."""
+    events = trace.events.filter(trace.events["correlation"].is_valid()).to_pydict()
+    start, stop = np.array(events["start"]), np.array(events["stop"])
+    kind = np.array(events["kind"])
+    windows = trace.iterations if trace.device_iterations is None else trace.device_iterations
+    found = {}
+    for row in windows.to_pylist():
+        first, last = row["start"], row["stop"]
+        length = np.minimum(stop, last) - np.maximum(start, first)
+        work = [int(length[(length > 0) & (kind == which)].sum()) for which in range(3)]
+        found[row["number"]] = (first, last, *work)
+    return found
+
+
+def check_cuts(folder, rows, places):
+    """Compare the iterations that remain at each cut with those of the whole trace."""
+    path = k.write(folder / "rank0.json", rows)
+    whole, text = rows_of(kineto.read(path, ReadOptions())), path.read_bytes()
+    begin = text.index(b'"traceEvents"') + 20
+    most = 0
+    for place in places:
+        path.write_bytes(text[: begin + int(place * (len(text) - begin - 20))])
+        try:
+            trace = kineto.read(path, ReadOptions(allow_truncated=True))
+        except TraceFileError as error:
+            if "no device work, launch or annotation" not in str(error):
+                raise
+            continue
+        found = rows_of(trace)
+        assert found == {number: whole[number] for number in found}, place
+        assert set(trace.iterations["number"].to_pylist()) == set(found)
+        most = max(most, len(found))
+    return most
+
+
+def by_activity(rows):
+    """The rows as profilers write them: marks, then launches and work in some order."""
+    marks = [row for row in rows if row["cat"] == "user_annotation"]
+    return marks + [row for row in rows if row["cat"] != "user_annotation"]
+
+
+def buffered(rows):
+    """The rows by activity, the later half of the launches and their work first."""
+    rest = by_activity(rows)[4:]
+    return MARKS + rest[len(rest) // 2 :] + rest[: len(rest) // 2]
+
+
+def test_no_step_that_a_cut_leaves_differs_from_the_whole_trace(tmp_path):
+    places = [n / 40 for n in range(40)]
+    assert check_cuts(tmp_path, paired(), places) == 3
+    assert check_cuts(tmp_path, by_activity(paired()), places) == 0
+    assert check_cuts(tmp_path, buffered(paired()), places) == 0
+    for seed in range(8):
+        rows = random.Random(seed).sample(paired(), k=len(paired()))
+        assert check_cuts(tmp_path, rows, places) == 0
+
+
+@pytest.mark.compiled
+def test_no_step_of_a_real_trace_that_is_cut_differs(tmp_path, request):
+    path = request.getfixturevalue("kineto") / "sampled_2of128/rank-0.json.gz"
+    rows = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    rows = [row for row in rows if row["ph"] == "X"]
+    places = [n / 16 for n in range(16)]
+    assert check_cuts(tmp_path, rows, places) == 0
+    assert check_cuts(tmp_path, in_order(rows), places) == 1
+
+
+@pytest.mark.parametrize("end", ["1.2.", "0.0."])
+def test_work_in_no_order_of_time_leaves_no_step_and_says_so(tmp_path, end):
+    warnings = str(read_cut(tmp_path, by_activity(paired()), f'"{end}').meta.warnings)
+    assert "iterations 0-3 are left out (4 of 4)" in warnings
+    assert ("not in order of time" if end == "1.2." else "before any device work") in warnings
+
+
+@pytest.mark.parametrize("rows", [paired()[1:][:12], [k.all_reduce(n, 1) for n in range(9)]])
+def test_a_cut_trace_without_marks_has_no_iteration(tmp_path, rows):
+    rows = [row for row in rows if row["cat"] != "user_annotation"]
+    trace = read_cut(tmp_path, [*rows, k.kernel("last", 99, 1)], "last")
+    assert trace.iterations.num_rows == 0
+    (warning,) = [note for note in trace.meta.warnings if "left out" in note]
+    assert "has no marks that show which steps are whole" in warning
+    assert "whole trace counts" not in str(trace.meta.warnings)
 
 
 def test_work_that_its_file_lacks_cuts_the_step_of_its_launch(tmp_path):
@@ -313,7 +414,7 @@ def test_a_trace_that_is_cut_inside_its_first_step_has_no_numbers(tmp_path):
     words = (path, "--allow-truncated")
     assert "n/a: there is no iteration" in invoke("metrics", *words).stdout
     error = invoke("critical-path", *words, code=1).stderr
-    assert "truncated inside its first step" in error
+    assert "truncated, and no step is known to be whole" in error
 
 
 def test_steps_without_device_work_in_a_whole_trace_stay(tmp_path):
@@ -323,8 +424,15 @@ def test_steps_without_device_work_in_a_whole_trace_stay(tmp_path):
     assert trace.iterations["number"].to_pylist() == [0, 1, 2, 3]
 
 
-def test_a_cut_trace_without_any_device_work_keeps_its_steps(tmp_path):
+def test_a_cut_trace_without_any_device_work_has_no_step(tmp_path):
     marks = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
     path = cut(tmp_path, [*marks, k.kernel("gemm", 1, 1)], "gemm")
     trace = kineto.read(path, ReadOptions(allow_truncated=True))
-    assert trace.iterations["number"].to_pylist() == [0, 1, 2, 3]
+    assert trace.iterations["number"].to_pylist() == []
+    warnings = str(trace.meta.warnings)
+    assert "iterations 0-3 are left out (4 of 4)" in warnings
+    assert "the trace is truncated before any" in warnings
+    assert "activities=" not in warnings
+    found = json.loads(invoke("metrics", path, "--allow-truncated", "--json").stdout)
+    assert found["iterations"] == 0
+    assert "the trace is truncated before any" in str(found["warnings"])

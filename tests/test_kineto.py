@@ -1,9 +1,12 @@
 """From the text of a trace to its communication events."""
 
+import json
+
 import kineto_text as k
 import oracle_kineto
 import pytest
 
+import fastcomm
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import kineto
 from fastcomm.readers.assembly import ReadOptions
@@ -272,6 +275,22 @@ def test_a_file_of_another_rank_is_an_error(tmp_path):
     path = k.write(tmp_path / "rank0.json", [k.kernel("gemm", 1, 1)], rank=3)
     with pytest.raises(TraceFileError, match=r"says rank 3, taken for rank 0"):
         kineto.read(path, ReadOptions(), rank=0)
+
+
+def test_a_negative_rank_is_an_error(tmp_path):
+    path = k.write(tmp_path / "rank1.json", [k.kernel("gemm", 1, 1)], rank=-1)
+    with pytest.raises(TraceFileError, match=r"rank1.json: distributedInfo says rank -1"):
+        kineto.read(path, ReadOptions(), rank=1)
+
+
+def test_a_list_of_events_inside_an_inner_object_is_not_that_of_the_trace(tmp_path):
+    document = k.document([k.kernel("gemm", 1, 1)], rank=3, world=4)
+    inner = {"traceEvents": [k.kernel("other", 5, 1)], "note": 'say "{" and \\'}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"metadata": inner, "more": {"traceEvents": []}, **document}))
+    (source,) = fastcomm.open_run(path).sources
+    assert source.rank == 3
+    assert source.read().events["name"].to_pylist() == ["gemm"]
 
 
 def test_a_file_without_anything_to_measure_is_an_error(tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import kineto_text as k
 import pytest
+from commands import invoke
 
 import fastcomm
 from fastcomm.errors import FastcommError, TraceFileError
@@ -67,6 +68,22 @@ def test_files_that_contradict_each_other_about_the_world_are_an_error(tmp_path)
         TraceFileError, match=r"world size: 2 \(.*a\.json\) and 4 \(.*b\.json\)"
     ):
         fastcomm.open_run(tmp_path)
+
+
+@pytest.mark.parametrize("command", ["metrics", "info --all", "ingest"])
+def test_world_sizes_behind_the_events_that_contradict_each_other_are_an_error(
+    tmp_path, command
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for rank, world in enumerate((4, 8)):
+        document = k.document(STEP, rank=rank, world=world)
+        document["distributedInfo"] = document.pop("distributedInfo")
+        (folder / f"rank{rank}.json").write_text(json.dumps(document))
+    words = command.split()
+    words += ["-o", tmp_path / "store"] if command == "ingest" else []
+    error = invoke(words[0], folder, *words[1:], code=1).stderr
+    assert "contradict each other about the world size: 4 (rank 0) and 8 (rank 1)" in error
 
 
 def test_a_rank_beyond_the_world_is_an_error(tmp_path):

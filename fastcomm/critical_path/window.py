@@ -85,8 +85,8 @@ def find(trace: Trace, wanted: Wanted) -> Window:
     numbers = trace.iterations["number"].to_pylist()
     if not numbers:
         raise WindowError(
-            f"{trace.meta.path}: truncated inside its first step, so no step is whole; name "
-            "another part of it with --annotation"
+            f"{trace.meta.path}: truncated, and no step is known to be whole; name another "
+            "part of it with --annotation"
         )
     # The first profiled step lacks what was launched before it.
     number = wanted.iteration

@@ -97,7 +97,7 @@ def info(
     told = {each.rank.rank for each in seen} if len(run.ranks) == 1 else set(run.ranks)
     return Info(
         stored=bool(manifests),
-        **_files(run, [each.world_size for each in seen]),
+        **_files(run, [(each.rank.rank, each.world_size) for each in seen]),
         ranks=tuple(sorted(told)),
         details=tuple(each.rank for each in seen),
         groups=pa.concat_tables([each.groups for each in seen]),
@@ -114,13 +114,14 @@ def _all(parts: Sequence[tuple[Seen, ...]]) -> tuple[Seen, ...]:
     return tuple(chain.from_iterable(parts))
 
 
-def _files(run: Run, worlds: Sequence[int | None] = ()) -> dict[str, Any]:
+def _files(run: Run, worlds: Sequence[tuple[int, int | None]] = ()) -> dict[str, Any]:
     sizes = {source.path: source.size for source in run.sources}
     absent = missing(run.expected, run.world_size)
+    agreed = agreed_size(worlds)
     return {
         "files": len(sizes),
         "size": sum(sizes.values()),
-        "world_size": run.world_size or agreed_size(worlds),
+        "world_size": run.world_size or agreed,
         # Of the missing ranks the answer has more to say.
         "warnings": tuple(note for note in run.warnings if note not in absent),
     }

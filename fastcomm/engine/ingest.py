@@ -190,6 +190,7 @@ def _finished(
 ) -> Ingested:
     """The tables, and last the manifest: a store is whole once that says so."""
     folder = planned.folder
+    world = _world_size(parts)
     failed = tuple(_left(each, folder) for each in left_out)
     notes = _clock_notes(parts)
     try:
@@ -200,7 +201,7 @@ def _finished(
         begun,
         complete=True,
         tables=tables,
-        world_size=begun.world_size or _world_size(parts),
+        world_size=begun.world_size or world,
         writer=None,
         expected=tuple(
             sorted(
@@ -227,7 +228,7 @@ def _finished(
 
 def _world_size(parts: Sequence[Part]) -> int | None:
     """Return the world size that the traces say behind their events, if it has all ranks."""
-    size = agreed_size(part.world_size for part in parts)
+    size = agreed_size((part.entry.rank, part.world_size) for part in parts)
     return size if size is None or parts[-1].entry.rank < size else None
 
 

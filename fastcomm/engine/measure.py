@@ -131,7 +131,7 @@ class _Question:
     def _run_warnings(self, notes: Sequence[RankNote]) -> tuple[str, ...]:
         # A file that is alone says its rank with its world.
         ranks = [note.rank for note in notes] if len(self.untold) == 1 else self.untold
-        world = agreed_size(note.world_size for note in notes)
+        world = agreed_size((note.rank, note.world_size) for note in notes)
         return with_world(self.warnings, ranks, world)
 
     def _clock_warnings(self) -> Iterable[str]:

@@ -159,6 +159,7 @@ def answer(  # noqa: PLR0913 - one word a choice
     timed = len(ranks) - len(lacks.get("times", ()))
     numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
     count = len(numbers) if timed else None
+    agreed = agreed_size((note.rank, note.world_size) for note in partial.notes)
     material = _material(partial)
     tags = np.unique(material.sums["tag"].to_numpy()).tolist()
     seen, tables = across(material, clocks, spread)
@@ -181,7 +182,7 @@ def answer(  # noqa: PLR0913 - one word a choice
         bandwidth=bandwidth_.bandwidth(material.sums, over_all.p95, link),
         across=seen,
         warnings=(*warnings, *_warnings(partial.notes, lacks, beyond)),
-        world_size=world_size or agreed_size(note.world_size for note in partial.notes),
+        world_size=world_size or agreed,
         failed=tuple(failed),
         lacks=lacks,
         tables={

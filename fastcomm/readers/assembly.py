@@ -114,9 +114,7 @@ def _iterations(
     try:
         marks = find_iterations(_marks(events, found), rule)
         work = _device_work(events)
-        whole = (
-            without_cut_end(marks, work, events.unanswered()) if meta.is_truncated else marks
-        )
+        whole = _without_cut_end(marks, work, events) if meta.is_truncated else marks
         return whole, _on_device(marks, work, rule, kept=len(whole.number))
     except ConfigError as error:
         raise TraceFileError(f"{meta.path}: {error}") from error
@@ -145,8 +143,15 @@ def _device_work(events: Events) -> DeviceWork:
         start=start[work],
         stop=stop[work],
         launch=np.where(launch >= 0, start[launch], UNKNOWN),
-        offset=events.columns["offset"][work],
     )
+
+
+def _without_cut_end(marks: Iterations, work: DeviceWork, events: Events) -> Iterations:
+    """Return the iterations of a truncated trace that its events show to be whole."""
+    # Those that every reading keeps, sorted by start.
+    offset = events.columns["offset"][events.rows(*DEVICE_KINDS, "runtime", "annotation")]
+    is_ordered = bool((offset[1:] > offset[:-1]).all())
+    return without_cut_end(marks, work, events.unanswered(), is_ordered=is_ordered)
 
 
 def _on_device(

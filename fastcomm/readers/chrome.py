@@ -138,6 +138,11 @@ class _Reader:
                 raise TraceFileError(f"{self.path}: no JSON trace: {what}")
             if window.n > envelope.LIMIT:
                 break
+        # Where the text in front of the events is damaged, its braces mislead.
+        head = window.bytes()
+        if (at := envelope.events_begin(head, 0, nested=True)) >= 0:
+            self.state[json_scan.AT] = at
+            return head[:at]
         if not window.n and not window.cut:
             raise TraceFileError(f"{self.path}: empty; wanted a JSON trace")
         what = "the compressed file is cut short, and" if window.cut else "the file has"

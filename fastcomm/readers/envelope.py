@@ -13,6 +13,8 @@ import orjson
 
 LIMIT = 1 << 26
 
+_MOST_LISTS = 64  # each costs a look at the text before it
+
 _BOM = b"\xef\xbb\xbf"
 _BLANKS = b" \t\r\n"
 NOTHING = _BOM + _BLANKS + b"\0"  # between documents
@@ -25,6 +27,8 @@ _MISSING = re.compile(rb":\s*(?=[,}])")
 _MAYBE_END = re.compile(rb"\](?=\s*(?:[\"}]|,\s*\"|\0*$))")
 LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BEGIN = re.compile(rb'\{\s*"schemaVersion"\s*:')
+# It matches an unfinished string, too: so it never looks at a byte twice.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _EVENT = re.compile(rb'"ph"\s*:\s*"X"')
 
 
@@ -51,19 +55,33 @@ def _start(text: bytes) -> int:
     return _BEFORE.match(text).end()  # type: ignore[union-attr]
 
 
-def events_begin(text: bytes, look_from: int) -> int:
-    """Where the list of events begins; else ``~index`` of where to look in a longer text."""
+def events_begin(text: bytes, look_from: int, *, nested: bool = False) -> int:
+    """Where the list of events begins; else ``~index`` of where to look in a longer text.
+
+    A list inside an inner object counts only if `nested`.
+    """
     start = _start(text)
     if text.startswith(b"[", start):
         return start + 1
-    while (key := text.find(_KEY, look_from)) >= 0:
+    for _ in range(_MOST_LISTS):
+        key = text.find(_KEY, look_from)
+        if key < 0:
+            break
         found = _LIST.match(text, key + len(_KEY))
         look_from = found.end() if found else key + len(_KEY)
-        if found and found[1]:
+        if found and found[1] and (nested or not is_inner(text[start:key])):
             return look_from
         if look_from == len(text):
             return ~key
     return ~max(look_from, len(text) - len(_KEY), 0)
+
+
+def is_inner(before: bytes) -> bool:
+    """Whether a key behind this text belongs to an object inside the outer one."""
+    with suppress(orjson.JSONDecodeError):  # most texts are settled so, fast
+        return not isinstance(orjson.loads(before + b'"":0}'), dict)
+    outside = _STRING.sub(b"", before)
+    return outside.count(b"{") - outside.count(b"}") > 1
 
 
 def members(head: bytes, tail: bytes) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The kept events of one Kineto file as columns, and how one leads to another."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +15,9 @@ from fastcomm_kernels.json_numbers import NULL
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.int64]
+
+# Calls of CUDA and HIP that always start device work; a copy or memset of nothing does not.
+_LAUNCH = re.compile(r"Launch(?:Cooperative|Ext)?Kernel|GraphLaunch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +88,11 @@ class Events:
         return np.where((correlations[at] == wanted) & (wanted != NULL), calls[at], -1)
 
     def unanswered(self) -> Ints:
-        """Return when kernels were launched that are not among the events."""
-        calls = self.rows_named(lambda name: "LaunchKernel" in name, "runtime")
+        """Return when kernels or graphs were launched whose work is not among the events."""
+        calls = self.rows_named(lambda name: _LAUNCH.search(name) is not None, "runtime")
         correlation = self.columns["correlation"]
-        is_absent = ~np.isin(correlation[calls], correlation[self.rows("kernel")])
+        work = self.rows("kernel", "memcpy", "memset")
+        is_absent = ~np.isin(correlation[calls], correlation[work])
         found: Ints = self.columns["start"][calls[is_absent]]
         return found
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import orjson
 
 from fastcomm.errors import TraceFileError
+from fastcomm.readers import envelope
 from fastcomm.readers.blocks import BLOCK, CutShortError, blocks
 from fastcomm.readers.kineto_categories import CATEGORIES
 from fastcomm.readers.magic import described, unpack
@@ -48,8 +49,6 @@ _MORE_CATEGORIES = frozenset(
 )
 _PHASE = re.compile(rb'"ph"\s*:\s*"(?!M")')
 _LIST_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
-# It matches an unfinished string, too: so it never looks at a byte twice.
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _MOST_LISTS = 16
 RANK_KEYS = ("rank", "world_size")
 
@@ -108,7 +107,8 @@ def _peek(path: Path, _size: int, _changed_ns: int, _mode: int) -> Peek:
         return Peek("foreign", error=words, is_whole=head.is_whole or found == "array")
     if (kind := _kind(text)) is None:
         return Peek("damaged", error=head.error or "no JSON, or not all of it")
-    info = _info(head.text[: max(head.text.find(_KEY), 0)])
+    begin = envelope.events_begin(head.text, 0)
+    info = _info(head.text[: max(begin if begin >= 0 else head.text.find(_KEY), 0)])
     rank, world = (info[key] if is_count(info.get(key)) else None for key in RANK_KEYS)
     return Peek(kind, rank, world)
 
@@ -155,8 +155,7 @@ def _is_foreign(text: bytes, head: _Beginning) -> bool:
 def _is_nested(text: bytes) -> bool:
     """Whether every list of events in a text belongs to an inner object."""
     ends = [found.end() for found in islice(_LIST_BEGINS.finditer(text), _MOST_LISTS)]
-    outer = [_STRING.sub(b"", text[:end]) for end in ends]
-    return bool(ends) and all(part.count(b"{") - part.count(b"}") > 1 for part in outer)
+    return bool(ends) and all(envelope.is_inner(text[:end]) for end in ends)
 
 
 def _is_filled(text: bytes) -> bool:

@@ -49,6 +49,7 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     )
     info = scanned.envelope.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
+    _check_sign(path, info.get("rank"))
     own, world = (
         info[key] if json_head.is_count(info.get(key)) else None for key in json_head.RANK_KEYS
     )
@@ -59,7 +60,9 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
     events, lanes, origin, notes = _events(scanned)
     lacks: tuple[str, ...] = ()
     if not len(events.rows(*DEVICE_KINDS)):
-        word, reason = why_no_device_work(path, len(events.rows("runtime")))
+        word, reason = why_no_device_work(
+            path, len(events.rows("runtime")), is_truncated=scanned.is_truncated
+        )
         lacks, notes = (word,), [*notes, reason]
     elif strange.events:
         lacks, reason = why_strange(path, strange)
@@ -77,6 +80,15 @@ def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
         is_truncated=scanned.is_truncated,
     )
     return assemble(events, lanes, found, options, meta)
+
+
+def _check_sign(path: Path, rank: object) -> None:
+    """TraceFileError where a file says that its rank is negative."""
+    if isinstance(rank, int) and rank < 0:
+        raise TraceFileError(
+            f"{path}: distributedInfo says rank {rank}; expected a number from 0 on. Correct "
+            "it, or remove it to take the rank from the name of the file"
+        )
 
 
 def claims(path: Path) -> bool:

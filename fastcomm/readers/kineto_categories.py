@@ -219,7 +219,9 @@ def _strange_categories(path: Path) -> list[tuple[str, int]]:
     return sorted(found, key=lambda each: -each[1])
 
 
-def why_no_device_work(path: Path, launches: int) -> tuple[str, str]:
+def why_no_device_work(
+    path: Path, launches: int, *, is_truncated: bool = False
+) -> tuple[str, str]:
     """Return the word of `LACKS` for a trace without device work, and the reason with a remedy.
 
     Parameters
@@ -228,12 +230,16 @@ def why_no_device_work(path: Path, launches: int) -> tuple[str, str]:
         The trace.
     launches
         How many calls of a device's runtime the trace has.
+    is_truncated
+        Whether the file ends early.
 
     """
     if unknown := unknown_categories(path):
         named = ", ".join(map(repr, unknown[:_MOST_NAMED]))
         more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
         word, why = "device_kinds", f"the categories {named}{more} are not understood"
+    elif is_truncated:
+        word, why = "device", "the trace is truncated before any"
     elif launches:
         word, why = (
             "device",

@@ -193,14 +193,12 @@ def _disjoint(found: Iterations) -> Iterations:
 class DeviceWork:
     """Kernels, copies and communication of a device, in ns.
 
-    `launch` is when the call that launched the work began, or UNKNOWN. `offset` is where the
-    event stands in its file.
+    `launch` is when the call that launched the work began, or UNKNOWN.
     """
 
     start: Ints
     stop: Ints
     launch: Ints
-    offset: Ints
 
     def launched(self) -> "DeviceWork":
         """Return the work whose launch is recorded, sorted by launch."""
@@ -210,28 +208,53 @@ class DeviceWork:
             start=self.start[rows],
             stop=self.stop[rows],
             launch=self.launch[rows],
-            offset=self.offset[rows],
         )
 
 
-def without_cut_end(found: Iterations, work: DeviceWork, unanswered: Ints) -> Iterations:
-    """Drop the iterations of a truncated trace whose device work is not all there.
+def without_cut_end(
+    found: Iterations, work: DeviceWork, unanswered: Ints, *, is_ordered: bool
+) -> Iterations:
+    """Drop the iterations of a truncated trace that the file does not show to be whole.
 
-    `unanswered` are the moments of kernel launches whose kernels are not in the file. The trace
-    is whole up to the first of them, else up to the launch of the last device work in the file
-    (its start where no launch is recorded). Iterations that end later are dropped and named in
-    a warning. They stay where the whole trace is one, or no device work is recorded at all.
+    `unanswered` are the moments of launches whose device work is not in the file. Only in a
+    file whose events are in order of time (`is_ordered`) nothing before the last event is
+    behind the cut: there, the first iterations stay that have device work and all work of
+    their launches, and are followed by an iteration with device work. Those that are dropped
+    are named in a warning.
     """
-    if found.found_by == WHOLE or not len(work.start) + len(unanswered):
-        return found
-    kept = int(np.searchsorted(found.stop, _cut(found, work, unanswered), side="right"))
-    if kept == len(found.number):
+    # What is guessed from the collectives, or lasts to the end, depends on what is cut off.
+    is_marked = found.found_by not in (WHOLE, PERIOD)
+    kept = _whole_count(found, work, unanswered) if is_marked and is_ordered else 0
+    count = len(found.number)
+    if kept == count:
         return found
     dropped = found.number[kept:]
     words = f"iterations {in_ranges(np.sort(dropped).tolist())} are"
     words = words if len(dropped) > 1 else f"iteration {dropped[0]} is"
-    warning = f"{words} left out: the trace is truncated before the end of the device work"
-    return replace(_first(found, kept), warnings=(*found.warnings, warning))
+    why = "the trace is truncated before the end of the device work"
+    if not len(work.start):
+        why = "the trace is truncated before any device work"
+    elif not is_marked:
+        why = "the trace is truncated and has no marks that show which steps are whole"
+    elif not is_ordered:
+        why = (
+            "the trace is truncated and its events are not in order of time, so that device "
+            "work of any step may be missing"
+        )
+    warning = f"{words} left out ({len(dropped)} of {count}): {why}"
+    others = found.warnings if is_marked else ()  # what they say of a guess is void
+    return replace(_first(found, kept), warnings=(*others, warning))
+
+
+def _whole_count(found: Iterations, work: DeviceWork, unanswered: Ints) -> int:
+    """Return how many of the first iterations are whole in a file in order of time."""
+    moment = np.sort(np.where(work.launch == UNKNOWN, work.start, work.launch))
+    low, high = _between_edges(moment, found)
+    is_busy = high > low
+    is_whole = is_busy & np.append(is_busy[1:], False)
+    if len(unanswered):
+        is_whole &= found.stop <= unanswered.min()
+    return int(np.cumprod(is_whole).sum())
 
 
 def _first(found: Iterations, kept: int) -> Iterations:
@@ -239,15 +262,6 @@ def _first(found: Iterations, kept: int) -> Iterations:
     return replace(
         found, number=found.number[:kept], start=found.start[:kept], stop=found.stop[:kept]
     )
-
-
-def _cut(found: Iterations, work: DeviceWork, unanswered: Ints) -> int:
-    """Return the moment up to which a truncated trace has all device work."""
-    if len(unanswered):
-        return int(unanswered.min())
-    last = int(np.argmax(work.offset))
-    by_start = work.launch[last] == UNKNOWN or found.found_by == PERIOD
-    return int((work.start if by_start else work.launch)[last])
 
 
 def _between_edges(moment: Ints, found: Iterations) -> tuple[Ints, Ints]:

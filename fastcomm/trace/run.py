@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from fastcomm.errors import ConfigError
+from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.trace.trace import Trace
 
 MOST_RANKS = 1 << 22  # far above any job: a larger number is damage
@@ -99,10 +99,19 @@ def expected_ranks(
     return implied if world_size is None else max(world_size, len(numbers))
 
 
-def agreed_size(sizes: Iterable[int | None]) -> int | None:
-    """Return the world size that all ranks that say one agree on, else None."""
-    told = set(sizes) - {None}
-    return told.pop() if len(told) == 1 else None
+def agreed_size(sizes: Iterable[tuple[int, int | None]]) -> int | None:
+    """Return the world size that the ranks, each with its own, agree on; None: none says it.
+
+    Raises `TraceFileError` where they contradict each other.
+    """
+    told: dict[int, int] = {}
+    for rank, size in sizes:
+        if size is not None:
+            told.setdefault(size, rank)
+    if len(told) > 1:
+        words = " and ".join(f"{size} (rank {rank})" for size, rank in told.items())
+        raise TraceFileError(f"the files contradict each other about the world size: {words}")
+    return next(iter(told), None)
 
 
 def absent(ranks: Sequence[int], size: int) -> tuple[int, str]:
