@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 
-from fastcomm.engine.engine import Task, both
-from fastcomm.engine.ingest import ingest, plan
-from fastcomm.engine.local import Local
-from fastcomm.engine.processes import start_early
+from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.executors.executor import Task, both
+from fastcomm.executors.local import Local
+from fastcomm.executors.processes import start_early
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write

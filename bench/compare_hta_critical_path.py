@@ -15,7 +15,7 @@ from time import perf_counter
 from compare_hta import python_with_hta
 
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.window import Wanted
+from fastcomm.critical_path.window import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 
 ROUNDS = 3
@@ -48,7 +48,7 @@ def main():
         seconds = []
         for _ in range(ROUNDS + 1):
             begun = perf_counter()
-            found = analyse(trace, Wanted(annotation=annotation), rules=rules)
+            found = analyse(trace, Window(annotation=annotation), rules=rules)
             summary = found.summary()
             seconds.append(perf_counter() - begun)
         ours[rules] = {

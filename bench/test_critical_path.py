@@ -13,14 +13,13 @@ from tiled import tiled
 
 from fastcomm.critical_path import corrected, hta_graph, hta_window
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.edits import Edit
 from fastcomm.critical_path.overlay import Drawing, write
 from fastcomm.critical_path.ranks import joined
-from fastcomm.critical_path.what_if import Replay
-from fastcomm.critical_path.window import Wanted, Window
+from fastcomm.critical_path.what_if import Edit, Replay
+from fastcomm.critical_path.window import TimeRange, Window
 from fastcomm.graph.graph import longest_path
-from fastcomm.readers import kineto
 from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job
 from fastcomm.synthetic import write as write_job
@@ -28,7 +27,7 @@ from fastcomm_kernels import binding
 
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
 TIMES = 37  # a million events
-WHOLE = Window(start=-(1 << 62), stop=1 << 62)
+WHOLE = TimeRange(start=-(1 << 62), stop=1 << 62)
 OPTIONS = ReadOptions(whole=True)
 
 
@@ -45,7 +44,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def large(path):
-    return tiled(kineto.read(path, OPTIONS), TIMES)
+    return tiled(reader.read(path, OPTIONS), TIMES)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +98,7 @@ def test_the_path_of_hta(bar, large, definition):
 
 
 def test_a_replay(bar, large):
-    replay = Replay(analyse(large, Wanted(annotation="")))
+    replay = Replay(analyse(large, Window(annotation="")))
     weight = replay.edited([Edit(action="scale", what="compute", value=0.5)])
     nodes = len(replay.found.graph.event)
     column = np.random.default_rng(0).integers(0, 1 << 40, nodes)
@@ -124,8 +123,8 @@ def test_an_overlay(bar, path, tmp_path):
     text = path.read_bytes()
     plain = tmp_path / "rank0.json"
     plain.write_bytes(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text)
-    trace = kineto.read(plain, OPTIONS)
-    found = analyse(trace, Wanted(annotation=""))
+    trace = reader.read(plain, OPTIONS)
+    found = analyse(trace, Window(annotation=""))
     target, again = tmp_path / "overlay.json", tmp_path / "again.json"
     bar(
         "overlay",
@@ -145,7 +144,7 @@ def test_all_ranks(bar, tmp_path):
     keys = [events[name].to_numpy() for name in ("stop", "start", "lane")]
     bar(
         "all_ranks",
-        lambda: joined(traces, Wanted(annotation="")),
+        lambda: joined(traces, Window(annotation="")),
         lambda: np.lexsort(keys),
         count=events.num_rows,
         least=6,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fastcomm.dispatch import fast, laws
+from fastcomm.dispatch import fast, sampler
 from fastcomm.dispatch.cluster import preset
 from fastcomm.dispatch.compat import assigned_stages, pad
 from fastcomm.dispatch.recipe import Recipe
@@ -83,8 +83,8 @@ def test_counting(bar, name, nodes, each, topk):
 
 def test_drawing(bar):
     """Top 4 of 64 experts; the yardstick is NumPy's own Zipf numbers, repeats and all."""
-    law = laws.folded_zipf(1.2, 64)
-    threshold, alias = laws.alias_table(law, np.int16)
+    law = sampler.folded_zipf(1.2, 64)
+    threshold, alias = sampler.alias_table(law, np.int16)
     out = np.empty((TOKENS, 4), np.int16)
     random = np.random.default_rng(0)
     few = TOKENS // 8

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fastcomm_kernels import intervals
-from fastcomm_kernels.exposure import alone
+from fastcomm_kernels.intervals import alone
 
 N = 2_000_000
 MANY = 8_000_000  # no cache holds them: where the sum reads memory

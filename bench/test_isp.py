@@ -7,12 +7,12 @@ import oracle_isp as oracle
 import pyarrow as pa
 from timing import best_of_processes
 
-from fastcomm.cluster.load import load
+from fastcomm.hardware.cluster import load
 from fastcomm.isp import compat_search
-from fastcomm.isp.columns import Records
 from fastcomm.isp.compat import CompatRules
 from fastcomm.isp.presets import of_size
-from fastcomm.isp.question import Batch, Question
+from fastcomm.isp.question import MicroBatchRule, Question
+from fastcomm.isp.result import Records
 from fastcomm.isp.search import search
 
 A800 = load("a800")
@@ -28,7 +28,7 @@ def asked(least, algos=("isp", "msp", "fsp", "mtp"), world=1024):
         model=of_size(7),
         world_sizes=(world,),
         seq_len=4096,
-        batch=Batch(least=least, most=4 << 20),
+        batch=MicroBatchRule(least=least, most=4 << 20),
         algos=algos,
     )
 

@@ -9,10 +9,10 @@ import orjson
 import pytest
 from timing import best
 
-from fastcomm.readers import envelope, kineto
 from fastcomm.readers.assembly import ReadOptions
-from fastcomm.readers.blocks import blocks, document
-from fastcomm.readers.kineto_layout import METRICS
+from fastcomm.readers.kineto import reader, stream
+from fastcomm.readers.kineto.reader import METRICS
+from fastcomm.readers.kineto.stream import blocks, document
 from fastcomm.synthetic import Job, write
 from fastcomm_kernels import json_scan, words
 from fastcomm_kernels._llvm import PADDING
@@ -39,7 +39,7 @@ def scan_of(text):
         words.no_strings(1 << 16, 1 << 22),
         np.zeros(json_scan.STATE_SIZE, np.int64),
     )
-    begin = envelope.events_begin(text, 0)
+    begin = stream.events_begin(text, 0)
 
     def scan():
         state[:] = 0
@@ -58,7 +58,7 @@ def test_a_rank(held, tmp_path):
     """One of thousands of small ranks: what is around scan and inflate is mostly calls."""
     (path,) = write(Job.of(512, steps=4, micro_batches=6), tmp_path, ranks=[0])
     whole, scan, inflate = best(
-        lambda: kineto.read(path, ReadOptions()),
+        lambda: reader.read(path, ReadOptions()),
         scan_of(document(path)),
         lambda: deque(blocks(path), maxlen=0),
         rounds=ROUNDS,

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from fastcomm.trace.matching import UNKNOWN, Calls, match
-from fastcomm.trace.messages import Messages, match_messages
+from fastcomm.exchange.matching import CollectiveCalls, match
+from fastcomm.exchange.messages import Messages, match_messages
+from fastcomm_kernels.arrays import NULL
 
 RANKS, MEMBERS, CALLS, LOST = 64, 8, 10_000, 200
 
@@ -19,8 +20,8 @@ def test_matched_in_order(bar):
     at = np.cumsum(numbers.integers(200_000, 3_000_000, CALLS))
     stop = at[call] + numbers.integers(0, 20_000, len(call)) + 1_000_000_000 * rank
     rows = kept(len(rank), numbers)
-    unknown = np.full(len(rows), UNKNOWN)
-    calls = Calls(
+    unknown = np.full(len(rows), NULL)
+    calls = CollectiveCalls(
         rank=rank[rows],
         group=rank[rows] // MEMBERS,
         op=call[rows] % 3,
@@ -41,7 +42,7 @@ def test_matched_messages(bar):
     receiver = (sender + 1) % RANKS
     at = np.cumsum(numbers.integers(3_000_000, 9_000_000, CALLS))[call]
     rows = kept(2 * len(call), numbers)
-    unknown = np.full(len(rows), UNKNOWN)
+    unknown = np.full(len(rows), NULL)
     messages = Messages(
         rank=np.append(sender, receiver)[rows],
         peer=np.append(receiver, sender)[rows],

@@ -5,10 +5,11 @@ import heapq
 import numpy as np
 import orjson
 
-from fastcomm.replay import operations, uniform_scan
-from fastcomm.replay.model import Model
-from fastcomm.replay.scenarios import Some, each_rank
-from fastcomm.replay.statistics import statistics
+from fastcomm.readers.dpro import uniform_scan
+from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.stragglers import operations
+from fastcomm.stragglers.model import JobModel
+from fastcomm.stragglers.stragglers import Some, each_rank
 from fastcomm.synthetic import TableJob, write_table
 from fastcomm_kernels import durations, replay, simulate
 
@@ -190,7 +191,7 @@ def test_simulate(bar):
 def test_straggler_ranks(bar, tmp_path):
     """A job of 64 data ranks, each alone as measured; a sixteenth of that one by one."""
     table, _ = write_table(TableJob(dp=64), tmp_path)
-    model = Model.of(operations.read(table))
+    model = JobModel.of(operations.read(table))
     few = [Some(way="alone", kind="dp_rank", keys=(d,)) for d in range(4)]
     bar(
         "straggler_ranks",

@@ -1,6 +1,7 @@
 import numpy as np
 
-from fastcomm_kernels import segments
+from fastcomm_kernels import intervals
+from fastcomm_kernels.arrays import NULL
 
 N = 2_000_000
 SEGMENTS, TAGS = 100, 6
@@ -12,7 +13,7 @@ def test_segment_of(bar):
     cuts = np.linspace(start[0], start[-1] + 1, SEGMENTS + 1).astype(np.int64)
     bar(
         "segment_of",
-        lambda: segments.segment_of(start, cuts[:-1], cuts[1:]),
+        lambda: intervals.segment_of(start, cuts[:-1], cuts[1:]),
         lambda: np.searchsorted(cuts[:-1], start, side="right"),
         count=N,
     )
@@ -23,19 +24,19 @@ def test_totals(bar):
     start = np.cumsum(random.integers(1, 100_000, N))
     stop = start + random.integers(1, 200_000, N)
     value = random.integers(0, 1 << 30, N)
-    value[random.random(N) < 0.1] = segments.UNKNOWN
+    value[random.random(N) < 0.1] = NULL
     segment = (np.arange(N) * SEGMENTS // N).astype(np.int32)
     tag = random.integers(0, TAGS, N).astype(np.int8)
 
     def numpy_totals():
         cell = segment.astype(np.int64) * TAGS + tag
-        known = value != segments.UNKNOWN
+        known = value != NULL
         weights = None, stop - start, np.where(known, value, 0), ~known
         return [np.bincount(cell, weight, SEGMENTS * TAGS) for weight in weights]
 
     bar(
         "totals",
-        lambda: segments.totals(start, stop, value, segment, tag, (SEGMENTS, TAGS)),
+        lambda: intervals.totals(start, stop, value, segment, tag, (SEGMENTS, TAGS)),
         numpy_totals,
         count=N,
     )

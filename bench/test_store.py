@@ -6,10 +6,11 @@ import pyarrow.parquet as pq
 import pytest
 from timing import best
 
-from fastcomm.engine.ingest import ingest, plan
+from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.metrics.partial import Partial
-from fastcomm.readers import kineto, store
 from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.kineto import reader
+from fastcomm.store import reader as store_reader
 from fastcomm.synthetic import Job, write
 
 MB = 1_000_000
@@ -32,7 +33,7 @@ def metrics(read, path):
 
 
 # Of a store, as `fastcomm metrics` reads it.
-reopened = partial(store.read, is_narrow=True)
+reopened = partial(store_reader.read, is_narrow=True)
 
 
 def test_reopening(rank, bar):
@@ -41,7 +42,7 @@ def test_reopening(rank, bar):
     bar(
         "reopen",
         partial(metrics, reopened, stored),
-        partial(metrics, kineto.read, trace),
+        partial(metrics, reader.read, trace),
         count=events,
     )
 
@@ -51,8 +52,8 @@ def test_reopening_whole(rank, bar):
     whole = ReadOptions(whole=True)
     bar(
         "reopen_whole",
-        partial(store.read, stored, whole),
-        partial(kineto.read, trace, whole),
+        partial(store_reader.read, stored, whole),
+        partial(reader.read, trace, whole),
         count=events,
     )
 

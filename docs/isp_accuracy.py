@@ -12,16 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fastcomm.cluster.cluster import Cluster
-from fastcomm.cluster.load import load
+from fastcomm.hardware.cluster import Cluster, load
 from fastcomm.isp.block import Block
-from fastcomm.isp.measured import evaluate
 from fastcomm.isp.model import Experts, Model
 from fastcomm.isp.presets import PRESETS, of_size
-from fastcomm.isp.question import Batch, Question
+from fastcomm.isp.price import evaluate
+from fastcomm.isp.question import MicroBatchRule, Question
 
 PAGE = Path(__file__).with_name("isp-accuracy.md")
-ANY = Batch(least=1, most=1 << 50)
+ANY = MicroBatchRule(least=1, most=1 << 50)
 _GIB = 2**30
 _HEAD = """\
 # Strategy search: how far off

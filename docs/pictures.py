@@ -13,15 +13,24 @@ from playwright.sync_api import Browser, sync_playwright
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
 
-import html_page  # noqa: E402 - made-up runs
+import html_page
 
-import fastcomm  # noqa: E402
-from fastcomm.critical_path.ranks import join_ranks  # noqa: E402
-from fastcomm.metrics.partial import Partial, merge  # noqa: E402
-from fastcomm.metrics.result import answer  # noqa: E402
-from fastcomm.readers.formats import OpenOptions  # noqa: E402
-from fastcomm.report.html import measured, render  # noqa: E402
-from fastcomm.synthetic import Job, write  # noqa: E402
+import fastcomm
+from fastcomm.critical_path.ranks import join_ranks
+from fastcomm.metrics.partial import (
+    Partial,
+    merge,
+)
+from fastcomm.metrics.result import answer
+from fastcomm.readers.formats import OpenOptions
+from fastcomm.report.html import (
+    render,
+    run_page,
+)
+from fastcomm.synthetic import (
+    Job,
+    write,
+)
 
 _LINK = 50e9
 _WIDTH = 1240
@@ -47,13 +56,13 @@ def _pages(folder: Path) -> tuple[Path, Path]:
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     joined = join_ranks(run)
     found = answer(merge(parts), byte_kind="payload", link=_LINK)
-    demo = measured.page(found, ["demo"], critical=joined.path, joined=joined)
+    demo = run_page.run_page(found, ["demo"], critical=joined.path, joined=joined)
     write(Job.of(ranks=8, straggler=None), folder / "even")
     run = fastcomm.open_run(folder / "even")
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     many = answer(html_page.many_ranks(parts, 512), byte_kind="payload", link=_LINK)
     render.write(demo, folder / "demo.html")
-    render.write(measured.page(many, ["traces/"]), folder / "big.html")
+    render.write(run_page.run_page(many, ["traces/"]), folder / "big.html")
     return folder / "demo.html", folder / "big.html"
 
 

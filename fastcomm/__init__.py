@@ -12,25 +12,24 @@ from fastcomm.errors import FastcommError
 from fastcomm.version import __version__
 
 if TYPE_CHECKING:
+    from fastcomm.analyses.compare import compare
+    from fastcomm.analyses.critical_path import find_critical_path
+    from fastcomm.analyses.measure import compute_metrics
+    from fastcomm.analyses.replay import replay_run
     from fastcomm.critical_path.analysis import critical_path_analysis
-    from fastcomm.critical_path.edits import Edit
     from fastcomm.critical_path.overlay import overlay_critical_path_analysis
     from fastcomm.critical_path.result import CriticalPath
     from fastcomm.critical_path.saved import restore_cpgraph
-    from fastcomm.critical_path.what_if import what_if
-    from fastcomm.critical_path.window import Wanted
+    from fastcomm.critical_path.what_if import Edit, what_if
+    from fastcomm.critical_path.window import Window
     from fastcomm.dispatch.recipe import Recipe
     from fastcomm.dispatch.simulation import simulate as simulate_dispatch
     from fastcomm.dispatch.workload import Workload, open_workload
-    from fastcomm.engine.longest import find_critical_path
-    from fastcomm.engine.measure import compute_metrics
-    from fastcomm.engine.replay import replay_run
-    from fastcomm.isp.ask import find as search_strategies
-    from fastcomm.metrics.comparison import compare
+    from fastcomm.isp.search import find as search_strategies
     from fastcomm.metrics.result import Metrics
     from fastcomm.readers.runs import OpenOptions, open_run
     from fastcomm.replay.session import replay_trial
-    from fastcomm.report.html.whole import write_report
+    from fastcomm.report.html.run_page import write_report
     from fastcomm.trace.run import Run
     from fastcomm.trace.trace import Trace
 
@@ -43,7 +42,7 @@ __all__ = [
     "Recipe",
     "Run",
     "Trace",
-    "Wanted",
+    "Window",
     "Workload",
     "__version__",
     "compare",
@@ -65,28 +64,28 @@ __all__ = [
 # Loaded on first use: `fastcomm --help` must not wait for numba and pyarrow.
 _HOMES = {
     "CriticalPath": "critical_path.result",
-    "Edit": "critical_path.edits",
+    "Edit": "critical_path.what_if",
     "Metrics": "metrics.result",
     "OpenOptions": "readers.runs",
     "Recipe": "dispatch.recipe",
     "Run": "trace.run",
     "Trace": "trace.trace",
-    "Wanted": "critical_path.window",
+    "Window": "critical_path.window",
     "Workload": "dispatch.workload",
-    "compare": "metrics.comparison",
-    "compute_metrics": "engine.measure",
+    "compare": "analyses.compare",
+    "compute_metrics": "analyses.measure",
     "critical_path_analysis": "critical_path.analysis",
-    "find_critical_path": "engine.longest",
+    "find_critical_path": "analyses.critical_path",
     "open_run": "readers.runs",
     "open_workload": "dispatch.workload",
     "overlay_critical_path_analysis": "critical_path.overlay",
-    "replay_run": "engine.replay",
+    "replay_run": "analyses.replay",
     "replay_trial": "replay.session",
     "restore_cpgraph": "critical_path.saved",
-    "search_strategies": "isp.ask",
+    "search_strategies": "isp.search",
     "simulate_dispatch": "dispatch.simulation",
     "what_if": "critical_path.what_if",
-    "write_report": "report.html.whole",
+    "write_report": "report.html.run_page",
 }
 # Their module has shorter names for these: it says what they are about.
 _AT_HOME = {"search_strategies": "find", "simulate_dispatch": "simulate"}

@@ -12,11 +12,11 @@ from random import Random
 
 import numba
 
-from fastcomm.engine.ingest import ingest, plan
-from fastcomm.engine.measure import compute_metrics
+from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import open_run
-from fastcomm.readers.store_manifest import read_manifest
+from fastcomm.store.layout import read_manifest
 from fastcomm.synthetic import Job, write
 from fastcomm_kernels._cache import Folders, KernelCache
 

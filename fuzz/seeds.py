@@ -12,26 +12,27 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from fastcomm.cluster import load as cluster
-from fastcomm.cluster import measurements
-from fastcomm.critical_path import edits
+from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
+from fastcomm.critical_path import what_if as critical_path_what_if
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.saved import restore_cpgraph, save
-from fastcomm.critical_path.window import Wanted
-from fastcomm.dispatch import hardware, workload
+from fastcomm.critical_path.window import Window
+from fastcomm.dispatch import cluster as dispatch_cluster
+from fastcomm.dispatch import workload
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.engine.ingest import ingest, plan
-from fastcomm.engine.measure import compute_metrics
-from fastcomm.isp import config as isp_config
-from fastcomm.isp import model_file, tables
+from fastcomm.hardware import cluster, links
+from fastcomm.isp import presets, tables
+from fastcomm.isp import question as isp_config
 from fastcomm.readers import cards, config, execution_trace
+from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.readers.table_mapping import Kind, TableMapping
-from fastcomm.replay import inputs, operations, what_if
-from fastcomm.replay.model import Model
-from fastcomm.replay.statistics import statistics
+from fastcomm.readers.tables.mapping import RowKind, TableMapping
+from fastcomm.replay import inputs, what_if
 from fastcomm.replay.step_time import step_time
-from fastcomm.replay.stragglers import stragglers
+from fastcomm.stragglers import operations
+from fastcomm.stragglers.model import JobModel
+from fastcomm.stragglers.stragglers import stragglers
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
 from fuzz import options as options_
 from fuzz import own
@@ -62,7 +63,7 @@ def whole(path: Path) -> None:
     metrics(path)
     run = open_run(path, options=OpenOptions(whole=True))
     for rank in run.ranks:
-        analyse(run.read(rank), Wanted(annotation="")).summary()
+        analyse(run.read(rank), Window(annotation="")).summary()
     target = path.with_name(f"{path.name}.store")
     ingest(plan([path], target))
     metrics(target)
@@ -83,7 +84,7 @@ _COLUMNS = TableMapping(
     duration="duration",
     unit="s",
     kind="optype",
-    kinds=(Kind(pattern="*-compute", work="compute"), Kind(pattern="*", op="AllReduce")),
+    kinds=(RowKind(pattern="*-compute", work="compute"), RowKind(pattern="*", op="AllReduce")),
     iteration="step",
 )
 
@@ -105,7 +106,7 @@ def _scanned(path: Path) -> None:
 
 
 def _stragglers(path: Path) -> None:
-    stragglers(Model.of(operations.read(path)))
+    stragglers(JobModel.of(operations.read(path)))
 
 
 def _meta(path: Path) -> None:
@@ -141,7 +142,7 @@ def _saved(path: Path) -> None:
     trace = path.parent / "rank0.json"
     _trace(trace)
     run = open_run(trace, options=OpenOptions(whole=True))
-    save(analyse(run.read(run.ranks[0]), Wanted(annotation="")), path.with_suffix(""))
+    save(analyse(run.read(run.ranks[0]), Window(annotation="")), path.with_suffix(""))
     trace.unlink()
 
 
@@ -374,12 +375,12 @@ _SEEDS = (
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
     Seed(name="card.yaml", make=_text(_CARD), read=cards.read_card),
     Seed(name="cluster.toml", make=_cluster, read=cluster.load),
-    Seed(name="links.toml", make=_cluster, read=lambda p: hardware.hardware(str(p), 8)),
-    Seed(name="model.toml", make=_text(_MODEL), read=model_file.load),
-    Seed(name="config.json", make=_text(_HF), read=model_file.load),
+    Seed(name="links.toml", make=_cluster, read=lambda p: dispatch_cluster.hardware(str(p), 8)),
+    Seed(name="model.toml", make=_text(_MODEL), read=presets.load),
+    Seed(name="config.json", make=_text(_HF), read=presets.load),
     Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=isp_config.read),
-    Seed(name="edits.toml", make=_text(_EDITS), read=edits.read),
-    Seed(name="all_reduce.log", make=_text(_NCCL), read=measurements.read),
+    Seed(name="edits.toml", make=_text(_EDITS), read=critical_path_what_if.read),
+    Seed(name="all_reduce.log", make=_text(_NCCL), read=links.read_measurements),
     Seed(name="linear_x.csv", make=_text(_GEMM), read=tables.gemm),
     Seed(name="w.npz", make=_routing, read=_workload),
     Seed(name="w.npy", make=_routing, read=_workload),

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from oracle_chrome import DETAIL_NUMBERS, KEPT, KINDS, NUMBERS, TEXTS
 
-from fastcomm.readers import blocks, chrome
+from fastcomm.readers.kineto import chrome, stream
 from fastcomm_kernels.json_scan import NULL, WORD
 from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NAMED, KEEP_NONE
 
@@ -31,7 +31,7 @@ def scan(folder, text, *, monkeypatch=None, block=None, name="trace.json", **opt
     path = folder / name
     path.write_bytes(text)
     if block:
-        monkeypatch.setattr(blocks, "BLOCK", block)
+        monkeypatch.setattr(stream, "BLOCK", block)
     return chrome.scan_file(path, SELECTION, **options)
 
 

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from time import sleep
 
-from fastcomm.engine.engine import Task, both
 from fastcomm.errors import TraceFileError
+from fastcomm.executors.executor import Task, both
 from fastcomm.trace.run import Run, Source
 
 # Dask looks after dead processes at once, and waits for nothing.

@@ -6,7 +6,7 @@ import re
 
 from fastcomm.isp import presets
 from fastcomm.isp.compat import CompatRules
-from fastcomm.isp.question import Batch, Question
+from fastcomm.isp.question import MicroBatchRule, Question
 
 GOLDEN = {
     "s25_strict_wdp1_7B_w64_s4096": 28202,
@@ -23,7 +23,7 @@ def ask(size, world, seq_len, tokens=4 << 20):
         model=presets.of_size(size),
         world_sizes=(world,),
         seq_len=seq_len,
-        batch=Batch(least=tokens, most=tokens),
+        batch=MicroBatchRule(least=tokens, most=tokens),
         memory=80 * 2**30,
         algos=("isp", "msp", "fsp"),
     )

@@ -10,14 +10,7 @@ from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 
-from oracle_kineto import (
-    RUNTIME,
-    comm_events,
-    device_work,
-    is_compute,
-    is_copy,
-    iterations,
-)
+from oracle_kineto import RUNTIME, comm_events, device_work, is_compute, is_copy, iterations
 
 TAGS = ("DP", "TP", "PP", "EP", "CP", "OTHER")
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from job_traces import measured_job
 from same import same
 
-from fastcomm.metrics import heat, sums
+from fastcomm.metrics import bandwidth, outliers
 from fastcomm.metrics.across import Material, across
 from fastcomm.metrics.outliers import SCORE, above_peers
 from fastcomm.metrics.pieces import cut
 from fastcomm.spread import one_by_one
 from fastcomm.synthetic import Job
 from fastcomm.trace.schema import OP, OPS, TAG, TAGS
-from fastcomm_kernels.exposure import alone
+from fastcomm_kernels.intervals import alone
 
 STEPS = 2
 # Labels are hashes: these are of three cells.
@@ -28,7 +28,7 @@ ONE, TWO, THREE = GROUPS
 
 def iterations(ranks):
     """Two iterations of each rank; what is not asked for is 0."""
-    names = sorted({name for parts in heat.MEASURES.values() for name in parts})
+    names = sorted({name for parts in outliers.MEASURES.values() for name in parts})
     table = {
         "rank": np.repeat(np.array(ranks, np.int64), STEPS),
         "iteration": np.tile(np.arange(STEPS), len(ranks)),
@@ -55,7 +55,7 @@ def ask(ranks, events, clocks):
         ranks=ranks,
         iterations=iterations(ranks),
         pieces=[cut(events)],
-        sums=sums.by_rank(events),
+        sums=bandwidth.sums_by_rank(events),
         groups=groups(),
         members=groups().select(["group", "ranks"]),
     )
@@ -197,7 +197,7 @@ def test_heat_has_a_row_a_rank_and_a_column_an_iteration():
     rows["exact_exposed_DP_ns"] = [5, 6, 7, 8]
     rows["exact_exposed_mixed_ns"] = [1, None, 1, 1]
     rows["iteration"] = [4, 5, 5, 6]
-    found = heat.Grid.of(pa.table(rows)).heat()
+    found = outliers.HeatArrays.of(pa.table(rows)).heat()
     assert (found.ranks, found.iterations) == ((3, 7), (4, 5, 6))
     assert found.time_ns == ((10, 20, None), (None, 30, None))
     assert found.compute_ns == ((1, None, None), (None, 3, 4))

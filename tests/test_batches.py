@@ -7,24 +7,23 @@ from pathlib import Path
 import dask_cluster as c
 import pytest
 
-from fastcomm.engine import batches
-from fastcomm.engine.batches import Work, in_batches
-from fastcomm.engine.local import Local
-from fastcomm.engine.processes import Processes
 from fastcomm.errors import FastcommError
+from fastcomm.executors import local
+from fastcomm.executors.local import BatchTask, Local, in_batches
+from fastcomm.executors.processes import Processes
 
-MANY = 3 * batches.WIDTH
+MANY = 3 * local.WIDTH
 
 
 @pytest.fixture(autouse=True)
 def preload_nothing(monkeypatch):
     """Workers of these tests need no kernel."""
-    monkeypatch.setattr("fastcomm.engine.processes._PRELOAD", [])
+    monkeypatch.setattr("fastcomm.executors.processes._PRELOAD", [])
 
 
 def done(sources, workers=1):
     """The batches of a run, as lists of ranks and errors."""
-    work = Work(task=c.COUNT)
+    work = BatchTask(task=c.COUNT)
     with Processes(workers) as processes:
         return [
             ([source.rank for source in each.sources], each.error)
@@ -39,11 +38,11 @@ def test_a_batch_ends_with_a_rank_that_fails_and_all_others_are_done():
     found = done(c.run_of(*reads).sources)
     assert [rank for ranks, _ in found for rank in ranks] == list(range(MANY))
     assert [ranks[-1] for ranks, error in found if error] == [0, 70, 71, MANY - 1]
-    assert max(len(ranks) for ranks, _ in found) <= batches.WIDTH
+    assert max(len(ranks) for ranks, _ in found) <= local.WIDTH
 
 
 def test_large_ranks_are_batches_of_their_own(monkeypatch):
-    monkeypatch.setattr(batches, "_TAKES_S", 0.01)
+    monkeypatch.setattr(local, "_TAKES_S", 0.01)
     found = done(c.run_of(*[partial(c.slow, seconds=0.02)] * 5, *[c.fine] * 3).sources)
     assert [len(ranks) for ranks, _ in found[:5]] == [1] * 5
 

@@ -6,8 +6,8 @@ import pytest
 import fastcomm
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.ranks import join_ranks
-from fastcomm.isp.ask import find
-from fastcomm.isp.sweep import Cell, Sweep
+from fastcomm.isp.search import find
+from fastcomm.isp.sweep import SearchSweep, SweepPoint
 from fastcomm.readers.runs import OpenOptions
 from fastcomm.synthetic import Job, write
 
@@ -38,7 +38,9 @@ def test_a_search_is_its_table_of_strategies():
 
 
 def test_a_sweep_is_its_table_of_searches():
-    cell = Cell(world_size=8, seq_len=4096, candidates=9, feasible=0, best=None, why="memory")
-    sweep = Sweep(cells=(cell,))
+    cell = SweepPoint(
+        world_size=8, seq_len=4096, candidates=9, feasible=0, best=None, why="memory"
+    )
+    sweep = SearchSweep(cells=(cell,))
     assert pa.table(sweep).equals(sweep.to_arrow())
     assert pa.table(sweep)["candidates"].to_pylist() == [9]

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from fastcomm.cli import main
-from fastcomm.critical_path import chakra_schema
+from fastcomm.critical_path import chakra
 from fastcomm.critical_path.chakra import Written, group_number, write_groups
 from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import OpenOptions, open_run
@@ -192,7 +192,7 @@ def test_the_same_run_gives_the_same_bytes_with_any_number_of_workers(run, tmp_p
 
 def test_without_the_extra_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
-    chakra_schema.messages.cache_clear()
+    chakra.messages.cache_clear()
     with pytest.raises(FastcommError, match=r"pip install 'fastcomm\[chakra\]'"):
-        chakra_schema.messages()
-    chakra_schema.messages.cache_clear()
+        chakra.messages()
+    chakra.messages.cache_clear()

@@ -212,7 +212,7 @@ def test_a_file_that_is_no_trace_is_an_error(tmp_path, data, says):
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
     from chrome_files import SELECTION
 
-    from fastcomm.readers.chrome import scan_file
+    from fastcomm.readers.kineto.chrome import scan_file
 
     with pytest.raises(TraceFileError, match="No such file"):
         scan_file(tmp_path / "none.json", SELECTION)
@@ -254,9 +254,9 @@ def test_a_second_document_behind_a_damaged_one_is_an_error(tmp_path):
 
 
 def test_a_long_second_document_is_an_error(tmp_path, monkeypatch):
-    from fastcomm.readers import envelope
+    from fastcomm.readers.kineto import stream
 
-    monkeypatch.setattr(envelope, "LIMIT", 1000)
+    monkeypatch.setattr(stream, "LIMIT", 1000)
     with pytest.raises(TraceFileError, match="a second document begins"):
         scan(tmp_path, trace(*EVENTS) + trace(*EVENTS * 9))
 

@@ -12,12 +12,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcomm.analyses import compare as analyses_compare
+from fastcomm.analyses.compare import Condition, compare
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
-from fastcomm.engine.measure import compute_metrics
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.metrics import saved
-from fastcomm.metrics.comparison import compare
-from fastcomm.metrics.conditions import Condition
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
@@ -257,12 +256,12 @@ def test_ranks_that_both_runs_have_are_compared_and_said_once(runs, metrics, tmp
 def test_what_is_called_metrics_and_is_none_is_an_error_and_a_trace_is_a_trace(tmp_path):
     (tmp_path / "metrics.json").write_text("[1")
     with pytest.raises(TraceFileError, match="no metrics of fastcomm"):
-        saved.read(tmp_path)
+        analyses_compare.read(tmp_path)
     (tmp_path / "metrics.json").write_text('{"iteration": {}}')
     with pytest.raises(TraceFileError, match="no breakdown, bandwidth, volume, overlap in it"):
-        saved.read(tmp_path / "metrics.json")
+        analyses_compare.read(tmp_path / "metrics.json")
     trace = tmp_path / "rank0.json"
     trace.write_text('{"traceEvents": []}')
-    assert saved.read(trace) is None
-    assert saved.read(tmp_path / "absent") is None
+    assert analyses_compare.read(trace) is None
+    assert analyses_compare.read(tmp_path / "absent") is None
     assert call(tmp_path / "absent", trace).exit_code == 1

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.critical_path.analysis import analyse, critical_path_analysis
-from fastcomm.critical_path.window import Wanted, WindowError
+from fastcomm.critical_path.window import Window, WindowError
 from fastcomm.errors import FastcommError
-from fastcomm.readers import kineto
 from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.kineto import reader
 
-WHOLE = Wanted(annotation="")
+WHOLE = Window(annotation="")
 US = 1000
 
 
 def read(path):
-    return kineto.read(path, ReadOptions(whole=True))
+    return reader.read(path, ReadOptions(whole=True))
 
 
 def op(name, ts, dur, tid=1, **args):
@@ -382,7 +382,7 @@ def test_windows(folder, data):
     path = k.write(folder / "rank0.json", [op("a", 0, 1), *events])
     index = data.draw(st.integers(0, len(marks) - 1))
     start = sorted(marks)[index]
-    found = analyse(read(path), Wanted(annotation="step", instance=index))
+    found = analyse(read(path), Window(annotation="step", instance=index))
     assert found.about.clipped == (start == 0)
 
 
@@ -390,23 +390,23 @@ def test_windows_that_are_not_there(path_of, tmp_path):
     events = [k.mark("ProfilerStep#3", 0, 10), op("a", 0, 5), k.mark("ProfilerStep#30", 20, 10)]
     for rules in ("hta", "corrected"):
         with pytest.raises(WindowError, match="no event's name contains 'nothing'"):
-            path_of(*events, wanted=Wanted(annotation="nothing"), rules=rules)
+            path_of(*events, wanted=Window(annotation="nothing"), rules=rules)
         with pytest.raises(
             WindowError, match=r"no instance 2 of 'Prof': the trace has \d, 0 to"
         ):
-            path_of(*events, wanted=Wanted(annotation="Prof", instance=2), rules=rules)
+            path_of(*events, wanted=Window(annotation="Prof", instance=2), rules=rules)
         for instance in (-1, (1, 0), (1,), "x"):
             with pytest.raises(WindowError, match="instance"):
                 path_of(
-                    *events, wanted=Wanted(annotation="Prof", instance=instance), rules=rules
+                    *events, wanted=Window(annotation="Prof", instance=instance), rules=rules
                 )
     with pytest.raises(WindowError, match="no iteration 4; it has 3, 30"):
-        path_of(*events, wanted=Wanted(iteration=4))
-    found = path_of(*events, wanted=Wanted(annotation="ProfilerStep#3", exact=True))
+        path_of(*events, wanted=Window(iteration=4))
+    found = path_of(*events, wanted=Window(annotation="ProfilerStep#3", exact=True))
     assert found.about.clipped == 1
-    assert path_of(*events, wanted=Wanted(iteration=3), rules="hta").about.clipped == 2
-    assert path_of(*events, wanted=Wanted()).about.clipped == 0
-    metrics_only = kineto.read(tmp_path / "rank0.json", ReadOptions())
+    assert path_of(*events, wanted=Window(iteration=3), rules="hta").about.clipped == 2
+    assert path_of(*events, wanted=Window()).about.clipped == 0
+    metrics_only = reader.read(tmp_path / "rank0.json", ReadOptions())
     with pytest.raises(FastcommError, match="read for metrics; wanted every event"):
         analyse(metrics_only)
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.cli import main
 from fastcomm.critical_path.ranks import joined
-from fastcomm.critical_path.window import Wanted
-from fastcomm.engine.ingest import ingest, plan
+from fastcomm.critical_path.window import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write, write_nsys
 from fastcomm.trace.schema import KIND
@@ -66,7 +66,7 @@ def test_all_formats_have_one_path_where_they_know_the_same(traces):
     paths = {
         name: on_device(
             joined(
-                {rank: without_waits(each) for rank, each in of.items()}, Wanted(annotation="")
+                {rank: without_waits(each) for rank, each in of.items()}, Window(annotation="")
             )
         )
         for name, of in traces.items()
@@ -76,7 +76,7 @@ def test_all_formats_have_one_path_where_they_know_the_same(traces):
 
 
 def test_all_formats_say_who_waited_for_whom(traces):
-    found = {name: joined(of, Wanted(annotation="")) for name, of in traces.items()}
+    found = {name: joined(of, Window(annotation="")) for name, of in traces.items()}
     tables = [
         each.collectives.drop_columns(["instance", "slack_ns", "tag", "group"]).to_pylist()
         for each in found.values()
@@ -93,7 +93,7 @@ def test_all_formats_say_who_waited_for_whom(traces):
 
 
 def test_a_message_is_not_over_before_it_was_sent(traces):
-    found = joined(traces["kineto"], Wanted(annotation=""))
+    found = joined(traces["kineto"], Window(annotation=""))
     messages = [row for row in found.collectives.to_pylist() if row["op"] == "SendRecv"]
     by_instance = {}
     for row in messages:

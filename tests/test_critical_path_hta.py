@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastcomm.critical_path import hta_graph, hta_window
-from fastcomm.graph.graph import Path, longest_path
-from fastcomm.readers import kineto
+from fastcomm.graph.graph import LongestPath, longest_path
 from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.kineto import reader
 
 KINDS = ("OPERATOR_KERNEL", "DEPENDENCY", "KERNEL_LAUNCH_DELAY", "KERNEL_KERNEL_DELAY")
 KINDS = (*KINDS, "SYNC_DEPENDENCY")
@@ -54,7 +54,7 @@ def lines(trace, linked, clipped, graph, path):
 @pytest.mark.compiled
 @golden.each_case()
 def test_graph_and_path_are_those_of_the_reference(case):
-    trace = kineto.read(golden.path_of(case), ReadOptions(whole=True))
+    trace = reader.read(golden.path_of(case), ReadOptions(whole=True))
     linked = hta_window.linked(trace)
     assert len(linked.rows) == case["rows_after_trimming"]
     clipped = hta_window.clipped(linked, case["annotation"], golden.instance_of(case))
@@ -157,14 +157,14 @@ def test_any_trace_gives_the_graph_of_the_definition(folder, document, annotatio
         return  # no such instance
     path_of = folder / "rank0.json"
     path_of.write_text(json.dumps(document))
-    trace = kineto.read(path_of, ReadOptions(whole=True))
+    trace = reader.read(path_of, ReadOptions(whole=True))
     linked = hta_window.linked(trace)
     clipped = hta_window.clipped(linked, annotation, instance)
     graph = hta_graph.build(clipped, ["data_load"], zero_launches=zero)
     found = longest_path(graph, searched(graph.weight))
     if found is None:
         assert oracle.longest_path(expected) is None
-        found = Path(nodes=np.empty(0, np.int32), edges=np.empty(0, np.int32))
+        found = LongestPath(nodes=np.empty(0, np.int32), edges=np.empty(0, np.int32))
         path = []
     elif path is None:
         path = oracle.longest_path(expected)

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from made_traces import table
 
 from fastcomm.critical_path.ranks import joined
-from fastcomm.critical_path.window import Wanted
-from fastcomm.graph.delays import measured_delays
-from fastcomm.trace import clocks, schema
+from fastcomm.critical_path.window import Window
+from fastcomm.exchange import clocks
+from fastcomm.graph.graph import measured_delays
+from fastcomm.trace import schema
 from fastcomm.trace.trace import Meta, Trace
 
-WHOLE = Wanted(annotation="")
+WHOLE = Window(annotation="")
 RANKS = (0, 1, 2)
 # Global ranks, so that a place in the group is another number.
 NAMED = {0: 10, 1: 11, 2: 12}

@@ -6,13 +6,13 @@ import json
 import pytest
 
 from fastcomm.critical_path.ranks import joined
-from fastcomm.critical_path.window import Wanted
+from fastcomm.critical_path.window import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled
 
-WHOLE = Wanted(annotation="")
+WHOLE = Window(annotation="")
 JOB = Job.of(4, pp=2, steps=2, micro_batches=2, layers=2)
 
 

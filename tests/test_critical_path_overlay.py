@@ -16,10 +16,10 @@ import pytest
 from fastcomm.critical_path.analysis import analyse, critical_path_analysis
 from fastcomm.critical_path.overlay import Drawing, overlay_critical_path_analysis, write
 from fastcomm.critical_path.saved import restore_cpgraph
-from fastcomm.critical_path.window import Wanted
+from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
-from fastcomm.readers import kineto
 from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import OpenOptions, open_run
 
 ADD = golden.FOLDER / "simple_add.json.gz"
@@ -116,7 +116,7 @@ def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
 
 
 def read_whole(path):
-    return kineto.read(path, ReadOptions(whole=True))
+    return reader.read(path, ReadOptions(whole=True))
 
 
 def test_a_cut_trace_has_no_overlay(tmp_path):
@@ -124,7 +124,7 @@ def test_a_cut_trace_has_no_overlay(tmp_path):
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
     path = k.write(tmp_path / "rank0.json", events)
     trace = read_whole(path)
-    found = analyse(trace, Wanted(annotation=""))
+    found = analyse(trace, Window(annotation=""))
     text = path.read_bytes()
     for broken, said in (
         (text[: text.rindex(b"]")], "traceEvents does not end"),
@@ -145,7 +145,7 @@ def test_bytes_behind_the_gzip_data_are_no_part_of_an_overlay(tmp_path):
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(json.dumps(k.document(events)).encode()) + b"garbage")
     trace = read_whole(path)
-    write(trace, analyse(trace, Wanted(annotation="")), tmp_path / "overlay.json", Drawing())
+    write(trace, analyse(trace, Window(annotation="")), tmp_path / "overlay.json", Drawing())
     assert {"a", "b"} <= {
         row["name"] for row in loaded(tmp_path / "overlay.json")["traceEvents"]
     }
@@ -157,7 +157,7 @@ def test_events_that_are_none_of_work_stay(tmp_path):
     events[0].pop("args")
     path = k.write(tmp_path / "rank0.json", events)
     trace = read_whole(path)
-    found = analyse(trace, Wanted(annotation=""))
+    found = analyse(trace, Window(annotation=""))
     write(trace, found, tmp_path / "overlay.json", Drawing(all_edges=True, only_critical=False))
     first, second, *flows_of = json.loads((tmp_path / "overlay.json").read_text())[
         "traceEvents"
@@ -188,7 +188,7 @@ def test_an_overlay_never_overwrites_its_trace(tmp_path):
 def test_a_saved_graph_comes_back(tmp_path, rules):
 
     run = open_run(ADD, options=OpenOptions(whole=True))
-    found = analyse(run.read(0), Wanted(annotation=FORWARD, instance=1), rules=rules)
+    found = analyse(run.read(0), Window(annotation=FORWARD, instance=1), rules=rules)
     again = restore_cpgraph(found.save(str(tmp_path / "graph")))
     assert again.critical_path_nodes == found.critical_path_nodes
     assert again.breakdown.equals(found.breakdown)
@@ -248,7 +248,7 @@ def test_a_hostile_zip_is_refused(tmp_path, change, said):
 )
 def test_numbers_that_lead_nowhere_are_refused(tmp_path, name, column, value, said):
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
-    found = analyse(read_whole(k.write(tmp_path / "rank0.json", events)), Wanted(annotation=""))
+    found = analyse(read_whole(k.write(tmp_path / "rank0.json", events)), Window(annotation=""))
     path = Path(found.save(str(tmp_path / "graph")))
     assert restore_cpgraph(path).critical_path()
     with zipfile.ZipFile(path) as archive:

@@ -8,16 +8,15 @@ import pytest
 from click.testing import CliRunner
 
 from fastcomm.cli import main
-from fastcomm.critical_path.edits import Edit
 from fastcomm.critical_path.ranks import join_ranks, joined
-from fastcomm.critical_path.what_if import Replay
-from fastcomm.critical_path.window import Wanted
+from fastcomm.critical_path.what_if import Edit, Replay
+from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, layers, write
 
 US = 1000
-WHOLE = Wanted(annotation="")
+WHOLE = Window(annotation="")
 PAIR = {
     "Process_Group_Name": "0",
     "Process_Group_Ranks": "[0, 1]",

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from numba.core import config
 
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.readers.chrome import scan_file
-from fastcomm.readers.kineto_categories import CATEGORIES
-from fastcomm.readers.kineto_layout import METRICS
+from fastcomm.readers.kineto.categories import CATEGORIES
+from fastcomm.readers.kineto.chrome import scan_file
+from fastcomm.readers.kineto.reader import METRICS
 from fastcomm.trace.schema import KIND
 
 MANY = 50 if config.DISABLE_JIT else 2000

@@ -15,9 +15,9 @@ import pytest
 from commands import contents, invoke
 
 import fastcomm
-from fastcomm.engine import dask, versions
-from fastcomm.engine.engine import Task
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
+from fastcomm.executors import dask, versions
+from fastcomm.executors.executor import Task
 
 pytestmark = pytest.mark.compiled
 

@@ -10,10 +10,11 @@ from click.testing import CliRunner
 from fastcomm.cli import main
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.data import data_dependencies
-from fastcomm.critical_path.window import Wanted
+from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.readers import execution_trace, kineto
+from fastcomm.readers import execution_trace
 from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.kineto import reader
 
 US = 1000
 MM = "aten::mm(Tensor self, Tensor mat2) -> Tensor"
@@ -75,8 +76,8 @@ def written(folder, calls=CALLS, new=True, ids=True, rank=0):
 
 
 def answer(path, beside):
-    trace = kineto.read(path, ReadOptions(whole=True))
-    found = analyse(trace, Wanted(annotation=""))
+    trace = reader.read(path, ReadOptions(whole=True))
+    found = analyse(trace, Window(annotation=""))
     return data_dependencies(trace, found, execution_trace.read(beside))
 
 

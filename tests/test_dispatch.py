@@ -10,15 +10,16 @@ from conftest import SHARED
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.dispatch import calibration, fast, placement, placing, schedules, sweeping
-from fastcomm.dispatch.cluster import Cluster, bandwidth, preset
+from fastcomm.dispatch import calibration, fast, placement, schedules, simulation
+from fastcomm.dispatch import placement as dispatch_placement
+from fastcomm.dispatch.cluster import DispatchCluster, bandwidth, preset
 from fastcomm.dispatch.compat import NoAnswerError
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.simulation import simulate, terms_of
 from fastcomm.dispatch.traffic import Traffic
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm_kernels import fast as kernels
+from fastcomm_kernels import permutations as kernels
 
 EXACT = [name for name, each in schedules.STRATEGIES.items() if not each.compat]
 
@@ -229,7 +230,7 @@ def test_one_node_one_gpu_and_no_token_have_answers(words):
 def test_start_ups_and_incast_make_direct_slower():
     recipe = Recipe.of(num_nodes=3, gpus_per_node=2, seq_len=90, iter_num=1)
     plain = simulate(Workload.of(recipe), EXACT)
-    slow = Cluster.of(inter_start_s=1e-6, intra_start_s=1e-6, incast=0.5)
+    slow = DispatchCluster.of(inter_start_s=1e-6, intra_start_s=1e-6, incast=0.5)
     slower = simulate(Workload.of(recipe), EXACT, terms_of(recipe, cluster=slow))
     for name in ("direct", "deepep", "fast", "spreadout", "multicast-balanced"):
         assert slower.strategies[name].total_s > plain.strategies[name].total_s, name
@@ -283,7 +284,7 @@ def test_packing_is_the_heaviest_into_the_lightest(load, packs):
 )
 def test_placement_shortens_deepep_as_it_should(name, nodes, groups, factor, rule, wanted):
     workload = reference(name, nodes)
-    found = placing.placing(
+    found = dispatch_placement.placing(
         workload,
         ["deepep"],
         terms_of(workload.recipe),
@@ -298,7 +299,7 @@ def test_each_layer_is_placed_by_its_own_load():
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=40, num_layers=2, iter_num=2,
                        batch_size=1)  # fmt: skip
     loads = np.stack([np.arange(8.0), np.arange(8.0)[::-1]])
-    found = placing.placing(
+    found = dispatch_placement.placing(
         Workload.of(recipe),
         EXACT,
         terms_of(recipe),
@@ -331,19 +332,19 @@ def test_a_placement_that_cannot_be_is_refused(words, message):
     told = {"strategies": ["deepep"], "terms": terms_of(recipe), "rule": "random",
             "replicas": 8, **words}  # fmt: skip
     with pytest.raises(FastcommError, match=message):
-        placing.placing(Workload.of(recipe), **told)
+        dispatch_placement.placing(Workload.of(recipe), **told)
 
 
 def test_a_sweep_has_a_row_for_each_point_and_strategy():
     recipe = Recipe.of(num_nodes=2, gpus_per_node=2, seq_len=20, batch_size=1, iter_num=1)
-    grid = dict([sweeping.axis("num-nodes=1,2"), sweeping.axis("zipf_alpha=1.5, 3")])
-    found = sweeping.sweep(recipe, grid, ["deepep", "fast"], terms_of)
+    grid = dict([simulation.axis("num-nodes=1,2"), simulation.axis("zipf_alpha=1.5, 3")])
+    found = simulation.sweep(recipe, grid, ["deepep", "fast"], terms_of)
     assert [(row["num_nodes"], row["zipf_alpha"], row["strategy"]) for row in found.rows()] == [
         (n, a, s) for n in (1, 2) for a in (1.5, 3.0) for s in ("deepep", "fast")
     ]
     for text in ("color=1", "topk", "topk=many"):
         with pytest.raises(ConfigError, match="--over"):
-            sweeping.axis(text)
+            simulation.axis(text)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +358,7 @@ def test_a_sweep_has_a_row_for_each_point_and_strategy():
 )
 def test_a_cluster_that_cannot_be_is_refused(words, message):
     with pytest.raises(ConfigError, match=message):
-        Cluster.of(**words)
+        DispatchCluster.of(**words)
 
 
 def test_bandwidths_are_bare_or_have_a_unit():

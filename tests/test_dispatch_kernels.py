@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.dispatch import compat, fast, legacy, schedules
+from fastcomm.dispatch import compat, fast, schedules
+from fastcomm.dispatch import compat as dispatch_compat
 from fastcomm.dispatch.bounds import bounds
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.traffic import Layer, Traffic
-from fastcomm_kernels import dispatch, matching, routing
+from fastcomm.dispatch.traffic import LayerTokens, Traffic
+from fastcomm_kernels import dispatch, routing
+from fastcomm_kernels import permutations as fastcomm_kernels_permutations
 
 
 @st.composite
@@ -27,11 +29,11 @@ def layers(draw):
     rows = draw(st.lists(row, max_size=12))
     src = np.array([s for s, _ in rows], np.int16)
     expert = np.array([e for _, e in rows], np.int16).reshape(len(rows), topk)
-    return Layer(src, expert, np.array(home, np.int32), nodes, width)
+    return LayerTokens(src, expert, np.array(home, np.int32), nodes, width)
 
 
 def terms(demand="copies", **words):
-    cluster = schedules.Cluster(inter_bytes_per_s=1e9, intra_bytes_per_s=4e9, **words)
+    cluster = schedules.DispatchCluster(inter_bytes_per_s=1e9, intra_bytes_per_s=4e9, **words)
     return schedules.Terms(token_bytes=100, combine_bytes=200, cluster=cluster, demand=demand)
 
 
@@ -49,7 +51,7 @@ def test_many_nodes_are_counted_as_few_are(nodes):
     random = np.random.default_rng(nodes)
     src = random.integers(0, 3 * nodes, 40).astype(np.int16)
     expert = random.integers(0, 3 * nodes, (40, 3)).astype(np.int16)
-    layer = Layer(src, expert, np.arange(3 * nodes, dtype=np.int32), nodes, 3)
+    layer = LayerTokens(src, expert, np.arange(3 * nodes, dtype=np.int32), nodes, 3)
     wanted = oracle.matrices(src, expert, layer.home, nodes, 3)
     assert Traffic.of(layer).node_unique.tolist() == wanted[2]
 
@@ -189,7 +191,7 @@ def test_a_matrix_of_unequal_sums_is_refused():
     uneven = np.array([[1, 0], [1, 0]])
     with pytest.raises(ValueError, match="pad the matrix first"):
         fast.split(uneven, 1)
-    assert len(matching.stages(uneven, 1, 15)[1]) == 0
+    assert len(fastcomm_kernels_permutations.stages(uneven, 1, 15)[1]) == 0
 
 
 @given(st.lists(st.integers(0, 9), min_size=9, max_size=9))
@@ -227,7 +229,7 @@ def test_the_original_draws_its_remainder_and_repairs():
         num_nodes=2, gpus_per_node=2, seq_len=7, batch_size=1, topk=3, num_layers=2, iter_num=1,
         sampler="seed", zipf_alpha=3.0,
     )  # fmt: skip
-    first, second = legacy.layers(recipe)
+    first, second = dispatch_compat.layers(recipe)
     assert np.sort(first[0]).tolist()[:4] != [0, 0, 0, 0]
     assert first[0] is second[0]
     assert all(len(set(row)) == 3 for row in first[1].tolist())

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from conftest import SHARED
 
-from fastcomm.dispatch import compat, legacy
+from fastcomm.dispatch import compat
+from fastcomm.dispatch import compat as dispatch_compat
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.traffic import Layer, Traffic
+from fastcomm.dispatch.traffic import LayerTokens, Traffic
 
 pytestmark = pytest.mark.compiled
 NAMES = ("n4g8_default", "n8g8", "n3g4_remainder", "n2g2_tiny", "n4g8_alpha3")
@@ -32,8 +33,8 @@ def reference(request):
     assert links.token_kb == said["token_size_kb"]
     home = (np.arange(recipe.experts) // recipe.experts_per_gpu).astype(np.int32)
     made = [
-        Traffic.of(Layer(src, expert, home, recipe.num_nodes, recipe.gpus_per_node))
-        for src, expert in legacy.layers(recipe)
+        Traffic.of(LayerTokens(src, expert, home, recipe.num_nodes, recipe.gpus_per_node))
+        for src, expert in dispatch_compat.layers(recipe)
     ]
     return said, made, links, np.load(path.with_suffix(".npz"), allow_pickle=False)
 

@@ -5,7 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fastcomm.dispatch import laws, sampler, workload
+from fastcomm.dispatch import sampler, workload
+from fastcomm.dispatch import sampler as dispatch_sampler
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.errors import FastcommError
 
@@ -66,9 +67,11 @@ def test_iterations_layers_and_seeds_differ():
 
 @pytest.mark.compiled
 def test_the_shares_of_the_default_law_are_those_of_the_original_without_its_artefact():
-    law = laws.folded_zipf(1.2, 64)
+    law = dispatch_sampler.folded_zipf(1.2, 64)
     assert law[[0, 1, 63]] == pytest.approx([0.1856, 0.0846, 0.0068], abs=5e-5)
-    assert laws.folded_zipf(3.0, 64)[[0, 1]] == pytest.approx([0.8319, 0.1040], abs=5e-5)
+    assert dispatch_sampler.folded_zipf(3.0, 64)[[0, 1]] == pytest.approx(
+        [0.8319, 0.1040], abs=5e-5
+    )
     recipe = Recipe.of(seq_len=200_000, iter_num=1)
     _, expert = next(sampler.layers(recipe))
     shares = np.bincount(expert.ravel(), minlength=64) / expert.size
@@ -87,7 +90,7 @@ def test_resampled_experts_follow_the_law_and_given_weights_too():
 
 def test_an_alias_table_has_the_shares_of_its_law():
     law = np.array([0.5, 0.25, 0.125, 0.125, 0.0])
-    threshold, alias = laws.alias_table(law, np.int16)
+    threshold, alias = dispatch_sampler.alias_table(law, np.int16)
     keep = threshold.astype(float) / 2**32
     found = keep.copy()
     np.add.at(found, alias, 1 - keep)
@@ -130,7 +133,7 @@ def test_a_recipe_that_makes_no_sense_is_refused(words, message):
 
 
 def test_any_exponent_from_0_has_a_bounded_law():
-    law = laws.shares(small(sampler="bounded", zipf_alpha=0.0))
+    law = dispatch_sampler.shares(small(sampler="bounded", zipf_alpha=0.0))
     assert law.tolist() == [1 / 8] * 8
 
 

@@ -10,11 +10,12 @@ import dask_cluster as c
 import pytest
 from click.testing import CliRunner
 
+from fastcomm.analyses import doctor
+from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.cli import main
-from fastcomm.engine import dask, doctor, versions
-from fastcomm.engine.ingest import ingest, plan
 from fastcomm.errors import ClusterError
-from fastcomm.readers.store_manifest import Manifest, to_json
+from fastcomm.executors import dask, versions
+from fastcomm.store.layout import Manifest, to_json
 from fastcomm.synthetic import Job, write
 from fastcomm.version import __version__
 from fastcomm_kernels import _jit
@@ -72,7 +73,7 @@ def test_a_crash_of_the_self_test_is_told_by_its_kind_alone(monkeypatch):
     def broken():
         raise RuntimeError("of /home/somebody")
 
-    monkeypatch.setattr("fastcomm.engine.warm.run_kernels", broken)
+    monkeypatch.setattr("fastcomm.executors.warm.run_kernels", broken)
     said = found(code=1)["self-test"]
     assert said == {"found": "failed: RuntimeError", "state": "bad"}
 

@@ -9,10 +9,10 @@ from conftest import SHARED
 from nsys_report import SMALL
 
 import fastcomm
-from fastcomm.engine.ingest import ingest, plan
+from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.readers.config import Config
 from fastcomm.readers.formats import OpenOptions
-from fastcomm.readers.table_mapping import table_mapping
+from fastcomm.readers.tables.mapping import table_mapping
 from fastcomm.synthetic import NsysVariant, write, write_nsys
 
 pytestmark = pytest.mark.compiled

@@ -15,7 +15,7 @@ from fault_tools import STEP, nobody, refused, run
 from nsys_report import SMALL
 
 from fastcomm import inputs
-from fastcomm.readers import blocks
+from fastcomm.readers.kineto import stream
 from fastcomm.readers.nsys.export import Export
 from fastcomm.synthetic import write_nsys
 
@@ -138,7 +138,7 @@ def test_a_read_error_inside_a_file_is_an_error_with_its_path(folder, name, monk
     text = BASE.encode() * 9 if name != "inspector.log" else b'{"coll_perf": 1}\n' * 999
     (folder / name).write_bytes(gzip.compress(text, 0) if name.endswith("gz") else text)
     whole = (folder / name).read_bytes()
-    monkeypatch.setattr(blocks, "opened", lambda _: Failing(whole))
+    monkeypatch.setattr(stream, "opened", lambda _: Failing(whole))
     assert f"{name}: Input/output error" in refused("metrics", folder / name)
 
 
@@ -164,7 +164,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(folder, name, monk
 
     size = path.stat().st_size
     run("metrics", path)  # what rank it is, is known by now
-    monkeypatch.setattr(blocks, "opened", replacing)
+    monkeypatch.setattr(stream, "opened", replacing)
     assert f"{name}: changed while it was read; wait" in refused("metrics", path)
 
 

@@ -10,7 +10,7 @@ from fault_files import BASE, beside
 from fault_tools import STEP, refused, run
 
 from fastcomm import compute_metrics, open_run
-from fastcomm.readers import chrome
+from fastcomm.readers.kineto import chrome
 
 pytestmark = pytest.mark.compiled
 

@@ -13,7 +13,7 @@ from job_traces import measured_job
 import fastcomm
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
-from fastcomm.metrics.heat import Grid
+from fastcomm.metrics.outliers import HeatArrays
 from fastcomm.metrics.suspects import Known, own_work
 from fastcomm.synthetic import Job, layers, planted
 from fastcomm.synthetic.job import FAULTS
@@ -204,7 +204,7 @@ def known_of(excess, stage=None, received=None, idle=None, steps=2):
     excess = excess | (idle or {})
     late = max(np.max(more) for more in excess.values()) * MS
     return Known(
-        grid=Grid(np.arange(RANKS), np.arange(steps), values),
+        grid=HeatArrays(np.arange(RANKS), np.arange(steps), values),
         stage=stage or {},
         received=received or {},
         waits={rank: 0.0 if rank in excess else late for rank in range(RANKS)},

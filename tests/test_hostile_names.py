@@ -21,7 +21,7 @@ from rich.console import Console
 
 from fastcomm.cli import main
 from fastcomm.inert import inert, inert_lines
-from fastcomm.report import csv as report_csv
+from fastcomm.report import files as report_csv
 from fastcomm.report import json_text
 from fastcomm.report.console import plain_console
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
@@ -131,7 +131,7 @@ def test_any_text_is_inert_on_a_console(text, terminal):
 def test_csv_gives_every_text_back_but_for_formulas(texts):
     path = Path("/dev/shm") / "fastcomm-test.csv"
     table = pa.table({"name": pa.array(texts), "n": pa.array(range(len(texts)))})
-    report_csv.write(table, path)
+    report_csv.write_csv(table, path)
     rows = pa_csv.read_csv(
         path,
         parse_options=pa_csv.ParseOptions(newlines_in_values=True),
@@ -155,12 +155,12 @@ def test_csv_gives_every_text_back_but_for_formulas(texts):
 )  # fmt: skip
 def test_what_would_be_a_formula_gets_a_quote(tmp_path, text, wanted):
     table = pa.table({"name": pa.array([text, "x"], pa.string())})
-    report_csv.write(table, tmp_path / "a.csv")
+    report_csv.write_csv(table, tmp_path / "a.csv")
     rows = list(csv.reader(io.StringIO((tmp_path / "a.csv").read_text(), newline="")))
     assert rows[1] == ([wanted] if wanted is not None else rows[1])
     assert rows[2] == ["x"]
     coded = pa.table({"name": pa.array([text, "x"], pa.string()).dictionary_encode()})
-    report_csv.write(coded, tmp_path / "b.csv")
+    report_csv.write_csv(coded, tmp_path / "b.csv")
     assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "a.csv").read_bytes()
 
 

@@ -17,10 +17,10 @@ import fastcomm
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert
-from fastcomm.metrics import lacks
+from fastcomm.metrics import missing
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import answer
-from fastcomm.report.html import across, measured, words
+from fastcomm.report.html import across, run_page, words
 from fastcomm.report.html.drawing import shown
 from fastcomm.report.html.glossary import GLOSSARY
 from fastcomm.report.html.page import Page, used_keys
@@ -54,7 +54,7 @@ def found(parts):
 
 @pytest.fixture(scope="module")
 def page(found):
-    return measured.page(found, ["traces/"])
+    return run_page.run_page(found, ["traces/"])
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +68,9 @@ def of_lacking(parts, word):
         replace(
             part,
             notes=tuple(replace(note, lacks=(word,)) for note in part.notes),
-            iterations=lacks.in_iterations(part.iterations, (word,)),
-            events=lacks.in_events(part.events, (word,)),
-            windows=lacks.in_windows(part.windows, (word,)),
+            iterations=missing.in_iterations(part.iterations, (word,)),
+            events=missing.in_events(part.events, (word,)),
+            windows=missing.in_windows(part.windows, (word,)),
         )
         for part in parts
     ]
@@ -101,7 +101,7 @@ def test_the_next_command_of_every_finding_exists(page):
 @pytest.mark.compiled
 def test_the_same_run_gives_the_same_bytes(parts):
     pages = [
-        html(measured.page(answer(merge(some), byte_kind="payload", link=LINK), ["x"]))
+        html(run_page.run_page(answer(merge(some), byte_kind="payload", link=LINK), ["x"]))
         for some in (parts, parts[::-1])
     ]
     assert pages[0] == pages[1]
@@ -147,7 +147,7 @@ def test_the_heat_map_has_each_rank_and_iteration(found, tree):
 @pytest.mark.compiled
 @pytest.mark.parametrize("word", ["times", "compute"])
 def test_what_the_input_lacks_is_na_with_the_reason(parts, word):
-    page = measured.page(of_lacking(parts, word), ["x"])
+    page = run_page.run_page(of_lacking(parts, word), ["x"])
     why = f"the input has no {word if word == 'times' else 'compute kernels'}"
     assert why in words.plain(page.headline)
     tree = parsed(without_scripts(html(page)))
@@ -160,7 +160,7 @@ def test_what_the_input_lacks_is_na_with_the_reason(parts, word):
 
 @pytest.mark.compiled
 def test_without_a_link_utilisation_is_na_and_says_how_to_get_it(parts):
-    page = measured.page(answer(merge(parts), byte_kind="bus", link=None), ["x"])
+    page = run_page.run_page(answer(merge(parts), byte_kind="bus", link=None), ["x"])
     tree = parsed(without_scripts(html(page)))
     assert "--link-bandwidth" in {
         word for each in tree.all(data_why=...) for word in each.attrs["data-why"].split()
@@ -173,7 +173,7 @@ def test_hostile_names_are_only_text(parts):
         replace(part, groups=_renamed(part.groups), notes=_warned(part.notes)) for part in parts
     ]
     found = answer(merge(odd), byte_kind="payload", link=LINK, warnings=[ODD])
-    text = html(measured.page(found, [ODD]))
+    text = html(run_page.run_page(found, [ODD]))
     assert text.count("<script>") == 2
     tree = parsed(without_scripts(text))
     assert not list(tree.all("img"))
@@ -207,7 +207,7 @@ def test_text_for_a_chart_has_no_tags():
 @pytest.mark.compiled
 def test_thousands_of_ranks_stay_a_small_page(parts):
     found = answer(many_ranks(parts, 512), byte_kind="payload", link=LINK)
-    page = measured.page(found, ["big"])
+    page = run_page.run_page(found, ["big"])
     text = without_scripts(html(page))
     assert len(text.encode()) < 600_000
     assert "Rank 1234 computes" in text or "Rank 2047 computes" in text
@@ -362,7 +362,7 @@ def test_ranks_beside_each_other_have_a_section_of_their_own(found):
     assert words.plain(section.lead).startswith("Who waits for whom is n/a: no collective")
     section = across.section(replace(found, tables=absent | ACROSS))
     assert words.plain(section.lead).startswith("Rank 5 causes the most waiting in")
-    page = measured.page(replace(found, tables=absent | ACROSS), ["x"])
+    page = run_page.run_page(replace(found, tables=absent | ACROSS), ["x"])
     tree = parsed(without_scripts(html(page)))
     assert_sound(tree)
     assert {"waits-chart", "skew-chart"} <= set(specs(tree))
@@ -422,7 +422,7 @@ def test_a_command_in_a_warning_stands_by_itself(found):
     said = replace(
         found, warnings=("no sizes: export again\n    nsys export <x>\nand read it",)
     )
-    tree = parsed(without_scripts(html(measured.page(said, ["x"]))))
+    tree = parsed(without_scripts(html(run_page.run_page(said, ["x"]))))
     assert [each.text for each in tree.all("code", class_="line")] == ["nsys export <x>"]
     whole = next(tree.all("aside")).text
     assert "export again" in whole

@@ -11,7 +11,7 @@ import fastcomm
 from fastcomm.inert import inert
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import answer
-from fastcomm.report.html import measured
+from fastcomm.report.html import run_page
 from fastcomm.report.html.render import html
 from fastcomm.synthetic import Job, write
 
@@ -51,7 +51,7 @@ def small(parts, tmp_path_factory):
     changed = [replace(parts[0], groups=odd, notes=notes), *parts[1:]]
     found = answer(merge(changed), byte_kind="payload", link=50e9)
     path = tmp_path_factory.mktemp("page") / "small.html"
-    path.write_text(html(measured.page(found, [HOSTILE])), "utf-8")
+    path.write_text(html(run_page.run_page(found, [HOSTILE])), "utf-8")
     return path
 
 
@@ -59,7 +59,7 @@ def small(parts, tmp_path_factory):
 def big(parts, tmp_path_factory):
     found = answer(many_ranks(parts, 512), byte_kind="payload", link=50e9)
     path = tmp_path_factory.mktemp("page") / "big.html"
-    path.write_text(html(measured.page(found, ["4096 ranks"])), "utf-8")
+    path.write_text(html(run_page.run_page(found, ["4096 ranks"])), "utf-8")
     return path
 
 

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from fault_tools import agree
 
 import fastcomm
+from fastcomm.analyses.info import info
+from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.cli import main
-from fastcomm.engine.info import info
-from fastcomm.engine.ingest import ingest, plan
 from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import OpenOptions
 from fastcomm.synthetic import TableJob, write_table

@@ -13,12 +13,12 @@ import pytest
 from commands import contents, invoke
 
 import fastcomm
-from fastcomm.engine.ingest import ingest, plan
+from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.runs import OpenOptions
-from fastcomm.readers.store_manifest import read_manifest, to_json
-from fastcomm.store import rank_file
+from fastcomm.store import writer
+from fastcomm.store.layout import read_manifest, to_json
 from fastcomm.synthetic import Job, NsysVariant, write, write_nsys
 from fastcomm.trace.iterations import IterationRule
 
@@ -148,7 +148,7 @@ def test_ranks_are_read_again_when_something_else_is_said(traces, tmp_path, opti
 
 def test_ranks_are_read_again_by_another_release(traces, tmp_path, monkeypatch):
     ingest(plan([traces], tmp_path / "store"))
-    monkeypatch.setattr("fastcomm.engine.ingest.__version__", "99")
+    monkeypatch.setattr("fastcomm.analyses.ingest.__version__", "99")
     assert ingest(plan([traces], tmp_path / "store")).written == (0, 1, 2)
 
 
@@ -165,7 +165,7 @@ def test_a_damaged_rank_of_the_store_is_written_again(traces, tmp_path):
 def test_what_was_broken_off_is_refused_and_then_finished(traces, tmp_path, monkeypatch):
     store = tmp_path / "store"
     ingest(plan([traces], tmp_path / "whole"))
-    written = rank_file.write
+    written = writer.write
 
     def fail(trace, path, provenance):
         if trace.meta.rank == 1:
@@ -173,12 +173,12 @@ def test_what_was_broken_off_is_refused_and_then_finished(traces, tmp_path, monk
             raise OSError(28, "No space left on device")
         written(trace, path, provenance)
 
-    monkeypatch.setattr(rank_file, "write", fail)
+    monkeypatch.setattr(writer, "write", fail)
     with pytest.raises(FastcommError, match=r"rank-00001.parquet: No space left on device"):
         ingest(plan([traces], store))
     with pytest.raises(TraceFileError, match="not whole: 1 of 3 ranks; the same `fastcomm"):
         fastcomm.open_run(store)
-    monkeypatch.setattr(rank_file, "write", written)
+    monkeypatch.setattr(writer, "write", written)
     again = ingest(plan([traces], store))
     assert (again.written, again.kept) == ((1, 2), (0,))
     assert contents(store) == contents(tmp_path / "whole")

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcomm.cluster.load import load
 from fastcomm.errors import ConfigError
+from fastcomm.hardware.cluster import load
 from fastcomm.isp.block import Block
 from fastcomm.isp.communication import collective
-from fastcomm.isp.measured import evaluate
 from fastcomm.isp.model import Experts, Latent, Model
 from fastcomm.isp.presets import of_size
-from fastcomm.isp.question import Batch, Question
+from fastcomm.isp.price import evaluate
+from fastcomm.isp.question import MicroBatchRule, Question
 from fastcomm.isp.search import search
 from fastcomm.isp.space import divisors
 
 A800 = load("a800")
-ANY = Batch(least=1, most=1 << 50)
+ANY = MicroBatchRule(least=1, most=1 << 50)
 ALGOS = ("isp", "msp", "fsp", "mtp")
 CHECKED = (
     "total_latency",
@@ -172,7 +172,10 @@ def test_the_search_finds_every_strategy_that_fits_in_the_order_of_its_rate(worl
     model = SMALL[name]
     tokens = 24 * 2048
     found = search(
-        question(ours(model), 2048, world, Batch(least=tokens, most=tokens), memory=12e9), A800
+        question(
+            ours(model), 2048, world, MicroBatchRule(least=tokens, most=tokens), memory=12e9
+        ),
+        A800,
     )
     wanted = {}
     for case in oracle.strategies(model, world, 2048, tokens):
@@ -274,7 +277,7 @@ def test_without_a_start_mtp_communicates_as_long_as_msp():
 @given(st.integers(26, 76), st.integers(26, 76))
 def test_a_larger_limit_never_lowers_the_best_rate(one, two):
     least, most = sorted((one, two))
-    batch = Batch(least=1 << 20, most=1 << 20)
+    batch = MicroBatchRule(least=1 << 20, most=1 << 20)
     small, large = (
         search(question(world=16, batch=batch, memory=limit * 2**30), A800)
         for limit in (least, most)
@@ -301,9 +304,9 @@ def test_a_record_says_who_cannot_be_found():
     with pytest.raises(ConfigError, match="nearest below is 32"):
         question(sp=(48,)).check()
     with pytest.raises(ConfigError, match="the nearest are 4096 or 8192"):
-        question(batch=Batch(least=5000, most=5000)).check()
+        question(batch=MicroBatchRule(least=5000, most=5000)).check()
     with pytest.raises(ConfigError, match="above the most"):
-        question(batch=Batch(least=2, most=1)).check()
+        question(batch=MicroBatchRule(least=2, most=1)).check()
     with pytest.raises(ConfigError, match="32 layers"):
         question(pp=(64,)).check()
     with pytest.raises(ConfigError, match="known are isp"):

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.cli import main
-from fastcomm.cluster.compute_fit import Attended, Product, fit_attention, fit_products
-from fastcomm.cluster.load import load
-from fastcomm.isp.calibrated import calibrated
-from fastcomm.isp.timed import NAMES, attention, product, timed
-from fastcomm.readers.kineto_shapes import Call, calls
+from fastcomm.hardware.cluster import load
+from fastcomm.hardware.compute import Attended, Product, fit_attention, fit_products
+from fastcomm.isp.calibration import NAMES, attention, calibrated, product, timed
+from fastcomm.readers.kineto.shapes import ShapedCall, calls
 
 A800 = load("a800")
 HALF = "c10::BFloat16"
@@ -122,7 +121,7 @@ def test_launches_on_threads_without_operators_are_looked_for_on_all(tmp_path):
 
 def call_of(name, *dims, kind=HALF, values=()):
     shapes = tuple(map(tuple, dims))
-    return Call(name, shapes, (kind,) * len(shapes), tuple(values), 1e-3)
+    return ShapedCall(name, shapes, (kind,) * len(shapes), tuple(values), 1e-3)
 
 
 FLASH = "aten::_flash_attention_forward"

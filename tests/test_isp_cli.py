@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
-from fastcomm.isp import ask, words
+from fastcomm.isp import question, search
 
 ASKED = ("--model", "7B", "--world-size", "16", "--seq-len", "4Ki", "--global-batch", "1Mi")
 RECORD = [
@@ -135,7 +135,7 @@ def test_a_configuration_of_the_original_is_a_question(tmp_path):
 
 
 def test_a_fixed_pair_and_a_range_of_batches_are_questions():
-    fixed = words.of_config(
+    fixed = question.of_config(
         {
             "world_size_max": 8,
             "sequence_length": 4096,
@@ -145,8 +145,8 @@ def test_a_fixed_pair_and_a_range_of_batches_are_questions():
             "fixed_micro_num": 4,
         }
     )
-    assert set(ask.find(**fixed).columns["micro_num"]) == {4}
-    ranged = ask.find(
+    assert set(search.find(**fixed).columns["micro_num"]) == {4}
+    ranged = search.find(
         model="7B",
         world_size=8,
         seq_len=4096,
@@ -218,11 +218,11 @@ def test_what_cannot_be_answered_says_what_can(options, message):
 def test_a_word_that_is_missing_is_named():
     assert "world size: not said" in call("--model", "7B", code=1)
     with pytest.raises(ConfigError, match="say its tokens"):
-        ask.find(model="7B", world_size=8, seq_len=4096)
+        search.find(model="7B", world_size=8, seq_len=4096)
 
 
 def test_options_change_what_they_say():
-    plain = ask.find(
+    plain = search.find(
         model="7B",
         world_size=64,
         seq_len=4096,
@@ -232,7 +232,7 @@ def test_options_change_what_they_say():
         interleave=1,
     )
     other = {
-        name: ask.find(
+        name: search.find(
             model="7B",
             world_size=64,
             seq_len=4096,

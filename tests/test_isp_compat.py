@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from isp_golden import GOLDEN, ask, asked, golden_rows
 
-from fastcomm.cluster.load import load
 from fastcomm.errors import ConfigError
+from fastcomm.hardware.cluster import load
 from fastcomm.isp import tables
 from fastcomm.isp.compat import CompatRules
 from fastcomm.isp.compat_search import search
-from fastcomm.isp.question import ALGOS, Batch
+from fastcomm.isp.question import ALGOS, MicroBatchRule
 from fastcomm.isp.search import search as default_search
 
 KEY = ("pp", "sp", "wp_size", "zp_size", "micro_bsz", "micro_num", "activation_ckpt")
@@ -129,7 +129,7 @@ def test_what_the_original_cannot_search_is_said(question, rules, words):
 
 
 def test_a_fixed_pair_skips_the_batch(isp_tables):
-    pair = Batch(least=1, most=1 << 40, micro_bsz=1, micro_num=4)
+    pair = MicroBatchRule(least=1, most=1 << 40, micro_bsz=1, micro_num=4)
     rules = CompatRules(strict_batch=False)
     found = search(replace(ask(7, 64, 4096), batch=pair), rules, A800, isp_tables)
     assert set(found.columns["micro_num"]) == {4}

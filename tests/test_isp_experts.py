@@ -14,16 +14,15 @@ from test_isp import A800, block_of, cases, ours, question
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
-from fastcomm.isp import ask
+from fastcomm.isp import search as isp_search
 from fastcomm.isp.block import Block
 from fastcomm.isp.communication import by_node, collective
-from fastcomm.isp.experts import visited
 from fastcomm.isp.explain import time_terms
-from fastcomm.isp.measured import evaluate
+from fastcomm.isp.layer import visited
 from fastcomm.isp.model import Experts
-from fastcomm.isp.model_file import load
-from fastcomm.isp.presets import PRESETS
-from fastcomm.isp.question import Batch
+from fastcomm.isp.presets import PRESETS, load
+from fastcomm.isp.price import evaluate
+from fastcomm.isp.question import MicroBatchRule
 from fastcomm.isp.search import search
 
 ASKED = ("--world-size", "64", "--seq-len", "4Ki", "--global-batch", "4Mi", "--cluster", "h100")
@@ -247,26 +246,26 @@ def test_one_gpu_with_experts_does_not_communicate():
 
 def test_the_spread_is_searched_and_dense_records_have_it_too():
     said = {"world_size": 64, "seq_len": 4096, "global_batch": "4Mi", "cluster": "h100"}
-    found = ask.find(model="mixtral-8x7b", **said)
+    found = isp_search.find(model="mixtral-8x7b", **said)
     assert set(found.columns["ep"]) == {1, 2, 4, 8}
     assert found.best(1)[0]["ep"] == 8
     assert found.candidates == found.feasible + sum(found.rejected.values())
     assert found.rejected["experts"] > 0
-    assert set(ask.find(model="mixtral-8x7b", ep="4", **said).columns["ep"]) == {4}
-    assert set(ask.find(model="7B", **said).columns["ep"]) == {1}
+    assert set(isp_search.find(model="mixtral-8x7b", ep="4", **said).columns["ep"]) == {4}
+    assert set(isp_search.find(model="7B", **said).columns["ep"]) == {1}
     with pytest.raises(ConfigError, match="no experts to spread"):
-        ask.find(model="7B", ep="2", **said)
+        isp_search.find(model="7B", ep="2", **said)
     with pytest.raises(ConfigError, match="nearest below is 4"):
-        ask.find(model="mixtral-8x7b", ep="6", **said)
+        isp_search.find(model="mixtral-8x7b", ep="6", **said)
     with pytest.raises(ConfigError, match="imbalance"):
-        ask.find(model="mixtral-8x7b", imbalance=0.5, **said)
+        isp_search.find(model="mixtral-8x7b", imbalance=0.5, **said)
 
 
 def test_virtual_stages_are_searched_where_they_divide_a_stage():
     said = {"model": "7B", "world_size": 64, "seq_len": 4096, "global_batch": "1Mi"}
-    found = ask.find(pp="4", sp="2", **said)
+    found = isp_search.find(pp="4", sp="2", **said)
     assert set(found.columns["interleave"]) == {1, 2, 4, 8}
-    plain = ask.find(pp="4", sp="2", interleave="1", **said)
+    plain = isp_search.find(pp="4", sp="2", interleave="1", **said)
     assert set(plain.columns["interleave"]) == {1}
     assert found.best(1)[0]["tgs"] > plain.best(1)[0]["tgs"]
     assert np.all(found.columns["micro_num"][found.columns["interleave"] > 1] % 4 == 0)
@@ -317,7 +316,7 @@ def test_degrees_that_divide_nothing_say_the_nearest(options, message):
 
 
 def test_a_layout_that_no_batch_suits_counts_as_if_one_did():
-    batch = Batch(least=1 << 20, most=1 << 20)
+    batch = MicroBatchRule(least=1 << 20, most=1 << 20)
     found = search(question(world=24, batch=batch), A800)
     assert found.rejected["batch"] > 0
     assert found.candidates == found.feasible + sum(found.rejected.values())

@@ -7,15 +7,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fastcomm.cluster.calibrate import calibrate
-from fastcomm.cluster.load import load, parse, shipped
-from fastcomm.cluster.measurements import Message, read
 from fastcomm.errors import ConfigError
+from fastcomm.hardware.cluster import load, parse, shipped
+from fastcomm.hardware.links import TimedMessage, calibrate, read_measurements
 from fastcomm.isp import formulas, tables
+from fastcomm.isp.calibration import messages, spread
 from fastcomm.isp.communication import collective
-from fastcomm.isp.correction import Correction
-from fastcomm.isp.from_run import messages, spread
-from fastcomm.isp.model_file import load as load_model
+from fastcomm.isp.layer import Correction
+from fastcomm.isp.presets import load as load_model
 from fastcomm.isp.presets import of_size
 
 LINK = (35e-6, 150 * 2**30)
@@ -98,7 +97,7 @@ def test_a_model_is_read_from_hugging_face_and_from_toml(tmp_path):
 def test_a_shipped_cluster_is_whole_and_says_where_its_constants_are_from(name):
     cluster = load(name)
     assert cluster.bw_intra > cluster.bw_node / cluster.gpus_per_node
-    text = (load.__globals__["resources"].files("fastcomm.cluster") / "data").joinpath(
+    text = (load.__globals__["resources"].files("fastcomm.hardware") / "data").joinpath(
         f"{name}.toml"
     )
     lines = [line for line in text.read_text().splitlines() if line]
@@ -109,7 +108,7 @@ def test_a_shipped_cluster_is_whole_and_says_where_its_constants_are_from(name):
 
 def test_a_cluster_file_that_is_wrong_is_an_error_with_its_key(tmp_path):
     text = (
-        load.__globals__["resources"].files("fastcomm.cluster") / "data/a800.toml"
+        load.__globals__["resources"].files("fastcomm.hardware") / "data/a800.toml"
     ).read_text()
     assert parse(text, "x") == A800
     path = tmp_path / "mine.toml"
@@ -132,12 +131,12 @@ def test_a_cluster_file_that_is_wrong_is_an_error_with_its_key(tmp_path):
 
 def line(op, ranks, alpha, bus, sizes=(1e6, 4e6, 3e7, 2e8, 1e9)):
     factor = (2 if op == "all_reduce" else 1) * (ranks - 1) / ranks
-    return [Message(op, ranks, size, alpha + size * factor / bus) for size in sizes]
+    return [TimedMessage(op, ranks, size, alpha + size * factor / bus) for size in sizes]
 
 
 def test_calibration_finds_the_lines_it_was_given():
     given = line("all_reduce", 8, 40e-6, 150e9) + line("all_to_all", 16, 1e-4, 20e9)
-    outlier = Message("all_reduce", 8, 2e8, 0.5)
+    outlier = TimedMessage("all_reduce", 8, 2e8, 0.5)
     found = calibrate(A800, [*given, outlier, *given, *given])
     fits = {(op, fit.ranks): fit for op, lines in found.cluster.fits.items() for fit in lines}
     assert fits["all_reduce", 8].alpha == pytest.approx(40e-6, rel=0.01)
@@ -150,7 +149,9 @@ def test_calibration_finds_the_lines_it_was_given():
 
 def test_calibration_finds_a_second_line_for_small_messages():
     sizes = np.geomspace(1e5, 1e9, 12)
-    given = [Message("all_gather", 64, s, min(2e-5 + s / 5e9, 4e-4 + s / 90e9)) for s in sizes]
+    given = [
+        TimedMessage("all_gather", 64, s, min(2e-5 + s / 5e9, 4e-4 + s / 90e9)) for s in sizes
+    ]
     (residual,) = calibrate(A800, given).residuals
     assert residual.worst_error < 0.03
 
@@ -164,7 +165,7 @@ def test_one_size_tells_a_bandwidth_and_nothing_is_an_error():
     assert "broadcast on 8" in small.skipped[0]
     assert small.cluster.fits == {}
     with pytest.raises(ConfigError, match="no collective"):
-        calibrate(A800, [Message("p2p", 2, 1.0, 1.0)])
+        calibrate(A800, [TimedMessage("p2p", 2, 1.0, 1.0)])
 
 
 @pytest.mark.parametrize("name", ["ring", "tree"])
@@ -182,7 +183,7 @@ def test_what_was_not_measured_keeps_the_constants_of_the_cluster():
 
 
 def test_measured_collectives_of_a800_come_back(isp_data):
-    timed = read(isp_data / "a800_collectives_latency.csv")
+    timed = read_measurements(isp_data / "a800_collectives_latency.csv")
     assert len(timed) == 350
     found = calibrate(A800, timed)
     assert len(found.residuals) == 35
@@ -207,37 +208,37 @@ NCCL = """\
 def test_the_output_of_nccl_tests_is_read(tmp_path):
     path = tmp_path / "all_reduce.txt"
     path.write_text(NCCL)
-    assert read(path) == [
-        Message("all_reduce", 2, 1048576.0, pytest.approx(20.15e-6)),
-        Message("all_reduce", 2, 134217728.0, pytest.approx(751.2e-6)),
+    assert read_measurements(path) == [
+        TimedMessage("all_reduce", 2, 1048576.0, pytest.approx(20.15e-6)),
+        TimedMessage("all_reduce", 2, 134217728.0, pytest.approx(751.2e-6)),
     ]
     other = tmp_path / "out.txt"
     other.write_text(NCCL)
     with pytest.raises(ConfigError, match="no operation"):
-        read(other)
+        read_measurements(other)
     other.write_text("# Collective test starting: all_gather_perf\n" + NCCL)
-    assert read(other)[0].op == "all_gather"
+    assert read_measurements(other)[0].op == "all_gather"
     path.write_text(NCCL.replace("Rank ", "Bank "))
     with pytest.raises(ConfigError, match="no list of ranks"):
-        read(path)
+        read_measurements(path)
 
 
 def test_a_table_of_messages_that_is_wrong_is_an_error_with_its_line(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("op,ngpu,bytes,lat_s\nall_gather,2,10,x\n")
     with pytest.raises(ConfigError, match="line 2"):
-        read(path)
+        read_measurements(path)
     path.write_text("op,ngpu,bytes,lat_s\n")
     with pytest.raises(ConfigError, match="no timed message"):
-        read(path)
+        read_measurements(path)
     with pytest.raises(ConfigError, match="No such file"):
-        read(tmp_path / "absent.csv")
+        read_measurements(tmp_path / "absent.csv")
 
 
 @pytest.mark.compiled
 def test_a_run_and_its_metrics_calibrate_alike(tmp_path):
     import fastcomm
-    from fastcomm.report.tables import write as write_tables
+    from fastcomm.report.files import write_metrics as write_tables
     from fastcomm.synthetic import Job, write
 
     write(Job.of(ranks=8, steps=2, layers=2), tmp_path / "run")
@@ -247,7 +248,7 @@ def test_a_run_and_its_metrics_calibrate_alike(tmp_path):
     found = calibrate(A800, timed, waits=True)
     assert all(fit.bus > 0 for lines in found.cluster.fits.values() for fit in lines)
     write_tables(fastcomm.compute_metrics(run), tmp_path / "out")
-    again = calibrate(A800, read(tmp_path / "out"), waits=True)
+    again = calibrate(A800, read_measurements(tmp_path / "out"), waits=True)
     assert {(r.op, r.ranks) for r in again.residuals} == {
         (r.op, r.ranks) for r in found.residuals
     }

@@ -5,11 +5,10 @@ import json
 import pytest
 from commands import contents, invoke
 
+from fastcomm.analyses.critical_path import join, trimmed
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.document import joined_document
 from fastcomm.critical_path.ranks import join_ranks
-from fastcomm.critical_path.trimmed import trimmed
-from fastcomm.engine.joined import join
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write, write_nsys
 

@@ -13,7 +13,7 @@ def padded(text):
     return np.frombuffer(text + bytes(PADDING), np.uint8).copy()
 
 
-WANTED = json_wanted.Wanted(
+WANTED = json_wanted.ScanColumns(
     kinds={b"kernel": 0, b"cpu_op": 1},
     keep=[json_wanted.KEEP_ALL, json_wanted.KEEP_NAMED, json_wanted.KEEP_NONE],
     prefixes=[b"c10d::", b"x"],

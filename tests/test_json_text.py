@@ -8,7 +8,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from fastcomm_kernels import json_numbers, json_scan, json_text
+from fastcomm_kernels import json_scan, json_text
+from fastcomm_kernels import json_text as fastcomm_kernels_json_text
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels._llvm import PADDING, address
 
@@ -23,7 +24,7 @@ def padded(text):
 @kernel
 def decimal_of(text, i, scale, to):
     """A number."""
-    return json_numbers.decimal(address(text), i, scale, address(to), 0)
+    return fastcomm_kernels_json_text.decimal(address(text), i, scale, address(to), 0)
 
 
 @kernel

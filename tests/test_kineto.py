@@ -8,8 +8,8 @@ import pytest
 
 import fastcomm
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import kineto
 from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.kineto import reader as kineto_reader
 from fastcomm.readers.patterns import Pattern
 from fastcomm.trace.schema import KINDS, OPS, TAG_SOURCES, TAGS
 from fastcomm.trace.tags import TagRule, TagRules
@@ -29,7 +29,7 @@ def read(tmp_path, events, options=None, **words):
     path = k.write(
         tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 1000), *events], **words
     )
-    return kineto.read(path, options or ReadOptions())
+    return kineto_reader.read(path, options or ReadOptions())
 
 
 def comm(trace):
@@ -57,7 +57,7 @@ def comm(trace):
     ],
 )
 def test_every_collective_of_a_real_trace_is_that_of_the_oracle(kineto, name):
-    from fastcomm.readers import kineto as reader
+    from fastcomm.readers.kineto import reader
 
     keys = ("start", "stop", "op", "msg_bytes", "payload_bytes", "bus_bytes")
     found = [
@@ -72,7 +72,7 @@ def test_every_collective_of_a_real_trace_is_that_of_the_oracle(kineto, name):
 
 @pytest.mark.compiled
 def test_the_reference_numbers_of_the_nccl_trace(kineto):
-    from fastcomm.readers import kineto as reader
+    from fastcomm.readers.kineto import reader
 
     trace = reader.read(kineto / "nccl_2rank_rank0.json.gz", ReadOptions())
     kinds = trace.events["kind"].to_numpy()
@@ -266,7 +266,7 @@ def test_the_clock_is_that_of_the_base_or_absolute_or_unknown(
     tmp_path, envelope, ts, clock, start
 ):
     path = k.write(tmp_path / "rank0.json", [k.kernel("gemm", ts, 1)], **envelope)
-    trace = kineto.read(path, ReadOptions())
+    trace = kineto_reader.read(path, ReadOptions())
     assert trace.meta.clock == clock
     assert trace.events["start"].to_pylist() == [start]
 
@@ -274,13 +274,13 @@ def test_the_clock_is_that_of_the_base_or_absolute_or_unknown(
 def test_a_file_of_another_rank_is_an_error(tmp_path):
     path = k.write(tmp_path / "rank0.json", [k.kernel("gemm", 1, 1)], rank=3)
     with pytest.raises(TraceFileError, match=r"says rank 3, taken for rank 0"):
-        kineto.read(path, ReadOptions(), rank=0)
+        kineto_reader.read(path, ReadOptions(), rank=0)
 
 
 def test_a_negative_rank_is_an_error(tmp_path):
     path = k.write(tmp_path / "rank1.json", [k.kernel("gemm", 1, 1)], rank=-1)
     with pytest.raises(TraceFileError, match=r"rank1.json: distributedInfo says rank -1"):
-        kineto.read(path, ReadOptions(), rank=1)
+        kineto_reader.read(path, ReadOptions(), rank=1)
 
 
 def test_a_list_of_events_inside_an_inner_object_is_not_that_of_the_trace(tmp_path):
@@ -296,7 +296,7 @@ def test_a_list_of_events_inside_an_inner_object_is_not_that_of_the_trace(tmp_pa
 def test_a_file_without_anything_to_measure_is_an_error(tmp_path):
     path = k.write(tmp_path / "rank0.json", [k.event("aten::mm", "cpu_op", 1, 1)])
     with pytest.raises(TraceFileError, match="no device work"):
-        kineto.read(path, ReadOptions())
+        kineto_reader.read(path, ReadOptions())
 
 
 def test_fused_kernels_are_counted(tmp_path):
@@ -348,9 +348,9 @@ def test_a_whole_reading_knows_the_place_of_every_event(tmp_path):
         k.launch(10, 1),
     ]
     path = k.write(tmp_path / "rank0.json", rows, baseTimeNanoseconds=7_000)
-    trace = kineto.read(path, ReadOptions(whole=True))
+    trace = kineto_reader.read(path, ReadOptions(whole=True))
     assert trace.args is not None
     assert trace.args["position"].to_pylist() == [3, 1]
     assert trace.args["on_stream"].to_pylist() == [None, 7]
     assert trace.meta.base == 7_000
-    assert kineto.read(path, ReadOptions()).args is None
+    assert kineto_reader.read(path, ReadOptions()).args is None

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core import config
 
-from fastcomm.engine.measure import compute_metrics
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.assembly import ReadOptions
-from fastcomm.readers.kineto import read
-from fastcomm.readers.kineto_operators import OPERATORS, PREFIXES
+from fastcomm.readers.kineto.reader import read
+from fastcomm.readers.kineto.sizes import OPERATORS, PREFIXES
 from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import OPS
 

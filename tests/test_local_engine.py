@@ -12,9 +12,8 @@ import dask_cluster as c
 import kineto_text as k
 import pytest
 
-from fastcomm.engine.batches import WIDTH
-from fastcomm.engine.local import Local
 from fastcomm.errors import FastcommError
+from fastcomm.executors.local import WIDTH, Local
 
 pytestmark = [
     pytest.mark.compiled,
@@ -25,7 +24,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def preload_nothing(monkeypatch):
     """Workers of these tests need no kernel."""
-    monkeypatch.setattr("fastcomm.engine.processes._PRELOAD", [])
+    monkeypatch.setattr("fastcomm.executors.processes._PRELOAD", [])
 
 
 def test_a_worker_that_is_killed_costs_its_rank_alone(tmp_path):

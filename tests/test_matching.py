@@ -8,18 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.trace.matching import NONE, UNKNOWN, Calls, match
+from fastcomm.exchange.matching import NONE, CollectiveCalls, match
 from fastcomm.trace.schema import ENDS_TOGETHER, OP
 from fastcomm_kernels import alignment
+from fastcomm_kernels.arrays import NULL
 
-CODES = st.sampled_from([(0, 100), (0, 200), (1, 100), (2, UNKNOWN)])
+CODES = st.sampled_from([(0, 100), (0, 200), (1, 100), (2, NULL)])
 
 
 def calls(rows):
     """Rows (rank, group, op, size, seq, stop)."""
     columns = np.array(rows, np.int64).reshape(-1, 6).T
     rank, group, op, size, seq, stop = columns
-    return Calls(rank=rank, group=group, op=op, size=size, seq=seq, stop=stop)
+    return CollectiveCalls(rank=rank, group=group, op=op, size=size, seq=seq, stop=stop)
 
 
 def partners(rows, instance):
@@ -47,7 +48,7 @@ def lossy(draw):
         for number in sorted(set(range(length)) - lost):
             late = int(numbers.integers(0, 20_001))  # ends agree to 20 us
             op, size = codes[number]
-            seen.append(((rank, 7, op, size, UNKNOWN, at[number] + ahead + late), number))
+            seen.append(((rank, 7, op, size, NULL, at[number] + ahead + late), number))
     return seen
 
 
@@ -91,9 +92,9 @@ def test_a_number_that_one_rank_has_twice_tells_nothing_of_the_group():
 
 
 def test_a_rank_that_cannot_be_brought_in_line_is_dropped_whole():
-    rows = [(0, 7, 0, 1, UNKNOWN, 10 * k**3) for k in range(1, 400)]
-    rows += [(1, 7, 0, 1, UNKNOWN, 10 * k**3) for k in range(1, 200)]
-    rows += [(2, 7, 1, 1, UNKNOWN, 10 * k**3) for k in range(1, 400)]
+    rows = [(0, 7, 0, 1, NULL, 10 * k**3) for k in range(1, 400)]
+    rows += [(1, 7, 0, 1, NULL, 10 * k**3) for k in range(1, 200)]
+    rows += [(2, 7, 1, 1, NULL, 10 * k**3) for k in range(1, 400)]
     found = match(calls(rows))
     assert (found.count, found.dropped) == (0, 199 + 399)
     assert set(found.instance.tolist()) == {NONE}
@@ -145,11 +146,11 @@ def calls_of(events):
 
     def column(name):
         values = [getattr(event, name) for event in events]
-        return np.array([UNKNOWN if v is None else v for v in values], np.int64)
+        return np.array([NULL if v is None else v for v in values], np.int64)
 
     op = np.array([OP[event.op] for event in events], np.int64)
     names = ("rank", "group", "seq", "size", "stop", "root")
-    return Calls(op=op, **{name: column(name) for name in names})
+    return CollectiveCalls(op=op, **{name: column(name) for name in names})
 
 
 def identities(sets):
@@ -203,7 +204,7 @@ def test_ends_that_never_agree_leave_it_to_the_order():
     numbers = np.random.default_rng(0)
     ends = np.cumsum(numbers.integers(10_000_000, 20_000_000, (3, 50)), axis=1)
     rows = [
-        (rank, 7, place % 2, 100, UNKNOWN, end)
+        (rank, 7, place % 2, 100, NULL, end)
         for rank in range(3)
         for place, end in enumerate(ends[rank].tolist())
     ]
@@ -250,7 +251,7 @@ def test_sizes_that_one_rank_does_not_know_tell_nothing():
     assert match(calls_of(rows)).instance.tolist() == [0, 1, 2, 0, 1, 2]
 
 
-FEW = st.sampled_from([0, 1, UNKNOWN])
+FEW = st.sampled_from([0, 1, NULL])
 
 
 @given(
@@ -272,7 +273,7 @@ def test_whatever_ranks_say_a_collective_has_one_event_of_each(said):
         assert len({(event.group, event.op) for event in each}) == 1
         assert len({event.rank for event in each}) == len(each) > 1
         for name in oracle.WORDS:
-            assert len({getattr(event, name) for event in each} - {UNKNOWN}) <= 1
+            assert len({getattr(event, name) for event in each} - {NULL}) <= 1
     assert not set(np.flatnonzero(found.instance != NONE)) & set(
         np.flatnonzero(found.refused != NONE)
     )

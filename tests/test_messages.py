@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.trace.matching import NONE, UNKNOWN
-from fastcomm.trace.messages import Messages, Sides, match_messages
+from fastcomm.exchange.matching import NONE
+from fastcomm.exchange.messages import Messages, Sides, match_messages
+from fastcomm_kernels.arrays import NULL
 
 ROUTES = st.sampled_from([(0, 1), (1, 0), (0, 2), (2, 1)])
 
@@ -52,7 +53,7 @@ def messages_of(found):
 
     def column(name):
         values = [getattr(side, name) for side in found]
-        return np.array([UNKNOWN if v is None else v for v in values], np.int64)
+        return np.array([NULL if v is None else v for v in values], np.int64)
 
     is_send = np.array([side.is_send for side in found], np.bool_)
     names = ("rank", "peer", "group", "seq", "size", "stop")

@@ -302,13 +302,20 @@ def test_a_wait_knows_the_record_that_it_waits_for(tmp_path):
 
 
 def test_a_smaller_communicator_that_all_have_in_common_is_not_the_world():
-    from fastcomm.readers.nsys.communicators import Membership, Said, global_ranks
+    from fastcomm.readers.nsys.communicators import (
+        CommunicatorRecords,
+        Membership,
+        global_ranks,
+    )
 
     pair = {7: Membership(size=2, rank=0)}, {7: Membership(size=2, rank=1)}
     lines = {8: Membership(size=4, rank=2)}, {9: Membership(size=4, rank=2)}
-    said = {n: Said(memberships={**pair[n], **lines[n]}) for n in range(2)}
+    said = {n: CommunicatorRecords(memberships={**pair[n], **lines[n]}) for n in range(2)}
     assert global_ranks(said) is None
-    assert global_ranks({n: Said(memberships=pair[n]) for n in range(2)}) == {0: 0, 1: 1}
+    assert global_ranks({n: CommunicatorRecords(memberships=pair[n]) for n in range(2)}) == {
+        0: 0,
+        1: 1,
+    }
 
 
 def test_names_that_contradict_the_communicators_are_warned_of(tmp_path):
@@ -331,7 +338,7 @@ def test_the_command_that_brings_the_sizes_is_printed_on_one_line(tmp_path):
 
 
 def test_clocks_of_reports_are_compared_by_their_collectives(tmp_path):
-    from fastcomm.engine.ingest import ingest, plan
+    from fastcomm.analyses.ingest import ingest, plan
 
     skew = 5_000_000
     write_nsys(

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from fastcomm.readers.nsys import layout, operations, payloads, sizes
 from fastcomm.readers.nsys.communicators import (
     Communicator,
+    CommunicatorRecords,
     Membership,
-    Said,
     global_ranks,
     join,
     world_size,
 )
-from fastcomm.readers.nsys.export import Rows
+from fastcomm.readers.nsys.events import read_waits
+from fastcomm.readers.nsys.export import ExportRows
 from fastcomm.readers.nsys.nvtx import NcclRanges
 from fastcomm.readers.nsys.operations import ANY, COLLECTIVE, MESSAGES
-from fastcomm.readers.nsys.payloads import FIELDS, Calls
-from fastcomm.readers.nsys.waits import read_waits
+from fastcomm.readers.nsys.payloads import FIELDS, NcclCalls
 from fastcomm.trace.schema import OP, OPS
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm_kernels.arrays import NULL
 
 NAMES = (
     "ncclGroupStart",
@@ -47,7 +47,7 @@ def nccl(*rows, threads=None, open_rows=()):
     start = np.arange(count, dtype=np.int64) * 10
     unknown = np.full(count, NULL, np.int64)
     return NcclRanges(
-        calls=Calls(
+        calls=NcclCalls(
             names=NAMES,
             code=np.array([NAMES.index(row[0]) for row in filled], np.int64),
             start=start,
@@ -221,11 +221,11 @@ class NoTables:
     path = "made up"
 
     def rows(self, table, columns, **_):
-        return Rows(0, {})
+        return ExportRows(0, {})
 
 
 def decoded(name, blob=b"", text=""):
-    calls = Calls(
+    calls = NcclCalls(
         names=(name,),
         code=np.zeros(1, np.int64),
         start=np.zeros(1, np.int64),
@@ -295,14 +295,16 @@ def everybody():
         memberships = {100: Membership(size=size, rank=rank)}
         if process:
             memberships[7] = Membership(size=2, rank=process - 1)
-        said[process] = Said(memberships=memberships, used=frozenset({100, 7} & {*memberships}))
+        said[process] = CommunicatorRecords(
+            memberships=memberships, used=frozenset({100, 7} & {*memberships})
+        )
     return said
 
 
 def test_the_largest_communicator_of_all_tells_the_ranks():
     assert global_ranks(everybody()) == {0: 2, 1: 0, 2: 1}
     assert world_size(everybody().values()) == 3
-    assert global_ranks({0: Said(), 1: Said()}) is None
+    assert global_ranks({0: CommunicatorRecords(), 1: CommunicatorRecords()}) is None
 
 
 def test_members_are_the_global_ranks_in_the_order_of_the_communicator():
@@ -320,7 +322,7 @@ def test_a_missing_member_leaves_the_list_open(absent):
 
 
 def test_users_are_members_only_where_the_whole_world_is_here():
-    said = {process: Said(used=frozenset({9})) for process in range(2)}
+    said = {process: CommunicatorRecords(used=frozenset({9})) for process in range(2)}
     ranks = {0: 4, 1: 5}
     assert join(said, ranks, 2)[0][9] == Communicator(size=2, rank=None, ranks=(4, 5))
     assert join(said, ranks, 8)[0][9] == Communicator(size=None, rank=None, ranks=None)
@@ -348,7 +350,7 @@ class SomeTables:
             name: pa.chunked_array([pa.array([row[k] for row in rows], pa.int64())])
             for k, name in enumerate(names[: len(rows[0])])
         }
-        return Rows(len(rows), made)
+        return ExportRows(len(rows), made)
 
 
 def test_a_wait_finds_the_last_record_of_its_event_and_of_no_other():

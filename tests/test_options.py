@@ -11,8 +11,8 @@ from fault_tools import in_time, refused
 
 import fastcomm
 from fastcomm.cli import ranges
-from fastcomm.cluster import load
 from fastcomm.errors import ConfigError
+from fastcomm.hardware import cluster
 from fuzz import options
 
 pytestmark = pytest.mark.compiled
@@ -201,14 +201,14 @@ def numbers_of(text):
 
 @pytest.mark.parametrize("value", BAD)
 def test_numbers_of_a_cluster_file_have_a_range(tmp_path, value):
-    text = re.sub("#.*", "", (Path(load.__file__).parent / "data" / "h100.toml").read_text())
+    text = re.sub("#.*", "", (Path(cluster.__file__).parent / "data" / "h100.toml").read_text())
     places = numbers_of(text)
     assert len(places) > 40
     path = tmp_path / "cluster.toml"
     for begin, end in places:
         path.write_text(text[:begin] + value + text[end:])
         with pytest.raises(ConfigError, match=str(path)):
-            load.load(path)
+            cluster.load(path)
 
 
 @pytest.mark.parametrize("value", [*BAD, "0"])

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 from fault_tools import refused, run
-from test_full_disks import NEEDS_TRIAL, TRIAL, WRITERS, inputs  # noqa: F401 - a fixture
+from test_full_disks import (
+    NEEDS_TRIAL,
+    TRIAL,
+    WRITERS,
+    inputs,  # noqa: F401 - a fixture
+)
 
 from fastcomm.aside import aside
 from fastcomm.errors import FastcommError

@@ -45,10 +45,10 @@ def test_the_wheel_has_every_file_of_the_packages_and_no_other(wheel):
 def test_the_wheel_has_the_files_that_are_no_code(wheel):
     suffixes = {Path(name).suffix for name in wheel[0]}
     assert {".typed", ".toml", ".j2", ".css", ".js"} <= suffixes
-    clusters = {path.name for path in (ROOT / "fastcomm/cluster/data").glob("*.toml")}
+    clusters = {path.name for path in (ROOT / "fastcomm/hardware/data").glob("*.toml")}
     assert clusters
     assert clusters == {
-        Path(name).name for name in wheel[0] if name.startswith("fastcomm/cluster/data/")
+        Path(name).name for name in wheel[0] if name.startswith("fastcomm/hardware/data/")
     } - {"__init__.py"}
     assert {"fastcomm/py.typed", "fastcomm_kernels/py.typed"} <= set(wheel[0])
 

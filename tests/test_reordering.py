@@ -7,12 +7,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcomm.critical_path.events import EVENT, SavedEvents
-from fastcomm.critical_path.reordering import Piece, Reordering, pieces_of
-from fastcomm.critical_path.result import About, CriticalPath
-from fastcomm.critical_path.window import Window
-from fastcomm.graph.delays import measured_delays
-from fastcomm.graph.graph import EDGE_KIND, Graph
+from fastcomm.critical_path.reordering import Reordering, StepOperator, pieces_of
+from fastcomm.critical_path.result import CriticalPath, PathSource
+from fastcomm.critical_path.rows import EVENT, SavedEvents
+from fastcomm.critical_path.window import TimeRange
+from fastcomm.graph.graph import EDGE_KIND, Graph, measured_delays
 
 LENGTHS = st.integers(1, 50)
 
@@ -82,7 +81,9 @@ class Step:
         return np.array([name[0] == "d" for name in self.place])
 
     def found(self):
-        about = About(rules="corrected", window=Window(start=0, stop=1), path="", rank=0)
+        about = PathSource(
+            rules="corrected", window=TimeRange(start=0, stop=1), path="", rank=0
+        )
         events = SavedEvents(
             pa.table({n: pa.nulls(0, EVENT.field(n).type) for n in EVENT.names})
         )
@@ -183,5 +184,5 @@ def test_operators_that_move_wait_for_their_data_alone(step, data):
 def test_work_that_the_window_lacks_is_none():
     step = Step([(0, 5, None, ())])
     (piece,) = pieces_of(step.graph, [(0, [7], ())])
-    assert piece == Piece(start=0, stop=1, works=(), producers=())
+    assert piece == StepOperator(start=0, stop=1, works=(), producers=())
     assert (piece.work_start, piece.work_stop) == (0, 1)

@@ -14,20 +14,14 @@ from replay_data import FOLDER, assert_same, document, needed
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.replay import (
-    critical,
-    dependency,
-    gaps,
-    nccl,
-    tensorflow,
-    trial,
-    what_if,
-)
+from fastcomm.readers.dpro import nccl, tensorflow, trial
+from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.replay import dependency, gaps, what_if
+from fastcomm.replay import session as replay_session
 from fastcomm.replay.partial import partial
 from fastcomm.replay.replayer import Options, Replayer
 from fastcomm.replay.session import session
-from fastcomm.replay.statistics import statistics
-from fastcomm.replay.what_if import Change
+from fastcomm.replay.what_if import DurationChange
 from fastcomm_kernels import replay as kernels
 
 TRIAL = FOLDER / "trial" / "trace"
@@ -118,7 +112,7 @@ def test_the_critical_path_is_as_long_as_that_of_dpro(compat, summary):
 
 @needed
 def test_the_critical_path_of_dpro_is_one_of_ours(compat, summary):
-    source, target, cost = critical.execution_graph(compat.replayed)
+    source, target, cost = replay_session.execution_graph(compat.replayed)
     number = {name: i for i, name in enumerate(compat.replayed.replayer.graph.nodes)}
     costs = dict(zip(zip(source.tolist(), target.tolist(), strict=True), cost, strict=True))
     path = summary["replay"]["critical_path"]
@@ -130,13 +124,13 @@ def test_the_critical_path_of_dpro_is_one_of_ours(compat, summary):
 @pytest.mark.parametrize(
     ("row", "key", "change"),
     [
-        ("all computation x1.5", "DELAY_ALL_CMP", Change(ratio=1.5)),
-        ("all communication x1.5", "DELAY_ALL_COMM", Change(ratio=1.5)),
-        ("everything x1.1", "DELAY_ALL", Change(ratio=1.1)),
+        ("all computation x1.5", "DELAY_ALL_CMP", DurationChange(ratio=1.5)),
+        ("all communication x1.5", "DELAY_ALL_COMM", DurationChange(ratio=1.5)),
+        ("everything x1.1", "DELAY_ALL", DurationChange(ratio=1.1)),
         (
             "host0.rank0->FW.net/dense1/MatMul +1 ms",
             "host0.rank0->FW.net/dense1/MatMul",
-            Change(delay_ns=1e6),
+            DurationChange(delay_ns=1e6),
         ),
     ],
 )
@@ -173,13 +167,16 @@ def test_one_slow_rank_holds_all_up_and_a_fast_link_helps(read):
         said = {key.replace("__", ":"): each for key, each in changes.items()}
         return made.run(what_if.durations(made, said)).mean_ns
 
-    slow = made.run(what_if.durations(made, {"rank:host0.rank1": Change(ratio=2.0)}))
+    slow = made.run(what_if.durations(made, {"rank:host0.rank1": DurationChange(ratio=2.0)}))
     assert min(slow.by_pid().values()) > found.mean_ns * 1.2
-    link = {"link:host0.rank1->host1.rank0": Change(ratio=0.5)}
+    link = {"link:host0.rank1->host1.rank0": DurationChange(ratio=0.5)}
     assert made.run(what_if.durations(made, link)).mean_ns < found.mean_ns
-    assert mean(tensor__2=Change(ratio=0.0)) < found.mean_ns * 0.9
+    assert mean(tensor__2=DurationChange(ratio=0.0)) < found.mean_ns * 0.9
     for key in ("category:operator.BW", "device:host0.rank0->operator"):
-        assert made.run(what_if.durations(made, {key: Change(ratio=3)})).mean_ns > found.mean_ns
+        assert (
+            made.run(what_if.durations(made, {key: DurationChange(ratio=3)})).mean_ns
+            > found.mean_ns
+        )
 
 
 @needed
@@ -242,7 +239,7 @@ def test_bad_what_ifs_say_what_is_wrong(tmp_path, text, message):
 def test_a_what_if_of_nothing_is_an_error():
     made = Replayer.of(graph_of([("p->FW.a", "p->BW.b")]), measured_of(2))
     with pytest.raises(ConfigError, match=r"'p->FW\.c' fits no operation"):
-        what_if.durations(made, {"p->FW.c": Change()})
+        what_if.durations(made, {"p->FW.c": DurationChange()})
 
 
 def graph_of(edges):

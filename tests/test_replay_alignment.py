@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from replay_data import FOLDER, needed
 
 from fastcomm.errors import ConfigError
-from fastcomm.replay import alignment, trial
-from fastcomm.replay.alignment import Pairs
+from fastcomm.readers.dpro import alignment, trial
+from fastcomm.readers.dpro.alignment import Pairs
 
 TRIAL = FOLDER / "trial" / "trace"
 LEAST = {

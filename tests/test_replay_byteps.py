@@ -7,9 +7,9 @@ import made_trials as made
 import pytest
 
 from fastcomm.errors import TraceFileError
-from fastcomm.replay import byteps, trial
+from fastcomm.readers.dpro import byteps, trial
+from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.replay.session import session
-from fastcomm.replay.statistics import statistics
 
 BACKWARD, UPDATE = "BW.gradients/dense/MatMul_grad", "UPDATE_.Momentum/update/Apply"
 

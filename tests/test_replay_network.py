@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.replay import dependency, hops, nccl, trial
+from fastcomm.readers.dpro import nccl, trial
+from fastcomm.readers.dpro.dataflow import LocalGraph
+from fastcomm.readers.dpro.names import Name
+from fastcomm.replay import communication, dependency
 from fastcomm.replay.gaps import Measured
-from fastcomm.replay.local_graph import LocalGraph
-from fastcomm.replay.names import Name
 from fastcomm.replay.replayer import Options, Replayer
 from fastcomm.replay.session import session
 
@@ -114,7 +115,7 @@ def test_what_a_ring_gives_has_passed_through_every_rank(size):
 
 def test_a_rank_alone_gives_what_it_took():
     alone = nccl.Topology(ring={}, tree={}, pid_of={})
-    assert hops.peers("host0.rank0", alone) == ()
+    assert communication.peers("host0.rank0", alone) == ()
     for topology in (topology_of([]), ring_of(1)):
         edges = list(graph_of(topology).edges)
         took = "host0.rank0->Comm.0.MEMCPY_IN_FUSION_BUFFER"

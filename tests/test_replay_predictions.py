@@ -12,9 +12,10 @@ from replay_data import FOLDER, document, needed
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.replay import cost_model, fusion, trial
-from fastcomm.replay.daydream import daydream
-from fastcomm.replay.other_hosts import on_hosts
+from fastcomm.readers.dpro import trial
+from fastcomm.replay import fusion
+from fastcomm.replay import fusion as replay_fusion
+from fastcomm.replay.predictions import daydream, on_hosts
 from fastcomm.replay.replayer import Options
 from fastcomm.replay.session import session
 
@@ -73,7 +74,7 @@ def test_other_hosts_need_a_ring_of_two_or_more(tmp_path):
 
 @given(st.floats(0, 5), st.floats(0, 1e6), st.lists(st.integers(1, 10**9), min_size=2))
 def test_a_line_is_found_from_points_on_it(slope, offset, sizes):
-    found = cost_model.fitted([(size, slope * size + offset) for size in sizes])
+    found = replay_fusion.fitted([(size, slope * size + offset) for size in sizes])
     for size in sizes:
         assert found.time(size) == pytest.approx(slope * size + offset, rel=1e-6, abs=1e-3)
 
@@ -83,7 +84,7 @@ def test_no_line_of_small_whole_numbers_is_closer_than_the_one_found(points):
     def squares(slope, offset):
         return sum((slope * size + offset - time) ** 2 for size, time in points)
 
-    found = cost_model.fitted(points)
+    found = replay_fusion.fitted(points)
     assert found.slope >= 0
     assert found.offset >= 0
     best = min(squares(k / 2, b) for k, b in product(range(8), range(0, 100, 7)))
@@ -92,24 +93,24 @@ def test_no_line_of_small_whole_numbers_is_closer_than_the_one_found(points):
 
 def test_a_tenth_is_predicted_and_not_fitted(tmp_path):
     _, replayed = written(tmp_path)
-    few = cost_model.cost_model(replayed.replayer, {(0,): 48, (1,): 8, (2,): 32})
+    few = replay_fusion.cost_model(replayed.replayer, {(0,): 48, (1,): 8, (2,): 32})
     assert few.error is None
     assert few.time("host0.rank0", "SEND", 99) == pytest.approx(12_000)
     assert few.time("nobody", "SEND", 99) == 0
     # With nine smaller groups that were never sent, tensor 0 is the tenth.
     more = {(i + 10,): i for i in range(7)} | {(0,): 48, (1,): 8, (2,): 32}
-    assert cost_model.cost_model(replayed.replayer, more).error == pytest.approx(0)
+    assert replay_fusion.cost_model(replayed.replayer, more).error == pytest.approx(0)
 
 
 def test_parts_of_a_tensor():
-    assert cost_model.partitions(10_000, 2.0, 50.0) == 20
-    assert cost_model.partitions(1, 1.0, 50.0) == 1
-    assert cost_model.partitions(7, 1.0, 0.0) == 7
+    assert replay_fusion.partitions(10_000, 2.0, 50.0) == 20
+    assert replay_fusion.partitions(1, 1.0, 50.0) == 1
+    assert replay_fusion.partitions(7, 1.0, 0.0) == 7
 
 
 def test_fusing_pays_while_the_first_is_still_sent():
-    assert cost_model.worth_fusing(end_comm=100, end_comp=50, fused=70, alone=40)
-    assert not cost_model.worth_fusing(end_comm=70, end_comp=50, fused=70, alone=40)
+    assert replay_fusion.worth_fusing(end_comm=100, end_comp=50, fused=70, alone=40)
+    assert not replay_fusion.worth_fusing(end_comm=70, end_comp=50, fused=70, alone=40)
 
 
 def test_the_search_finds_the_best_of_all_groups(tmp_path):

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 from replay_data import FOLDER, needed
 
-from fastcomm.replay import operations, stragglers, trial
-from fastcomm.replay.daydream import daydream
-from fastcomm.replay.model import Model
+from fastcomm.readers.dpro import trial
+from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.readers.dpro.steps import with_steps
+from fastcomm.replay.predictions import daydream
 from fastcomm.replay.replayer import Options
 from fastcomm.replay.session import session
-from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import step_time
-from fastcomm.replay.steps import with_steps
-from fastcomm.replay.what_if import Change, durations
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm.replay.what_if import DurationChange, durations
+from fastcomm.stragglers import operations, stragglers
+from fastcomm.stragglers.model import JobModel
+from fastcomm_kernels.arrays import NULL
 
 TRIAL = FOLDER / "trial" / "trace"
 MATMUL = "host0.rank0->FW.net/dense1/MatMul"
@@ -55,7 +56,7 @@ def ends(replayed):
 
 def changed(key, **change):
     made = replay().replayed.replayer
-    return ends(made.run(durations(made, {key: Change(**change)})))
+    return ends(made.run(durations(made, {key: DurationChange(**change)})))
 
 
 def events(kind):
@@ -103,7 +104,7 @@ def of_group(what):
 
 @cache
 def model():
-    return Model.of(operations.read(FOLDER / "straggler" / "trace-ST.parquet"))
+    return JobModel.of(operations.read(FOLDER / "straggler" / "trace-ST.parquet"))
 
 
 @cache

@@ -10,21 +10,21 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastcomm.analyses.replay import session_of, step_of
 from fastcomm.cli import main
-from fastcomm.critical_path.edits import Edit
 from fastcomm.critical_path.ranks import joined
-from fastcomm.critical_path.what_if import Replay
-from fastcomm.critical_path.window import Wanted
-from fastcomm.engine.replay import session_of, step_of
+from fastcomm.critical_path.what_if import Edit, Replay
+from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
+from fastcomm.readers.dpro import uniform
+from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.replay import export, inputs, run_graph, uniform, uniform_run, what_if
-from fastcomm.replay.statistics import statistics
-from fastcomm.replay.what_if import Change
+from fastcomm.replay import export, inputs, operations, run_graph, what_if
+from fastcomm.replay.what_if import DurationChange
 from fastcomm.synthetic import Job, layers, write, write_nsys
 
 US = 1000
-WHOLE = Wanted(annotation="")
+WHOLE = Window(annotation="")
 GROUPS = [{"pg_name": "0", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "ranks": [0, 1]}]
 PAIR = {
     "Process_Group_Name": "0",
@@ -69,7 +69,7 @@ def opened(folder, *ranks):
 
 
 def test_operations_have_the_names_of_who_launched_them_and_in_which_pass(tmp_path):
-    found = uniform_run.converted(opened(tmp_path, rank_events(60), rank_events(100)))
+    found = operations.converted(opened(tmp_path, rank_events(60), rank_events(100)))
     engine = "autograd::engine::evaluate_function: MmBackward0"
     names = ["FW.aten::mm", "Comm.TP-0-0.AllReduce", f"BW.{engine}", "UPDATE_.aten::add_"]
     wanted = {f"host0.rank{rank}->{name}" for rank in (0, 1) for name in names}
@@ -97,7 +97,7 @@ def test_the_engine_s_thread_is_of_the_backward_pass_without_a_mark(tmp_path):
         k.mark("ProfilerStep#1", 0, 50),
         k.mark("forward and backward", 0, 50),
     ]
-    found = uniform_run.converted(opened(tmp_path, events))
+    found = operations.converted(opened(tmp_path, events))
     assert found.trace.names == ("BW.aten::mm", "FW.aten::mm")
 
 
@@ -108,7 +108,7 @@ def test_without_work_of_a_device_outermost_operators_count(tmp_path):
         op("inner", 2, 3),
         op("inner", 12, 3),
     ]
-    trace = uniform_run.converted(opened(tmp_path, events)).trace
+    trace = operations.converted(opened(tmp_path, events)).trace
     assert trace.names == ("FW.outer", "FW.inner")
     assert trace.dur.tolist() == [10 * US, 3 * US]
 
@@ -138,7 +138,7 @@ def test_a_replay_is_the_measured_step_and_an_earlier_rank_waits_for_the_last(tm
     assert found.measured.time_ns == 506 * US  # from the first operator on
     made = found.replayed.replayer
     name = "host0.rank1->FW.aten::mm"
-    faster = made.run(what_if.durations(made, {name: Change(ratio=0.5)}))
+    faster = made.run(what_if.durations(made, {name: DurationChange(ratio=0.5)}))
     ends = {
         each: end
         for node, end in zip(made.graph.nodes, faster.end.tolist(), strict=True)
@@ -147,7 +147,7 @@ def test_a_replay_is_the_measured_step_and_an_earlier_rank_waits_for_the_last(tm
     # Rank 1 comes 50 us earlier, and rank 0 after 70: there the transfer of 10 begins.
     last = [node for node in ends if "AllReduce" in node]
     assert sorted({ends[node] for node in last})[-1] == 79 * US
-    slower = made.run(what_if.durations(made, {"rank:host0.rank0": Change(ratio=1.1)}))
+    slower = made.run(what_if.durations(made, {"rank:host0.rank0": DurationChange(ratio=1.1)}))
     assert slower.mean_ns > found.replayed.mean_ns
 
 
@@ -165,7 +165,7 @@ def test_links_ranks_devices_and_categories_are_what_can_change(tmp_path):
         "link:TP-0",
         "device:host0.rank0->stream 20 of 0",
     ):
-        changed = what_if.durations(made, {key: Change(ratio=0.5)})
+        changed = what_if.durations(made, {key: DurationChange(ratio=0.5)})
         assert (changed < made.measured.avg).any(), key
     removed = what_if.bottlenecks(found.replayed, found.path, by_name=True)
     assert len({each.node for each in removed}) == len(removed)
@@ -195,7 +195,7 @@ def test_ranks_that_share_nothing_are_an_error_that_says_what_helps(tmp_path):
 def test_an_empty_window_is_an_error(tmp_path):
     run = opened(tmp_path, [k.mark("ProfilerStep#1", 0, 50), k.mark("nothing", 60, 5)])
     with pytest.raises(FastcommError, match="holds no work"):
-        session_of(step_of(run, Wanted(annotation="nothing")))
+        session_of(step_of(run, Window(annotation="nothing")))
 
 
 @st.composite
@@ -278,7 +278,7 @@ def test_the_planted_straggler_s_cost_comes_out(tmp_path):
     job = Job.of(ranks=8, steps=2)
     write(job, tmp_path)
     run = open_run(tmp_path, options=OpenOptions(whole=True))
-    rows = statistics(uniform_run.converted(run).trace)
+    rows = statistics(operations.converted(run).trace)
     sums = {}
     for name, category, total in zip(
         rows.names, rows.category, rows.total.tolist(), strict=True
@@ -295,7 +295,9 @@ def test_the_planted_straggler_s_cost_comes_out(tmp_path):
     made = found.replayed.replayer
     gains = {
         name: found.replayed.mean_ns
-        - made.run(what_if.durations(made, {f"rank:{name}": Change(ratio=0.95)})).mean_ns
+        - made.run(
+            what_if.durations(made, {f"rank:{name}": DurationChange(ratio=0.95)})
+        ).mean_ns
         for name in made.pids
     }
     assert max(gains, key=gains.__getitem__) == f"host0.rank{job.straggler}"

@@ -12,15 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay_data import FOLDER, assert_same, document, needed
 
+from fastcomm.analyses.stats import comparison
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
-from fastcomm.replay import gml, horovod, inputs, names, nccl, steps, tensorflow, trial, uniform
-from fastcomm.replay.comparison import comparison
-from fastcomm.replay.statistics import statistics
+from fastcomm.readers.dpro import (
+    dataflow,
+    horovod,
+    names,
+    nccl,
+    steps,
+    tensorflow,
+    trial,
+    uniform,
+)
+from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.readers.dpro.uniform import Event
+from fastcomm.replay import inputs
 from fastcomm.replay.step_time import step_time
-from fastcomm.replay.uniform import Event
 from fastcomm_kernels import durations
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm_kernels.arrays import NULL
 
 TRIAL = FOLDER / "trial" / "trace"
 NAMES = (
@@ -347,7 +357,7 @@ def test_a_damaged_graph_says_what_is_wrong(tmp_path, text, message):
     path = tmp_path / "dag.gml"
     path.write_text(text)
     with pytest.raises(TraceFileError, match=message):
-        gml.read(path)
+        dataflow.read(path)
 
 
 def timeline(tmp_path, rows, tail="]"):

@@ -14,9 +14,9 @@ from replay_data import FOLDER, assert_same, document, needed
 
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.replay import operation_graph, operations, stragglers
-from fastcomm.replay.model import Model
 from fastcomm.report import stragglers as report
+from fastcomm.stragglers import operation_graph, operations, stragglers
+from fastcomm.stragglers.model import JobModel
 from fastcomm.synthetic import TableJob, write_table
 from fastcomm_kernels.simulate import simulate
 
@@ -26,7 +26,7 @@ META = FOLDER / "straggler" / "meta-ST.yaml"
 
 @pytest.fixture(scope="module")
 def model():
-    return Model.of(operations.read(TABLE))
+    return JobModel.of(operations.read(TABLE))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_a_type_may_end_in_zeros(tmp_path):
     for end in ("x", "\0"):
         names = [each.replace("grad", f"grad{end}") for each in table["optype"].to_pylist()]
         pq.write_table(table.set_column(place, "optype", pa.array(names)), path)
-        found.append(stragglers.stragglers(Model.of(operations.read(path))))
+        found.append(stragglers.stragglers(JobModel.of(operations.read(path))))
     known, zeros = found
     assert any("\0" in name for name in zeros.ideal_ns)
     assert list(zeros.ideal_ns.values()) == list(known.ideal_ns.values())
@@ -100,24 +100,26 @@ def test_some_steps_alone_and_steps_that_are_not_there(model):
 
 
 def test_under_the_threshold_nobody_is_blamed():
-    found = stragglers.stragglers(Model.of(operations.of_table(job())), threshold=99)
+    found = stragglers.stragglers(JobModel.of(operations.of_table(job())), threshold=99)
     assert (found.blocking, found.worst, found.workers) == (None, None, None)
     assert report.to_dict(found)["slowdown_by_stage"] is None
     report.show(found)
 
 
 def test_launch_delays_are_attributed_where_they_matter():
-    found = stragglers.stragglers(Model.of(operations.of_table(job(lag=0.02))), threshold=0)
+    found = stragglers.stragglers(JobModel.of(operations.of_table(job(lag=0.02))), threshold=0)
     assert found.launch_slowdown > 1.03
     assert found.launch is None or "first-op" in found.launch["optype"].mean
-    forced = stragglers.stragglers(Model.of(operations.of_table(job(lag=0.02))), threshold=1.0)
+    forced = stragglers.stragglers(
+        JobModel.of(operations.of_table(job(lag=0.02))), threshold=1.0
+    )
     assert forced.launch["dp_rank"].mean.keys() == {"0", "1"}
 
 
 def test_the_model_agrees_with_the_definition_on_made_up_jobs():
     for chunks, overlap in ((1, False), (1, True), (2, True)):
         table = operations.of_table(job(chunks=chunks, overlap=overlap))
-        model = Model.of(table)
+        model = JobModel.of(table)
         got = model.replay(model.measured)
         _, end = oracle.simulated(
             len(table.ops),
@@ -295,7 +297,7 @@ def test_a_damaged_table_says_what_is_wrong(tmp_path, change, message):
     path = tmp_path / "t.parquet"
     pq.write_table(change(job()), path)
     with pytest.raises(FastcommError, match=message):
-        Model.of(operations.read(path))
+        JobModel.of(operations.read(path))
 
 
 def timed(table, name, value, *rows):

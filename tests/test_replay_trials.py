@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.replay import mxnet, pieces, tensorflow, trial, uniform
-from fastcomm.replay.parameters import Parameter, ParameterDict, listed
+from fastcomm.readers.dpro import dataflow, mxnet, tensorflow, trial, uniform
+from fastcomm.readers.dpro.parameters import Parameter, ParameterDict, listed
+from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.readers.dpro.uniform import Event
 from fastcomm.replay.session import session
-from fastcomm.replay.statistics import statistics
 from fastcomm.replay.step_time import step_time
-from fastcomm.replay.uniform import Event
 
 
 def operators(read, pid):
@@ -226,7 +226,7 @@ def event(name, start, dur, step=0):
 
 
 def test_pieces_join_within_a_step_alone():
-    found = pieces.merged(
+    found = dataflow.merged(
         [event("FW.a", 0, 9), event("FW.a", 2, 3), event("FW.b", 9, 1), event("FW.b", 11, 1, 1)]
     )
     assert [(e.name, e.start, e.dur) for e in found] == [
@@ -237,7 +237,7 @@ def test_pieces_join_within_a_step_alone():
 
 
 def test_updates_one_after_the_other_begin_when_the_one_before_has_ended():
-    found = pieces.one_after_the_other(
+    found = dataflow.one_after_the_other(
         [event("UPDATE_.a", 0, 9), event("FW.x", 1, 2), event("UPDATE_.b", 2, 3)]
     )
     assert [(e.name, e.start, e.dur) for e in found] == [

@@ -3,8 +3,8 @@ import oracles
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm_kernels import segments
-from fastcomm_kernels.segments import UNKNOWN
+from fastcomm_kernels import intervals
+from fastcomm_kernels.arrays import NULL
 
 TAGS = 3
 SEGMENTS = st.lists(st.integers(0, 50), max_size=10).map(
@@ -37,7 +37,7 @@ def column(values, dtype=np.int64):
 @given(st.lists(st.integers(-5, 55)).map(sorted), SEGMENTS)
 def test_an_event_is_in_the_segment_that_holds_its_start(start, pairs):
     seg_start, seg_stop = column(p[0] for p in pairs), column(p[1] for p in pairs)
-    found = segments.segment_of(column(start), seg_start, seg_stop)
+    found = intervals.segment_of(column(start), seg_start, seg_stop)
     assert found.dtype == np.int32
     assert found.tolist() == [oracles.segment_of(t, pairs) for t in start]
 
@@ -45,10 +45,10 @@ def test_an_event_is_in_the_segment_that_holds_its_start(start, pairs):
 @given(EVENTS)
 def test_totals_add_up_the_events_of_each_segment_and_tag(events):
     start, stop, value, segment, tag = zip(*events, strict=True) if events else [()] * 5
-    found = segments.totals(
+    found = intervals.totals(
         column(start),
         column(stop),
-        column(UNKNOWN if v is None else v for v in value),
+        column(NULL if v is None else v for v in value),
         column(segment, np.int32),
         column(tag, np.int8),
         (4, TAGS),

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from job_traces import trace
 from made_traces import traces
 
-from fastcomm.engine import batches
-from fastcomm.engine.engine import Task, both
-from fastcomm.metrics import stack
+from fastcomm.executors import local
+from fastcomm.executors.executor import Task, both
+from fastcomm.metrics import view
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.synthetic import Job
 
@@ -90,8 +90,8 @@ def moved(each, by):
 def test_ranks_that_take_too_long_together_are_measured_apart():
     job = Job.of(2, steps=1)
     ranks = [moved(trace(job, rank), 1 << 61) for rank in range(2)]
-    assert stack.Stack.of(ranks[:1]) is not None
-    assert stack.Stack.of(ranks) is None
+    assert view.Stack.of(ranks[:1]) is not None
+    assert view.Stack.of(ranks) is None
     same(ranks)
 
 
@@ -101,7 +101,7 @@ def test_ranks_that_begin_too_early_are_measured_apart():
     steps = ranks[1].iterations
     start = pa.array([-(2**63)])
     ranks[1] = replace(ranks[1], iterations=steps.set_column(1, steps.schema.field(1), start))
-    assert stack.Stack.of(ranks) is None
+    assert view.Stack.of(ranks) is None
 
 
 CALLS = []
@@ -118,17 +118,17 @@ def test_small_ranks_are_measured_together_up_to_so_many_events(monkeypatch):
     sizes = [trace(job, rank).events.num_rows for rank in range(8)]
     large = Job.of(8, steps=5)
     run = run_of(*[partial(trace, job)] * 5, partial(trace, large), *[partial(trace, job)] * 2)
-    monkeypatch.setattr(batches, "_SMALL", 3 * max(sizes))
+    monkeypatch.setattr(local, "_SMALL", 3 * max(sizes))
     CALLS.clear()
     task = Task(measure=measured_together, merge=merge_counts, finish=both, of_many=True)
-    done, found, error = batches.Work(task=task)(run.sources)
+    done, found, error = local.BatchTask(task=task)(run.sources)
     assert (done, found, error) == (8, dict.fromkeys(range(8), 1), None)
     assert CALLS == [[0, 1, 2], [5], [3, 4, 6], [7]]
 
 
 def test_one_rank_is_not_copied():
     one = trace(Job.of(2), 0)
-    found = stack.Stack.of([one])
+    found = view.Stack.of([one])
     for ours, theirs in ((found.events, one.events), (found.comm, one.comm)):
         start = theirs["start"].chunk(0).buffers()[1].address
         assert ours["start"].chunk(0).buffers()[1].address == start

@@ -9,12 +9,12 @@ from click.testing import CliRunner
 from fault_tools import agree
 
 import fastcomm
+from fastcomm.analyses.compare import compare
+from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.cli import main
-from fastcomm.engine.ingest import ingest, plan
 from fastcomm.errors import TraceFileError
-from fastcomm.metrics.comparison import compare
-from fastcomm.readers import store_layout as layout
 from fastcomm.readers.formats import OpenOptions
+from fastcomm.store import layout
 from fastcomm.trace.iterations import IterationRule
 
 NEVER_LAUNCHED = k.kernel("warm-up", 2, 3)

@@ -16,17 +16,18 @@ from made_traces import DEVICE, traces
 
 import fastcomm
 from docs import pages
-from fastcomm.engine.info import info
-from fastcomm.engine.ingest import ingest, plan
+from fastcomm.analyses.info import info
+from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.errors import SchemaError, TraceFileError
 from fastcomm.metrics.partial import Partial
-from fastcomm.readers import kineto, store, store_manifest, store_said
-from fastcomm.readers import store_layout as layout
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.config import Config, Parallel
+from fastcomm.readers.kineto import reader
 from fastcomm.readers.patterns import Pattern
 from fastcomm.readers.runs import OpenOptions
-from fastcomm.store import rank_file
+from fastcomm.store import layout, rules, writer
+from fastcomm.store import layout as store_layout
+from fastcomm.store import reader as store_reader
 from fastcomm.synthetic import Job, NsysVariant, write, write_nsys
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.schema import ARGS, KINDS
@@ -42,7 +43,7 @@ def plain(table):
 
 
 def stored(trace, path, said=WHOLE):
-    rank_file.write(trace, path, {"reading": store_said.as_json(said)})
+    writer.write(trace, path, {"reading": rules.as_json(said)})
     return path
 
 
@@ -59,7 +60,7 @@ def same_tables(found, wanted):
 @given(trace=traces())
 def test_a_stored_trace_comes_back_as_it_was(trace, tmp_path_factory):
     path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
-    found = store.read(path, replace(WHOLE, whole=trace.args is not None))
+    found = store_reader.read(path, replace(WHOLE, whole=trace.args is not None))
     if trace.args is not None:
         same_tables(found, trace)
     assert found.meta == replace(trace.meta, path=str(path))
@@ -69,7 +70,7 @@ def test_a_stored_trace_comes_back_as_it_was(trace, tmp_path_factory):
 @given(trace=traces())
 def test_metrics_get_device_work_and_the_rows_of_its_communication(trace, tmp_path_factory):
     path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
-    found = store.read(path, ReadOptions())
+    found = store_reader.read(path, ReadOptions())
     kept = np.isin(trace.events["kind"].to_numpy(), DEVICE)
     kept[trace.comm["event"].to_numpy()] = True
     assert plain(found.events) == plain(trace.events.filter(pa.array(kept)))
@@ -105,15 +106,15 @@ def test_row_groups_come_in_sections_however_small_they_are(tmp_path, monkeypatc
     events += [k.kernel(f"gemm{n}", 10 * n, 5) for n in range(5)]
     events += [k.event("aten::mm", "cpu_op", 4, 5, pid=100, tid=1)]
     source = k.write(tmp_path / "rank0.json", events)
-    trace = kineto.read(source, WHOLE)
+    trace = reader.read(source, WHOLE)
     path = stored(trace, tmp_path / "rank-00000.parquet")
-    assert store.about(path)["row_groups"] == [3, 2, 1]
-    same_tables(store.read(path, WHOLE), trace)
-    assert store.read(path, ReadOptions()).events.num_rows == 5
+    assert store_reader.about(path)["row_groups"] == [3, 2, 1]
+    same_tables(store_reader.read(path, WHOLE), trace)
+    assert store_reader.read(path, ReadOptions()).events.num_rows == 5
 
 
 def test_two_communications_of_one_event_are_refused(tmp_path):
-    trace = kineto.read(k.write(tmp_path / "rank0.json", STEP), WHOLE)
+    trace = reader.read(k.write(tmp_path / "rank0.json", STEP), WHOLE)
     twice = pa.concat_tables([trace.comm, trace.comm])
     with pytest.raises(SchemaError, match="two rows of one event"):
         stored(replace(trace, comm=twice), tmp_path / "x.parquet")
@@ -233,10 +234,10 @@ def test_patterns_of_kernels_only_count_when_storing(run):
     tags=TagRules(explicit=(TagRule(field="ranks", value=(0, 1), tag="TP"),),
                   grid=Parallel(tp=2).grid(8), guess=True))])  # fmt: skip
 def test_what_was_said_comes_back_from_json(options):
-    text = json.dumps(store_said.as_json(options))
-    assert store_said.restored(json.loads(text)) == options
-    assert store_said.over(options, options) == options
-    assert store_said.over(ReadOptions(), options) == options
+    text = json.dumps(rules.as_json(options))
+    assert rules.restored(json.loads(text)) == options
+    assert rules.over(options, options) == options
+    assert rules.over(ReadOptions(), options) == options
 
 
 def rewrite(path, change=lambda table: table, **said):
@@ -250,20 +251,20 @@ def rewrite(path, change=lambda table: table, **said):
 @pytest.mark.parametrize("said", [True, None])
 def test_partners_are_looked_for_unless_a_file_says_it_has_none(run, said):
     path = run / "store" / "rank-00000.parquet"
-    assert store.about(path)["partners"] is False
-    wanted = store.read(path, ReadOptions(), 0)
+    assert store_reader.about(path)["partners"] is False
+    wanted = store_reader.read(path, ReadOptions(), 0)
     assert wanted.comm["root"].null_count == wanted.comm.num_rows == 1
     rewrite(path, partners=said)
-    assert plain(store.read(path, ReadOptions(), 0).comm) == plain(wanted.comm)
+    assert plain(store_reader.read(path, ReadOptions(), 0).comm) == plain(wanted.comm)
 
 
 def test_a_file_with_partners_says_so(tmp_path):
-    trace = kineto.read(k.write(tmp_path / "rank0.json", STEP), WHOLE)
+    trace = reader.read(k.write(tmp_path / "rank0.json", STEP), WHOLE)
     place, partners = trace.comm.column_names.index("sends_to"), pa.list_(pa.int32())
     comm = trace.comm.set_column(place, "sends_to", pa.array([[1]], partners))
     path = stored(replace(trace, comm=comm), tmp_path / "rank-00000.parquet")
-    assert store.about(path)["partners"] is True
-    assert store.read(path, ReadOptions()).comm["sends_to"].to_pylist() == [[1]]
+    assert store_reader.about(path)["partners"] is True
+    assert store_reader.read(path, ReadOptions()).comm["sends_to"].to_pylist() == [[1]]
 
 
 def with_column(name, values):
@@ -274,7 +275,7 @@ def test_a_word_that_nobody_knows_is_damage(run):
     path = run / "store" / "rank-00000.parquet"
     rewrite(path, with_column("kind", lambda table: pa.array(["unheard"] * len(table))))
     with pytest.raises(TraceFileError, match="KeyError: 'unheard'"):
-        store.read(path, ReadOptions(), 0)
+        store_reader.read(path, ReadOptions(), 0)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
@@ -284,25 +285,25 @@ def test_a_manifest_holds_finite_numbers(run, value):
     path.write_text(text.replace('"link_bandwidth": null', f'"link_bandwidth": {value}'))
     assert path.read_text() != text
     with pytest.raises(TraceFileError, match=f"damaged, .*found {value}, wanted a finite"):
-        store_manifest.read_manifest(run / "store")
+        store_layout.read_manifest(run / "store")
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float64()], ids=str)
 def test_a_column_of_another_type_is_cast(run, kind):
     path = run / "store" / "rank-00000.parquet"
-    wanted = store.read(path, ReadOptions(), 0)
+    wanted = store_reader.read(path, ReadOptions(), 0)
     rewrite(path, with_column("correlation", lambda table: table["correlation"].cast(kind)))
-    assert plain(store.read(path, ReadOptions(), 0).events) == plain(wanted.events)
+    assert plain(store_reader.read(path, ReadOptions(), 0).events) == plain(wanted.events)
 
 
 def test_a_column_that_cannot_be_cast_or_has_nulls_is_damage(run):
     path = run / "store" / "rank-00000.parquet"
     rewrite(path, with_column("start", lambda table: pa.array([1.5] * len(table))))
     with pytest.raises(TraceFileError, match="damaged"):
-        store.read(path, ReadOptions(), 0)
+        store_reader.read(path, ReadOptions(), 0)
     rewrite(path, with_column("start", lambda table: pa.nulls(len(table), pa.int64())))
     with pytest.raises(TraceFileError, match=r"events.start: 2 nulls, none allowed"):
-        store.read(path, ReadOptions(), 0)
+        store_reader.read(path, ReadOptions(), 0)
 
 
 def test_a_file_of_a_store_is_a_run_of_one_rank(run):
@@ -382,12 +383,12 @@ def test_a_flipped_byte_anywhere_is_noticed_or_changes_nothing_read(run, whole):
     path = run / "store" / "rank-00001.parquet"
     text = path.read_bytes()
     options = replace(WHOLE, whole=whole)
-    wanted = store.read(path, options, 1)
+    wanted = store_reader.read(path, options, 1)
     rng = np.random.default_rng(0)
     for place in rng.choice(len(text), 150, replace=False).tolist():
         break_at(path, place)
         try:
-            found = store.read(path, options, 1)
+            found = store_reader.read(path, options, 1)
         except TraceFileError:
             pass
         else:
@@ -397,11 +398,11 @@ def test_a_flipped_byte_anywhere_is_noticed_or_changes_nothing_read(run, whole):
 
 
 def test_the_rest_of_a_rank_that_was_stored_without_it_is_an_error(tmp_path):
-    trace = kineto.read(k.write(tmp_path / "rank0.json", STEP), ReadOptions())
+    trace = reader.read(k.write(tmp_path / "rank0.json", STEP), ReadOptions())
     path = stored(trace, tmp_path / "rank-00000.parquet")
-    assert store.read(path, ReadOptions()).comm.num_rows == 1
+    assert store_reader.read(path, ReadOptions()).comm.num_rows == 1
     with pytest.raises(TraceFileError, match="holds only what metrics need"):
-        store.read(path, WHOLE)
+        store_reader.read(path, WHOLE)
 
 
 @pytest.mark.compiled

@@ -10,10 +10,11 @@ from replay_data import FOLDER, document, needed
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
-from fastcomm.replay import operations, straggler_changes, straggler_trace
-from fastcomm.replay.model import Model
-from fastcomm.replay.straggler_changes import Change
-from fastcomm.replay.stragglers import stragglers
+from fastcomm.stragglers import changes as stragglers_changes
+from fastcomm.stragglers import operations
+from fastcomm.stragglers.changes import OperationChange
+from fastcomm.stragglers.model import JobModel
+from fastcomm.stragglers.stragglers import stragglers
 from fastcomm.synthetic import TableJob, write_table
 
 TABLE = FOLDER / "straggler" / "trace-ST.parquet"
@@ -23,7 +24,7 @@ TABLE = FOLDER / "straggler" / "trace-ST.parquet"
 def test_the_slow_rank_of_the_made_up_table_comes_out(tmp_path, ranks):
     job = TableJob.of(ranks)
     table, meta = write_table(job, tmp_path)
-    made = Model.of(operations.read(table), shards=operations.meta(meta)["dsp_size"])
+    made = JobModel.of(operations.read(table), shards=operations.meta(meta)["dsp_size"])
     found = stragglers(made)
     assert found.base.mean() == pytest.approx(found.nodelay.whole.mean(), rel=1e-6)
     if ranks == 1:
@@ -33,16 +34,18 @@ def test_the_slow_rank_of_the_made_up_table_comes_out(tmp_path, ranks):
     assert found.worst_ranks == (job.slow_rank,)
     assert found.worst.rem > 0.9
     even = made.replay(
-        straggler_changes.times(
+        stragglers_changes.times(
             made,
             {
-                f"{way}-compute+rank:{job.slow_rank}": Change(ratio=1 / (1 + job.slowdown))
+                f"{way}-compute+rank:{job.slow_rank}": OperationChange(
+                    ratio=1 / (1 + job.slowdown)
+                )
                 for way in ("forward", "backward")
             },
         )
     )
     wanted = replace(job, slowdown=0.0)
-    other = Model.of(operations.read(write_table(wanted, tmp_path / "even")[0]))
+    other = JobModel.of(operations.read(write_table(wanted, tmp_path / "even")[0]))
     assert even.whole == pytest.approx(other.replay(other.measured).whole, rel=1e-5)
 
 
@@ -58,7 +61,7 @@ def test_the_demo_writes_a_table_and_analyses_it(tmp_path):
 
 @pytest.fixture(scope="module")
 def model():
-    return Model.of(operations.read(TABLE))
+    return JobModel.of(operations.read(TABLE))
 
 
 def run(*words):
@@ -103,7 +106,7 @@ def test_an_ideal_stage_is_the_study_s_m_s(tmp_path):
 )
 def test_a_key_means_the_operations_that_it_names(model, key, count):
     key = key.replace("STEP", str(model.table.steps[3]))
-    found = straggler_changes.times(model, {key: Change(delay_ns=1e9)})
+    found = stragglers_changes.times(model, {key: OperationChange(delay_ns=1e9)})
     changed = int((found != model.measured).sum())
     if key.startswith(("rank", "stage")):
         sizes = [sum(op.stage == stage for op in model.table.ops) for stage in range(4)]
@@ -113,8 +116,12 @@ def test_a_key_means_the_operations_that_it_names(model, key, count):
 
 @needed
 def test_changes_follow_each_other(model):
-    changes = {"all": Change(ideal=True), "gc": Change(ratio=0.0), "stage:1": Change(ratio=2)}
-    found = straggler_changes.times(model, changes)
+    changes = {
+        "all": OperationChange(ideal=True),
+        "gc": OperationChange(ratio=0.0),
+        "stage:1": OperationChange(ratio=2),
+    }
+    found = stragglers_changes.times(model, changes)
     gc, second = model.of_type("gc"), np.array([op.stage == 1 for op in model.table.ops])
     assert (found[gc] == 0).all()
     ideal = model.ideal_times()
@@ -138,7 +145,7 @@ def test_a_change_that_means_nothing_is_an_error(model, tmp_path, text, said):
     path = tmp_path / "changes.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        straggler_changes.times(model, straggler_changes.read(path))
+        stragglers_changes.times(model, stragglers_changes.read(path))
 
 
 @needed
@@ -146,9 +153,9 @@ def test_the_trace_has_every_operation_where_the_replay_puts_it(model, tmp_path)
     path = tmp_path / "trace.json"
     run("--trace", path)
     rows = [r for r in json.loads(path.read_text())["traceEvents"] if r["ph"] == "X"]
-    assert json.loads(json.dumps(straggler_trace.trace(model, model.measured))) == json.loads(
-        path.read_text()
-    )
+    assert json.loads(
+        json.dumps(stragglers_changes.trace(model, model.measured))
+    ) == json.loads(path.read_text())
     replayed = model.replay(model.measured).whole
     for k, step in enumerate(model.table.steps[:3]):
         own = [row for row in rows if row["args"]["step"] == step]

@@ -10,14 +10,14 @@ import pytest
 from click.testing import CliRunner
 
 from fastcomm import parquet
+from fastcomm.analyses.stragglers import find_stragglers
 from fastcomm.cli import main
-from fastcomm.engine import dask
-from fastcomm.engine.stragglers import find_stragglers
 from fastcomm.errors import ClusterError, FastcommError, TraceFileError
-from fastcomm.replay import model as model_
-from fastcomm.replay import operations
-from fastcomm.replay.model import Model
-from fastcomm.replay.scenarios import EachRank, Some, each_rank
+from fastcomm.executors import dask
+from fastcomm.stragglers import model as model_
+from fastcomm.stragglers import operations
+from fastcomm.stragglers.model import JobModel
+from fastcomm.stragglers.stragglers import EachRank, Some, each_rank
 from fastcomm.synthetic import TableJob, write_table
 
 
@@ -37,7 +37,7 @@ def job(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(job):
-    return Model.of(operations.read(job / "table.parquet"))
+    return JobModel.of(operations.read(job / "table.parquet"))
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_all_ranks_at_once_are_each_rank_alone(model, monkeypatch):
 
 def test_the_only_rank_has_nobody_to_be_ideal(tmp_path):
     table, _ = write_table(TableJob(dp=1, pp=2, micro_batches=2, slow_dp=0), tmp_path)
-    alone = Model.of(operations.read(table))
+    alone = JobModel.of(operations.read(table))
     assert (each_rank(1)[0](alone).whole[0] == alone.replay(alone.measured).whole).all()
 
 

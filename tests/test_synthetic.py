@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from fastcomm.errors import ConfigError
 from fastcomm.synthetic import Job, Variant, truth, write
-from fastcomm.synthetic.files import text
-from fastcomm.synthetic.filler import FIRST_ID
-from fastcomm.synthetic.groups import groups
+from fastcomm.synthetic.calls import groups
+from fastcomm.synthetic.files import FIRST_ID, text
 from fastcomm.synthetic.job import FAULTS
 from fastcomm.synthetic.kineto import launch_times
 from fastcomm.synthetic.play import steps

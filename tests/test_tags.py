@@ -10,7 +10,7 @@ from fastcomm.trace.tags import (
     DESCRIPTIONS,
     MESH,
     Behaviour,
-    Group,
+    ProcessGroup,
     Tagged,
     TagRule,
     TagRules,
@@ -63,12 +63,14 @@ ROWS += [(f"mesh_{text}", tag) for tag, texts in MESHES.items() for text in text
 
 def tagged(group=None, counts=None, *, iterations=1, **rules):
     behaviour = Behaviour(counts=counts or {}, iterations=iterations)
-    return tag_group(group or Group(), behaviour, TagRules(**rules))
+    return tag_group(group or ProcessGroup(), behaviour, TagRules(**rules))
 
 
 @pytest.mark.parametrize(("description", "tag"), ROWS)
 def test_a_known_description_gives_its_tag(description, tag):
-    assert tagged(Group(description=description)) == Tagged(tag=tag, source="description")
+    assert tagged(ProcessGroup(description=description)) == Tagged(
+        tag=tag, source="description"
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,21 +81,21 @@ def test_a_known_description_gives_its_tag(description, tag):
 )  # fmt: skip
 def test_other_text_gives_no_answer(description):
     assert tag_of_description(description) is None
-    assert tagged(Group(description=description)) == Tagged(tag="OTHER", source="none")
-    ranks = Group(description=description, ranks=(0, 2))
+    assert tagged(ProcessGroup(description=description)) == Tagged(tag="OTHER", source="none")
+    ranks = ProcessGroup(description=description, ranks=(0, 2))
     assert tagged(ranks, grid=Grid.of(4, tp=2)) == Tagged(tag="DP", source="ranks")
 
 
 def test_a_name_that_two_frameworks_use_goes_by_its_all_to_alls():
     # NeMo Automodel shards the weights of experts over "ep_shard"; OLMo-core exchanges tokens.
-    group = Group(description="mesh_ep_shard")
+    group = ProcessGroup(description="mesh_ep_shard")
     assert tagged(group, {"AllGather": 4, "ReduceScatter": 2}).tag == "DP"
     assert tagged(group, {"AllToAll": 4}) == Tagged(tag="EP", source="description")
 
 
 @pytest.mark.parametrize("description", ["default_pg", "mesh_default"])
 def test_the_world_is_dp_only_where_the_grid_says_so(description):
-    world = Group(description=description, ranks=(0, 1, 2, 3))
+    world = ProcessGroup(description=description, ranks=(0, 1, 2, 3))
     other = Tagged(tag="OTHER", source="description")
     assert tagged(world) == other
     assert tagged(world, grid=Grid.of(4)) == Tagged(tag="DP", source="description")
@@ -109,17 +111,17 @@ def test_names_of_the_tables_are_those_of_the_schema():
 def test_evidence_counts_in_order():
     grid = Grid.of(4, tp=2)
     rule = TagRule(field="ranks", value=(1, 0), tag="EP")
-    group = Group(description="DATA_PARALLEL_GROUP", ranks=(0, 1))
+    group = ProcessGroup(description="DATA_PARALLEL_GROUP", ranks=(0, 1))
     assert tagged(group, explicit=(rule,), grid=grid) == Tagged(tag="EP", source="explicit")
     assert tagged(group, grid=grid) == Tagged(tag="DP", source="description")
-    assert tagged(Group(ranks=(0, 1)), grid=grid) == Tagged(tag="TP", source="ranks")
-    pair = Group(ranks=(1, 2))
+    assert tagged(ProcessGroup(ranks=(0, 1)), grid=grid) == Tagged(tag="TP", source="ranks")
+    pair = ProcessGroup(ranks=(1, 2))
     assert tagged(pair, {"SendRecv": 1}, grid=grid) == Tagged(tag="OTHER", source="none")
     guessed = tagged(pair, {"SendRecv": 1}, grid=grid, guess=True)
     assert guessed == Tagged(tag="PP", source="heuristic")
 
 
-GROUP = Group(
+GROUP = ProcessGroup(
     name="17", description="my_group", ranks=(4, 5), communicator=2**63 + 1, streams=(20,)
 )
 
@@ -143,7 +145,7 @@ GROUP = Group(
 def test_a_rule_goes_by_its_field(field, value, hit):
     rule = TagRule(field=field, value=value, tag="CP")
     assert tagged(GROUP, explicit=(rule,)).tag == ("CP" if hit else "OTHER")
-    assert not rule.matches(Group())
+    assert not rule.matches(ProcessGroup())
 
 
 def test_the_first_rule_that_matches_wins():
@@ -151,9 +153,9 @@ def test_the_first_rule_that_matches_wins():
         TagRule(field="name", value="[x]", tag="TP"),
         TagRule(field="name", value="*", tag="EP"),
     )
-    assert tagged(Group(name="[x]"), explicit=rules).tag == "TP"
-    assert tagged(Group(name="x"), explicit=rules).tag == "TP"
-    assert tagged(Group(name="y"), explicit=rules).tag == "EP"
+    assert tagged(ProcessGroup(name="[x]"), explicit=rules).tag == "TP"
+    assert tagged(ProcessGroup(name="x"), explicit=rules).tag == "TP"
+    assert tagged(ProcessGroup(name="y"), explicit=rules).tag == "EP"
 
 
 ALL = tuple(range(8))
@@ -179,7 +181,7 @@ ALL = tuple(range(8))
     ],
 )
 def test_behaviour_breaks_a_tie_or_leaves_it_open(words, ranks, counts, tag, candidates):
-    found = tagged(Group(ranks=ranks), counts, grid=Grid.of(8, **words))
+    found = tagged(ProcessGroup(ranks=ranks), counts, grid=Grid.of(8, **words))
     source = "none" if tag == "OTHER" else "heuristic"
     assert found == Tagged(tag=tag, source=source, candidates=candidates)
 
@@ -187,18 +189,22 @@ def test_behaviour_breaks_a_tie_or_leaves_it_open(words, ranks, counts, tag, can
 @pytest.mark.parametrize(
     ("group", "counts", "tag"),
     [
-        (Group(ranks=(0, 4)), {"SendRecv": 3}, "PP"),
-        (Group(size=2), {"SendRecv": 3}, "PP"),
-        (Group(size=3), {"SendRecv": 3}, "OTHER"),
-        (Group(), {"AllToAll": 3}, "EP"),
-        (Group(ranks=(0, 1, 2, 3)), {"AllReduce": 32}, "TP"),
-        (Group(ranks=(4, 5)), {"ReduceScatter": 32, "AllGather": 32}, "TP"),
-        (Group(ranks=(4, 5)), {"AllReduce": 31}, "OTHER"),  # fewer than 16 in each of two
-        (Group(ranks=(0, 4)), {"AllReduce": 99}, "OTHER"),
-        (Group(size=4), {"AllReduce": 99}, "OTHER"),
-        (Group(description="default_pg", ranks=(0, 1)), {"AllReduce": 1}, "DP"),
-        (Group(description="default_pg"), {"AllGather": 1}, "OTHER"),
-        (Group(), {}, "OTHER"),
+        (ProcessGroup(ranks=(0, 4)), {"SendRecv": 3}, "PP"),
+        (ProcessGroup(size=2), {"SendRecv": 3}, "PP"),
+        (ProcessGroup(size=3), {"SendRecv": 3}, "OTHER"),
+        (ProcessGroup(), {"AllToAll": 3}, "EP"),
+        (ProcessGroup(ranks=(0, 1, 2, 3)), {"AllReduce": 32}, "TP"),
+        (ProcessGroup(ranks=(4, 5)), {"ReduceScatter": 32, "AllGather": 32}, "TP"),
+        (
+            ProcessGroup(ranks=(4, 5)),
+            {"AllReduce": 31},
+            "OTHER",
+        ),  # fewer than 16 in each of two
+        (ProcessGroup(ranks=(0, 4)), {"AllReduce": 99}, "OTHER"),
+        (ProcessGroup(size=4), {"AllReduce": 99}, "OTHER"),
+        (ProcessGroup(description="default_pg", ranks=(0, 1)), {"AllReduce": 1}, "DP"),
+        (ProcessGroup(description="default_pg"), {"AllGather": 1}, "OTHER"),
+        (ProcessGroup(), {}, "OTHER"),
     ],
 )
 def test_a_guess_is_made_only_when_asked_for(group, counts, tag):
@@ -209,13 +215,13 @@ def test_a_guess_is_made_only_when_asked_for(group, counts, tag):
 
 
 def test_an_all_to_all_is_of_context_ranks_where_the_grid_has_no_experts():
-    odd = Group(ranks=(1, 2))
+    odd = ProcessGroup(ranks=(1, 2))
     assert tagged(odd, {"AllToAll": 1}, grid=Grid.of(8, tp=2, cp=2), guess=True).tag == "CP"
 
 
 @given(
     st.builds(
-        Group,
+        ProcessGroup,
         name=st.none() | st.text(max_size=8),
         description=st.none()
         | st.text(max_size=8)

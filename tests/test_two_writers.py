@@ -13,9 +13,9 @@ from commands import contents, invoke
 from fault_tools import agree
 
 import fastcomm
-from fastcomm.engine.ingest import ingest, plan
+from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.store import rank_file
+from fastcomm.store import writer
 from fastcomm.store.lock import LOCK, locked
 
 STEP = [
@@ -117,15 +117,15 @@ def test_of_two_ingests_at_once_one_is_stored_whole(tmp_path):
 def test_where_there_are_no_locks_it_is_a_warning_and_the_loser_says_so(
     one, other, tmp_path, monkeypatch, no_locks, caplog
 ):
-    store, written = tmp_path / "store", rank_file.write
+    store, written = tmp_path / "store", writer.write
 
     def interrupted(trace, path, provenance):
-        monkeypatch.setattr(rank_file, "write", written)
+        monkeypatch.setattr(writer, "write", written)
         ingest(plan([other], store))
         (store / ".rank-00001.parquet.1-aa.unfinished").write_bytes(b"of the other")
         written(trace, path, provenance)
 
-    monkeypatch.setattr(rank_file, "write", interrupted)
+    monkeypatch.setattr(writer, "write", interrupted)
     with pytest.raises(FastcommError, match="another ingest wrote to this store at the same"):
         ingest(plan([one], store))
     assert f"{store}: this file system has no locks (Operation not supported)" in caplog.text

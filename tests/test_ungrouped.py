@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from job_traces import measured, trace
 
 import fastcomm
+from fastcomm.exchange.ungrouped import Sample, Stream, places
 from fastcomm.metrics import matching, pieces, ungrouped
 from fastcomm.metrics.partial import Partial, merge, put_away
 from fastcomm.metrics.result import answer
-from fastcomm.metrics.ungrouped import Doubt, Job, Ungrouped, find
-from fastcomm.report import across as report
+from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped, find
+from fastcomm.report import details as report
 from fastcomm.report.html import ranks as page
 from fastcomm.spread import one_by_one
 from fastcomm.synthetic import Job as MadeJob
 from fastcomm.trace.schema import OP
-from fastcomm.trace.ungrouped import Sample, Stream, places
 
 BY_ENDS = matching.BY_ENDS
 US, MS = 1_000, 1_000_000
@@ -49,7 +49,7 @@ def test_all_ranks_of_a_job_of_2023_are_compared_without_metadata(kineto):
     assert [each.rank for each in found.across.by_wait_caused()] == [7, 5, 4]
     assert sum(each.count for each in found.across.skew) == 8
     assert report.culprits(found).rows[0][0] == "rank 7"
-    assert any(seen.note in line for line in report.notes(found.across))
+    assert any(seen.note in line for line in report.notes_across(found.across))
 
 
 @pytest.mark.compiled
@@ -61,7 +61,7 @@ def test_two_of_many_ranks_with_other_sequences_are_not_matched(kineto):
     assert (found.across.waits, found.across.skew) == ((), ())
     assert found.across.by_wait_caused() == ()
     assert report.culprits(found).row_count == 0
-    assert report.notes(found.across) == [seen.note]
+    assert report.notes_across(found.across) == [seen.note]
 
 
 # ------------------------------------------------------------------- made-up jobs
@@ -240,7 +240,7 @@ def matched(events, world_size=None):
     """The sets of events taken to be one collective, (rank, stop) each; and what was found."""
     ranks = sorted({event.rank for event in events})
     parts = cut_up(events)
-    found = find(parts, Job(ranks=ranks, world_size=world_size), one_by_one)
+    found = find(parts, ExpectedMembers(ranks=ranks, world_size=world_size), one_by_one)
     sets = {}
     for span in found.spans():
         table = found.read(parts, span, ["rank", "group", "seq", "start_ns", "duration_ns"])
@@ -405,17 +405,17 @@ def test_a_stream_of_few_collectives_takes_nothing_from_the_others():
 
 def test_a_rank_without_collectives_leaves_a_doubt():
     parts = cut_up(regular(ranks=3))
-    found = find(parts, Job(ranks=[0, 1, 2, 3], world_size=4), one_by_one)
-    assert found.doubts == (Doubt("absent", ungrouped.UNKNOWN, 3),)
+    found = find(parts, ExpectedMembers(ranks=[0, 1, 2, 3], world_size=4), one_by_one)
+    assert found.doubts == (Doubt("absent", ungrouped.NULL, 3),)
     assert "rank 3 has none" in matching.note(found)
 
 
 def test_one_rank_or_no_collective_has_nobody_to_be_matched_with():
     parts = cut_up(regular(ranks=1))
-    found = find(parts, Job(ranks=[0], world_size=1), one_by_one)
+    found = find(parts, ExpectedMembers(ranks=[0], world_size=1), one_by_one)
     assert (found.events, found.matched, found.spans()) == (8, 0, [])
     assert matching.note(found) is None
-    assert find([], Job(ranks=[0, 1], world_size=2), one_by_one).events == 0
+    assert find([], ExpectedMembers(ranks=[0, 1], world_size=2), one_by_one).events == 0
 
 
 def test_many_doubts_are_counted():

@@ -9,11 +9,11 @@ from click.testing import CliRunner
 from same import same
 
 import fastcomm
+from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.cli import main
-from fastcomm.engine.ingest import ingest, plan
 from fastcomm.readers.assembly import ReadOptions
-from fastcomm.readers.kineto import read
-from fastcomm.readers.kineto_categories import CATEGORIES, unknown_categories
+from fastcomm.readers.kineto.categories import CATEGORIES, unknown_categories
+from fastcomm.readers.kineto.reader import read
 from fastcomm.trace.rank_warnings import of_run
 from fastcomm.trace.schema import KINDS
 

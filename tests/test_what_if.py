@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.cli import main
-from fastcomm.critical_path import edits
+from fastcomm.critical_path import what_if as critical_path_what_if
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.edits import Edit
-from fastcomm.critical_path.what_if import Replay, sweep, what_if
-from fastcomm.critical_path.window import Wanted
+from fastcomm.critical_path.what_if import Edit, Replay, sweep, what_if
+from fastcomm.critical_path.window import Window
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.readers import kineto
 from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.kineto import reader
 
 US = 1000
 TP = {"Process_Group_Description": "TENSOR_MODEL_PARALLEL_GROUP"}
@@ -36,7 +35,7 @@ EVENTS = [
 
 
 def found_in(path):
-    return analyse(kineto.read(path, ReadOptions(whole=True)), Wanted(annotation=""))
+    return analyse(reader.read(path, ReadOptions(whole=True)), Window(annotation=""))
 
 
 @pytest.fixture
@@ -95,8 +94,8 @@ def test_a_replay_is_exact_and_what_gets_shorter_never_takes_longer(folder, docu
         (Edit(action="remove", what="gaps"), 99),
         (Edit(action="remove", what="host-gaps"), 103),
         (Edit(action="fuse", what="compute", value=100 * US), 103),
-        (edits.speed("compute", "2"), 74),
-        (edits.speed("comm", "2"), 89),
+        (critical_path_what_if.speed("compute", "2"), 74),
+        (critical_path_what_if.speed("comm", "2"), 89),
     ],
 )
 def test_an_edit_gives_a_new_step_time(step, edit, after):
@@ -144,9 +143,9 @@ def test_a_sweep_has_a_row_a_value(step):
 
 def test_only_the_corrected_rules_can_be_replayed(tmp_path):
     path = k.write(tmp_path / "rank0.json", EVENTS)
-    trace = kineto.read(path, ReadOptions(whole=True))
+    trace = reader.read(path, ReadOptions(whole=True))
     with pytest.raises(FastcommError, match="found those of hta"):
-        Replay(analyse(trace, Wanted(annotation=""), rules="hta"))
+        Replay(analyse(trace, Window(annotation=""), rules="hta"))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_a_file_of_edits(tmp_path, step):
         '[[edit]]\nwhat = "name:relu"\nset = "9us"\n[[edit]]\nhide = "TP"\n'
         '[[edit]]\nfuse_below = "1us"\n[[edit]]\nclock = 1.5\n[[edit]]\nlink = 2\n'
     )
-    found = edits.read(path)
+    found = critical_path_what_if.read(path)
     assert [str(edit) for edit in found] == [
         "scale comm = 0.5",
         "remove gaps",
@@ -204,7 +203,7 @@ def test_a_damaged_file_of_edits(tmp_path, text, said):
     path = tmp_path / "edits.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        edits.read(path)
+        critical_path_what_if.read(path)
 
 
 @pytest.mark.parametrize("value", [1e18, 1e-7, -1, float("nan"), float("inf")])

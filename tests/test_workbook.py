@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError
-from fastcomm.report import files, workbook
+from fastcomm.report import files
+from fastcomm.report import files as report_files
 from fastcomm.synthetic import Job, write
 
 TABLE = pa.table(
@@ -31,7 +32,7 @@ def rows(path, sheet):
 
 
 def test_numbers_are_numbers_and_texts_stay_texts(tmp_path):
-    workbook.write({"one": TABLE, "none": TABLE.slice(0, 0)}, tmp_path / "a.xlsx")
+    report_files.write_workbook({"one": TABLE, "none": TABLE.slice(0, 0)}, tmp_path / "a.xlsx")
     head, *found = rows(tmp_path / "a.xlsx", "one")
     assert head == TABLE.column_names
     assert found == [
@@ -47,14 +48,14 @@ def test_numbers_are_numbers_and_texts_stay_texts(tmp_path):
 
 def test_the_same_tables_give_the_same_bytes(tmp_path):
     for name in ("a.xlsx", "b.xlsx"):
-        workbook.write({"one": TABLE}, tmp_path / name)
+        report_files.write_workbook({"one": TABLE}, tmp_path / name)
     assert (tmp_path / "a.xlsx").read_bytes() == (tmp_path / "b.xlsx").read_bytes()
 
 
 def test_what_does_not_fit_is_an_error_and_leaves_nothing(tmp_path):
     long = pa.table({"a": pa.nulls(1 << 20, pa.int8())})
     with pytest.raises(FastcommError, match=r"long has 1048576 rows, a sheet holds 1048575"):
-        workbook.write({"long": long}, tmp_path / "a.xlsx")
+        report_files.write_workbook({"long": long}, tmp_path / "a.xlsx")
     assert not list(tmp_path.iterdir())
 
 
@@ -69,7 +70,7 @@ def test_a_folder_gets_a_workbook_of_all_tables_beside_them(tmp_path):
 def test_without_the_extra_the_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "xlsxwriter", None)
     with pytest.raises(FastcommError, match=r"pip install 'fastcomm\[xlsx\]'"):
-        workbook.write({"one": TABLE}, tmp_path / "a.xlsx")
+        report_files.write_workbook({"one": TABLE}, tmp_path / "a.xlsx")
 
 
 def test_a_command_writes_the_workbook_beside_its_other_files(tmp_path):

@@ -14,9 +14,8 @@ from typing import Any
 import click
 
 from fastcomm.cli import settings
+from fastcomm.cli.messages import SuggestingGroup, fitted, talk
 from fastcomm.cli.output import OutputError, whole_output
-from fastcomm.cli.said import fitted, talk
-from fastcomm.cli.suggesting import SuggestingGroup
 from fastcomm.errors import FastcommError
 from fastcomm.guard import guarded
 from fastcomm.inert import inert_lines

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.measuring import compute, measure_options
+from fastcomm.cli.messages import warn
 from fastcomm.cli.options import engine_of
-from fastcomm.cli.results import result_options
-from fastcomm.cli.said import warn
+from fastcomm.cli.results import compute, measure_options, result_options
 from fastcomm.errors import FastcommError
 
 if TYPE_CHECKING:
-    from fastcomm.engine.engine import Engine
+    from fastcomm.executors.executor import Executor
 
 _EXAMPLES = """\b
 Examples:
@@ -58,9 +57,8 @@ def run(
     Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some ranks (--keep-going),
     4 a condition of --fail-if holds.
     """
+    from fastcomm.analyses.compare import Condition, common_ranks, compare
     from fastcomm.cli import INCOMPLETE, REGRESSED
-    from fastcomm.metrics.comparison import common_ranks, compare
-    from fastcomm.metrics.conditions import Condition
     from fastcomm.report import compare as report
 
     parsed = [Condition.parsed(text) for text in conditions]
@@ -103,7 +101,7 @@ def _of_ranks(
     metrics: dict[str, Any],
     place: tuple[str, str],
     words: dict[str, Any],
-    engine: "Engine",
+    engine: "Executor",
 ) -> dict[str, Any]:
     """Measure a run again by these ranks alone, if it has others and its traces are there."""
     if set(metrics["ranks"]) <= set(ranks):
@@ -127,17 +125,17 @@ def _first(warnings: Sequence[str]) -> list[str]:
     return [*lines, f"and {more} more, which `fastcomm metrics` prints"] if more else lines
 
 
-def _metrics(name: str, path: str, words: dict[str, Any], engine: "Engine") -> dict[str, Any]:
+def _metrics(name: str, path: str, words: dict[str, Any], engine: "Executor") -> dict[str, Any]:
     """Read the metrics of a run from where they were kept, or measure them now.
 
     Errors say which of the two runs they are of.
     """
-    from fastcomm.metrics import saved
+    from fastcomm.analyses import compare as analyses_compare
     from fastcomm.remote import is_local, place
 
     try:
         where = place(path)
-        if is_local(where) and (kept := saved.read(where)) is not None:
+        if is_local(where) and (kept := analyses_compare.read(where)) is not None:
             return kept
         return compute((path,), words, engine).to_dict()
     except FastcommError as error:

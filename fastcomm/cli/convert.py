@@ -5,14 +5,8 @@ from typing import Any
 
 import click
 
-from fastcomm.cli.options import (
-    OutputFile,
-    TracePath,
-    engine_of,
-    open_options,
-    run_options,
-)
-from fastcomm.cli.said import say, warn
+from fastcomm.cli.messages import say, warn
+from fastcomm.cli.options import OutputFile, TracePath, engine_of, open_options, run_options
 from fastcomm.inert import inert
 
 _EXAMPLES = """\b
@@ -72,7 +66,8 @@ def _uniform(
 ) -> None:
     from fastcomm.aside import aside
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.replay import inputs, uniform
+    from fastcomm.readers.dpro import uniform
+    from fastcomm.replay import inputs
 
     said = inputs.read(path, rule=rule, options=open_options(words))
     warn(said.warnings)
@@ -87,10 +82,11 @@ def _uniform(
 
 
 def _chakra(ctx: click.Context, path: Path, output: Path, words: dict[str, Any]) -> None:
+    from fastcomm.analyses import chakra
     from fastcomm.cli import INCOMPLETE
     from fastcomm.cli.windows import opened_whole
-    from fastcomm.engine import chakra, warm
-    from fastcomm.report.progress import progress
+    from fastcomm.executors import warm
+    from fastcomm.report.console import progress
 
     with engine_of(words) as engine:
         found = opened_whole((str(path),), words)

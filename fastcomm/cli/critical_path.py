@@ -91,8 +91,8 @@ def run(
         return
     from fastcomm.cli.windows import one_rank, wanted_window
     from fastcomm.critical_path.analysis import analyse
-    from fastcomm.engine import warm
     from fastcomm.errors import FastcommError
+    from fastcomm.executors import warm
 
     rules: Rules = words["compat"] or "corrected"
     warm.compile_critical_path(rules)

@@ -10,9 +10,9 @@ from click.core import ParameterSource
 if TYPE_CHECKING:
     from pathlib import Path
 
+from fastcomm.cli.messages import say
 from fastcomm.cli.options import OutputFolder
 from fastcomm.cli.ranges import COUNT, Rate
-from fastcomm.cli.said import say
 
 
 @click.command("demo")

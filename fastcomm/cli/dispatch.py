@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli.dispatch_options import DRAWING, REPORT, SHAPE, TERMS, shape, with_options
+from fastcomm.cli.messages import SuggestingGroup, say
 from fastcomm.cli.options import OutputFolder
 from fastcomm.cli.ranges import COUNT, WORKERS, Number
-from fastcomm.cli.said import say
-from fastcomm.cli.suggesting import SuggestingGroup
 from fastcomm.errors import ConfigError
 from fastcomm.inert import inert
 from fastcomm.ranges import FACTOR, REPLICAS, shortened
@@ -181,14 +180,14 @@ def place(
     """Place replicas of the experts by their load, and time WORKLOAD before and after."""
     import numpy as np
 
-    from fastcomm.dispatch import placing
+    from fastcomm.dispatch import placement
     from fastcomm.report import dispatch as report
 
     opened = _opened(workload, words)
     loads = None
     if words["load"] is not None:
         loads = np.reshape(_numbers(words["load"]), (opened.recipe.num_layers, -1))
-    found = placing.placing(
+    found = placement.placing(
         opened,
         names.split(","),
         _terms(opened.recipe, words),
@@ -222,12 +221,12 @@ def sweep(
     **words: Any,
 ) -> None:
     """Time strategies over a grid of workloads: skew, nodes, top-k, tokens."""
-    from fastcomm.dispatch import sweeping
+    from fastcomm.dispatch import simulation as dispatch_simulation
     from fastcomm.report import dispatch as report
 
-    grid = dict(sweeping.axis(text) for text in over)
+    grid = dict(dispatch_simulation.axis(text) for text in over)
     words["iter_num"] = words["iter_num"] or 1
-    found = sweeping.sweep(
+    found = dispatch_simulation.sweep(
         _recipe(words), grid, names.split(","), lambda recipe: _terms(recipe, words)
     )
     _page(found, words["html"])
@@ -259,20 +258,20 @@ def _opened(path: Path, words: dict[str, Any]) -> "Workload":
 
 
 def _terms(recipe: "Recipe", words: dict[str, Any]) -> "Terms":
-    from fastcomm.dispatch.cluster import Cluster, bandwidth
+    from fastcomm.dispatch.cluster import DispatchCluster, bandwidth
     from fastcomm.dispatch.simulation import terms_of
 
-    links = Cluster()
+    links = DispatchCluster()
     rates = {"inter": links.inter_bytes_per_s, "intra": links.intra_bytes_per_s}
     if words["cluster"] is not None:
-        from fastcomm.dispatch.hardware import hardware
+        from fastcomm.dispatch.cluster import hardware
 
         found = hardware(words["cluster"], recipe.gpus_per_node)
         rates = {"inter": found.inter_bytes_per_s, "intra": found.intra_bytes_per_s}
     for kind in rates:
         if words[f"bw_{kind}"] is not None:
             rates[kind] = bandwidth(words[f"bw_{kind}"])
-    cluster = Cluster.of(
+    cluster = DispatchCluster.of(
         inter_bytes_per_s=rates["inter"],
         intra_bytes_per_s=rates["intra"],
         inter_efficiency=words["inter_efficiency"],
@@ -306,9 +305,14 @@ def _give(
     """Write the result into a folder, with or without a workbook, and print it."""
     output, xlsx = files
     if output is not None:
-        from fastcomm.report import dispatch_tables
+        from fastcomm.report import dispatch as report_dispatch
 
-        say(*(f"wrote {path}" for path in dispatch_tables.write(found, output, xlsx=xlsx)))
+        say(
+            *(
+                f"wrote {path}"
+                for path in report_dispatch.write_dispatch(found, output, xlsx=xlsx)
+            )
+        )
     if as_json:
         from fastcomm.report import json_text
 

@@ -47,7 +47,7 @@ def run(
     """
     import json
 
-    from fastcomm.engine.doctor import examine
+    from fastcomm.analyses.doctor import examine
 
     findings = list(examine(dask, wait_s=dask_wait, store=store))
     if as_json:

@@ -7,8 +7,8 @@ import click
 from fastcomm.cli.options import engine_of, run_options
 
 if TYPE_CHECKING:
-    from fastcomm.engine.engine import Engine
-    from fastcomm.engine.info import Info
+    from fastcomm.analyses.info import Info
+    from fastcomm.executors.executor import Executor
 
 _EXAMPLES = """\b
 Examples:
@@ -54,13 +54,13 @@ def run(
 
 
 def _seen(
-    paths: tuple[str, ...], words: dict[str, Any], engine: "Engine", *, all_ranks: bool
+    paths: tuple[str, ...], words: dict[str, Any], engine: "Executor", *, all_ranks: bool
 ) -> "Info":
+    from fastcomm.analyses.info import info
     from fastcomm.cli.options import open_options, opened
-    from fastcomm.engine import warm
-    from fastcomm.engine.info import info
+    from fastcomm.executors import warm
     from fastcomm.readers.formats import OpenOptions
-    from fastcomm.report.progress import progress
+    from fastcomm.report.console import progress
 
     found_run = opened(paths, words, engine)
     if engine.is_here:

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import Output, engine_of, run_options
 from fastcomm.cli.ranges import numbers
-from fastcomm.cli.said import say, warn
 
 if TYPE_CHECKING:
-    from fastcomm.engine.engine import Engine
-    from fastcomm.engine.ingest import Ingested
+    from fastcomm.analyses.ingest import Ingested
+    from fastcomm.executors.executor import Executor
 
 _EXAMPLES = """\b
 Examples:
@@ -54,15 +54,15 @@ def run(ctx: click.Context, /, paths: tuple[str, ...], output: str, **words: Any
 
 
 def _stored(
-    paths: tuple[str, ...], output: str, words: dict[str, Any], engine: "Engine"
+    paths: tuple[str, ...], output: str, words: dict[str, Any], engine: "Executor"
 ) -> "Ingested":
     from functools import partial
 
+    from fastcomm.analyses.ingest import ingest, plan
     from fastcomm.cli.options import open_options, seen_by
-    from fastcomm.engine import warm
-    from fastcomm.engine.ingest import ingest, plan
+    from fastcomm.executors import warm
     from fastcomm.remote import is_url, refuse_output
-    from fastcomm.report.progress import progress
+    from fastcomm.report.console import progress
 
     ranks = numbers("--ranks", words["ranks"]) if words["ranks"] else None
     folder, *traces = seen_by((output, *paths), words)

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.messages import warn
 from fastcomm.cli.ranges import COUNT, Number
 from fastcomm.cli.results import result_options
-from fastcomm.cli.said import warn
-from fastcomm.cluster.quantities import parse_quantity
 from fastcomm.errors import ConfigError
 from fastcomm.ranges import IMBALANCE, PENALTY
+from fastcomm.units import parse_quantity
 
 if TYPE_CHECKING:
-    from fastcomm.isp.ask import Setting
     from fastcomm.isp.question import Question
-    from fastcomm.isp.result import Found
+    from fastcomm.isp.result import SearchResult
+    from fastcomm.isp.search import Setting
 
 _EXAMPLES = """\b
 Examples:
@@ -172,22 +172,22 @@ def run(**words: Any) -> None:
     pipeline, micro-batches and checkpoints: all that can exist is priced by closed formulas and
     ranked by tokens a GPU and second. Nothing is run.
     """
-    from fastcomm.isp import ask
-    from fastcomm.isp import words as words_
+    from fastcomm.isp import question as words_
+    from fastcomm.isp import search
 
     said = _said(words)
     warn(_decimal_units(said))
     lengths = words_.numbers(said.get("seq_len"), "sequence length") or (0,)
     question = words_.asked(said)
-    using = ask.setting(said)
+    using = search.setting(said)
     if len(lengths) > 1:
         _sweep(question, using, lengths, words)
         return
-    found = ask.answer(question, using)
+    found = search.answer(question, using)
     if words["output"]:
-        from fastcomm.report.isp_files import write
+        from fastcomm.report.isp import write_search
 
-        write(found, words["output"], words["top"], xlsx=words["xlsx"])
+        write_search(found, words["output"], words["top"], xlsx=words["xlsx"])
     if words["html"] is not None:
         from fastcomm.report.html import isp as html
         from fastcomm.report.html import render
@@ -233,7 +233,7 @@ def _said(words: dict[str, Any]) -> dict[str, Any]:
         return options
     from pathlib import Path
 
-    from fastcomm.isp.words import config_file
+    from fastcomm.isp.question import config_file
 
     said = config_file(Path(words["config_path"]))
     if any(key.startswith("global_batch") for key in options):
@@ -241,7 +241,7 @@ def _said(words: dict[str, Any]) -> dict[str, Any]:
     return said | options
 
 
-def _as_dict(found: "Found", using: "Setting", words: dict[str, Any]) -> dict[str, Any]:
+def _as_dict(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> dict[str, Any]:
     from dataclasses import asdict
 
     from fastcomm.isp.launch import original
@@ -258,8 +258,8 @@ def _as_dict(found: "Found", using: "Setting", words: dict[str, Any]) -> dict[st
     return whole
 
 
-def _changes(found: "Found", using: "Setting") -> list[Any]:
-    from fastcomm.isp.sensitivity import sensitivity
+def _changes(found: "SearchResult", using: "Setting") -> list[Any]:
+    from fastcomm.isp.sweep import sensitivity
 
     if using.compat:
         raise ConfigError("--sensitivity: asks the default mode, leave --compat out")
@@ -267,7 +267,7 @@ def _changes(found: "Found", using: "Setting") -> list[Any]:
     return sensitivity(found.question, using.cluster, best, using.attention)
 
 
-def _show(found: "Found", using: "Setting", words: dict[str, Any]) -> None:
+def _show(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> None:
     from fastcomm.isp.launch import snippet
     from fastcomm.report import isp as report
 
@@ -296,7 +296,7 @@ def _sweep(
         raise ConfigError("--compat: one sequence length at a time")
     found = sweep(question, using.cluster, lengths, using.attention)
     if words["output"]:
-        from fastcomm.report.isp_files import write_sweep
+        from fastcomm.report.isp import write_sweep
 
         write_sweep(found, words["output"], xlsx=words["xlsx"])
     if words["html"] is not None:

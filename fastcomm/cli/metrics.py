@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.measuring import compute, measure_options
 from fastcomm.cli.options import engine_of, reading_words
-from fastcomm.cli.results import result_options
+from fastcomm.cli.results import compute, measure_options, result_options
 
 if TYPE_CHECKING:
     from fastcomm.metrics.result import Metrics
@@ -64,13 +63,13 @@ def run(
         wants_tables = output is not None or html is not None
         found = compute(paths, words, engine, with_tables=wants_tables)
     if output is not None:
-        from fastcomm.report import tables
+        from fastcomm.report import files
 
-        tables.write(found, output, xlsx=words["xlsx"])
+        files.write_metrics(found, output, xlsx=words["xlsx"])
     if html is not None:
-        from fastcomm.report.html import measured, render
+        from fastcomm.report.html import render, run_page
 
-        page = measured.page(found, paths, options=reading_words(words))
+        page = run_page.run_page(found, paths, options=reading_words(words))
         render.write(page, html)
     show(found, as_json, full=words["full"], spec=words["spec"])
     if found.failed:

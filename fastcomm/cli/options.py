@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fastcomm.cli.messages import warn
 from fastcomm.cli.ranges import COUNT, SECONDS, WORKERS, NumberList, numbers, option_name
-from fastcomm.cli.said import warn
 from fastcomm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fastcomm.engine.engine import Engine
+    from fastcomm.executors.executor import Executor
     from fastcomm.readers.formats import OpenOptions
     from fastcomm.trace.run import Run
 
@@ -41,7 +41,7 @@ class TracePath(click.Path):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         """Return the path; raise TraceFileError for standard input."""
-        from fastcomm.readers.search import refuse_standard_input
+        from fastcomm.readers.detection import refuse_standard_input
 
         refuse_standard_input(value)
         return super().convert(value, param, ctx)
@@ -186,13 +186,13 @@ def _cluster() -> list[Callable[[F], F]]:
 
 
 @contextmanager
-def engine_of(words: dict[str, Any]) -> "Iterator[Engine]":
+def engine_of(words: dict[str, Any]) -> "Iterator[Executor]":
     """The engine that the words of `run_options` name; processes start while others import."""
     named: Path | None = words.get("dask_scratch")
     if words["dask"] is None:
         if named is not None:
             raise ConfigError("--dask-scratch: no cluster shares it; wanted --dask with it")
-        from fastcomm.engine import local, processes
+        from fastcomm.executors import local, processes
 
         if words["workers"] > 1:
             processes.start_early()
@@ -201,7 +201,7 @@ def engine_of(words: dict[str, Any]) -> "Iterator[Engine]":
     if words["workers"] > 1:
         raise ConfigError("--workers and --dask contradict each other; wanted one")
 
-    from fastcomm.engine import dask
+    from fastcomm.executors import dask
 
     scratch = named and named.absolute()
     with dask.connected(words["dask"], wait_s=words["dask_wait"], scratch=scratch) as engine:
@@ -210,7 +210,7 @@ def engine_of(words: dict[str, Any]) -> "Iterator[Engine]":
 
 
 def opened(
-    paths: tuple[str, ...], words: dict[str, Any], engine: "Engine | None" = None
+    paths: tuple[str, ...], words: dict[str, Any], engine: "Executor | None" = None
 ) -> "Run":
     """The run that the paths and the words of `run_options` describe."""
     run = found(paths, words, open_options(words), engine)
@@ -221,7 +221,7 @@ def found(
     paths: tuple[str, ...],
     words: dict[str, Any],
     options: "OpenOptions",
-    engine: "Engine | None",
+    engine: "Executor | None",
 ) -> "Run":
     """The run at the paths; one at URLs is looked for where it is read."""
     from functools import partial

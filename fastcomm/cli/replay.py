@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli import INCOMPLETE, trial_options
+from fastcomm.cli import INCOMPLETE, stats
+from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import (
     OutputFile,
     TracePath,
@@ -15,7 +16,6 @@ from fastcomm.cli.options import (
 )
 from fastcomm.cli.ranges import STEPS, WORKERS, NumberList, numbers
 from fastcomm.cli.results import result_options
-from fastcomm.cli.said import say, warn
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ Examples:
     show_default=True,
     help="Threads that search for the bottleneck.",
 )
-@trial_options.trial_options
+@stats.trial_options
 @window_options
 @reading_options
 @keep_going_option
@@ -96,7 +96,7 @@ def run(
     """
     from fastcomm.replay import inputs, what_if
     from fastcomm.replay.partial import partial
-    from fastcomm.report import json_text, predictions
+    from fastcomm.report import json_text, replay
     from fastcomm.report import replay as report
 
     of_run = inputs.is_run(path)
@@ -111,7 +111,7 @@ def run(
         )
     if words["tensors"]:
         alone = partial(found.replayed.replayer, numbers("--tensors", words["tensors"]))
-    said = report.to_dict(found, changed, removed, alone) | predictions.to_dict(others)
+    said = report.to_dict(found, changed, removed, alone) | replay.predictions_dict(others)
     _write(said, changed or found.replayed, output, trace_path)
     if words["html"] is not None:
         _page(found, path, (changed, removed), words["html"])
@@ -121,7 +121,7 @@ def run(
         report.show(found, changed, removed)
         if alone is not None:
             report.show_alone(alone)
-        predictions.show(others)
+        replay.show_predictions(others)
     if found.read and found.read.failed:
         ctx.exit(INCOMPLETE)
 
@@ -141,25 +141,25 @@ def _of_trial(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]
 
     if refused := [name for name in _OF_RUNS if words[name] not in (None, False)]:
         raise ConfigError(f"{path} is a dPRO trial: --{_option(refused[0])} is for traces")
-    read = trial_options.opened(path, words)
+    read = stats.opened(path, words)
     options = Options(
         compat=words["compat"] is not None,
         steps=words["steps"],
         unlimited_updates=words["unlimited_updates"],
     )
     found = session(read, options)
-    return found, trial_options.predicted(read, found.replayed.replayer, words)
+    return found, stats.predicted(read, found.replayed.replayer, words)
 
 
 def _of_run(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
     """A step of a run replayed as it was; nothing else is predicted of it."""
+    from fastcomm.analyses.replay import session_of, step_of
     from fastcomm.cli.options import engine_of
     from fastcomm.cli.windows import opened_whole, wanted_window
-    from fastcomm.engine import warm
-    from fastcomm.engine.replay import session_of, step_of
     from fastcomm.errors import ConfigError
+    from fastcomm.executors import warm
     from fastcomm.replay.predictions import Predictions
-    from fastcomm.report.progress import progress
+    from fastcomm.report.console import progress
 
     refused = [name for name in _OF_TRIALS if words[name]]
     if refused or words["steps"] != 1 or words["align"] != "auto":

@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from fastcomm.cli.measuring import compute, measure_options
+from fastcomm.cli.messages import say
 from fastcomm.cli.options import OutputFile, engine_of, reading_words
-from fastcomm.cli.said import say
+from fastcomm.cli.results import compute, measure_options
 
 _EXAMPLES = """\b
 Examples:
@@ -43,7 +43,7 @@ def run(
     """
     from fastcomm.cli import INCOMPLETE
     from fastcomm.cli.windows import opened_whole
-    from fastcomm.report.html.whole import write_report
+    from fastcomm.report.html.run_page import write_report
 
     with engine_of(words) as engine:
         found = compute(paths, words, engine, with_tables=True)

@@ -1,13 +1,106 @@
-"""The options that say where a result goes: to stdout as JSON, into files, onto a page."""
+"""Options that commands share: how a run is measured, and where results go."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.options import OutputFile, OutputFolder
+from fastcomm.cli.options import OutputFile, OutputFolder, run_options
+from fastcomm.cli.ranges import NumberList, Rate, numbers
+
+if TYPE_CHECKING:
+    from fastcomm.executors.executor import Executor
+    from fastcomm.metrics.result import Metrics
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def measure_options(command: F) -> F:
+    """The options that say what is measured, and `run_options`; `compute` takes them."""
+    command = run_options(command)
+    for option in reversed(_options()):
+        command = option(command)
+    return command
+
+
+def _options() -> list[Callable[[F], F]]:
+    return [
+        click.option(
+            "--link-bandwidth",
+            type=Rate(),
+            metavar="RATE",
+            help='Bandwidth of one GPU\'s link, one direction: "400Gbit/s", "50GB/s".',
+        ),
+        click.option(
+            "--bytes",
+            "byte_kind",
+            type=click.Choice(["payload", "bus", "msg"]),
+            default="payload",
+            show_default=True,
+            help="Which bytes bandwidth and volume count.",
+        ),
+        click.option(
+            "--iterations",
+            type=NumberList(),
+            metavar="LIST",
+            help="Only iterations of these numbers: 4-6.",
+        ),
+        click.option(
+            "--iteration-clock",
+            type=click.Choice(["auto", "device", "host"]),
+            default="auto",
+            show_default=True,
+            help="Where a step begins and ends. device: at the first GPU work launched inside "
+            "its mark, and at that of the next; host: at the mark itself, which the GPU runs "
+            "behind; auto: device if every rank has launches recorded.",
+        ),
+        click.option(
+            "--clocks",
+            type=click.Choice(["aligned", "raw"]),
+            default="aligned",
+            show_default=True,
+            help="Compare the times of ranks with their clocks aligned by collectives, or as "
+            "they are.",
+        ),
+        click.option(
+            "--dask-scratch",
+            type=OutputFolder(),
+            metavar="DIR",
+            help="With --dask: a directory that all workers share. What thousands of ranks "
+            "leave goes there meanwhile, not into the memory of one worker.",
+        ),
+    ]
+
+
+def compute(
+    paths: tuple[str, ...],
+    words: dict[str, Any],
+    engine: "Executor",
+    *,
+    with_tables: bool = False,
+) -> "Metrics":
+    """Measure the run that the paths and the words of the options describe."""
+    from fastcomm.analyses.measure import compute_metrics
+    from fastcomm.cli.options import opened
+    from fastcomm.executors import warm
+    from fastcomm.report.console import progress
+
+    found = opened(paths, words, engine)
+    wanted = words["iterations"]
+    if engine.is_here:
+        warm.compile_kernels()
+    with progress(found) as advance:
+        return compute_metrics(
+            found,
+            link_bandwidth=words["link_bandwidth"],
+            bytes=words["byte_kind"],
+            iterations=numbers("--iterations", wanted) if wanted else None,
+            workers=engine,
+            keep_going=words["keep_going"],
+            clocks=words["clocks"],
+            with_tables=with_tables,
+            progress=advance,
+        )
 
 
 def _beside_files(ctx: click.Context, _option: click.Parameter, said: bool) -> bool:

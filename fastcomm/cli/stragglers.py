@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.cli.messages import warn
 from fastcomm.cli.options import FileOrUrl, OutputFile, cluster_options
 from fastcomm.cli.ranges import Number, NumberList, numbers
 from fastcomm.cli.results import result_options
-from fastcomm.cli.said import warn
 from fastcomm.ranges import FACTOR
 
 if TYPE_CHECKING:
-    from fastcomm.engine.stragglers import Found
+    from fastcomm.analyses.stragglers import StragglerResult
 
 _EXAMPLES = """\b
 Examples:
@@ -67,10 +67,11 @@ def run(
     measured, with ideal operations, and with those of one rank, stage or type as measured.
     TABLE may be a URL; with --dask the workers read it.
     """
+    from fastcomm.analyses.stragglers import find_stragglers
     from fastcomm.cli.options import engine_of, seen_by
-    from fastcomm.engine.stragglers import find_stragglers
     from fastcomm.remote import place
-    from fastcomm.replay import operations, straggler_changes
+    from fastcomm.stragglers import changes as stragglers_changes
+    from fastcomm.stragglers import operations
 
     meta = None if meta_path is None else operations.meta(place(meta_path))
     with engine_of({**words, "workers": 1}) as engine:
@@ -79,7 +80,7 @@ def run(
             shards=(meta or {}).get("dsp_size", 1),
             steps=numbers("--steps", words["steps"]) if words["steps"] else None,
             threshold=words["threshold"],
-            changes=None if changes is None else straggler_changes.read(place(changes)),
+            changes=None if changes is None else stragglers_changes.read(place(changes)),
             trace=trace_path is not None,
             engine=engine,
         )
@@ -88,7 +89,7 @@ def run(
 
 
 def _say(
-    found: "Found",
+    found: "StragglerResult",
     table: str,
     meta: dict[str, Any] | None,
     trace_path: Path | None,

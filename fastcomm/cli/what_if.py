@@ -15,8 +15,8 @@ from fastcomm.cli.windows import window_options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fastcomm.critical_path.edits import Edit
     from fastcomm.critical_path.result import CriticalPath
+    from fastcomm.critical_path.what_if import Edit
     from fastcomm.trace.run import SkippedRank
 
 _EXAMPLES = """\b
@@ -73,15 +73,15 @@ def run(
     for allows. The error of a replay without edits is printed with every answer.
     """
     from fastcomm.critical_path.what_if import Replay, sweep
-    from fastcomm.report import what_if as report
+    from fastcomm.report import critical_path as report
 
-    edits, sweeps = _edits(words)
+    what_if, sweeps = _edits(words)
     found, left_out = _found(paths, words)
     replay = Replay(found)
-    answer = replay.run(edits)
-    swept = [sweep(replay, edit, values, edits) for edit, values in sweeps]
+    answer = replay.run(what_if)
+    swept = [sweep(replay, edit, values, what_if) for edit, values in sweeps]
     if output is not None:
-        report.write(answer, swept, output, xlsx=words["xlsx"])
+        report.write_what_if(answer, swept, output, xlsx=words["xlsx"])
     if words["html"] is not None:
         from fastcomm.report.html import critical, render
 
@@ -91,12 +91,12 @@ def run(
 
         from fastcomm.report import json_text
 
-        said = report.document(answer, swept)
+        said = report.what_if_document(answer, swept)
         if left_out:
             said["failed"] = [asdict(each) for each in left_out]
         click.echo(json_text.dumps(said))
     else:
-        report.show(answer, swept)
+        report.show_what_if(answer, swept)
     if left_out:
         ctx.exit(INCOMPLETE)
 
@@ -107,7 +107,7 @@ def _found(
     """The path that is edited, of one rank or through all, and the ranks that are left out."""
     from fastcomm.cli.windows import joined_run, one_rank, wanted_window
     from fastcomm.critical_path.analysis import analyse
-    from fastcomm.engine import warm
+    from fastcomm.executors import warm
 
     if words["all_ranks"]:
         joined, left_out = joined_run(paths, words)
@@ -122,30 +122,30 @@ def _edits(words: dict[str, Any]) -> tuple[list["Edit"], list[tuple["Edit", list
     """The edits, those of the file first, and the sweeps."""
     from pathlib import Path
 
-    from fastcomm.critical_path import edits
+    from fastcomm.critical_path import what_if
     from fastcomm.errors import ConfigError
 
-    found = edits.read(Path(words["edits"])) if words["edits"] else []
+    found = what_if.read(Path(words["edits"])) if words["edits"] else []
     sweeps = []
     for text in words["scale"]:
         what, value = _pair("--scale", text)
         parts = value.split(":")
-        many = [*map(edits.factor, parts[:2]), *map(edits.amount, parts[2:])]
+        many = [*map(what_if.factor, parts[:2]), *map(what_if.amount, parts[2:])]
         if len(many) == 1:
-            found.append(edits.Edit(action="scale", what=what, value=many[0]))
+            found.append(what_if.Edit(action="scale", what=what, value=many[0]))
             continue
         if len(many) != 3 or many[2] <= 0:  # noqa: PLR2004 - from, to, step
             raise ConfigError(f"--scale {text}: wanted a factor, or FROM:TO:STEP")
-        sweeps.append((edits.Edit(action="scale", what=what), _steps(*many)))
+        sweeps.append((what_if.Edit(action="scale", what=what), _steps(*many)))
     for text in words["set_"]:
         what, value = _pair("--set", text)
-        found.append(edits.Edit(action="set", what=what, value=edits.duration_ns(value)))
+        found.append(what_if.Edit(action="set", what=what, value=what_if.duration_ns(value)))
     tables = [("remove", each) for each in words["remove"]]
     tables += [("hide", each) for each in words["hide"]]
     tables += [
         (key, words[key]) for key in ("fuse_below", "clock", "link") if words[key] is not None
     ]
-    found += [edits.edit_of({key: value}) for key, value in tables]
+    found += [what_if.edit_of({key: value}) for key, value in tables]
     return found, sweeps
 
 

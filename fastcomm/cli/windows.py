@@ -13,8 +13,8 @@ from fastcomm.ranges import shortened
 
 if TYPE_CHECKING:
     from fastcomm.critical_path.ranks import Joined
-    from fastcomm.critical_path.window import Wanted
-    from fastcomm.engine.engine import Engine
+    from fastcomm.critical_path.window import Window
+    from fastcomm.executors.executor import Executor
     from fastcomm.trace.run import Run, SkippedRank
     from fastcomm.trace.trace import Trace
 
@@ -56,15 +56,15 @@ def _options() -> list[Callable[[F], F]]:
     ]
 
 
-def wanted_window(words: dict[str, Any]) -> "Wanted":
+def wanted_window(words: dict[str, Any]) -> "Window":
     """The window that the words of `window_options` describe."""
-    from fastcomm.critical_path.window import Wanted
+    from fastcomm.critical_path.window import Window
 
     if words["iteration"] is not None and words["annotation"] is not None:
         raise ConfigError("--iteration and --annotation contradict each other; wanted one")
     if words["instance"] is not None and words["annotation"] is None:
         raise ConfigError("--instance counts the events of --annotation; wanted both")
-    return Wanted(
+    return Window(
         iteration=words["iteration"],
         annotation=words["annotation"],
         instance=_instance(words["instance"]),
@@ -97,7 +97,7 @@ def _instance(text: str | None) -> int | tuple[int, int] | None:
 
 
 def opened_whole(
-    paths: tuple[str, ...], words: dict[str, Any], engine: "Engine | None" = None
+    paths: tuple[str, ...], words: dict[str, Any], engine: "Executor | None" = None
 ) -> "Run":
     """The run that the paths and the words of `run_options` describe, with every event."""
     from fastcomm.cli.options import found
@@ -113,10 +113,10 @@ def joined_run(
 
     Warnings of the run and the skipped ranks are printed to stderr.
     """
-    from fastcomm.cli.said import say, warn
-    from fastcomm.engine import warm
-    from fastcomm.engine.joined import join
-    from fastcomm.report.progress import progress
+    from fastcomm.analyses.critical_path import join
+    from fastcomm.cli.messages import say, warn
+    from fastcomm.executors import warm
+    from fastcomm.report.console import progress
 
     with engine_of(words) as engine:
         if engine.is_here:
@@ -153,7 +153,7 @@ def one_rank(
         If the rank, or with --keep-going every rank, cannot be read.
 
     """
-    from fastcomm.cli.said import say, warn
+    from fastcomm.cli.messages import say, warn
 
     if words["dask"] is not None:
         raise ConfigError("--dask: one rank is one worker's work; wanted --all-ranks with it")
@@ -177,8 +177,8 @@ def _first_readable(run: "Run") -> tuple["Trace", "Sequence[SkippedRank]"]:
         If no rank can be read.
 
     """
-    from fastcomm.engine.engine import by_rank, lost
     from fastcomm.errors import FastcommError
+    from fastcomm.executors.executor import by_rank, lost
 
     left_out: list[SkippedRank] = []
     for source in run.sources:

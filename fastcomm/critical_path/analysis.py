@@ -8,9 +8,9 @@ import numpy as np
 
 from fastcomm.critical_path import corrected, hta_graph, hta_window
 from fastcomm.critical_path.classes import Rules
-from fastcomm.critical_path.events import TraceEvents
-from fastcomm.critical_path.result import About, CriticalPath
-from fastcomm.critical_path.window import Wanted, Window, WindowError, errors_of, find
+from fastcomm.critical_path.result import CriticalPath, PathSource
+from fastcomm.critical_path.rows import TraceEvents
+from fastcomm.critical_path.window import TimeRange, Window, WindowError, errors_of, find
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.run import Run
 from fastcomm.trace.schema import KIND
@@ -41,7 +41,7 @@ def critical_path_analysis(
     try:
         found = by_hta(
             trace,
-            Wanted(annotation=annotation, instance=instance_id),
+            Window(annotation=annotation, instance=instance_id),
             data_load_events or (),
             zero_weight_launches=zero_weight_launches,
             keep_last=include_last_profiler_step,
@@ -56,7 +56,7 @@ def critical_path_analysis(
 
 def analyse(
     trace: Trace,
-    wanted: Wanted | None = None,
+    wanted: Window | None = None,
     *,
     rules: Rules = "corrected",
     data_load: Sequence[str] = (),
@@ -65,10 +65,10 @@ def analyse(
     """The critical path of a window; `path` is None where the graph has no valid one."""
     if rules == "hta":
         return by_hta(
-            trace, wanted or Wanted(), data_load, zero_weight_launches=zero_weight_launches
+            trace, wanted or Window(), data_load, zero_weight_launches=zero_weight_launches
         )
     with errors_of(trace.meta.path):
-        window = find(trace, wanted or Wanted())
+        window = find(trace, wanted or Window())
     built = corrected.build(trace, window, data_load)
     graph = built.graph
     notes = [
@@ -76,11 +76,11 @@ def analyse(
         for kind, count in built.left_out.items()
     ]
     if len(graph.time):
-        window = Window(
+        window = TimeRange(
             start=max(window.start, int(graph.time[0])),
             stop=min(window.stop, int(graph.time[-1])),
         )
-    about = About(
+    about = PathSource(
         rules=rules,
         window=window,
         path=trace.meta.path,
@@ -97,7 +97,7 @@ def analyse(
 
 def by_hta(
     trace: Trace,
-    wanted: Wanted,
+    wanted: Window,
     data_load: Sequence[str] = (),
     *,
     zero_weight_launches: bool = False,
@@ -115,9 +115,9 @@ def by_hta(
     window = clipped.window
     kept = len(linked.rows) < trace.events.num_rows and linked.has_steps
     notes = ["the last profiled step is left out, as HTA does"] if kept else []
-    about = About(
+    about = PathSource(
         rules="hta",
-        window=Window(start=window.start + linked.origin, stop=window.stop + linked.origin),
+        window=TimeRange(start=window.start + linked.origin, stop=window.stop + linked.origin),
         path=trace.meta.path,
         rank=trace.meta.rank,
         base=trace.meta.base,

@@ -1,31 +1,159 @@
-"""Ranks as Chakra execution traces, which ASTRA-sim simulates on networks of one's choice.
-
-A file a rank: messages of protobuf, each behind its length. Compute is replayed with its
-measured duration; a collective or a message has its size and group, and its time is what the
-simulator finds. Conventions are those that ASTRA-sim reads (its workload layer, and the message
-sizes of its ring: an all-gather's size is that of one rank's part).
-"""
+"""Write ranks as Chakra execution traces, for network simulators such as ASTRA-sim."""
 
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
 
 from fastcomm.aside import aside
-from fastcomm.critical_path.chakra_schema import (
-    COLLECTIVE,
-    COLLECTIVES,
-    COMPUTE,
-    RECEIVE,
-    SEND,
-    messages,
-)
-from fastcomm.critical_path.execution import Execution, execution
+from fastcomm.critical_path import corrected
+from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
+from fastcomm.graph.graph import EDGE_KIND
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.trace import Trace
+from fastcomm_kernels.arrays import Ints
+
+PACKAGE = "ChakraProtoMsg"
+COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # of NodeType
+# CollectiveCommType by our names: those that ASTRA-sim simulates.
+COLLECTIVES = {
+    "AllReduce": 0,
+    "AllGather": 2,
+    "Broadcast": 5,
+    "AllToAll": 6,
+    "ReduceScatter": 7,
+}
+
+# Fields by message: name, number, type of descriptor.proto; a star: repeated.
+_UINT64, _STRING, _MESSAGE, _INT32, _INT64, _BOOL, _ENUM = 4, 9, 11, 5, 3, 8, 14
+_FIELDS: dict[str, list[tuple[str, int, int]]] = {
+    "AttributeProto": [
+        ("name", 1, _STRING),
+        ("int32_val", 7, _INT32),
+        ("int64_val", 9, _INT64),
+        ("bool_val", 27, _BOOL),
+        ("string_val", 29, _STRING),
+    ],
+    "GlobalMetadata": [("version", 1, _STRING), ("attr*", 2, _MESSAGE)],
+    "Node": [
+        ("id", 1, _UINT64),
+        ("name", 2, _STRING),
+        ("type", 3, _ENUM),
+        ("ctrl_deps*", 4, _UINT64),
+        ("data_deps*", 5, _UINT64),
+        ("start_time_micros", 6, _UINT64),
+        ("duration_micros", 7, _UINT64),
+        ("attr*", 10, _MESSAGE),
+    ],
+}
+_NODE_TYPES = (
+    *("INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE"),
+    *("COMM_SEND_NODE", "COMM_RECV_NODE", "COMM_COLL_NODE"),
+)
+
+
+class ChakraMessages(NamedTuple):
+    """The classes of the messages."""
+
+    Attribute: Any
+    Metadata: Any
+    Node: Any
+
+
+@cache
+def messages() -> ChakraMessages:
+    """The classes; FastcommError where the extra is missing."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise FastcommError(
+            "Chakra traces need protobuf: pip install 'fastcomm[chakra]'"
+        ) from error
+    file = descriptor_pb2.FileDescriptorProto(
+        name="fastcomm_chakra.proto", package=PACKAGE, syntax="proto3"
+    )
+    types = file.enum_type.add(name="NodeType")
+    for number, name in enumerate(_NODE_TYPES):
+        types.value.add(name=name, number=number)
+    for message, fields in _FIELDS.items():
+        described = file.message_type.add(name=message)
+        for name, number, kind in fields:
+            _describe(described.field.add(), name, number, kind)
+        if message == "AttributeProto":
+            # A value is there even if it is false or 0: it is one of several.
+            described.oneof_decl.add(name="value")
+            for field in described.field:
+                if field.name != "name":
+                    field.oneof_index = 0
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    found = message_factory.GetMessageClassesForFiles([file.name], pool)
+    return ChakraMessages(*(found[f"{PACKAGE}.{name}"] for name in _FIELDS))
+
+
+def _describe(field: Any, name: str, number: int, kind: int) -> None:
+    """One field: optional, or repeated with a star; messages are attributes."""
+    field.name, field.number, field.type = name.removesuffix("*"), number, kind
+    field.label = 3 if name.endswith("*") else 1
+    if kind in (_MESSAGE, _ENUM):
+        field.type_name = f".{PACKAGE}.{'AttributeProto' if kind == _MESSAGE else 'NodeType'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """Operations in the order of their start; times in ns since the first one's."""
+
+    row: Ints  # of `trace.events`
+    start: Ints
+    stop: Ints
+    comm: Ints  # row of `trace.comm`; -1: no communication
+    first: Ints  # where in `before` an operation's own begin; one more than operations
+    before: Ints  # operations that have to end first
+    host_ns: Ints  # from the last of those, or the beginning, to the start
+
+    def waits_for(self, operation: int) -> Ints:
+        """The operations that have to end before one starts."""
+        return self.before[self.first[operation] : self.first[operation + 1]]
+
+
+def execution(trace: Trace) -> Execution:
+    """The device work of a rank and its order. `trace` is read whole."""
+    events = trace.events
+    start, stop = (events[name].to_numpy() for name in ("start", "stop"))
+    window = TimeRange(start=int(start.min()), stop=int(stop.max()))
+    built = corrected.build(trace, window)
+    graph, on_device = built.graph, built.on_device
+    row: Ints = np.unique(graph.event[on_device & ~graph.is_end]).astype(np.int64)
+    operation = np.full(events.num_rows, -1, np.int64)
+    operation[row] = np.arange(len(row))
+    waits = on_device[graph.source] & graph.is_end[graph.source]
+    waits &= on_device[graph.target] & ~graph.is_end[graph.target]
+    waits &= graph.kind != EDGE_KIND["unexplained"]
+    of, before = (operation[graph.event[side[waits]]] for side in (graph.target, graph.source))
+    order = np.lexsort((before, of))
+    first = np.searchsorted(of[order], np.arange(len(row) + 1))
+    origin = int(start[row].min()) if len(row) else 0
+    begin, end = start[row] - origin, stop[row] - origin
+    ready = np.zeros(len(row), np.int64)
+    np.maximum.at(ready, of, end[before])
+    comm = np.full(events.num_rows, -1, np.int64)
+    comm[trace.comm["event"].to_numpy()] = np.arange(trace.comm.num_rows)
+    return Execution(
+        row=row,
+        start=begin,
+        stop=end,
+        comm=comm[row],
+        first=first,
+        before=before[order],
+        host_ns=np.maximum(begin - ready, 0),
+    )
+
 
 GROUPS_FILE = "groups.json"
 _US = 1000  # ns
@@ -50,7 +178,7 @@ def file_name(prefix: str, rank: int) -> str:
 def write(trace: Trace, folder: Path, prefix: str, world: int) -> Written:
     """Write `<prefix>.<rank>.et` of a trace that was read whole; errors of the system pass."""
     path = folder / file_name(prefix, trace.meta.rank)
-    rank = _Rank(trace, execution(trace), world)
+    rank = _ChakraRank(trace, execution(trace), world)
     with aside(path) as unfinished, unfinished.open("wb") as file:
         _append(file, messages().Metadata(version="0.0.4"))
         count = 0
@@ -90,7 +218,7 @@ def _append(file: BinaryIO, message: Any) -> None:
 
 
 @dataclass(slots=True)
-class _Rank:
+class _ChakraRank:
     """One rank on its way into nodes; ids begin with 0 and are in the order of the starts."""
 
     trace: Trace

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.critical_path import names
+from fastcomm.critical_path import corrected_rows
 from fastcomm.critical_path.corrected_rows import Selected
 from fastcomm.critical_path.waits import waits_of
-from fastcomm.critical_path.window import Window
+from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.graph import EDGE_KINDS, Graph
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.graph import NONE, Flags
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm_kernels.arrays import NULL, Flags
+from fastcomm_kernels.graph import NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Constrained:
     left_out: dict[str, int]
 
 
-def build(trace: Trace, window: Window, data_load: Sequence[str] = ()) -> Constrained:
+def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Constrained:
     """The graph of a window. Its events are rows of the trace."""
     found = Selected.of(trace, window, data_load)
     rows = found.rows
@@ -40,8 +40,8 @@ def build(trace: Trace, window: Window, data_load: Sequence[str] = ()) -> Constr
     del tie, ends
     lanes = _lanes(found, trace)
     waits, role, goal = waits_of(found)
-    locked = rows.matching(names.LOCKED) & (rows.kind == KIND["runtime"])
-    packed = kernels.Rows(
+    locked = rows.matching(corrected_rows.LOCKED) & (rows.kind == KIND["runtime"])
+    packed = kernels.ConstraintRows(
         rows.start, rows.stop, rows.lane, found.is_device, locked, found.call, role, goal
     )
     edges = graphs.room(_most_edges(nodes, packed, lanes, waits))
@@ -69,7 +69,10 @@ def build(trace: Trace, window: Window, data_load: Sequence[str] = ()) -> Constr
 
 
 def _most_edges(
-    nodes: kernels.Nodes, rows: kernels.Rows, lanes: kernels.Lanes, waits: kernels.Waits
+    nodes: kernels.Nodes,
+    rows: kernels.ConstraintRows,
+    lanes: kernels.Lanes,
+    waits: kernels.Waits,
 ) -> int:
     """No fewer edges than there can be, and not many more: room for them is most of the memory.
 

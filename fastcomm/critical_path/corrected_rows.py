@@ -1,4 +1,4 @@
-"""The events of a window by the corrected rules: what it holds, and who launched what."""
+"""The events of a window by the corrected rules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,35 @@ from typing import Self
 
 import numpy as np
 
-from fastcomm.critical_path.rows import Rows, codes
-from fastcomm.critical_path.window import Window
+from fastcomm.critical_path.rows import EventRows, codes
+from fastcomm.critical_path.window import TimeRange
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
+from fastcomm_kernels import attribution
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels import links
-from fastcomm_kernels.graph import NONE, Column, Flags, Numbers
+from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.graph import NONE, Numbers
+
+# Calls that take the lock of their process. Nsight Systems appends a version to names.
+_VERSION = r"(_v\d+)?(_ptsz|_ptds)?$"
+LOCKED = (
+    r"^(cudaHostAlloc|hipHostMalloc|cudaLaunchKernel(ExC)?|cuLaunchKernel(Ex)?"
+    r"|cudaLaunchCooperativeKernel|cudaGraphLaunch|cuGraphLaunch"
+    r"|hip(Ext)?(Module)?LaunchKernel|hipGraphLaunch"
+    r"|(cuda|hip)Mem(cpy|set)Async)" + _VERSION
+)
+# Calls that return when what was launched before has ended.
+WAITS_FOR_DEVICE = r"^(cuda|hip)(Device|Thread)Synchronize|^cuCtxSynchronize"
+WAITS_FOR_STREAM = r"^(cuda|hip|cu)StreamSynchronize"
+WAITS_FOR_EVENT = r"^(cuda|hip|cu)EventSynchronize"
+# Copies that return when they are done.
+COPIES = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cuMemcpy[DHA]to[DHA])(_v\d+)*(_ptds)?$"
+# Work that its call waits for, whatever the call is named.
+WAITED_FOR = r"DtoH.*Pageable"
+
+RECORDS = r"^(cuda|hip|cu)EventRecord"
+STREAM_WAITS = r"^(cuda|hip|cu)StreamWaitEvent"
+
 
 _LATE = 1 << 62
 
@@ -21,19 +43,19 @@ _LATE = 1 << 62
 class Selected:
     """Rows in order of (start, host before device, longer first), and the waiting rows."""
 
-    rows: Rows
+    rows: EventRows
     is_device: Flags
     call: Numbers  # of work: row of its launch, or NONE
-    syncs: Rows
+    syncs: EventRows
     sync_call: Numbers  # of each of `syncs`: row of its call, or NONE
 
     @classmethod
-    def of(cls, trace: Trace, window: Window, data_load: Sequence[str]) -> Self:
+    def of(cls, trace: Trace, window: TimeRange, data_load: Sequence[str]) -> Self:
         """What a window holds: its operators and calls, and the work that they launched.
 
         Work whose launch is not in the trace belongs to the window in which it starts.
         """
-        whole = Rows.of(trace)
+        whole = EventRows.of(trace)
         is_work = whole.of_kind("kernel", "memcpy", "memset")
         is_call = whole.kind == KIND["runtime"]
         is_sync = whole.kind == KIND["sync"]
@@ -58,17 +80,17 @@ class Selected:
         )
 
 
-def _calls(rows: Rows, is_call: Flags, is_device: Flags) -> Numbers:
+def _calls(rows: EventRows, is_call: Flags, is_device: Flags) -> Numbers:
     """The call of each row on a device, or NONE: the last of its correlation."""
     code = np.full(len(rows), NONE, np.int32)
     asked = is_call | is_device
     (code[asked],), count = codes(rows.correlation[asked])
-    partner = links.partners(code, count, is_device, rows.position)
+    partner = attribution.partners(code, count, is_device, rows.position)
     partner[~is_device] = NONE
     return partner
 
 
-def _ordered(rows: Rows, is_work: Flags, kept: Column) -> Column:
+def _ordered(rows: EventRows, is_work: Flags, kept: Ints) -> Ints:
     tie = -rows.stop
     tie[is_work] += _LATE
     graphs.settle(kept, rows.start, tie)

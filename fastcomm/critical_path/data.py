@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 from fastcomm.critical_path.corrected_rows import Selected
 from fastcomm.critical_path.reordering import Reordering, pieces_of
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.critical_path.window import Window
+from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
-from fastcomm.readers.execution_trace import Operator, Storage
+from fastcomm.readers.execution_trace import Storage, TracedOperator
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.graph import NONE, Column
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.graph import NONE
 
 OPERATORS = pa.schema(
     [
@@ -86,10 +86,10 @@ class DataDependencies:
 
 
 @dataclass(slots=True)
-class _Leaf:
+class _LeafOperator:
     """An operator that calls no other, with its event and the work that it launched."""
 
-    operator: Operator
+    operator: TracedOperator
     row: int
     start: int
     stop: int
@@ -102,7 +102,7 @@ class _Leaf:
 
 
 def data_dependencies(
-    trace: Trace, found: CriticalPath, operators: Sequence[Operator]
+    trace: Trace, found: CriticalPath, operators: Sequence[TracedOperator]
 ) -> DataDependencies:
     """Join an execution trace to the events of a critical path's window.
 
@@ -138,7 +138,7 @@ def data_dependencies(
 
 
 def _join(
-    trace: Trace, ops: Column, operators: Sequence[Operator]
+    trace: Trace, ops: Ints, operators: Sequence[TracedOperator]
 ) -> tuple[dict[int, int], str]:
     """The row of each operator, by id; and what joined them."""
     args = trace.args
@@ -153,7 +153,9 @@ def _join(
     return _join_by_order(trace, ops, operators), "names and their order on each thread"
 
 
-def _join_by_order(trace: Trace, ops: Column, operators: Sequence[Operator]) -> dict[int, int]:
+def _join_by_order(
+    trace: Trace, ops: Ints, operators: Sequence[TracedOperator]
+) -> dict[int, int]:
     """The same where no id is common: thread by thread, the how many-eth of a name."""
     lane = trace.events["lane"].to_numpy()[ops]
     names = trace.events["name"].take(pa.array(ops)).cast(pa.string()).to_pylist()
@@ -188,14 +190,14 @@ def _numbered(
 
 
 def _leaves(
-    trace: Trace, joined: Mapping[int, int], by_id: Mapping[int, Operator]
-) -> list[_Leaf]:
+    trace: Trace, joined: Mapping[int, int], by_id: Mapping[int, TracedOperator]
+) -> list[_LeafOperator]:
     """The joined operators that touch storages and call no other that does."""
     active = {each.id for each in by_id.values() if each.reads or each.writes}
     calling = {by_id[id_].parent for id_ in active}
     start, stop = (trace.events[name].to_numpy() for name in ("start", "stop"))
     found = [
-        _Leaf(operator=by_id[id_], row=row, start=int(start[row]), stop=int(stop[row]))
+        _LeafOperator(operator=by_id[id_], row=row, start=int(start[row]), stop=int(stop[row]))
         for id_, row in joined.items()
         if id_ in active and id_ not in calling
     ]
@@ -204,14 +206,14 @@ def _leaves(
     return sorted(found, key=lambda leaf: (leaf.start, leaf.operator.order))
 
 
-def _launch(trace: Trace, leaves: Sequence[_Leaf]) -> None:
+def _launch(trace: Trace, leaves: Sequence[_LeafOperator]) -> None:
     """Give each leaf the device work that was launched inside of it."""
-    everything = Window(start=-(1 << 62), stop=1 << 62)
+    everything = TimeRange(start=-(1 << 62), stop=1 << 62)
     chosen = Selected.of(trace, everything, ())
     rows = chosen.rows
     work = np.flatnonzero(chosen.is_device & (chosen.call != NONE))
     lanes = trace.events["lane"].to_numpy()
-    by_lane: dict[int, list[_Leaf]] = defaultdict(list)
+    by_lane: dict[int, list[_LeafOperator]] = defaultdict(list)
     for leaf in leaves:
         by_lane[int(lanes[leaf.row])].append(leaf)
     starts = {lane: np.array([leaf.start for leaf in each]) for lane, each in by_lane.items()}
@@ -228,7 +230,7 @@ def _launch(trace: Trace, leaves: Sequence[_Leaf]) -> None:
             leaf.work_stop = max(leaf.work_stop, int(rows.stop[k]))
 
 
-def _produce(leaves: Sequence[_Leaf]) -> None:
+def _produce(leaves: Sequence[_LeafOperator]) -> None:
     """Find the last writers of what each leaf reads, in the order of their calls."""
     writer: dict[Storage, int] = {}
     for number, leaf in enumerate(leaves):
@@ -239,7 +241,7 @@ def _produce(leaves: Sequence[_Leaf]) -> None:
         writer |= dict.fromkeys(operator.writes, number)
 
 
-def _unlimited(leaves: Sequence[_Leaf]) -> None:
+def _unlimited(leaves: Sequence[_LeafOperator]) -> None:
     """When each leaf would be done if it waited for its producers alone.
 
     Host work waits for the host part of its producers, and for their device part where it reads
@@ -257,7 +259,10 @@ def _unlimited(leaves: Sequence[_Leaf]) -> None:
 
 
 def _table(
-    found: CriticalPath, leaves: Sequence[_Leaf], by_id: Mapping[int, Operator], origin: int
+    found: CriticalPath,
+    leaves: Sequence[_LeafOperator],
+    by_id: Mapping[int, TracedOperator],
+    origin: int,
 ) -> pa.Table:
     critical = set(np.unique(found.graph.event[found.found.nodes]).tolist())
     ids = found.events.ids(np.array([leaf.row for leaf in leaves], np.int32)).tolist()
@@ -283,7 +288,7 @@ def _table(
 
 
 def _reordering(
-    trace: Trace, found: CriticalPath, leaves: Sequence[_Leaf]
+    trace: Trace, found: CriticalPath, leaves: Sequence[_LeafOperator]
 ) -> Reordering | None:
     """The step with its leaves, any of which may move; None by rules without a replay."""
     if found.about.rules != "corrected":
@@ -332,7 +337,7 @@ def _subgraphs(table: pa.Table, reordering: Reordering | None) -> pa.Table:
     return pa.Table.from_pylist(rows, SUBGRAPHS).sort_by([*order, ("part_of", "ascending")])
 
 
-def _outermost(operator: Operator, by_id: Mapping[int, Operator]) -> str:
+def _outermost(operator: TracedOperator, by_id: Mapping[int, TracedOperator]) -> str:
     """The name of the outermost operator around one, with its number; no profiler's root."""
     seen = {operator.id}
     while (parent := by_id.get(operator.parent)) is not None and parent.id not in seen:

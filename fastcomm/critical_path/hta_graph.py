@@ -9,11 +9,11 @@ from fastcomm.critical_path.hta_window import Clipped, Linked
 from fastcomm.critical_path.rows import codes, codes_in_order, pair_codes
 from fastcomm.graph.graph import Graph
 from fastcomm.trace.schema import KIND
+from fastcomm_kernels import attribution
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import hta as kernels
-from fastcomm_kernels import links
-from fastcomm_kernels.graph import NONE, Column, Numbers
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.graph import NONE, Numbers
 
 LOCKED = ("cudaHostAlloc", "cudaLaunchKernel", "cudaMemcpyAsync")
 BLOCKING = (
@@ -56,7 +56,7 @@ def build(
     first, last = kernels.places(nodes, len(rows))
     flags = np.where(rows.named(LOCKED), kernels.LOCKED, 0)
     flags = flags + np.where(rows.named(BLOCKING), kernels.BLOCKING, 0)
-    packed = kernels.Rows(rows.start, rows.stop, flags.astype(np.int32), first, last)
+    packed = kernels.HtaRows(rows.start, rows.stop, flags.astype(np.int32), first, last)
     device = _device(clipped)._replace(zero_launches=zero_launches)
     contexts = int((device.role == kernels.CONTEXT_SYNC).sum())
     streams = int(device.stream.max(initial=-1)) + 1
@@ -70,7 +70,7 @@ def build(
     return _of_trace(Graph.of(nodes, edges, count), rows.row)
 
 
-def _of_trace(graph: Graph, row: Column) -> Graph:
+def _of_trace(graph: Graph, row: Ints) -> Graph:
     """The same graph with rows of the trace for rows of the window's table."""
     numbers = row.astype(np.int32)
     return graph.owned_by(
@@ -78,7 +78,7 @@ def _of_trace(graph: Graph, row: Column) -> Graph:
     )
 
 
-def _nodes(clipped: Clipped, data_load: Sequence[str]) -> kernels.Nodes:
+def _nodes(clipped: Clipped, data_load: Sequence[str]) -> kernels.HtaNodes:
     """Two nodes of every operator, call, loading of data, and launched work."""
     linked = clipped.linked
     rows = linked.rows
@@ -92,9 +92,9 @@ def _nodes(clipped: Clipped, data_load: Sequence[str]) -> kernels.Nodes:
     )
 
 
-def _by_stop(stop: Column, tie: Column, rows: Column) -> Column:
+def _by_stop(stop: Ints, tie: Ints, rows: Ints) -> Ints:
     """The rows in order of (stop, tie)."""
-    order: Column = rows[np.argsort(stop[rows], kind="stable")]
+    order: Ints = rows[np.argsort(stop[rows], kind="stable")]
     graphs.settle(order, stop, tie)
     return order
 
@@ -142,7 +142,7 @@ def _sortable(word: str) -> tuple[bool, int, str]:
     return not is_number, int(word) if is_number else 0, word
 
 
-def _stacks(clipped: Clipped) -> tuple[tuple[Numbers, Column], tuple[Numbers, Column]]:
+def _stacks(clipped: Clipped) -> tuple[tuple[Numbers, Ints], tuple[Numbers, Ints]]:
     """The rows of every host thread by start, the longer first, and by stop."""
     rows, window = clipped.linked.rows, clipped.rows
     threads = _threads(clipped)
@@ -179,19 +179,19 @@ def _device(clipped: Clipped) -> kernels.Device:
     return kernels.Device(row, role[row], stream, call, waited[row], of_call, is_first, False)
 
 
-def _stream_codes(stream: Column, role: Numbers) -> Numbers:
+def _stream_codes(stream: Ints, role: Numbers) -> Numbers:
     """Streams by number, those with work first, as the work comes."""
     (_, code), _ = codes_in_order(stream[role == kernels.WORK], stream)
     return code
 
 
-def _launches(linked: Linked) -> Column:
+def _launches(linked: Linked) -> Ints:
     """Rows of the calls that HTA knows as launches, in order of time."""
-    found: Column = np.flatnonzero(linked.has_partner & linked.rows.named(LAUNCHES))
+    found: Ints = np.flatnonzero(linked.has_partner & linked.rows.named(LAUNCHES))
     return found
 
 
-def _queue(linked: Linked, launches: Column) -> Numbers:
+def _queue(linked: Linked, launches: Ints) -> Numbers:
     """The queue length at each launch and each start of its work."""
     rows = linked.rows
     (code,), count = codes(rows.correlation)
@@ -201,10 +201,10 @@ def _queue(linked: Linked, launches: Column) -> Numbers:
     stream = rows.stream.copy()
     stream[launches] = rows.stream[linked.partner[launches]]
     (numbers,), streams = codes(stream)
-    return links.queue_lengths(launches, works, numbers, rows.start, streams)
+    return attribution.queue_lengths(launches, works, numbers, rows.start, streams)
 
 
-def _recorded(linked: Linked, launches: Column) -> tuple[Numbers, Numbers]:
+def _recorded(linked: Linked, launches: Ints) -> tuple[Numbers, Numbers]:
     """The work behind which each waiting row's record comes; the work that a wait holds up.
 
     Both are by row, NONE where there is none.
@@ -222,7 +222,7 @@ def _recorded(linked: Linked, launches: Column) -> tuple[Numbers, Numbers]:
     )
 
 
-def _work_before(linked: Linked, launches: Column, work: Numbers, records: Column) -> Numbers:
+def _work_before(linked: Linked, launches: Ints, work: Numbers, records: Ints) -> Numbers:
     """For each row that waits for a record: the work launched last before that record."""
     rows, process = linked.rows, _processes(linked)
     waits = np.flatnonzero(rows.wait_stream > -1)
@@ -237,13 +237,15 @@ def _work_before(linked: Linked, launches: Column, work: Numbers, records: Colum
     lane, mark_lane, lanes = pair_codes(
         (process[work], rows.stream[work]), (goal[:, 0], goal[:, 1])
     )
-    before = links.launches_before((launches, lane), (records, mark_lane), rows.start, lanes)
+    before = attribution.launches_before(
+        (launches, lane), (records, mark_lane), rows.start, lanes
+    )
     by_record = np.full(count + 1, NONE, np.int32)
     by_record[of_record] = np.where(before >= 0, linked.partner[before], NONE)
     return by_record[of_row]
 
 
-def _work_behind(linked: Linked, launches: Column, work: Numbers) -> Numbers:
+def _work_behind(linked: Linked, launches: Ints, work: Numbers) -> Numbers:
     """For each wait: the work of the next launch of its thread on the stream that waits."""
     rows = linked.rows
     marks = np.flatnonzero(rows.named(("cudaStreamWaitEvent",)) & linked.has_partner)
@@ -251,14 +253,16 @@ def _work_behind(linked: Linked, launches: Column, work: Numbers) -> Numbers:
         (rows.lane[launches], rows.stream[work]),
         (rows.lane[marks], rows.stream[linked.partner[marks]]),
     )
-    behind = links.launches_behind((launches, lane), (marks, mark_lane), rows.start, lanes)
+    behind = attribution.launches_behind(
+        (launches, lane), (marks, mark_lane), rows.start, lanes
+    )
     found = np.full(len(rows), NONE, np.int32)
     found[marks] = np.where(behind >= 0, linked.partner[behind], NONE)
     return found
 
 
-def _processes(linked: Linked) -> Column:
+def _processes(linked: Linked) -> Ints:
     """The process of each row, as a number."""
     words = linked.rows.lanes["process"].combine_chunks().dictionary_encode()
-    found: Column = words.indices.to_numpy().astype(np.int64)[linked.rows.lane]
+    found: Ints = words.indices.to_numpy().astype(np.int64)[linked.rows.lane]
     return found

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastcomm.critical_path.rows import Rows, codes
-from fastcomm.critical_path.window import Window, WindowError, instances
-from fastcomm.readers.blocks import find
+from fastcomm.critical_path.rows import EventRows, codes
+from fastcomm.critical_path.window import TimeRange, WindowError, instances
+from fastcomm.readers.kineto.stream import find
 from fastcomm.remote import place
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
+from fastcomm_kernels import attribution
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels import links
-from fastcomm_kernels.graph import NONE, Column, Flags, Numbers
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm_kernels.graph import NONE, Numbers
 
 _STEP = r"^ProfilerStep#(\d+)"
 # Processes of the rows by which the profiler describes itself: of category "Trace".
@@ -25,7 +25,7 @@ _SPANS = ("Spans", "Traces")
 class Linked:
     """The rows of a rank, rounded and trimmed, and which launch belongs to which work."""
 
-    rows: Rows
+    rows: EventRows
     linking: Flags  # device work and waits, which calls are linked to
     partner: Numbers  # row of the other side, or NONE
     has_partner: Flags  # of a row behind the first of the file: 0 is taken for none
@@ -38,13 +38,13 @@ class Clipped:
     """The part of `Linked` that a window holds."""
 
     linked: Linked
-    rows: Column  # of `linked`
-    window: Window
+    rows: Ints  # of `linked`
+    window: TimeRange
 
 
 def linked(trace: Trace, *, keep_last: bool = False) -> Linked:
     """Read a trace as HTA does; the last profiled step is left out unless `keep_last`."""
-    rows = Rows.of(trace)
+    rows = EventRows.of(trace)
     spans = np.isin(np.array(trace.lanes["process"].to_pylist(), object), _SPANS)
     if spans.any():
         rows = rows.take((rows.kind != KIND["other"]) | ~spans[rows.lane])
@@ -75,7 +75,7 @@ def linked(trace: Trace, *, keep_last: bool = False) -> Linked:
     return _trimmed(whole) if whole.has_steps and not keep_last else whole
 
 
-def _rounded(rows: Rows, trace: Trace) -> Rows:
+def _rounded(rows: EventRows, trace: Trace) -> EventRows:
     """The rows on the file's own clock, in whole microseconds if it has fractions.
 
     The arithmetic is that of doubles: what a JSON parser makes of the text, rounded.
@@ -91,7 +91,7 @@ def _rounded(rows: Rows, trace: Trace) -> Rows:
     )
 
 
-def _is_fractional(start: Column, stop: Column, trace: Trace) -> bool:
+def _is_fractional(start: Ints, stop: Ints, trace: Trace) -> bool:
     """Whether a start is written with a decimal point: HTA then rounds all."""
     if (start % 1000).any():
         return True
@@ -102,16 +102,16 @@ def _is_fractional(start: Column, stop: Column, trace: Trace) -> bool:
 _FLOAT = re.compile(rb'"ts"\s*:\s*-?\d+[.eE]')
 
 
-def _doubles(ns: Column) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _doubles(ns: Ints) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Microseconds as the nearest double to their decimal text."""
     whole, part = np.divmod(ns, 1000)
     return whole.astype(np.float64) + part / 1000.0
 
 
-def _partners(rows: Rows, linking: Flags) -> Numbers:
+def _partners(rows: EventRows, linking: Flags) -> Numbers:
     """The row that each row is linked to; what has a correlation alone is linked to id 0."""
     (code,), count = codes(np.where(rows.correlation == -1, NULL, rows.correlation))
-    partner = links.partners(code, count, linking, rows.position)
+    partner = attribution.partners(code, count, linking, rows.position)
     zero = np.flatnonzero(rows.position == 0)
     if len(zero):
         partner[(partner == NONE) & (rows.correlation >= 0)] = zero[0]
@@ -147,11 +147,11 @@ def clipped(
 ) -> Clipped:
     """The rows of a window; `WindowError` where there is no such window."""
     rows = found.rows
-    window = Window(start=0, stop=int(rows.stop.max(initial=0)))
+    window = TimeRange(start=0, stop=int(rows.stop.max(initial=0)))
     inside = np.ones(len(rows), np.bool_)
     if annotation:
         marks = _marks(found, annotation, instances(instance), exact)
-        window = Window(start=int(rows.start[marks].min()), stop=int(rows.stop[marks].max()))
+        window = TimeRange(start=int(rows.start[marks].min()), stop=int(rows.stop[marks].max()))
         inside = (rows.start >= window.start) & (rows.start <= window.stop)
     host = inside & (rows.stream == -1) & (rows.stop > rows.start)
     reached = np.zeros(len(rows), np.bool_)
@@ -160,7 +160,7 @@ def clipped(
     return Clipped(linked=found, rows=np.flatnonzero(kept), window=window)
 
 
-def _marks(found: Linked, annotation: str, wanted: tuple[int, int], exact: bool) -> Column:
+def _marks(found: Linked, annotation: str, wanted: tuple[int, int], exact: bool) -> Ints:
     """The rows from one instance of an annotation to another.
 
     HTA numbers the rows that match as they lie in its table, not in order of time.
@@ -175,5 +175,5 @@ def _marks(found: Linked, annotation: str, wanted: tuple[int, int], exact: bool)
     first, last = wanted
     if first >= len(marks):
         raise WindowError.no_instance(annotation, first, len(marks))
-    chosen: Column = marks[first : last + 1]
+    chosen: Ints = marks[first : last + 1]
     return chosen

@@ -1,31 +1,95 @@
-"""The graphs of several ranks as one: where all have come that somebody waits for is a node.
+"""Join the graphs of several ranks at their matched collectives and messages."""
 
-Their starts lead to that node, and it leads to the ends that wait. The rows of a rank's
-events come behind those of the ranks before.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path.events import EVENT, Events
-from fastcomm.critical_path.meetings import meetings
-from fastcomm.critical_path.parts import Instance, Part
-from fastcomm.critical_path.result import About, CriticalPath
-from fastcomm.critical_path.window import Window
+from fastcomm.critical_path.communication import Instance, RankCommunication
+from fastcomm.critical_path.result import CriticalPath, PathSource
+from fastcomm.critical_path.rows import EVENT, EventDescriptions
+from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.graph import EDGE_KIND, Graph
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.graph import NONE, Column, Numbers
+from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.graph import NONE, Numbers
+
+COLLECTIVES = pa.schema(
+    [
+        pa.field("instance", pa.int64()),
+        pa.field("rank", pa.int64()),
+        pa.field("op", pa.string()),
+        pa.field("tag", pa.string()),
+        pa.field("group", pa.string()),
+        pa.field("start", pa.int64()),  # ns, on the first rank's clock
+        pa.field("stop", pa.int64()),
+        pa.field("arrived", pa.int64()),  # when the last had come that it waits for
+        pa.field("wait_ns", pa.int64()),  # until then
+        pa.field("transfer_ns", pa.int64()),
+        pa.field("held_up_ns", pa.int64()),  # how much later it is than the one before the last
+        pa.field("is_last", pa.bool_()),  # of all for whom those wait that wait for it
+        pa.field("slack_ns", pa.int64()),  # it could come so much later without a longer step
+    ]
+)
+
+Meeting = tuple[tuple[int, ...], list[int]]
+
+
+def meetings(each: Instance) -> list[Meeting]:
+    """The members that have to come, and those that wait for them, where several have to."""
+    found: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for member, needed in enumerate(each.waits_for):
+        if len(needed) > 1:
+            found[needed].append(member)
+    return list(found.items())
+
+
+def table(same: Sequence[Instance], slack: Ints) -> pa.Table:
+    """A row of COLLECTIVES for each member of each instance; `slack` is that of its start."""
+    rows = chain.from_iterable(_rows(number, each) for number, each in enumerate(same))
+    columns = [*zip(*rows, strict=True), slack]
+    return pa.table(dict(zip(COLLECTIVES.names, columns, strict=True)), COLLECTIVES)
+
+
+def _rows(number: int, each: Instance) -> Iterator[tuple[object, ...]]:
+    held = _held_up(each)
+    starts = [part.start for part in each.members]
+    latest = {
+        needed: max(starts[n] for n in needed) for needed in dict.fromkeys(each.waits_for)
+    }
+    for n, part in enumerate(each.members):
+        arrived = latest[each.waits_for[n]]
+        words = (number, part.rank, part.op, part.tag, part.group.label)
+        times = (part.start, part.stop, arrived, arrived - part.start)
+        held_up = held.get(n)
+        yield *words, *times, max(0, part.stop - arrived), held_up or 0, held_up is not None
+
+
+def _held_up(each: Instance) -> dict[int, int]:
+    """How much later than all others those came for whom somebody else waited longest."""
+    late: dict[int, int] = {}
+    early: set[int] = set()
+    for needed, waiting in meetings(each):
+        *_, before, last = sorted(each.members[n].start for n in needed)
+        for n in needed:
+            if waiting == [n]:
+                continue  # it waits for others, and nobody for it
+            if each.members[n].start == last:
+                late[n] = min(late.get(n, last - before), last - before)
+            else:
+                early.add(n)
+    return {n: ns for n, ns in late.items() if n not in early}
 
 
 @dataclass(frozen=True, slots=True)
 class RunEvents:
     """The events of several ranks; a row is the rank's row behind those of the ranks before."""
 
-    first: Column  # row of each rank's first event, and one behind the last
-    events: tuple[Events, ...]
+    first: Ints  # row of each rank's first event, and one behind the last
+    events: tuple[EventDescriptions, ...]
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
         """Columns of `EVENT` of the events of these rows; row -1 is all null."""
@@ -43,7 +107,7 @@ class RunEvents:
         order = np.argsort(np.concatenate([*places, nothing]), kind="stable")
         return pa.concat_tables([*parts, empty]).combine_chunks().take(order)
 
-    def ids(self, rows: Numbers) -> Column:
+    def ids(self, rows: Numbers) -> Ints:
         """The ids of these rows: unique on one rank alone."""
         found = np.empty(len(rows), np.int64)
         for k, events in enumerate(self.events):
@@ -53,13 +117,13 @@ class RunEvents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meetings:
+class JoinPoints:
     """Where some have come that others wait for: a node each, as columns of pairs."""
 
     starts: Numbers  # (node of a start, meeting)
     ends: Numbers  # (node of an end, meeting)
-    arrived: Column  # when the last had come
-    owner: Column  # row of the last to come
+    arrived: Ints  # when the last had come
+    owner: Ints  # row of the last to come
 
 
 class Joiner:
@@ -93,7 +157,7 @@ class Joiner:
         starts = [self._node(part, 0) for each in self.same for part in each.members]
         return path, rank_of[order], new[starts]
 
-    def _node(self, part: Part, side: int) -> int:
+    def _node(self, part: RankCommunication, side: int) -> int:
         """The node of a start (0) or an end (1), before all are put in order."""
         k = self.index[part.rank]
         return int(self.nodes[k] + self.place[k][side][part.row])
@@ -101,7 +165,7 @@ class Joiner:
     def _events(self) -> RunEvents:
         return RunEvents(self.rows, tuple(each.events for each in self.found.values()))
 
-    def _about(self, graph: Graph, more: Sequence[str]) -> About:
+    def _about(self, graph: Graph, more: Sequence[str]) -> PathSource:
         first = next(iter(self.found.values())).about
         partial = sum(not each.is_whole for each in self.same)
         notes = {*more, *(note for each in self.found.values() for note in each.about.notes)}
@@ -111,9 +175,9 @@ class Joiner:
             )
         if self.violations:
             notes.add(f"{self.violations} ends are before the last arrival, clocks aligned")
-        window = Window(start=int(graph.time[0]), stop=int(graph.time[-1]))
+        window = TimeRange(start=int(graph.time[0]), stop=int(graph.time[-1]))
         clipped = sum(each.about.clipped for each in self.found.values())
-        return About(
+        return PathSource(
             rules="corrected",
             window=window,
             path=first.path,
@@ -123,7 +187,7 @@ class Joiner:
             notes=tuple(sorted(notes)),
         )
 
-    def _meetings(self) -> Meetings:
+    def _meetings(self) -> JoinPoints:
         """Where all have come that somebody waits for; an end before is a violation."""
         starts: list[tuple[int, int]] = []
         ends: list[tuple[int, int]] = []
@@ -142,7 +206,7 @@ class Joiner:
                 for pairs, side, members in ((starts, 0, needed), (ends, 1, held)):
                     pairs += [(self._node(each.members[n], side), number) for n in members]
         first, second = (np.array(pairs, np.int32).reshape(-1, 2) for pairs in (starts, ends))
-        return Meetings(
+        return JoinPoints(
             starts=first,
             ends=second,
             arrived=np.array(arrived, np.int64),
@@ -150,8 +214,8 @@ class Joiner:
         )
 
     def _node_columns(
-        self, meetings: Meetings
-    ) -> tuple[Column, Numbers, np.ndarray, Numbers, np.ndarray]:
+        self, meetings: JoinPoints
+    ) -> tuple[Ints, Numbers, np.ndarray, Numbers, np.ndarray]:
         """The columns of all nodes, rank behind rank, and then where all have arrived."""
         found = list(self.found.values())
         times = [each.graph.time - self.ahead[rank] for rank, each in self.found.items()]
@@ -169,9 +233,9 @@ class Joiner:
 
     def _graph(
         self,
-        nodes: tuple[Numbers, Column, np.ndarray],
+        nodes: tuple[Numbers, Ints, np.ndarray],
         new: Numbers,
-        meetings: Meetings,
+        meetings: JoinPoints,
     ) -> Graph:
         """All edges between all nodes, in order of their targets."""
         starts, ends = meetings.starts, meetings.ends

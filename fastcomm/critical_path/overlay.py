@@ -22,15 +22,16 @@ from fastcomm.critical_path.rows import ints
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
 from fastcomm.guard import refuse_inputs
-from fastcomm.readers.blocks import UnreadBytesError, blocks
+from fastcomm.readers.kineto.stream import UnreadBytesError, blocks
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.remote import is_local, place
 from fastcomm.trace.run import Run
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels import json_slices
+from fastcomm_kernels import json_text
 from fastcomm_kernels._llvm import PADDING
-from fastcomm_kernels.graph import Column, Flags, Numbers
+from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.graph import Numbers
 
 _engine: Any
 try:
@@ -123,10 +124,10 @@ def _pieces(
             f"{trace.meta.path}: no JSON trace whose events are where they were read; an "
             "overlay needs the trace itself, unchanged"
         )
-    end, behind = json_slices.slices(array, begin)
+    end, behind = json_text.slices(array, begin)
     if not len(begin) or (end < 0).any():
         raise TraceFileError(f"{trace.meta.path}: no whole events to mark")
-    close = json_slices.list_end(array, int(behind[-1]), len(text) - PADDING)
+    close = json_text.list_end(array, int(behind[-1]), len(text) - PADDING)
     if close < 0:
         raise TraceFileError(f"{trace.meta.path}: traceEvents does not end; wanted ]")
     critical = _critical(trace, found)[order]
@@ -152,7 +153,7 @@ def _critical(trace: Trace, found: CriticalPath) -> Flags:
 def _events(
     text: memoryview,
     close: int,
-    places: tuple[Column, Column, Column],
+    places: tuple[Ints, Ints, Ints],
     critical: Flags,
     changed: Flags,
 ) -> Iterator[bytes | memoryview]:

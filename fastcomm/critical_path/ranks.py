@@ -12,18 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.collectives import instances
-from fastcomm.critical_path.communication import Communication
-from fastcomm.critical_path.joining import Joiner
-from fastcomm.critical_path.meetings import table
+from fastcomm.critical_path.communication import CommunicationTable, instances
+from fastcomm.critical_path.joining import Joiner, table
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.critical_path.window import Wanted
+from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
-from fastcomm.graph.delays import slack
-from fastcomm.graph.graph import EDGE_KIND
+from fastcomm.graph.graph import EDGE_KIND, slack
 from fastcomm.trace.run import Run, expected_ranks
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.graph import Column, Numbers
+from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.graph import Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +31,7 @@ class Joined:
     path: CriticalPath
     ranks: tuple[int, ...]
     rank_of: Numbers  # by node: index into `ranks`
-    slack: Column  # by node: ns by which it could be later without a longer step
+    slack: Ints  # by node: ns by which it could be later without a longer step
     offsets: dict[int, int]  # ns that a rank's clock is ahead of the first rank's
     collectives: pa.Table  # of COLLECTIVES
     violations: int  # ends before the last arrival, after alignment
@@ -145,7 +143,7 @@ def _by_rank(table: pa.Table, column: str) -> dict[int, int]:
     return dict(zip(table["rank"].to_pylist(), table[column].to_pylist(), strict=True))
 
 
-def join_ranks(run: Run, wanted: Wanted | None = None, data_load: Sequence[str] = ()) -> Joined:
+def join_ranks(run: Run, wanted: Window | None = None, data_load: Sequence[str] = ()) -> Joined:
     """The critical path of a window through all ranks of a run.
 
     Raises `FastcommError` where no communication is the same on two ranks.
@@ -156,7 +154,7 @@ def join_ranks(run: Run, wanted: Wanted | None = None, data_load: Sequence[str] 
 
 def joined(
     traces: Mapping[int, Trace],
-    wanted: Wanted | None = None,
+    wanted: Window | None = None,
     data_load: Sequence[str] = (),
     found: Mapping[int, CriticalPath] | None = None,
 ) -> Joined:
@@ -171,7 +169,7 @@ def joined(
         rank: np.isin(traces[rank].comm["event"].to_numpy(), each.graph.event)
         for rank, each in found.items()
     }
-    comm = Communication.of(traces)
+    comm = CommunicationTable.of(traces)
     ahead = comm.ahead()
     same, notes = instances(comm, inside, ahead)
     if not same:

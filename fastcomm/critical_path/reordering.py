@@ -15,17 +15,17 @@ from typing import NamedTuple
 import numpy as np
 
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.graph.delays import measured_delays
-from fastcomm.graph.graph import Graph
+from fastcomm.graph.graph import Graph, measured_delays
 from fastcomm_kernels import binding
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.graph import NONE, Column, Numbers
+from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.graph import NONE, Numbers
 
 _OFF = -(1 << 50)  # the weight of a constraint that does not count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class StepOperator:
     """An operator of the step, by nodes of its graph, and who writes what it reads."""
 
     start: int
@@ -58,7 +58,9 @@ class _Extra(NamedTuple):
 class Reordering:
     """The graph of a step with its pieces, any of which may move."""
 
-    def __init__(self, found: CriticalPath, lane: Numbers, pieces: Sequence[Piece]) -> None:
+    def __init__(
+        self, found: CriticalPath, lane: Numbers, pieces: Sequence[StepOperator]
+    ) -> None:
         graph, self.pieces = found.graph, pieces
         self.graph, self.lane = graph, lane[graph.event]
         nodes, count = len(graph.event), len(pieces)
@@ -91,13 +93,13 @@ class Reordering:
             weight[self.old[self._own(self.pieces[place])]] = 0
         return self.before_ns - self._span(weight, moves)
 
-    def _span(self, weight: Column, moves: np.ndarray) -> int:
+    def _span(self, weight: Ints, moves: np.ndarray) -> int:
         stays = (self.stays == NONE) | ~moves[self.stays]
         weight[self.extra] = np.where(moves[self.moves] & stays, self.on, self.off)
         time, _ = binding.replay(self.first, self.source, weight, 0)
         return int(time.max(initial=0))
 
-    def _own(self, piece: Piece) -> Column:
+    def _own(self, piece: StepOperator) -> Ints:
         """The edges that are the time of a piece: on its thread, and of its work."""
         graph, first = self.graph, self.graph.into[0]
         edges = np.arange(first[piece.start + 1], first[piece.stop + 1])
@@ -129,7 +131,7 @@ class Reordering:
 
 def pieces_of(
     graph: Graph, operators: Sequence[tuple[int, Sequence[int], Sequence[int]]]
-) -> list[Piece]:
+) -> list[StepOperator]:
     """The pieces of operators: each an event's row, those of its work, and its producers."""
     first, last = graph.places
 
@@ -141,7 +143,7 @@ def pieces_of(
         start, stop = nodes(row)
         inside = (nodes(work) for work in works)
         found.append(
-            Piece(
+            StepOperator(
                 start=start,
                 stop=stop,
                 works=tuple(each for each in inside if each[0] != NONE),

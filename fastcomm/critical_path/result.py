@@ -13,12 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.critical_path.classes import FACTS, OWN, TYPES, Rules, classes, short_names
-from fastcomm.critical_path.events import Events
-from fastcomm.critical_path.window import Window
+from fastcomm.critical_path.rows import EventDescriptions
+from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
-from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, Path, longest_path
+from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath, longest_path
 from fastcomm_kernels import binding
-from fastcomm_kernels.graph import NONE, Column, Flags
+from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.graph import NONE
 
 if TYPE_CHECKING:
     import networkx
@@ -36,11 +37,11 @@ class Edge(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class PathSource:
     """Where a path comes from."""
 
     rules: Rules
-    window: Window
+    window: TimeRange
     path: str  # of the trace
     rank: int
     base: int = 0  # ns that the file's own times lack
@@ -52,13 +53,15 @@ class About:
 class CriticalPath:
     """The result of `critical_path_analysis`."""
 
-    def __init__(self, graph: Graph, events: Events, about: About, on_device: Flags) -> None:
+    def __init__(
+        self, graph: Graph, events: EventDescriptions, about: PathSource, on_device: Flags
+    ) -> None:
         self.graph = graph
         self.events = events
         self.about = about
         self.on_device = on_device  # by node
-        self.path: Path | None = None
-        self.slack: Column | None = None  # by edge of the path; -1: nothing else was near
+        self.path: LongestPath | None = None
+        self.slack: Ints | None = None  # by edge of the path; -1: nothing else was near
 
     def critical_path(self, *, strict: bool = False) -> bool:
         """Search the path, again after an edit; False where the graph has no valid one.
@@ -84,9 +87,9 @@ class CriticalPath:
             )
             last = np.int32(len(self.graph.event) - 1)
             nodes = np.append(self.graph.source[edges], last)
-            self.path = Path(nodes=nodes, edges=edges)
+            self.path = LongestPath(nodes=nodes, edges=edges)
         else:
-            self.path = Path(nodes=self.graph.event, edges=self.graph.source)
+            self.path = LongestPath(nodes=self.graph.event, edges=self.graph.source)
             self.slack = np.empty(0, np.int64)
         return self.path is not None
 
@@ -118,7 +121,7 @@ class CriticalPath:
         return not ((streams[0] == streams[1]) & (streams[0] != -1)).any()
 
     @property
-    def found(self) -> Path:
+    def found(self) -> LongestPath:
         """The path; FastcommError where there is none."""
         if self.path is None:
             raise FastcommError(f"{self.about.path}: the graph has no critical path")

@@ -1,11 +1,8 @@
-"""A rank's events as the critical path sees them: NumPy columns, and questions about names.
+"""The events of a rank as NumPy columns, with their names, launches and enclosing ranges."""
 
-Rows are in order of (start, position). NULL is unknown.
-"""
-
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pyarrow as pa
@@ -13,29 +10,29 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.errors import FastcommError
-from fastcomm.trace.schema import KIND
+from fastcomm.trace.schema import KIND, KINDS, OPS, TAGS
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels.graph import Column, Flags, Numbers
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm_kernels.graph import Numbers
 
 Integers = NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class EventRows:
     """Columns of the events of a rank, or of some of them."""
 
-    row: Column  # in the table of events
-    start: Column
-    stop: Column
-    position: Column  # in the file
+    row: Ints  # in the table of events
+    start: Ints
+    stop: Ints
+    position: Ints  # in the file
     kind: NDArray[np.int8]
     name: NDArray[np.int32]  # index into `names`
     lane: Numbers
-    correlation: Column
-    stream: Column  # NULL on the host
-    wait_stream: Column
-    wait_record: Column  # correlation of the record that is waited for
+    correlation: Ints
+    stream: Ints  # NULL on the host
+    wait_stream: Ints
+    wait_record: Ints  # correlation of the record that is waited for
     names: pa.Array
     lanes: pa.Table
 
@@ -51,7 +48,7 @@ class Rows:
         name = events["name"].combine_chunks()
         present = set(args.column_names)
 
-        def arg(key: str) -> Column:
+        def arg(key: str) -> Ints:
             return ints(args[key]) if key in present else np.full(count, NULL, np.int64)
 
         return cls(
@@ -73,7 +70,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.row)
 
-    def take(self, rows: Column | Flags) -> Self:
+    def take(self, rows: Ints | Flags) -> Self:
         """Some of the rows."""
         if rows.dtype == np.bool_:
             if rows.all():
@@ -118,15 +115,15 @@ _COLUMNS = (
 )
 
 
-def ints(column: pa.ChunkedArray) -> Column:
+def ints(column: pa.ChunkedArray) -> Ints:
     """An integer column; NULL for null."""
     if column.null_count:
         column = column.fill_null(NULL)
-    found: Column = column.to_numpy()
+    found: Ints = column.to_numpy()
     return found
 
 
-def lane_streams(trace: Trace) -> Column:
+def lane_streams(trace: Trace) -> Ints:
     """The stream of each event, by its lane."""
     streams = [
         int(thread) if device and thread.lstrip("-").isdecimal() else NULL
@@ -136,7 +133,7 @@ def lane_streams(trace: Trace) -> Column:
             strict=True,
         )
     ]
-    found: Column = np.array(streams, np.int64)[trace.events["lane"].to_numpy()]
+    found: Ints = np.array(streams, np.int64)[trace.events["lane"].to_numpy()]
     return found
 
 
@@ -177,3 +174,100 @@ def pair_codes(
     keys = [b.astype(np.int64) * (count + 1) + a for a, b in zip(firsts, seconds, strict=True)]
     (a, b), pairs = codes(*keys)
     return a, b, pairs
+
+
+# What is told of an event.
+EVENT = pa.schema(
+    [
+        pa.field("id", pa.int64()),  # its place in the file
+        pa.field("name", pa.string()),
+        pa.field("kind", pa.string()),
+        pa.field("process", pa.string()),
+        pa.field("thread", pa.string()),
+        pa.field("stream", pa.int64()),  # null on the host
+        pa.field("start", pa.int64()),  # ns
+        pa.field("stop", pa.int64()),
+        pa.field("is_device", pa.bool_()),
+        pa.field("op", pa.string()),  # of communication
+        pa.field("tag", pa.string()),
+    ]
+)
+
+
+class EventDescriptions(Protocol):
+    """Where descriptions come from."""
+
+    def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
+        """Columns of `EVENT` of the events of these rows; row -1 is all null."""
+        ...
+
+    def ids(self, rows: Numbers) -> Ints:
+        """The ids of these rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvents:
+    """The events of a trace."""
+
+    trace: Trace
+
+    def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
+        """Columns of `EVENT` of the events of these rows; row -1 is all null."""
+        at = pa.array(rows, mask=rows < 0)
+        wanted = pa.schema([EVENT.field(name) for name in columns])
+        return pa.table({name: self._column(name, rows, at) for name in columns}).cast(wanted)
+
+    def _column(self, name: str, rows: Numbers, at: pa.Array) -> pa.Array | pa.ChunkedArray:
+        events, lanes = self.trace.events, self.trace.lanes
+        match name:
+            case "id":
+                return pa.array(self.ids(rows), mask=rows < 0)
+            case "kind":
+                return pa.array(KINDS).take(events["kind"].take(at).cast(pa.int32()))
+            case "process" | "thread" | "is_device":
+                return lanes[name].take(events["lane"].take(at))
+            case "stream":
+                return self._stream(rows)
+            case "op" | "tag":
+                return self._communication(name, rows)
+            case _:
+                return events[name].take(at)
+
+    def ids(self, rows: Numbers) -> Ints:
+        """The places of these rows in the file; of an unknown place the row itself."""
+        args = self.trace.args
+        if args is None or "position" not in args.column_names or not args.num_rows:
+            return rows.astype(np.int64)
+        return ints(args["position"])[rows]
+
+    def _stream(self, rows: Numbers) -> pa.Array:
+        args = self.trace.args
+        if args is None or "on_stream" not in args.column_names:
+            stream = np.append(lane_streams(self.trace), NULL)[rows]
+            return pa.array(stream, mask=stream == NULL)
+        return args["on_stream"].take(pa.array(rows, mask=rows < 0))
+
+    def _communication(self, name: str, rows: Numbers) -> pa.Array | pa.ChunkedArray:
+        """The operation or the tag of each row; null where it does not communicate."""
+        comm = self.trace.comm
+        place = np.full(self.trace.events.num_rows + 1, -1, np.int32)
+        place[comm["event"].to_numpy()] = np.arange(comm.num_rows)
+        at = place[rows]
+        words = pa.array(OPS if name == "op" else TAGS)
+        return words.take(comm[name].take(pa.array(at, mask=at < 0)).cast(pa.int32()))
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEvents:
+    """Events that were saved: a table of `EVENT`, by row."""
+
+    table: pa.Table
+
+    def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
+        """Columns of `EVENT` of the events of these rows; row -1 is all null."""
+        return self.table.select(columns).take(pa.array(rows, mask=rows < 0))
+
+    def ids(self, rows: Numbers) -> Ints:
+        """The ids of these rows."""
+        return ints(self.table["id"])[rows]

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 
 from fastcomm import inputs, parquet
 from fastcomm.aside import aside
-from fastcomm.critical_path.events import EVENT, SavedEvents
-from fastcomm.critical_path.result import About, CriticalPath
-from fastcomm.critical_path.window import Window
+from fastcomm.critical_path.result import CriticalPath, PathSource
+from fastcomm.critical_path.rows import EVENT, SavedEvents
+from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KINDS, Graph
-from fastcomm.graph.graph import Path as GraphPath
+from fastcomm.graph.graph import LongestPath as GraphPath
 from fastcomm.trace.trace import checked
 from fastcomm_kernels.graph import NONE
 
@@ -195,11 +195,11 @@ def _check(graph: Graph, events: int, path: Path) -> None:
             raise FastcommError(f"{path}: a {name} is not within 0 to {count - 1}")
 
 
-def _about(words: Mapping[str, Any]) -> About:
+def _about(words: Mapping[str, Any]) -> PathSource:
     for text in words["data_load"]:
         try:
             re.compile(text)
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"data_load {text[:40]!r}: {error}") from error
     lists = {name: tuple(words[name]) for name in ("data_load", "notes")}
-    return About(**{**words, **lists, "window": Window(**words["window"])})
+    return PathSource(**{**words, **lists, "window": TimeRange(**words["window"])})

@@ -7,15 +7,15 @@ from typing import Self
 
 import numpy as np
 
-from fastcomm.critical_path import names
+from fastcomm.critical_path import corrected_rows
 from fastcomm.critical_path.corrected_rows import Selected
-from fastcomm.critical_path.rows import Integers, Rows, codes, pair_codes
+from fastcomm.critical_path.rows import EventRows, Integers, codes, pair_codes
 from fastcomm.trace.schema import KIND
+from fastcomm_kernels import attribution
 from fastcomm_kernels import constraints as kernels
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels import links
-from fastcomm_kernels.graph import NONE, Column, Numbers
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.graph import NONE, Numbers
 
 Pairs = tuple[Integers, Integers, int]  # waiting rows, rows of the work, kind of the edges
 
@@ -26,7 +26,11 @@ def waits_of(found: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
     role = np.full(len(rows), kernels.NO_ROLE, np.int32)
     goal = np.full(len(rows), NONE, np.int32)
     call = rows.kind == KIND["runtime"]
-    waiting = (names.WAITS_FOR_DEVICE, names.WAITS_FOR_STREAM, names.WAITS_FOR_EVENT)
+    waiting = (
+        corrected_rows.WAITS_FOR_DEVICE,
+        corrected_rows.WAITS_FOR_STREAM,
+        corrected_rows.WAITS_FOR_EVENT,
+    )
     for regex in waiting:
         role[call & rows.matching(regex)] = kernels.FOR_SOMETHING
     streams = _Streams.of(found)
@@ -59,8 +63,8 @@ def _copies(found: Selected) -> list[Pairs]:
     rows = found.rows
     work = np.flatnonzero(found.is_device & (found.call >= 0))
     call = found.call[work]
-    waits = rows.matching(names.COPIES)[call]
-    guessed = ~waits & rows.matching(names.WAITED_FOR)[work]
+    waits = rows.matching(corrected_rows.COPIES)[call]
+    guessed = ~waits & rows.matching(corrected_rows.WAITED_FOR)[work]
     guessed &= rows.stop[work] <= rows.stop[call]
     return [
         (call[waits], work[waits], kernels.SYNC),
@@ -72,7 +76,7 @@ def _events(found: Selected, role: Numbers, streams: "_Streams") -> list[Pairs]:
     """Who waits for an event, and the work behind which the event was recorded."""
     rows, syncs = found.rows, found.syncs
     none = np.full(0, NONE, np.int32)
-    records = np.flatnonzero(rows.matching(names.RECORDS))
+    records = np.flatnonzero(rows.matching(corrected_rows.RECORDS))
     on_event = syncs.named(("Stream Wait Event", "Event Sync")) & (found.sync_call >= 0)
     if not len(records) or not on_event.any():
         return [(none, none, kernels.SYNC)]
@@ -90,7 +94,7 @@ def _events(found: Selected, role: Numbers, streams: "_Streams") -> list[Pairs]:
 
 
 def _recorded(
-    found: Selected, streams: "_Streams", work: Column, records: Column, waits: Column
+    found: Selected, streams: "_Streams", work: Ints, records: Ints, waits: Ints
 ) -> Numbers:
     """For each wait the work that was launched last before its record, or NONE."""
     rows, syncs = found.rows, found.syncs
@@ -109,19 +113,21 @@ def _recorded(
 
 
 def _last_launched(
-    found: Selected, works: tuple[Column, Numbers], marks: tuple[Column, Numbers], lanes: int
+    found: Selected, works: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], lanes: int
 ) -> Numbers:
     """For each mark the work on its lane that was launched last before it."""
     work, lane = works
     # Places in `work` instead of rows, so that a launch of several works keeps them apart.
     start = np.concatenate([found.rows.start[found.call[work]], found.rows.start[marks[0]]])
     behind = len(work) + np.arange(len(marks[0]))
-    at = links.launches_before((np.arange(len(work)), lane), (behind, marks[1]), start, lanes)
+    at = attribution.launches_before(
+        (np.arange(len(work)), lane), (behind, marks[1]), start, lanes
+    )
     found_work: Numbers = np.append(work, NONE)[at].astype(np.int32)
     return found_work
 
 
-def _held_up(found: Selected, streams: "_Streams", work: Column, waits: Column) -> Numbers:
+def _held_up(found: Selected, streams: "_Streams", work: Ints, waits: Ints) -> Numbers:
     """For each stream wait the first work that its thread launches on that stream behind it."""
     rows, syncs = found.rows, found.syncs
     call = found.sync_call[waits]
@@ -133,13 +139,15 @@ def _held_up(found: Selected, streams: "_Streams", work: Column, waits: Column) 
     )
     start = np.concatenate([rows.start[launch], rows.start[call[order]]])
     marks = len(work) + np.arange(len(order))
-    at = links.launches_behind((np.arange(len(work)), lane), (marks, mark_lane), start, lanes)
+    at = attribution.launches_behind(
+        (np.arange(len(work)), lane), (marks, mark_lane), start, lanes
+    )
     held = np.full(len(waits), NONE, np.int32)
     held[order] = np.append(work, NONE)[at]
     return held
 
 
-def _are_known(syncs: Rows) -> bool:
+def _are_known(syncs: EventRows) -> bool:
     """Whether the trace says which work waits for which: it has waits, and their records."""
     on_stream = syncs.named(("Stream Wait Event",))
     return len(syncs) > 0 and not (
@@ -173,7 +181,7 @@ class _Streams:
                 by_stream[stream] = NONE if stream in by_stream else lane
         return cls(device, by_both, by_stream)
 
-    def lanes(self, of: Numbers, stream: Column) -> Numbers:
+    def lanes(self, of: Numbers, stream: Ints) -> Numbers:
         """The lane that rows on the lanes `of` mean by these streams, or NONE."""
         found = [
             self.by_both.get((self.device[lane], number), self.by_stream.get(number, NONE))

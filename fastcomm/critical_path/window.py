@@ -33,7 +33,7 @@ class WindowError(FastcommError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class TimeRange:
     """From when to when, in ns."""
 
     start: int
@@ -41,7 +41,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Window:
     """A window in the user's words: of an iteration, of annotations, or all."""
 
     iteration: int | None = None  # its number
@@ -76,10 +76,10 @@ def errors_of(path: str) -> Iterator[None]:
         raise WindowError(f"{path}: {error}") from error
 
 
-def find(trace: Trace, wanted: Wanted) -> Window:
+def find(trace: Trace, wanted: Window) -> TimeRange:
     """The window in a trace; without any words the second iteration, or the only one."""
     if wanted.annotation == "":
-        return Window(start=-_ALL, stop=_ALL)
+        return TimeRange(start=-_ALL, stop=_ALL)
     if wanted.annotation is not None:
         return _annotated(trace, wanted)
     numbers = trace.iterations["number"].to_pylist()
@@ -97,10 +97,10 @@ def find(trace: Trace, wanted: Wanted) -> Window:
             f"{trace.meta.path}: no iteration {number}; it has {ranges(sorted(numbers))}"
         )
     row = trace.iterations.slice(numbers.index(number), 1).to_pylist()[0]
-    return Window(start=row["start"], stop=row["stop"])
+    return TimeRange(start=row["start"], stop=row["stop"])
 
 
-def _annotated(trace: Trace, wanted: Wanted) -> Window:
+def _annotated(trace: Trace, wanted: Window) -> TimeRange:
     """From the start of the first wanted instance on the host to the end of the last."""
     names = trace.events["name"].combine_chunks()
     text = wanted.annotation or ""
@@ -120,7 +120,7 @@ def _annotated(trace: Trace, wanted: Wanted) -> Window:
     start, stop = (
         trace.events[name].to_numpy()[marks[first : last + 1]] for name in ("start", "stop")
     )
-    return Window(start=int(start.min()), stop=int(stop.max()))
+    return TimeRange(start=int(start.min()), stop=int(stop.max()))
 
 
 _ON_HOST = ("annotation", "cpu_op", "runtime", "python", "other")

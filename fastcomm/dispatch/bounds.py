@@ -5,7 +5,7 @@ Each bound is a time of one layer; a schedule is held to those of its class.
 
 from dataclasses import dataclass
 
-from fastcomm.dispatch.cluster import Cluster
+from fastcomm.dispatch.cluster import DispatchCluster
 from fastcomm.dispatch.compat import blocks
 from fastcomm.dispatch.traffic import Matrix, Traffic
 
@@ -35,7 +35,9 @@ class Bounds:
         return max(float(getattr(self, f"{kind}_s")), self.gpu_s, inside)
 
 
-def bounds(traffic: Traffic, cluster: Cluster, size: int, demand: str = "copies") -> Bounds:
+def bounds(
+    traffic: Traffic, cluster: DispatchCluster, size: int, demand: str = "copies"
+) -> Bounds:
     """The bounds of a layer with tokens of `size` bytes."""
     width, remote = traffic.width, traffic.remote(demand)
     nic, port = size / cluster.inter, size / cluster.intra

@@ -7,7 +7,7 @@ dispatch and BF16 combine. What they call RDMA bandwidth counts the sender's own
 
 from dataclasses import dataclass
 
-from fastcomm.dispatch.cluster import Cluster
+from fastcomm.dispatch.cluster import DispatchCluster
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import Terms, deepep
 from fastcomm.dispatch.traffic import Traffic
@@ -18,9 +18,9 @@ BF16_BYTES = 14336
 TOKENS_A_GPU = 4096
 # GB/s by GPUs: (dispatch, combine).
 PUBLISHED = {8: (153, 158), 16: (43, 43), 32: (58, 57), 64: (51, 50)}
-H800 = Cluster(inter_bytes_per_s=50e9, intra_bytes_per_s=160e9)
+H800 = DispatchCluster(inter_bytes_per_s=50e9, intra_bytes_per_s=160e9)
 # One share of each link reproduces all eight numbers.
-CALIBRATED = Cluster(
+CALIBRATED = DispatchCluster(
     inter_bytes_per_s=50e9,
     intra_bytes_per_s=160e9,
     inter_efficiency=0.88,
@@ -39,7 +39,7 @@ class Modelled:
     published: tuple[int, int]
 
 
-def modelled(gpus: int, cluster: Cluster = CALIBRATED, seed: int = 0) -> Modelled:
+def modelled(gpus: int, cluster: DispatchCluster = CALIBRATED, seed: int = 0) -> Modelled:
     """Run the published job on so many GPUs of eight a node."""
     recipe = Recipe.of(
         num_nodes=gpus // 8,

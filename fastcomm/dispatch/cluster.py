@@ -1,15 +1,14 @@
-"""Links of a cluster as the schedules see them: one NIC and one port inside the node per GPU.
-
-A bandwidth is bytes a second of one direction. The original simulator's bare numbers are units
-of 2^30 bytes a second; the published ones and those with a unit are what they say.
-"""
+"""The cluster of an expert all-to-all: nodes, ports and bandwidths, from options or TOML."""
 
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 from typing import Self
 
 from fastcomm.dispatch.compat import Links
 from fastcomm.dispatch.fast import Cost
 from fastcomm.errors import ConfigError
+from fastcomm.inputs import parsed_toml, text
 from fastcomm.ranges import BANDWIDTH, EFFICIENCY, FACTOR, START_S, shortened
 from fastcomm.units import parse_bandwidth
 
@@ -39,7 +38,7 @@ INTRA_PRESETS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class DispatchCluster:
     """Bandwidths, what share of them is reached, and what a message costs before its bytes."""
 
     inter_bytes_per_s: float = 50.0 * GIB
@@ -94,7 +93,7 @@ def bandwidth(text: str) -> float:
     return value
 
 
-def preset(inter: str, intra: str) -> Cluster:
+def preset(inter: str, intra: str) -> DispatchCluster:
     """A cluster of the FAST authors' constants."""
     for name, known in ((inter, INTER_PRESETS), (intra, INTRA_PRESETS)):
         if name not in known:
@@ -103,9 +102,58 @@ def preset(inter: str, intra: str) -> Cluster:
         INTER_PRESETS[inter],
         INTRA_PRESETS[intra],
     )
-    return Cluster(
+    return DispatchCluster(
         inter_bytes_per_s=_MB / (inter_per_mb * 1e-6),
         intra_bytes_per_s=_MB / (intra_per_mb * 1e-6),
         inter_start_s=inter_us * 1e-6,
         intra_start_s=intra_us * 1e-6,
     )
+
+
+_KEYS = ("gpus_per_node", "bw_intra", "bw_node")
+_MOST_GPUS = 1 << 20  # of a node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What a cluster file says of the links."""
+
+    gpus_per_node: int
+    inter_bytes_per_s: float  # of a GPU
+    intra_bytes_per_s: float
+
+
+def hardware(name: str, gpus_per_node: int) -> Hardware:
+    """Read a file, or a cluster that is shipped; its nodes must have so many GPUs."""
+    found = _parsed(_text(name), name)
+    if found.gpus_per_node != gpus_per_node:
+        raise ConfigError(
+            f"{name}: gpus_per_node is {found.gpus_per_node}, that of the workload is "
+            f"{gpus_per_node}"
+        )
+    return found
+
+
+def _text(name: str) -> str:
+    shipped = resources.files("fastcomm") / "cluster" / "data" / f"{name.lower()}.toml"
+    if Path(name).exists():
+        return text(Path(name))
+    if "/" not in name and shipped.is_file():
+        return shipped.read_text("utf-8")
+    raise ConfigError(f"cluster {name!r}: neither a file nor a cluster that is shipped")
+
+
+def _parsed(words: str, name: str) -> Hardware:
+    said = parsed_toml(words, name)
+    if missing := [key for key in _KEYS if key not in said]:
+        raise ConfigError(f"{name}: no key {', '.join(missing)}")
+    gpus = said["gpus_per_node"]
+    if type(gpus) is not int or not 1 <= gpus <= _MOST_GPUS:
+        raise ConfigError(
+            f"{name}: gpus_per_node: found {str(gpus)[:40]}, wanted 1 to {_MOST_GPUS}"
+        )
+    try:
+        node, intra = (parse_bandwidth(str(said[key])) for key in ("bw_node", "bw_intra"))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    return Hardware(gpus_per_node=gpus, inter_bytes_per_s=node / gpus, intra_bytes_per_s=intra)

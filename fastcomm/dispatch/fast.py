@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fastcomm.dispatch.compat import assigned_stages, largest_sum, pad
 from fastcomm.dispatch.traffic import Matrix
 from fastcomm.errors import ConfigError
-from fastcomm_kernels import fast as kernels
-from fastcomm_kernels import matching
+from fastcomm_kernels import permutations as fastcomm_kernels_permutations
+from fastcomm_kernels import permutations as kernels
 
 Rows = NDArray[np.int32]
 DECOMPOSITIONS = ("threshold", "incremental", "assignment")
@@ -119,7 +119,7 @@ def split(padded: Matrix, first: int) -> tuple[Rows, Matrix]:
     load = largest_sum(padded)
     if (padded.sum(axis=0) != load).any() or (padded.sum(axis=1) != load).any():
         raise ValueError("the row and column sums differ: pad the matrix first")
-    return matching.stages(padded, first, _SHRINK)
+    return fastcomm_kernels_permutations.stages(padded, first, _SHRINK)
 
 
 def _timed(

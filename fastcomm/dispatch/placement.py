@@ -1,8 +1,4 @@
-"""Where the experts should live: replication and packing after EPLB.
-
-A physical expert is a replica of a logical one; each GPU holds as many. Everything is
-deterministic: sorting is stable and the lower index breaks a tie.
-"""
+"""Replicate and place experts (EPLB), and simulate a workload before and after."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +9,9 @@ from numpy.typing import NDArray
 
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.sampler import layer_key
-from fastcomm.dispatch.traffic import Ids, Layer
+from fastcomm.dispatch.schedules import STRATEGIES, Terms
+from fastcomm.dispatch.simulation import Simulation, simulate
+from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm_kernels import routing
@@ -136,7 +134,7 @@ def _by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, int]) 
 
 def placed_layers(
     workload: Workload, placements: Sequence[Placement], rule: str
-) -> Iterator[Layer]:
+) -> Iterator[LayerTokens]:
     """The workload's layers, each token at a replica of its experts by `rule`.
 
     `placements` has one for each layer of an iteration.
@@ -162,9 +160,99 @@ def _tables(placement: Placement, recipe: Recipe) -> tuple[Ids, Ids, Ids]:
     return start, order, (placement.home[order] // recipe.gpus_per_node).astype(np.int32)
 
 
-def _chosen(layer: Layer, tables: tuple[Ids, Ids, Ids], rule: int, key: np.uint64) -> Ids:
+def _chosen(layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np.uint64) -> Ids:
     out = np.empty(layer.expert.shape, np.int32)
     src_node = (layer.src // layer.width).astype(layer.src.dtype)
     with np.errstate(over="ignore"):
         routing.replicated(0, key, src_node, layer.expert, tables, rule, out)
     return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """Both simulations, and the placement of each layer."""
+
+    before: Simulation
+    after: Simulation
+    placements: tuple[Placement, ...]
+    rule: str
+
+    @property
+    def imbalance(self) -> tuple[float, float]:
+        """The most loaded GPU by the mean, in token copies: before and after."""
+        before = _per_gpu(self.before)
+        after = np.bincount(
+            self.placements[0].home,
+            weights=self.after.expert_load.sum(axis=0),
+            minlength=self.placements[0].gpus,
+        )
+        return _most_by_mean(before), _most_by_mean(np.asarray(after, np.float64))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a strategy."""
+        return [
+            {
+                "strategy": name,
+                "before_s": each.total_s,
+                "after_s": self.after.strategies[name].total_s,
+                "before_inter_node_bytes": each.inter_bytes,
+                "after_inter_node_bytes": self.after.strategies[name].inter_bytes,
+            }
+            for name, each in self.before.strategies.items()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        before, after = self.imbalance
+        return {
+            "rule": self.rule,
+            "imbalance": {"before": before, "after": after},
+            "layers": [placement.to_dict() for placement in self.placements],
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+        }
+
+
+def placing(
+    workload: Workload,
+    strategies: Sequence[str],
+    terms: Terms,
+    *,
+    rule: str,
+    replicas: int,
+    groups: int = 1,
+    loads: NDArray[np.float64] | None = None,
+) -> Placing:
+    """Place the experts of each layer by their load, the workload's own or `loads`."""
+    if compat := [
+        name for name in strategies if name in STRATEGIES and STRATEGIES[name].compat
+    ]:
+        raise ConfigError(f"strategy: {', '.join(compat)}: the original places no experts")
+    recipe = workload.recipe
+    before = simulate(workload, strategies, terms)
+    if loads is None:
+        loads = before.expert_load.astype(np.float64)
+    if loads.shape[1] != recipe.experts or (loads < 0).any():
+        raise ConfigError(
+            f"load: found {loads.shape[1]} numbers a layer, wanted one from 0 for each of "
+            f"{recipe.experts} experts"
+        )
+    placements = tuple(
+        place(each, replicas, groups, recipe.num_nodes, recipe.gpus) for each in loads
+    )
+    layers = placed_layers(workload, placements, rule)
+    return Placing(
+        before=before,
+        after=simulate(workload, strategies, terms, layers=layers),
+        placements=placements,
+        rule=rule,
+    )
+
+
+def _per_gpu(found: Simulation) -> Loads:
+    each = found.recipe.experts_per_gpu
+    return np.asarray(found.expert_load.sum(axis=0).reshape(-1, each).sum(axis=1), np.float64)
+
+
+def _most_by_mean(load: Loads) -> float:
+    return float(load.max() / load.mean()) if load.sum() else 1.0

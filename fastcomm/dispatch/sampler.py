@@ -1,7 +1,4 @@
-"""Made-up routing: token i of a layer is a pure function of seed, iteration, layer and i.
-
-So the layer is the same in whatever pieces and by however many threads it is drawn.
-"""
+"""Popularity of experts, and made-up routing of tokens as a pure function of a seed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +6,77 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.dispatch import laws, legacy
-from fastcomm.dispatch.legacy import Ids
+from fastcomm.dispatch import compat
+from fastcomm.dispatch.compat import Ids
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.errors import ConfigError
 from fastcomm_kernels import routing
+
+Shares = NDArray[np.float64]
+_COIN = 2.0**32
+# What is left for the last expert of a token to be drawn from, at least.
+_LEAST = 1e-5
+
+
+def shares(recipe: Recipe, popularity: Sequence[float] | None = None) -> Shares:
+    """The share of each expert in single draws, by the recipe's law."""
+    if recipe.sampler == "popularity":
+        found = _given(recipe, popularity)
+    elif recipe.sampler == "zipf":
+        found = folded_zipf(recipe.zipf_alpha, recipe.experts)
+    elif recipe.sampler in {"bounded", "bimodal"}:
+        found = np.arange(1.0, recipe.experts + 1) ** -recipe.zipf_alpha
+    else:
+        found = np.ones(recipe.experts)
+    return np.asarray(found / found.sum())
+
+
+def folded_zipf(alpha: float, experts: int) -> Shares:
+    """An unbounded Zipf law folded onto the experts: value v is expert (v - 1) mod experts."""
+    from scipy.special import zeta  # takes a while to load
+
+    place = (np.arange(experts) + 1) / experts
+    return np.asarray(experts**-alpha * zeta(alpha, place) / zeta(alpha))
+
+
+def _given(recipe: Recipe, popularity: Sequence[float] | None) -> Shares:
+    if popularity is None or len(popularity) != recipe.experts:
+        found = "none" if popularity is None else len(popularity)
+        raise ConfigError(
+            f"popularity: found {found}, wanted one number for each of {recipe.experts} experts"
+        )
+    given = np.asarray(popularity, np.float64)
+    if not np.isfinite(given).all() or (given < 0).any() or not given.sum():
+        raise ConfigError("popularity: wanted numbers from 0, and one above")
+    return given
+
+
+def check_distinct(recipe: Recipe, law: Shares) -> None:
+    """Refuse a law under which distinct experts take for ever to draw."""
+    left = np.sort(law)[: len(law) - recipe.topk + 1].sum()
+    if recipe.distinct == "resample" and left < _LEAST:
+        raise ConfigError(
+            f"distinct: by this law the {recipe.topk - 1} hottest experts take all but "
+            f"{left:.1e} of the draws, so that resampling would not end; wanted `uniform`"
+        )
+
+
+def alias_table(law: Shares, dtype: type) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """For each column how often of 2^32 it is itself, and which expert it is otherwise."""
+    size = len(law)
+    scaled = (law * size).tolist()
+    keep, alias = [1.0] * size, list(range(size))
+    small = [e for e in range(size) if scaled[e] < 1]
+    large = [e for e in range(size) if scaled[e] >= 1]
+    while small and large:
+        low, high = small.pop(), large[-1]
+        keep[low], alias[low] = scaled[low], high
+        scaled[high] -= 1 - scaled[low]
+        if scaled[high] < 1:
+            small.append(large.pop())
+    threshold = np.round(np.array(keep) * _COIN).astype(np.uint64)
+    return threshold, np.array(alias, dtype)
+
 
 _CHUNK = 1 << 16
 _GATE_NODES = 4
@@ -46,7 +109,7 @@ def layers(
 
 def source_gpus(recipe: Recipe, counts: Sequence[int] | None = None) -> Ids:
     """The GPU of each token, in order: evenly, or by `counts`."""
-    dtype = legacy.id_type(recipe)
+    dtype = compat.id_type(recipe)
     if counts is None:
         # Token i lies on GPU i * gpus // tokens.
         edges = -(-np.arange(recipe.gpus + 1) * recipe.tokens // recipe.gpus)
@@ -90,11 +153,11 @@ def _drawing(recipe: Recipe, src: Ids, popularity: Sequence[float] | None) -> Dr
         )
     if recipe.sampler == "bimodal":
         return _racing(*_bimodal(recipe, src), (1, 1), recipe)
-    law = laws.shares(recipe, popularity)
+    law = shares(recipe, popularity)
     if recipe.shuffle:
         law = law[np.random.default_rng(recipe.seed).permutation(len(law))]
-    laws.check_distinct(recipe, law)
-    threshold, alias = laws.alias_table(law, src.dtype.type)
+    check_distinct(recipe, law)
+    threshold, alias = alias_table(law, src.dtype.type)
     uniform = recipe.distinct == "uniform"
 
     def draw(first: int, key: np.uint64, out: Ids) -> None:
@@ -130,7 +193,7 @@ def _bimodal(recipe: Recipe, src: Ids) -> tuple[NDArray[np.float64], NDArray[np.
     """
     node_of = np.arange(recipe.experts) // (recipe.experts // recipe.num_nodes)
     own = node_of == np.arange(recipe.num_nodes)[:, None]
-    away = np.where(own, 0.0, laws.shares(recipe))
+    away = np.where(own, 0.0, shares(recipe))
     weight = np.stack([away, own.astype(np.float64)], axis=1).reshape(-1, recipe.experts)
     node, rank = np.divmod(src.astype(np.int32), recipe.gpus_per_node)
     share = np.where(rank < _HOT_RANKS, _HOT_SHARE, 1 - _HOT_SHARE)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.dispatch import compat, fast
-from fastcomm.dispatch.cluster import Cluster
+from fastcomm.dispatch.cluster import DispatchCluster
 from fastcomm.dispatch.traffic import Matrix, Traffic
 from fastcomm_kernels import dispatch
 
@@ -33,7 +33,7 @@ class Terms:
 
     token_bytes: int
     combine_bytes: int
-    cluster: Cluster = field(default_factory=Cluster)
+    cluster: DispatchCluster = field(default_factory=DispatchCluster)
     demand: str = "copies"
     decomposition: str = "threshold"
 
@@ -67,7 +67,7 @@ Schedule = Callable[[Traffic, Terms], Timing]
 
 
 def _weights(
-    cluster: Cluster, size: int = 1, nic: float = 1.0, port: float = 1.0
+    cluster: DispatchCluster, size: int = 1, nic: float = 1.0, port: float = 1.0
 ) -> NDArray[np.float64]:
     """Seconds a token for each column of a load, at these shares of the links."""
     return np.repeat([size / (cluster.inter * nic), size / (cluster.intra * port)], 2)

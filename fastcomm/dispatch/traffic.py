@@ -21,7 +21,7 @@ _FEW = 8
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerTokens:
     """The tokens of one layer and where its experts live."""
 
     src: Ids
@@ -45,10 +45,10 @@ class Traffic:
     node_unique: Matrix  # GPU by node: distinct (token, node) pairs
     expert_load: Matrix  # expert: copies
     width: int
-    layer: Layer
+    layer: LayerTokens
 
     @classmethod
-    def of(cls, layer: Layer) -> Self:
+    def of(cls, layer: LayerTokens) -> Self:
         """Count the tokens of a layer."""
         by_expert = _by_expert(layer)
         unique = np.zeros((layer.gpus, layer.gpus), np.int32)
@@ -99,13 +99,13 @@ class Traffic:
         return np.where(self.own_node, 0, self.demand(kind))
 
 
-def _by_expert(layer: Layer) -> NDArray[np.int32]:
+def _by_expert(layer: LayerTokens) -> NDArray[np.int32]:
     found = np.zeros((layer.gpus, len(layer.home)), np.int32)
     dispatch.copies(layer.src, layer.expert, found)
     return found
 
 
-def _by_gpu(by_expert: NDArray[np.int32], layer: Layer) -> Matrix:
+def _by_gpu(by_expert: NDArray[np.int32], layer: LayerTokens) -> Matrix:
     """Add up the experts of each GPU."""
     order = np.argsort(layer.home, kind="stable")
     first = np.flatnonzero(np.diff(layer.home[order], prepend=-1))
@@ -114,7 +114,7 @@ def _by_gpu(by_expert: NDArray[np.int32], layer: Layer) -> Matrix:
     return found
 
 
-def _by_node(layer: Layer) -> Matrix:
+def _by_node(layer: LayerTokens) -> Matrix:
     node = (layer.home // layer.width).astype(np.int32)
     if layer.nodes > _FEW or not layer.expert.shape[1]:
         found = np.zeros((layer.gpus, layer.nodes), np.int32)

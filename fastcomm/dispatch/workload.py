@@ -1,28 +1,91 @@
-"""Workloads in files: Parquet with all that made them, or the routing of a user's job.
-
-An iteration is a file of the columns `src` and `expert`, its layers one after the other. A
-routing table of a user has no recipe in it, and the user says its shape.
-"""
+"""Workloads of an expert all-to-all in files: Parquet, NumPy arrays, or a recipe."""
 
 import json
 import re
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any, Self
+from tokenize import TokenError
+from typing import IO, Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastcomm import inputs, parquet, remote
 from fastcomm.aside import aside
-from fastcomm.dispatch import arrays, legacy, sampler
-from fastcomm.dispatch.legacy import Ids
+from fastcomm.dispatch import compat, sampler
+from fastcomm.dispatch.compat import Ids
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.traffic import Layer
+from fastcomm.dispatch.traffic import LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
+
+Numbers = NDArray[Any]
+
+_DAMAGE = (OSError, ValueError, EOFError, KeyError, TypeError, RuntimeError, SyntaxError)
+_ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, TokenError, MemoryError, OverflowError)
+
+
+def one(path: Path) -> Numbers:
+    """The array of an .npy file."""
+    with _errors(path), inputs.opened(path) as file:
+        return _array(file, path.stat().st_size)
+
+
+def several(path: Path, *wanted: tuple[str, ...]) -> tuple[Numbers, ...]:
+    """Of an .npz file, for each of `wanted` the first of these arrays that it has."""
+    with _errors(path), inputs.opened(path) as file, zipfile.ZipFile(file) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        found = [next((n for n in names if n in members), None) for names in wanted]
+        if None in found:
+            raise TraceFileError(
+                f"{path}: found {', '.join(members) or 'nothing'}, wanted "
+                f"{' and '.join(' or '.join(names) for names in wanted)}"
+            )
+        return tuple(_member(archive, members, name, path) for name in found if name)
+
+
+def _member(
+    archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], name: str, path: Path
+) -> Numbers:
+    info = members[name]
+    inputs.Limits.of_environment().check(info.file_size, info.compress_size, path)
+    with archive.open(info) as stream:
+        return _array(stream, info.file_size)
+
+
+def _array(stream: IO[bytes], size: int) -> Numbers:
+    """The array in a stream of so many bytes; ValueError where it is none of numbers."""
+    version = npy.read_magic(stream)
+    if version not in {(1, 0), (2, 0)}:
+        raise ValueError(f"npy version {version}, wanted 1.0 or 2.0")
+    header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, by_column, kind = header(stream)
+    if kind.kind not in "iu":
+        raise ValueError(
+            f"found {kind} {shape}, wanted whole numbers; no Python object is loaded"
+        )
+    wanted, left = prod(shape) * kind.itemsize, size - stream.tell()
+    if min(shape, default=0) < 0 or wanted > left:
+        raise ValueError(f"its header says {shape} of {kind}, and {left} bytes follow")
+    data = bytearray(stream.read(wanted))  # can be written to, as any array
+    return np.frombuffer(data, kind).reshape(shape, order="F" if by_column else "C")
+
+
+@contextmanager
+def _errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (*_DAMAGE, *_ZIP_DAMAGE) as error:
+        words = getattr(error, "strerror", None) or error
+        raise TraceFileError(f"{path}: no {path.suffix} of plain arrays: {words}") from error
+
 
 _KEY = b"fastcomm.dispatch"
 _SOURCES = ("src", "src_gpu")
@@ -45,11 +108,13 @@ class Workload:
         """A workload that is drawn as it is read, and stored nowhere."""
         return cls(recipe=recipe, made=True)
 
-    def layers(self) -> Iterator[Layer]:
+    def layers(self) -> Iterator[LayerTokens]:
         """Every layer, iteration by iteration; a file is read when it is come to."""
         home = home_gpus(self.recipe)
         for src, expert in self._pairs():
-            yield Layer(src, expert, home, self.recipe.num_nodes, self.recipe.gpus_per_node)
+            yield LayerTokens(
+                src, expert, home, self.recipe.num_nodes, self.recipe.gpus_per_node
+            )
 
     def _pairs(self) -> Iterator[tuple[Ids, Ids]]:
         if self.made:
@@ -67,7 +132,7 @@ def home_gpus(recipe: Recipe) -> NDArray[np.int32]:
 def drawn(recipe: Recipe, **more: Any) -> Iterator[tuple[Ids, Ids]]:
     """The layers of a recipe; `more` is what `sampler.layers` takes beside it."""
     if recipe.sampler == "seed":
-        return legacy.layers(recipe)
+        return compat.layers(recipe)
     if recipe.sampler == "table":
         raise ConfigError("sampler: `table` is a user's own routing, and draws nothing")
     return sampler.layers(recipe, **more)
@@ -89,7 +154,7 @@ def write(recipe: Recipe, folder: Path, **more: Any) -> list[Path]:
 
 
 def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Path:
-    kind = pa.from_numpy_dtype(legacy.id_type(recipe))
+    kind = pa.from_numpy_dtype(compat.id_type(recipe))
     schema = pa.schema(
         {"src": kind, "expert": pa.list_(kind, recipe.topk)},
         metadata={_KEY: json.dumps(recipe.to_dict()).encode()},
@@ -221,8 +286,8 @@ def _experts_alone(path: Path, expert: Ids, words: Mapping[str, Any]) -> tuple[I
 
 def _arrays(path: Path, words: Mapping[str, Any]) -> tuple[Ids, Ids]:
     if path.suffix == ".npy":
-        return _experts_alone(path, arrays.one(path), words)
-    src, expert = arrays.several(path, _SOURCES, _EXPERTS)
+        return _experts_alone(path, one(path), words)
+    src, expert = several(path, _SOURCES, _EXPERTS)
     return src, expert
 
 
@@ -249,7 +314,7 @@ def _table(path: Path, src: Ids, expert: Ids, words: Mapping[str, Any]) -> Workl
             raise ConfigError(f"{path}: {name} is {value}, and {words[name]} was asked for")
     recipe = Recipe.of(**{**words, **fixed})
     _check(path, src, expert.reshape(-1, expert.shape[2]), recipe)
-    dtype = legacy.id_type(recipe)
+    dtype = compat.id_type(recipe)
     every = np.broadcast_to(src, expert.shape[:2])
     pairs = [
         (np.ascontiguousarray(s, dtype), np.ascontiguousarray(e, dtype))

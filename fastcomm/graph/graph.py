@@ -1,8 +1,4 @@
-"""A graph of a rank's events: two nodes an event, typed and weighted edges, as columns.
-
-Nodes are in order of time. An edge's weight is in nanoseconds; its owner is the row of the
-event that this time belongs to, or NONE.
-"""
+"""A graph of events: two nodes an event, typed and weighted edges, longest path and delays."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,8 +7,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm_kernels import binding
 from fastcomm_kernels import graph as kernels
-from fastcomm_kernels.graph import NONE, Column, Edges, Flags, Numbers
+from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.graph import NONE, Edges, Numbers
 
 EDGE_KINDS = (
     "operator",  # an event's own time
@@ -32,16 +30,16 @@ class Graph:
     """Nodes and edges; `event` and `owner` are rows of the table of events."""
 
     event: Numbers  # of each node
-    time: Column
+    time: Ints
     is_end: Flags
     source: Numbers  # of each edge
     target: Numbers
     kind: NDArray[np.int8]
-    weight: Column
+    weight: Ints
     owner: Numbers
 
     @classmethod
-    def of(cls, nodes: tuple[Numbers, Column, Flags], edges: Edges, count: int) -> Self:
+    def of(cls, nodes: tuple[Numbers, Ints, Flags], edges: Edges, count: int) -> Self:
         """The graph of the first `count` edges; a pair that comes again replaces the first."""
         kept = kernels.selected(edges, slice(count))
         source, target, kind, weight, owner = _merged(kept, len(nodes[0]))
@@ -83,7 +81,7 @@ class Graph:
         last[self.event[self.is_end]] = number[self.is_end]
         return first, last
 
-    def weighing(self, weight: Column) -> Self:
+    def weighing(self, weight: Ints) -> Self:
         """The same graph with other weights."""
         return replace(self, weight=weight)
 
@@ -118,14 +116,14 @@ def _merged(edges: Edges, nodes: int) -> Edges:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class LongestPath:
     """A way through a graph, from its first node to its last."""
 
     nodes: Numbers
     edges: Numbers  # one fewer than nodes, none where there is no node
 
 
-def longest_path(graph: Graph, weight: Column | None = None) -> Path | None:
+def longest_path(graph: Graph, weight: Ints | None = None) -> LongestPath | None:
     """The path of the greatest weight; None where the graph has a cycle."""
     order = kernels.topological(graph.source, graph.target, graph.out, len(graph.event))
     if len(order) < graph.used:
@@ -133,5 +131,32 @@ def longest_path(graph: Graph, weight: Column | None = None) -> Path | None:
     weight = graph.weight if weight is None else weight
     last, edges = kernels.longest_path(order, graph.into, graph.source, weight)
     if last == NONE:
-        return Path(nodes=np.empty(0, np.int32), edges=edges)
-    return Path(nodes=np.append(graph.source[edges], np.int32(last)), edges=edges)
+        return LongestPath(nodes=np.empty(0, np.int32), edges=edges)
+    return LongestPath(nodes=np.append(graph.source[edges], np.int32(last)), edges=edges)
+
+
+def measured_delays(graph: Graph, on_device: Flags) -> Ints:
+    """The measured delay of what binds a node; of all else the least of its kind.
+
+    That is 0, but of a launch the median of those that bind: none is faster. `on_device` is by
+    node. The replay of these weights has the measured times, to the nanosecond.
+    """
+    least = np.zeros(len(EDGE_KINDS), np.int64)
+    measured = _delays(graph, on_device, least)
+    is_launch = (graph.kind == EDGE_KIND["launch"]) & (measured > 0)
+    if not is_launch.any():
+        return measured
+    least[EDGE_KIND["launch"]] = int(np.median(measured[is_launch]))
+    return _delays(graph, on_device, least)
+
+
+def _delays(graph: Graph, on_device: Flags, least: Ints) -> Ints:
+    nodes = graph.time, on_device
+    return binding.delays(nodes, graph.into[0], graph.source, graph.kind, least)
+
+
+def slack(graph: Graph, on_device: Flags) -> Ints:
+    """By how many ns each node could be reached later without the last one being so."""
+    end = np.int64(graph.time.max(initial=0))
+    weight = measured_delays(graph, on_device)
+    return binding.latest(graph.into[0], graph.source, weight, end) - graph.time

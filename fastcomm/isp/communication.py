@@ -1,18 +1,18 @@
-"""Seconds of a collective on a cluster; a group is its size and the stride of its ranks.
+"""Times of collectives on a cluster, in a layer and once a step."""
 
-Volume is the whole gathered, reduced or per-rank all-to-all buffer, in bytes. A group of one
-costs nothing. Every call pays its start.
-"""
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastcomm.cluster.cluster import Cluster, LinkFit
+from fastcomm.hardware.cluster import Cluster, LinkFit
+from fastcomm.isp.block import Block, ShardedElements, Stage
+from fastcomm.isp.question import Question
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
-def factor(op: str, ranks: ArrayLike) -> Array:
+def factor(op: str, ranks: ArrayLike) -> Floats:
     """Bytes that a rank sends, as a share of the volume."""
     n = np.asarray(ranks, np.float64)
     if op == "p2p":
@@ -33,7 +33,7 @@ def collective(
     ranks: ArrayLike,
     stride: ArrayLike = 1,
     calls: ArrayLike = 1,
-) -> Array:
+) -> Floats:
     """Seconds to move `volume` in so many calls."""
     n = np.asarray(ranks, np.float64)
     inside = is_inside(cluster, n, stride)
@@ -50,7 +50,7 @@ def collective(
     return np.asarray(np.where(n > 1, time, 0.0))
 
 
-def start(cluster: Cluster, ranks: Array, inside: NDArray[np.bool_]) -> Array:
+def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
     """Seconds before the first byte."""
     if cluster.comm_model != "call":
         steps = ranks - 1 if cluster.comm_model == "ring" else np.log2(np.maximum(ranks, 1))
@@ -59,22 +59,22 @@ def start(cluster: Cluster, ranks: Array, inside: NDArray[np.bool_]) -> Array:
     return np.asarray(np.where(inside, cluster.alpha_intra, cluster.alpha_inter + beyond))
 
 
-def bandwidth(cluster: Cluster, ranks: Array, inside: NDArray[np.bool_]) -> Array:
+def bandwidth(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
     """Bytes a second that a rank in a node, or a node in a larger group, sends."""
     return np.asarray(
         np.where(inside, cluster.bw_intra, cluster.bw_node / _slow(cluster, ranks))
     )
 
 
-def _slow(cluster: Cluster, ranks: Array) -> Array:
+def _slow(cluster: Cluster, ranks: Floats) -> Floats:
     steps = np.array([most for most, _ in cluster.contention])
     divisors = np.array([divisor for _, divisor in cluster.contention])
     return divisors[np.minimum(np.searchsorted(steps, ranks), len(steps) - 1)]
 
 
 def _exchange(
-    cluster: Cluster, volume: Array, ranks: Array, inside: NDArray[np.bool_], share: Array
-) -> Array:
+    cluster: Cluster, volume: Floats, ranks: Floats, inside: NDArray[np.bool_], share: Floats
+) -> Floats:
     """All-to-all: what leaves a node and what stays inside move at the same time."""
     room = cluster.gpus_per_node
     piece = volume / np.maximum(ranks, 1)
@@ -85,7 +85,7 @@ def _exchange(
     return np.asarray(np.where(inside, near, np.maximum(away * share, near)))
 
 
-def by_node(cluster: Cluster, volume: ArrayLike, ranks: int, share: float) -> Array:
+def by_node(cluster: Cluster, volume: ArrayLike, ranks: int, share: float) -> Floats:
     """All-to-all of consecutive ranks that sends `share` of its bytes to other nodes.
 
     What has arrived goes on inside its node, to as many ranks as without.
@@ -102,10 +102,10 @@ def by_node(cluster: Cluster, volume: ArrayLike, ranks: int, share: float) -> Ar
 def _fitted(
     cluster: Cluster,
     fits: tuple[LinkFit, ...],
-    moved: Array,
-    ranks: Array,
+    moved: Floats,
+    ranks: Floats,
     inside: NDArray[np.bool_],
-) -> Array:
+) -> Floats:
     """The measured lines; NaN in a node or between nodes if nothing was measured there."""
     room = cluster.gpus_per_node
     near = [fit for fit in fits if fit.ranks <= room]
@@ -113,7 +113,7 @@ def _fitted(
     return np.where(inside, _lines(near, moved, ranks), _lines(far, moved, ranks))
 
 
-def _lines(fits: list[LinkFit], moved: Array, ranks: Array) -> Array:
+def _lines(fits: list[LinkFit], moved: Floats, ranks: Floats) -> Floats:
     """Between measured group sizes by the logarithm of the size."""
     if not fits:
         return np.full(np.broadcast(moved, ranks).shape, np.nan)
@@ -123,3 +123,56 @@ def _lines(fits: list[LinkFit], moved: Array, ranks: Array) -> Array:
         for name in ("alpha", "bus", "small_alpha", "small_bus")
     )
     return np.asarray(np.minimum(alpha + moved / bus, small_alpha + moved / small_bus))
+
+
+Array = NDArray[Any]
+
+_BUCKET = 512 * 2**20
+
+
+def gradients(block: Block, question: Question, cluster: Cluster, stage: Stage) -> Array:
+    """Reduction of a stage's gradients over all that hold them."""
+    d = question.dtype_size
+    time = _bucketed(cluster, "all_reduce", np.float64(d * stage.rest), block.dp, block.sp)
+    for piece in stage.pieces:
+        for part in _reduced(question, cluster, piece):
+            time = time + part
+    return time
+
+
+def _reduced(question: Question, cluster: Cluster, piece: ShardedElements) -> tuple[Array, ...]:
+    d, n = question.dtype_size, piece.replicas
+    volume, stride = d * piece.elements / piece.grads, piece.stride * piece.grads
+    if question.grad_sync == "all_reduce":
+        return (_bucketed(cluster, "all_reduce", volume, n // piece.grads, stride),)
+    left = d * piece.elements / piece.os
+    return (
+        _bucketed(cluster, "reduce_scatter", volume, piece.os // piece.grads, stride),
+        _bucketed(cluster, "all_reduce", left, n // piece.os, piece.stride * piece.os),
+    )
+
+
+def _bucketed(
+    cluster: Cluster,
+    op: str,
+    volume: Array | np.float64,
+    ranks: NDArray[np.int64] | int,
+    stride: NDArray[np.int64] | int,
+) -> Array:
+    calls = np.maximum(1, np.ceil(volume / _BUCKET))
+    return collective(cluster, op, volume, ranks, stride, calls)
+
+
+def parameters(block: Block, question: Question, cluster: Cluster, stage: Stage) -> Array:
+    """What the optimizer updated, sent to all that need it."""
+    d = question.dtype_size
+    rest = collective(cluster, "broadcast", d * stage.rest, block.dp, block.sp)
+    time = np.zeros(len(block.os))
+    for piece in stage.pieces:
+        parts, stride = piece.os // piece.para, piece.stride * piece.para
+        volume = d * piece.elements / piece.para
+        if question.param_sync == "all_gather":
+            time = time + collective(cluster, "all_gather", volume, parts, stride)
+        else:
+            time = time + collective(cluster, "broadcast", volume, parts, stride, parts)
+    return np.maximum(time, rest) if block.isp else time

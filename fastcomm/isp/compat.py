@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError
 from fastcomm.isp.question import Question
+from fastcomm_kernels.arrays import Ints
 
-Ints = NDArray[np.int64]
 Columns = dict[str, NDArray[np.float64]]
 
 COMPAT_ALGOS = ("isp", "msp", "fsp")

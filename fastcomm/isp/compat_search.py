@@ -1,16 +1,213 @@
-"""The original's search: its candidates, its numbers; ranked by its sorted list."""
+"""The original search: its formulas, candidates and order, reproduced exactly."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from fastcomm.cluster.cluster import Cluster
-from fastcomm.isp import compat, compat_price
-from fastcomm.isp.columns import Fields, Part, Records, kept
+from fastcomm.hardware.cluster import Cluster
+from fastcomm.isp import compat
 from fastcomm.isp.compat import CompatBlock, CompatRules
 from fastcomm.isp.question import ALGOS, Question
-from fastcomm.isp.result import Found
-from fastcomm.isp.tables import Tables
+from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
+from fastcomm.isp.tables import AttentionTable, ComputeTables
+
+Array = NDArray[Any]
+Costs = dict[str, Any]
+
+_INTRA = 150 * 2**30
+_NODE = 100 * 2**30
+_RANKS = 8
+_BUCKET = 2**29
+_FACTOR = {"gather": 1.0, "reduce": 2.0}
+
+
+def _moved(volume: ArrayLike, n: ArrayLike, stride: ArrayLike, kind: str = "gather") -> Array:
+    """Seconds of a ring or an all-to-all in a group of n ranks, `stride` apart."""
+    n, stride = np.maximum(np.asarray(n, np.float64), 1), np.asarray(stride, np.float64)
+    inside = (n <= _RANKS) & ((n - 1) * stride <= _RANKS - 1)
+    slow = np.array([1, 1.1, 1.2, 1.3, 1.4, 1.5])[np.searchsorted([16, 32, 64, 256, 512], n)]
+    bandwidth = np.where(inside, _INTRA, _NODE / slow)
+    share = np.where(inside, 1, np.minimum(stride, _RANKS))
+    if kind == "alltoall":
+        beyond = 8 / n * (n - 8 / n)
+        moved = np.where(n <= _RANKS, (n - 1) / n, beyond)
+    else:
+        moved = _FACTOR[kind] * (n - 1) / n
+    return np.asarray(np.where(n > 1, moved * volume * share / bandwidth, 0.0))
+
+
+def memory(block: CompatBlock, question: Question) -> Costs:
+    """Bytes of a rank, by the original's names; `total_mm_cost` is the peak."""
+    model, d, pp = question.model, question.dtype_size, block.pp
+    weights, states = _held(block, question)
+    os, p_g = d * max(1, 4 // d) * 3 * states, 2.0 * d * weights
+    kept = _activations(block, question)
+    activation = sum(kept.values(), np.float64(0))
+    pool = 4.0 * d * (4 * model.hidden**2 + 3 * model.hidden * model.ffn)
+    pool = pool if block.algo == "isp" else 0.0
+    head = model.hidden // model.heads
+    rotary = 2.0 * d * (model.layers // pp) * question.seq_len * head // 2
+    piece = 1.0 * d * (question.seq_len // block.sp) * block.bsz * model.hidden
+    buffer = piece if pp > 1 else 0.0
+    return {
+        "total_mm_cost": np.maximum(
+            p_g + os + activation + pool + rotary + buffer, p_g + os * 5 / 3
+        ),
+        "os_mm_cost": os,
+        "p_g_mm_cost": p_g,
+        "mem_pool_mm": pool,
+        "rotary_emb_sincos_cache_mm": rotary,
+        "pp_p2p_buffer": buffer,
+        "activation": activation,
+        **kept,
+    }
+
+
+def _held(block: CompatBlock, question: Question) -> tuple[Array, Array]:
+    """Elements of weights and of optimizer states."""
+    model = question.model
+    head = (2 if block.pp == 1 else 1) * model.embedding / block.sp
+    stage = model.layers // block.pp * model.layer_parameters
+    if block.algo != "isp":
+        weights = stage / block.sp + head + 0 * block.zp
+        return weights, weights / block.zp
+    halves = 1 if block.dp <= 1 else 2
+    return stage / block.wp + head, stage / (block.wp * block.zp) + head / halves
+
+
+def _activations(block: CompatBlock, question: Question) -> Costs:
+    model, d, pp, sp = question.model, question.dtype_size, block.pp, block.sp
+    seq, h, layers, b, full = (
+        *(question.seq_len, model.hidden, model.layers),
+        *(block.bsz, block.ck > 0),
+    )
+    unit = (d // 2) * b * seq * h
+    kept = (4 + 106 / 3 / sp) if block.algo == "msp" else 118 / 3 / sp
+    scores = 0 if question.flash else 5 * model.heads * seq / h / sp
+    one = d * b * seq * h // sp
+    return {
+        "blocks_activation": np.where(full, 0.0, layers * unit * (kept + scores)),
+        "norm_activation": 4.0 * b * seq * h // sp,
+        "head_input_activation": 0.0 * one if block.algo == "msp" else 1.0 * one,
+        "head_output_activation": 1.0 * (d * b * seq * model.vocab // sp),
+        "block_output_activation": np.where(full, layers // pp * pp * one, 0.0),
+        "backward_mem_peak": 2.0 * d * seq * b * h
+        + 2.0 * d * seq * b * h / sp
+        + d * h * model.vocab / sp,
+    }
+
+
+def attention_seconds(block: CompatBlock, question: Question, cluster: Cluster) -> Array:
+    """Seconds of a layer's attention, by the closed form."""
+    local = question.model.hidden // block.sp
+    forward = cluster.attention.forward(block.bsz, question.seq_len, local)
+    backward = cluster.attention.backward(block.bsz, question.seq_len, local)
+    return np.asarray((1 + block.ck) * forward + backward)
+
+
+def measured_attention(
+    block: CompatBlock, question: Question, table: AttentionTable
+) -> tuple[Array, NDArray[np.bool_]]:
+    """The same, looked up; and for which rows the table has an entry."""
+    local = question.model.hidden // block.sp
+    keys = [(int(b), question.seq_len, local) for b in block.bsz[:, 0]]
+    found = [table.get(key, (np.nan, np.nan)) for key in keys]
+    forward, backward = np.array(found, np.float64).T[:, :, None]
+    return np.asarray((1 + block.ck) * forward + backward), np.isfinite(forward)
+
+
+def times(
+    block: CompatBlock,
+    question: Question,
+    rules: CompatRules,
+    cluster: Cluster,
+    comp_attn: Array,
+) -> Costs:
+    """Seconds of a step and its parts; tokens a GPU and second."""
+    pp, m, layers = block.pp, block.num, question.model.layers
+    costs = _layer(block, question, cluster)
+    layer = costs["overlap_latency"] + costs["sp_comm_cost"] + comp_attn
+    one = (layers if pp == 1 else -(-layers // pp)) * layer
+    wdp, zp_cost = _synchronise(block, question, rules)
+    piece = question.dtype_size * (question.seq_len // block.sp) * block.bsz
+    p2p = _p2p(block, piece * float(question.model.hidden))
+    p2p = p2p * (2 * np.minimum(pp, m) + m - 1)
+    pipe = p2p + (pp - 1) * one if pp > 1 else 0.0 * one
+    total = m * one + pipe + wdp + zp_cost
+    tokens = block.bsz * m * question.seq_len * block.dp
+    return {
+        "tgs": tokens / (block.world * total),
+        "total_latency": total,
+        "fwd_bwd_cost": one,
+        "all_fwd_bwd_cost": m * one,
+        **costs,
+        "comp_attn": comp_attn,
+        "pp_comm_cost": pipe,
+        "zp_comm_cost": zp_cost,
+        "wdp_comm_cost": wdp,
+        "g_bsz": tokens,
+    }
+
+
+def _layer(block: CompatBlock, question: Question, cluster: Cluster) -> Costs:
+    """Products and communication of a layer, attention apart."""
+    model, d, sp, wp = question.model, question.dtype_size, block.sp, block.wp
+    seq, h, b, ck = question.seq_len, model.hidden, block.bsz, block.ck
+    linear = sum(
+        cluster.gemm.seconds(d * b * float(seq) * h * out / sp)
+        for out in (3 * h, h, model.ffn, model.ffn, model.ffn)
+    )
+    comp_wp = (3 + ck) * linear
+    if block.algo == "isp":
+        comm_wp = 3 * _moved(d * (4.0 * h * h + 3.0 * h * model.ffn), wp, 1)
+        sp_comm = _moved(d * b * (seq / sp) * h, sp, 1, "alltoall") * (8 + 4 * ck)
+    else:
+        comm_wp = np.zeros(1)
+        calls = (8 if block.algo == "msp" else 10) + 4 * ck
+        sp_comm = _moved(d * b * float(seq) * h, sp, 1) * calls
+    both = np.maximum(comp_wp, comm_wp) + question.penalty * np.minimum(comp_wp, comm_wp)
+    return {
+        "overlap_latency": np.where(wp > 1, both, comp_wp),
+        "comp_wp": comp_wp,
+        "wp_comm_cost": comm_wp,
+        "sp_comm_cost": sp_comm,
+    }
+
+
+def _p2p(block: CompatBlock, volume: Array) -> Array:
+    stride = block.world / block.pp
+    inside = block.pp <= _RANKS and (block.pp - 1) * stride <= _RANKS - 1
+    return volume / _INTRA if inside else volume * min(stride, _RANKS) / _NODE
+
+
+def _synchronise(
+    block: CompatBlock, question: Question, rules: CompatRules
+) -> tuple[Array, Array]:
+    """Seconds of the gradients' reduction, and of the parameters' broadcast."""
+    model, d, sp, wp, zp, dp = (
+        question.model,
+        question.dtype_size,
+        *(block.sp, block.wp, block.zp, block.dp),
+    )
+    head = (2 if block.pp == 1 else 1) * model.embedding / sp
+    stage = model.layers // block.pp * model.layer_parameters
+    if block.algo != "isp":
+        elements = stage / sp + head
+        wdp = _moved(d * elements, dp, sp, "reduce")
+        wdp = 0 * wdp if rules.first and rules.overlap_wdp else wdp
+        return wdp, zp * _moved(d * elements / zp, zp, sp)
+    cut = stage / wp
+    blocks, rest = (
+        (cut % _BUCKET, head % _BUCKET) if rules.overlap_wdp else (cut, np.float64(head))
+    )
+    reduced = _moved(d * blocks, block.world // block.pp // wp, wp, "reduce")
+    wdp = reduced + _moved(d * rest, dp, sp, "reduce")
+    wdp = 0 * wdp if rules.first and rules.overlap_wdp else wdp
+    sent = (1 if rules.first else 2) * _moved(d * head, dp, sp)
+    return wdp, np.maximum(zp * _moved(d * cut / zp, zp, wp), sent)
+
 
 _COMPAT_VOCAB = 103168
 # More candidates than any world has: ties go by world, then by enumeration.
@@ -19,15 +216,18 @@ _REASONS = ("candidates", "divisibility", "memory", "table")
 
 
 def search(
-    question: Question, rules: CompatRules, cluster: Cluster, tables: Tables | None = None
-) -> Found:
+    question: Question,
+    rules: CompatRules,
+    cluster: Cluster,
+    tables: ComputeTables | None = None,
+) -> SearchResult:
     """Every feasible strategy of the original's space, by its formulas."""
     question.check()
     compat.check(question, rules)
     counted = dict.fromkeys(_REASONS, 0)
     if tables:
         cluster = replace(cluster, gemm=tables.gemm)
-    parts: list[Part] = []
+    parts: list[FeasibleCells] = []
     least = np.inf
     for place, world in enumerate(sorted(question.world_sizes, reverse=True)):
         for block in compat.blocks(question, rules, world, counted):
@@ -37,7 +237,7 @@ def search(
             least = min(least, needed)
             if part:
                 parts.append(part)
-    return Found(
+    return SearchResult(
         question=question,
         cluster=cluster.name,
         mode=rules.variant,
@@ -56,25 +256,25 @@ def _priced(
     question: Question,
     rules: CompatRules,
     cluster: Cluster,
-    tables: Tables | None,
+    tables: ComputeTables | None,
     counted: dict[str, int],
     shift: int,
-) -> tuple[Part | None, float]:
+) -> tuple[FeasibleCells | None, float]:
     shape = (len(block.bsz), len(block.zp))
-    used = compat_price.memory(block, question)
+    used = memory(block, question)
     total = np.broadcast_to(used["total_mm_cost"], shape)
     limit = cluster.memory if question.memory is None else question.memory
     fits = total <= limit
     counted["memory"] += int((~fits).sum())
     if tables:
-        attention, known = compat_price.measured_attention(block, question, tables.attention)
+        attention, known = measured_attention(block, question, tables.attention)
         counted["table"] += int((fits & ~known).sum())
         fits = fits & known
     else:
-        attention = compat_price.attention(block, question, cluster)
+        attention = attention_seconds(block, question, cluster)
     if not fits.any():
         return None, float(total.min())
-    costs = compat_price.times(block, question, rules, cluster, attention)
+    costs = times(block, question, rules, cluster, attention)
     named = _key(block, question, shift)
     return kept(shape, fits, {**named, **costs, **used}), float(total.min())
 

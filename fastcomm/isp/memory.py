@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.isp.block import FULL, NONE, Block
+from fastcomm.isp.block import FULL, NONE, Block, Stage, experts_of, places
 from fastcomm.isp.question import Question
-from fastcomm.isp.stage import Stage, experts_of, places
 
 Array = NDArray[Any]
 Bytes = dict[str, Any]

@@ -1,19 +1,16 @@
-"""Seconds of a step: layers, pipeline, synchronisation, optimizer; and its rates."""
+"""Time of a step: layers, pipeline, gradient synchronization, optimizer."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.cluster.cluster import Cluster
-from fastcomm.isp.block import FULL, Block
-from fastcomm.isp.communication import collective, is_inside
-from fastcomm.isp.compute import attend, head, optimizer
-from fastcomm.isp.correction import Correction
-from fastcomm.isp.layer import LayerCost, layer_cost
+from fastcomm.hardware.cluster import Cluster
+from fastcomm.isp.block import FULL, Block, Stage, places
+from fastcomm.isp.communication import collective, gradients, is_inside, parameters
+from fastcomm.isp.layer import Correction, LayerCost, attend, head, layer_cost, optimizer
+from fastcomm.isp.memory import memory
 from fastcomm.isp.question import Question
-from fastcomm.isp.stage import Stage, places
-from fastcomm.isp.synchronise import gradients, parameters
 
 Array = NDArray[Any]
 Costs = dict[str, Any]
@@ -133,3 +130,9 @@ def _p2p(block: Block, question: Question, cluster: Cluster) -> Array | float:
     if scatter:
         one = one + collective(cluster, "all_gather", whole, block.sp)
     return 2 * (block.num + block.pp - 1) * block.interleave * one
+
+
+def evaluate(block: Block, question: Question, cluster: Cluster) -> dict[str, Any]:
+    """Every number of a single strategy, by the names of a record."""
+    found = price(block, question, cluster) | memory(block, question)
+    return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in found.items()}

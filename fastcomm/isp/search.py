@@ -1,25 +1,27 @@
-"""The search: every strategy that can exist, priced, ranked by tokens a GPU and second.
+"""Search all strategies, price each, and rank them by tokens per second per GPU."""
 
-Memory comes first: what does not fit is not priced.
-"""
-
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fastcomm.cluster.cluster import Cluster
-from fastcomm.cluster.curves import GemmTable
 from fastcomm.errors import ConfigError
+from fastcomm.hardware import cluster as load_
+from fastcomm.hardware.cluster import Cluster, GemmTable
+from fastcomm.isp import question as words_
+from fastcomm.isp import tables as tables_
 from fastcomm.isp.block import Block
-from fastcomm.isp.columns import Fields, Part, Records, kept
-from fastcomm.isp.correction import Correction
+from fastcomm.isp.calibration import Calibrated, calibrated
+from fastcomm.isp.compat import COMPAT_ALGOS, CompatRules
+from fastcomm.isp.layer import Correction
 from fastcomm.isp.memory import memory
 from fastcomm.isp.price import price
 from fastcomm.isp.question import ALGOS, Question
-from fastcomm.isp.result import Found
+from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
 from fastcomm.isp.space import Counts, blocks
-from fastcomm.isp.tables import AttentionTable
+from fastcomm.isp.tables import AttentionTable, ComputeTables
 
 # Candidates of one search: ten seconds, and some GB.
 MOST = 30_000_000
@@ -30,14 +32,14 @@ def search(
     cluster: Cluster,
     gemm: GemmTable | None = None,
     attention: AttentionTable | None = None,
-) -> Found:
+) -> SearchResult:
     """All feasible strategies of every world size."""
     question.check()
     cluster = replace(cluster, gemm=gemm) if gemm else cluster
     limit = cluster.memory if question.memory is None else question.memory
     measured = Correction.of(attention, cluster) if attention else None
     counts = Counts()
-    parts: list[Part] = []
+    parts: list[FeasibleCells] = []
     least = np.inf
     for block in _all_blocks(question, counts):
         used = memory(block, question)
@@ -48,7 +50,7 @@ def search(
         if fits.any():
             costs = price(block, question, cluster, measured)
             parts.append(kept(block.shape, fits, {**_key(block, question), **costs, **used}))
-    return Found(
+    return SearchResult(
         question=question,
         cluster=cluster.name,
         mode="default",
@@ -112,3 +114,70 @@ def _key(block: Block, question: Question) -> Fields:
 
 def _width(question: Question) -> float:
     return question.model.hidden * question.model.breadth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a question is answered with."""
+
+    cluster: Cluster
+    attention: AttentionTable | None = None
+    calibration: Calibrated | None = None
+    compat: CompatRules | None = None
+    tables: ComputeTables | None = None
+
+
+def setting(words: Mapping[str, Any]) -> Setting:
+    """Cluster, measured tables and mode, as the words say."""
+    cluster = load_.load(words.get("cluster") or "a800")
+    gemm = words.get("gemm_table") and tables_.gemm(Path(words["gemm_table"]))
+    attention = words.get("attention_table") and tables_.attention(
+        Path(words["attention_table"])
+    )
+    folder = words.get("tables") and Path(words["tables"])
+    gpu = "910b" if "910b" in cluster.name.lower() else "a800"
+    found = tables_.find(folder, gpu) if folder else None
+    if found is None and gemm and attention:
+        found = ComputeTables(gemm, attention)
+    rules = None
+    if words.get("compat"):
+        rules = CompatRules(
+            variant=words["compat"],
+            overlap_wdp=bool(words.get("overlap_wdp")),
+            strict_batch=bool(words.get("strict_batch")),
+        )
+    elif found:
+        gemm, attention = found
+    said = words.get("calibrate")
+    measured = calibrated(str(said), cluster) if said else None
+    cluster = measured.cluster if measured else cluster
+    return Setting(
+        cluster=replace(
+            cluster,
+            gemm=gemm or cluster.gemm,
+            comm_model=words.get("comm_model", cluster.comm_model),
+        ),
+        attention=attention or None,
+        calibration=measured,
+        compat=rules,
+        tables=found,
+    )
+
+
+def answer(question: Question, using: Setting) -> SearchResult:
+    """Search, in the mode that the setting says."""
+    if using.compat:
+        from fastcomm.isp import compat_search
+
+        algos = COMPAT_ALGOS if question.algos == ALGOS else question.algos
+        if "mtp" in algos:
+            raise ConfigError("mtp: the original searches isp, msp and fsp")
+        asked = replace(question, algos=algos)
+        return compat_search.search(asked, using.compat, using.cluster, using.tables)
+
+    return search(question, using.cluster, attention=using.attention)
+
+
+def find(**words: Any) -> SearchResult:
+    """Search from Python: the words of the command line, as in `find(model="7B", ...)`."""
+    return answer(words_.asked(words), setting(words))

@@ -5,13 +5,10 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.isp.block import FULL, NONE, SELECTIVE, Block
 from fastcomm.isp.question import Question
-
-Ints = NDArray[np.int64]
-
+from fastcomm_kernels.arrays import Ints
 
 REASONS = ("heads", "experts", "batch", "schedule", "memory")
 
@@ -39,7 +36,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class LayoutRows:
     """What varies inside a layout: those that the schedule allows, and how many there are."""
 
     bsz: Ints
@@ -83,7 +80,7 @@ def blocks(question: Question, world: int, counts: Counts) -> Iterator[Block]:
 
 
 def _layouts(
-    question: Question, key: tuple[int, int, int, str], rows: Rows, counts: Counts
+    question: Question, key: tuple[int, int, int, str], rows: LayoutRows, counts: Counts
 ) -> Iterator[Block]:
     world, pp, sp, algo = key
     para, grads, os = _shards(question, world // pp if algo == "isp" else world // pp // sp)
@@ -127,7 +124,7 @@ def _degrees(question: Question, ranks: int) -> tuple[int, ...]:
     )
 
 
-def _refused(question: Question, sp: int, algo: str, rows: Rows) -> str | None:
+def _refused(question: Question, sp: int, algo: str, rows: LayoutRows) -> str | None:
     """Why a layout falls out, if it does."""
     if not _heads_allow(question, sp, algo):
         return "heads"
@@ -152,7 +149,7 @@ def _shards(question: Question, replicas: int) -> Ints:
     return found
 
 
-def _rows(question: Question, dp: int, pp: int) -> Rows:
+def _rows(question: Question, dp: int, pp: int) -> LayoutRows:
     """Every micro-batch, checkpointing and number of virtual stages."""
     pairs = micro_batches(question, dp)
     ways = (NONE, FULL) if question.flash else (NONE, FULL, SELECTIVE)
@@ -169,7 +166,9 @@ def _rows(question: Question, dp: int, pp: int) -> Rows:
     allowed = (num > 0) & ((num >= pp) | question.any_schedule)
     allowed &= (stages == 1) | (num % pp == 0)
     bsz, num, ck, stages = (column[:, None] for column in table[allowed].T)
-    return Rows(bsz=bsz, num=num, ck=ck, stages=stages, every=len(table), suited=bool(pairs))
+    return LayoutRows(
+        bsz=bsz, num=num, ck=ck, stages=stages, every=len(table), suited=bool(pairs)
+    )
 
 
 def _virtual(question: Question, pp: int) -> tuple[int, ...]:

@@ -1,11 +1,11 @@
-"""The best strategy of every world size and sequence length."""
+"""Best strategies over world sizes and sequence lengths, and sensitivity to the hardware."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fastcomm.cluster.cluster import Cluster
 from fastcomm.errors import ConfigError
+from fastcomm.hardware.cluster import AttentionCurve, Cluster, GemmCurve
 from fastcomm.isp.question import Question
 from fastcomm.isp.result import Record
 from fastcomm.isp.search import notes, search
@@ -16,7 +16,56 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class HardwareChange:
+    """The best strategy of a cluster that differs in one thing."""
+
+    what: str
+    best: Record | None
+    # Of the rate, over that of the cluster as it is; None where one of them has no strategy.
+    gain: float | None
+
+
+def sensitivity(
+    question: Question,
+    cluster: Cluster,
+    best: Record | None,
+    attention: AttentionTable | None = None,
+) -> list[HardwareChange]:
+    """The best of each cluster that is better in one thing."""
+    limit = cluster.memory if question.memory is None else question.memory
+    changed = {
+        "links in a node x2": (question, replace(cluster, bw_intra=2 * cluster.bw_intra)),
+        "links between nodes x2": (question, replace(cluster, bw_node=2 * cluster.bw_node)),
+        "memory bandwidth x2": (question, replace(cluster, hbm=2 * cluster.hbm)),
+        "memory x1.5": (replace(question, memory=1.5 * limit), cluster),
+        "arithmetic x1.5": (question, _quicker(cluster, 1.5)),
+    }
+    found = []
+    for what, (asked, other) in changed.items():
+        new = next(iter(search(asked, other, attention=attention).best(1)), None)
+        gain = new["tgs"] / best["tgs"] - 1 if new and best else None
+        found.append(HardwareChange(what=what, best=new, gain=gain))
+    return found
+
+
+def _quicker(cluster: Cluster, times: float) -> Cluster:
+    """Curves of a GPU that multiplies and attends so much faster."""
+    attention, gemm = cluster.attention, cluster.gemm
+    if isinstance(gemm, GemmCurve):
+        gemm = replace(gemm, rates=tuple(rate * times for rate in gemm.rates))
+    else:
+        gemm = replace(gemm, times=tuple(time / times for time in gemm.times))
+    forward, backward = attention.rate
+    faster = AttentionCurve(
+        start=attention.start,
+        element=attention.element,
+        rate=(forward * times, backward * times),
+    )
+    return replace(cluster, gemm=gemm, attention=faster, peak=cluster.peak * times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPoint:
     """One search of a sweep."""
 
     world_size: int
@@ -31,10 +80,10 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class SearchSweep:
     """All searches, by sequence length and then by world size."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[SweepPoint, ...]
     # What was not measured of the cluster.
     notes: tuple[str, ...] = ()
 
@@ -69,7 +118,7 @@ def sweep(
     cluster: Cluster,
     seq_lens: Sequence[int],
     attention: AttentionTable | None = None,
-) -> Sweep:
+) -> SearchSweep:
     """Search every world size of the question at every sequence length."""
     cells = []
     for seq_len in seq_lens:
@@ -81,15 +130,15 @@ def sweep(
                 base = base or cell.best["tgs"]
                 cell = replace(cell, scaling=cell.best["tgs"] / base)
             cells.append(cell)
-    return Sweep(cells=tuple(cells), notes=notes(cluster))
+    return SearchSweep(cells=tuple(cells), notes=notes(cluster))
 
 
-def _cell(question: Question, cluster: Cluster, attention: AttentionTable | None) -> Cell:
+def _cell(question: Question, cluster: Cluster, attention: AttentionTable | None) -> SweepPoint:
     world, seq_len = question.world_sizes[0], question.seq_len
     try:
         found = search(question, cluster, attention=attention)
     except ConfigError as error:
-        return Cell(
+        return SweepPoint(
             world_size=world,
             seq_len=seq_len,
             candidates=0,
@@ -98,7 +147,7 @@ def _cell(question: Question, cluster: Cluster, attention: AttentionTable | None
             why=str(error),
         )
     best = next(iter(found.best(1)), None)
-    return Cell(
+    return SweepPoint(
         world_size=world,
         seq_len=seq_len,
         candidates=found.candidates,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastcomm import inputs
-from fastcomm.cluster.curves import GemmTable
 from fastcomm.errors import ConfigError
+from fastcomm.hardware.cluster import GemmTable
 
 # Batch, sequence length, local hidden size -> seconds forward, seconds backward.
 AttentionTable = dict[tuple[int, int, int], tuple[float, float]]
@@ -17,16 +17,18 @@ _GEMM = ("key_bytesxmacs", "lat_s")
 _ATTENTION = ("b", "s", "h_local", "is_fwd", "lat_s")
 
 
-class Tables(NamedTuple):
+class ComputeTables(NamedTuple):
     """What was measured of products and of attention."""
 
     gemm: GemmTable
     attention: AttentionTable
 
 
-def find(folder: Path, gpu: str) -> Tables:
+def find(folder: Path, gpu: str) -> ComputeTables:
     """The tables `linear_<gpu>.csv` and `fa_<gpu>.csv` of a folder."""
-    return Tables(gemm(folder / f"linear_{gpu}.csv"), attention(folder / f"fa_{gpu}.csv"))
+    return ComputeTables(
+        gemm(folder / f"linear_{gpu}.csv"), attention(folder / f"fa_{gpu}.csv")
+    )
 
 
 def gemm(path: Path) -> GemmTable:

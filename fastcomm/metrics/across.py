@@ -6,21 +6,20 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import pyarrow as pa
 
-from fastcomm.metrics import heat as heat_
+from fastcomm.exchange.clocks import ClockOffset
 from fastcomm.metrics import members, suspects
+from fastcomm.metrics import outliers as heat_
 from fastcomm.metrics.compared import compare_all
 from fastcomm.metrics.findings import Finding, in_order
-from fastcomm.metrics.heat import Grid, Heat
-from fastcomm.metrics.links import Link, Step, links
+from fastcomm.metrics.links import Link, MeanStep, links
 from fastcomm.metrics.matching import Matching, matching
-from fastcomm.metrics.outliers import Outlier, outliers
+from fastcomm.metrics.outliers import Heat, HeatArrays, Outlier, outliers
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.skew import Skew, Wait, WaitCaused, over_tags, skew, waits
 from fastcomm.metrics.slowness import longer_exchange, slow_links
 from fastcomm.metrics.suspects import Known
-from fastcomm.metrics.ungrouped import Job
+from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.spread import Spread
-from fastcomm.trace.clocks import ClockOffset
 from fastcomm.trace.schema import TAG
 
 ClockKind = Literal["aligned", "raw"]
@@ -83,7 +82,7 @@ class Material:
     ranks: Sequence[int]
     iterations: pa.Table
     pieces: Sequence[Piece]
-    sums: pa.Table  # `sums.by_rank`
+    sums: pa.Table  # `bandwidth.sums_by_rank`
     groups: pa.Table
     members: pa.Table
     world_size: int | None = None  # of the job, as far as traces tell
@@ -93,7 +92,7 @@ def across(
     of: Material, clocks: ClockKind, spread: Spread
 ) -> tuple[Across, dict[str, pa.Table]]:
     """The answers, and the tables behind them."""
-    grid, groups = Grid.of(of.iterations), members.by_label(of.groups, of.members)
+    grid, groups = HeatArrays.of(of.iterations), members.by_label(of.groups, of.members)
     stage, steps = members.stages(groups), max(1, len(grid.iterations))
     job = _job(of)
     seen = compare_all(of.pieces, spread, is_aligned=clocks == "aligned", job=job)
@@ -101,7 +100,7 @@ def across(
         groups |= members.of_all_ranks(of.ranks)
     waited = waits(seen.waits, steps)
     by_rank = over_tags(waited)
-    step = Step(count=steps, ns=grid.step_ns)
+    step = MeanStep(count=steps, ns=grid.step_ns)
     linked = links(seen.transfers, groups, step)
     known = Known(
         grid=grid,
@@ -129,19 +128,19 @@ def across(
     return found, _tables(found, grid)
 
 
-def _job(of: Material) -> Job:
+def _job(of: Material) -> ExpectedMembers:
     """Return who should be in collectives of no known group, as far as all ranks tell."""
     size = of.groups["size"].fill_null(0).to_numpy()
     is_smaller = bool(((size > 1) & (size < len(of.ranks))).any())
     has_messages = bool(of.sums["messages"].to_numpy().any())
-    return Job(
+    return ExpectedMembers(
         ranks=of.ranks,
         world_size=of.world_size,
         contradiction="smaller groups" if is_smaller else "messages" if has_messages else None,
     )
 
 
-def _tables(found: Across, grid: Grid) -> dict[str, pa.Table]:
+def _tables(found: Across, grid: HeatArrays) -> dict[str, pa.Table]:
     """A table a question."""
     return {
         "heat": heat_.table(grid),

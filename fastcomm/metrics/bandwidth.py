@@ -1,4 +1,4 @@
-"""METRIC 3: the bandwidth of each communication event, and how much of the link that is."""
+"""Sums and bandwidths of communication, by rank and parallelism (METRIC 3)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,59 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.metrics.rates import NS, rate
-from fastcomm.metrics.sums import ADDED
-from fastcomm.metrics.view import UNKNOWN, View
-from fastcomm.trace.schema import TAGS
+from fastcomm.metrics.grouping import Groups
+from fastcomm.metrics.pieces import NS, column, rate
+from fastcomm.metrics.view import View
+from fastcomm.trace.schema import OP, TAGS
+from fastcomm_kernels.arrays import NULL, Floats
 
-Floats = NDArray[np.float64]
+# What is added up over ranks. Rated are events of known bytes that take time.
+ADDED = (
+    "events",
+    "events_without_duration",
+    "known_events",  # of known bytes
+    "known_bytes",
+    "rated_events",
+    "rated_bytes",
+    "rated_ns",
+    "rate_sum",  # bytes per second
+    "bus_events",
+    "bus_rate_sum",
+    "messages",  # SendRecv
+    "exchanged_bytes",  # of all-to-alls
+)
+
+
+def sums_by_rank(events: pa.Table) -> pa.Table:
+    """One row a rank and tag, sorted; `timed` is whether the rank knows its iterations."""
+    duration, size = events["duration_ns"].to_numpy(), column(events, "bytes")
+    rates, bus_rates = (rate(count, duration) for count in (size, column(events, "bus_bytes")))
+    op, timed = events["op"].to_numpy(), events["iteration"].is_valid().to_numpy()
+    groups = Groups.of(events["rank"].to_numpy() * len(TAGS) + events["tag"].to_numpy())
+    known, exchanged = size != NULL, op == OP["AllToAll"]
+    of_known, of_rated = groups.only(known), groups.only(~np.isnan(rates))
+    of_bus = groups.only(~np.isnan(bus_rates))
+    rank, tag = np.divmod(groups.keys, len(TAGS))
+    return pa.table(
+        {
+            "rank": rank,
+            "tag": tag.astype(np.int8),
+            "timed": groups.only(timed).counts > 0,
+            "p95_rate": of_rated.percentiles(rates, 95),
+            "events": groups.counts,
+            "events_without_duration": groups.only(duration == 0).counts,
+            "known_events": of_known.counts,
+            "known_bytes": of_known.sums(size),
+            "rated_events": of_rated.counts,
+            "rated_bytes": of_rated.sums(size),
+            "rated_ns": of_rated.sums(duration),
+            "rate_sum": of_rated.totals(rates),
+            "bus_events": of_bus.counts,
+            "bus_rate_sum": of_bus.totals(bus_rates),
+            "messages": groups.only(op == OP["SendRecv"]).counts,
+            "exchanged_bytes": groups.only(known & exchanged).sums(size),
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +108,13 @@ def rows(view: View) -> pa.Table:
 
 
 def _nullable(column: NDArray[np.int64]) -> pa.Array:
-    return pa.array(column, mask=column == UNKNOWN)
+    return pa.array(column, mask=column == NULL)
 
 
 def bandwidth(
     sums: pa.Table, p95: Mapping[int, float], link: float | None
 ) -> dict[str, Bandwidth]:
-    """The bandwidth of each tag that has events, from `sums.by_rank`.
+    """The bandwidth of each tag that has events, from `bandwidth.sums_by_rank`.
 
     `p95` is the 95th percentile of each tag's rates, `link` in bytes per second.
     """
@@ -134,7 +181,7 @@ def _known(values: Floats) -> pa.Array:
 def iteration_columns(view: View) -> dict[str, pa.Array]:
     """One row an iteration: bytes of its events; null where one is unknown."""
     comm = view.comm
-    known = comm.bytes != UNKNOWN
+    known = comm.bytes != NULL
     total = np.zeros(len(view.number), np.int64)
     np.add.at(total, comm.iteration[known], comm.bytes[known])
     silent = np.zeros(len(view.number), np.int64)
@@ -148,7 +195,7 @@ def iteration_columns(view: View) -> dict[str, pa.Array]:
 def iteration_rates(iterations: pa.Table, link: float | None) -> pa.Table:
     """The table with bytes over the union of communication, and their share of the link."""
     union = iterations["comm_union_ns"].fill_null(0).to_numpy()
-    total = iterations["comm_bytes"].fill_null(UNKNOWN).to_numpy()
+    total = iterations["comm_bytes"].fill_null(NULL).to_numpy()
     found = rate(total, union)
     util = found / link if link else np.full(len(found), np.nan)
     return iterations.append_column("iteration_bw", _known(found)).append_column(

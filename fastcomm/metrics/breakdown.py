@@ -1,14 +1,16 @@
-"""METRIC 1: where an iteration's time goes, by the specification's formulas and exactly."""
+"""Step times (METRIC 0), where each step's time goes (METRIC 1), and overlap (METRIC 5)."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.metrics.grouping import Groups
 from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, sets, tag_bit
 from fastcomm.trace.schema import TAGS
-from fastcomm_kernels import segments
+from fastcomm_kernels import intervals
 
 SPEC = ("compute", *(f"comm_{tag}" for tag in TAGS), "idle")
 EXACT = ("compute", *(f"exposed_{tag}" for tag in TAGS), "exposed_mixed", "memcpy", "idle")
@@ -32,7 +34,9 @@ def columns(view: View) -> dict[str, pa.Array]:
     comm = view.comm
     values = np.zeros(len(comm.start), np.int64)
     shape = (len(view.number), len(TAGS))
-    lengths = segments.totals(comm.start, comm.stop, values, comm.iteration, comm.tag, shape)[1]
+    lengths = intervals.totals(comm.start, comm.stop, values, comm.iteration, comm.tag, shape)[
+        1
+    ]
     spec = dict(zip((f"comm_{tag}" for tag in TAGS), lengths.T, strict=True))
     communicating, *parts = view.covered(_SETS)
     spec["compute"] = view.time - communicating
@@ -65,3 +69,108 @@ def breakdown(iterations: pa.Table) -> Breakdown:
         return {name: value / total if total else None for name, value in sums.items()}
 
     return Breakdown(spec=shares("spec", SPEC), exact=shares("exact", EXACT))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationTimes:
+    """Times of all (iteration, rank), in ns; null where there is none."""
+
+    mean_ns: float | None
+    p99_ns: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTime:
+    """The iterations of one rank."""
+
+    rank: int
+    iterations: int
+    mean_ns: float
+    p99_ns: float
+    max_ns: int
+
+
+def iteration_columns(view: View) -> dict[str, pa.Array]:
+    """One row an iteration: where it lies."""
+    return {
+        "rank": pa.array(view.rank),
+        "iteration": pa.array(view.number),
+        "start_ns": pa.array(view.start - view.moved),
+        "stop_ns": pa.array(view.stop - view.moved),
+        "time_ns": pa.array(view.time),
+    }
+
+
+def iteration_times(iterations: pa.Table) -> IterationTimes:
+    """The mean and the exact 99th percentile over all (iteration, rank) of known times."""
+    time = iterations["time_ns"].drop_null().to_numpy()
+    if not len(time):
+        return IterationTimes(mean_ns=None, p99_ns=None)
+    return IterationTimes(
+        mean_ns=int(time.sum()) / len(time), p99_ns=float(np.percentile(time, 99))
+    )
+
+
+def rank_times(iterations: pa.Table) -> tuple[RankTime, ...]:
+    """The same for each rank, by rank."""
+    iterations = iterations.filter(iterations["time_ns"].is_valid())
+    time, groups = iterations["time_ns"].to_numpy(), Groups.of(iterations["rank"].to_numpy())
+    counts = groups.counts
+    most = np.zeros(len(counts), np.int64)
+    np.maximum.at(most, groups.group, time)
+    columns = (groups.keys, counts, groups.sums(time), groups.percentiles(time, 99), most)
+    return tuple(
+        RankTime(rank=rank, iterations=count, mean_ns=total / count, p99_ns=p99, max_ns=longest)
+        for rank, count, total, p99, longest in zip(
+            *(column.tolist() for column in columns), strict=True
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Share of merged communication under merged compute.
+
+    The mean over all (iteration, rank) that communicate; null where none does.
+    """
+
+    average_overlap_ratio: float | None
+    by_tag: dict[str, float | None]  # of the tags that communicate; null where unknown
+
+
+_ACTIVE = {
+    name: MASKS & bits != 0
+    for name, bits in (("comm", COMM), *((tag, tag_bit(t)) for t, tag in enumerate(TAGS)))
+}
+_NAMES = [f"{name}_{what}_ns" for name in _ACTIVE for what in ("union", "overlapped")]
+_OVERLAP_SETS = sets(
+    *(each for active in _ACTIVE.values() for each in (active, active & (MASKS & COMPUTE != 0)))
+)
+
+
+def overlap_columns(view: View) -> dict[str, pa.Array]:
+    """One row an iteration: ns of communication, and of it under compute, in all and by tag."""
+    covered = view.covered(_OVERLAP_SETS)
+    return {name: pa.array(row) for name, row in zip(_NAMES, covered, strict=True)}
+
+
+def overlap(iterations: pa.Table, tags: Collection[str]) -> Overlap:
+    """Means of the ratios over all (iteration, rank) that tell; `tags` have events."""
+    is_known = iterations["comm_overlapped_ns"].is_valid()
+    known = iterations.filter(is_known)
+    unknown = tags if known.num_rows < iterations.num_rows else ()
+    by_tag = {tag: _mean_ratio(known, tag) for tag in TAGS}
+    return Overlap(
+        average_overlap_ratio=_mean_ratio(known, "comm"),
+        by_tag={
+            tag: ratio for tag, ratio in by_tag.items() if ratio is not None or tag in unknown
+        },
+    )
+
+
+def _mean_ratio(iterations: pa.Table, name: str) -> float | None:
+    union, overlapped = (
+        iterations[f"{name}_{what}_ns"].to_numpy() for what in ("union", "overlapped")
+    )
+    busy = union > 0
+    return float(np.mean(overlapped[busy] / union[busy])) if busy.any() else None

@@ -11,29 +11,24 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from fastcomm.exchange.clocks import Apart, ClockOffset, by_rank, matched_apart, offsets
+from fastcomm.exchange.matching import NONE
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import ungrouped
-from fastcomm.metrics.calls import (
-    Events,
+from fastcomm.metrics.matches import (
+    CommunicationEvents,
+    MatchedEvents,
     joined,
     matches_of,
     met_in_collectives,
     met_in_messages,
 )
-from fastcomm.metrics.collectives import Collectives
-from fastcomm.metrics.meetings import Meetings
 from fastcomm.metrics.pieces import Cells, Piece
-from fastcomm.metrics.skew import Skews, WaitSums, skews
-from fastcomm.metrics.transfers import Transfers
-from fastcomm.metrics.ungrouped import Job, Ungrouped
-from fastcomm.metrics.view import UNKNOWN
+from fastcomm.metrics.skew import MatchedCollectives, Skews, Transfers, WaitSums, skews
+from fastcomm.metrics.ungrouped import ExpectedMembers, Ungrouped
 from fastcomm.spread import Spread
-from fastcomm.trace.clocks import Apart, ClockOffset, by_rank, matched_apart, offsets
-from fastcomm.trace.matching import NONE
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import NULL
 
 _ENDS_BY = (
     *("rank", "tag", "op", "group", "group_size", "seq"),
@@ -42,7 +37,7 @@ _ENDS_BY = (
 _COMPARED_BY = (*_ENDS_BY, "alone_ns", "bus_bytes", "partner", "sends")
 
 
-class Matched(NamedTuple):
+class MatchCounts(NamedTuple):
     """How many events were matched across ranks."""
 
     events: int  # that can be matched
@@ -85,7 +80,7 @@ class Compared:
     spread: Spread
     offsets: tuple[ClockOffset, ...]
     clocks: _Clocks
-    matched: Matched
+    matched: MatchCounts
     ungrouped: Ungrouped
     skews: Sequence[Skews]
     transfers: Transfers
@@ -97,7 +92,11 @@ class Compared:
 
 
 def compare_all(
-    pieces: Sequence[Piece], spread: Spread, *, is_aligned: bool, job: Job | None = None
+    pieces: Sequence[Piece],
+    spread: Spread,
+    *,
+    is_aligned: bool,
+    job: ExpectedMembers | None = None,
 ) -> Compared:
     """Compare all ranks, on clocks that are aligned by ends of collectives, or as they are.
 
@@ -118,7 +117,7 @@ def compare_all(
         spread=spread,
         offsets=found,
         clocks=clocks,
-        matched=Matched(*map(sum, zip(*matched, strict=True))),
+        matched=MatchCounts(*map(sum, zip(*matched, strict=True))),
         ungrouped=alone,
         skews=skewed,
         transfers=Transfers.joined(transfers),
@@ -128,7 +127,7 @@ def compare_all(
 
 def _apart(pieces: Sequence[Piece], cells: Cells) -> Apart:
     """How far the ends of collectives of some cells are apart."""
-    events = Events.of(pieces_.read(pieces, cells, _ENDS_BY))
+    events = CommunicationEvents.of(pieces_.read(pieces, cells, _ENDS_BY))
     rows = events.together
     matches = matches_of(events, rows)
     matched = np.flatnonzero(matches.instance != NONE)
@@ -138,12 +137,12 @@ def _apart(pieces: Sequence[Piece], cells: Cells) -> Apart:
     )
 
 
-_Part = tuple[Skews, Transfers, WaitSums, Matched]
+_Part = tuple[Skews, Transfers, WaitSums, MatchCounts]
 
 
 def _compare(pieces: Sequence[Piece], clocks: _Clocks, cells: Cells) -> _Part:
     """Who comes when, in what those of some cells do together."""
-    events = Events.of(_events(pieces, cells))
+    events = CommunicationEvents.of(_events(pieces, cells))
     meetings, matched = _met(events, clocks)
     return _part(events, meetings, matched)
 
@@ -152,15 +151,15 @@ def _compare_ungrouped(
     pieces: Sequence[Piece], clocks: _Clocks, found: Ungrouped, size: int, span: range
 ) -> _Part:
     """Compare some collectives of no known group, as those of a group of all ranks."""
-    events = Events.of(found.read(pieces, span, _COMPARED_BY))
+    events = CommunicationEvents.of(found.read(pieces, span, _COMPARED_BY))
     events = replace(events, group_size=np.full(len(events.rank), size))
     meetings, matched = _met(events, clocks)
     matched = matched._replace(by_number=0, by_ends=matched.by_number)
     return _part(events, meetings, matched)
 
 
-def _part(events: Events, meetings: Meetings, matched: Matched) -> _Part:
-    met = Collectives.of(events, meetings)
+def _part(events: CommunicationEvents, meetings: MatchedEvents, matched: MatchCounts) -> _Part:
+    met = MatchedCollectives.of(events, meetings)
     return skews(met), Transfers.of(met), WaitSums.of(events, meetings), matched
 
 
@@ -170,18 +169,20 @@ def _alone_excess(
     """By rank: what transfers took longer than expected while nothing else went on."""
     (cell,) = pieces_.cell_of(np.array([expected.group])).tolist()
     table = _events(pieces, Cells(cell, cell + 1))
-    events = Events.of(table.filter(pa.array(table["group"].to_numpy() == expected.group)))
+    events = CommunicationEvents.of(
+        table.filter(pa.array(table["group"].to_numpy() == expected.group))
+    )
     met, _ = _met(events, clocks)
-    found = Collectives.of(events, met)
+    found = MatchedCollectives.of(events, met)
     own = (found.tag == expected.tag) & (found.op == expected.op)
     own &= (found.low == expected.pair[0]) & (found.high == expected.pair[1])
     if expected.power is not None:
         own &= found.power == expected.power
-    bus = np.where(own & (found.bus_bytes != UNKNOWN), found.bus_bytes, 0)
+    bus = np.where(own & (found.bus_bytes != NULL), found.bus_bytes, 0)
     excess = found.transfer - expected.ns - bus * expected.ns_per_byte
     longer, rows = np.repeat(excess, met.size), met.row
     alone = events.alone[rows]
-    cost = np.clip(np.where(alone == UNKNOWN, longer, np.minimum(longer, alone)), 0, None)
+    cost = np.clip(np.where(alone == NULL, longer, np.minimum(longer, alone)), 0, None)
     counts = np.repeat(own, met.size)
     ranks, place = np.unique(events.rank[rows][counts], return_inverse=True)
     sums = np.bincount(place, cost[counts], len(ranks))
@@ -192,7 +193,7 @@ def _events(pieces: Sequence[Piece], cells: Cells) -> pa.Table:
     return pieces_.read(pieces, cells, _COMPARED_BY)
 
 
-def _met(events: Events, clocks: _Clocks) -> tuple[Meetings, Matched]:
+def _met(events: CommunicationEvents, clocks: _Clocks) -> tuple[MatchedEvents, MatchCounts]:
     """All that several ranks met in."""
     known = by_rank(events.rank, clocks.offsets)
     rows, sides = events.collectives, events.messages
@@ -203,7 +204,7 @@ def _met(events: Events, clocks: _Clocks) -> tuple[Meetings, Matched]:
     numbered = np.zeros(len(events.rank), np.bool_)
     numbered[rows[matches.numbered]] = True
     by_number = int(numbered[collectives.row].sum())
-    matched = Matched(
+    matched = MatchCounts(
         events=len(rows) + len(sides),
         sides=len(sides),
         joined=len(met.row),
@@ -216,4 +217,4 @@ def _met(events: Events, clocks: _Clocks) -> tuple[Meetings, Matched]:
         by_ends=0,
     )
     ahead = known if clocks.is_aligned else np.zeros_like(known)
-    return Meetings.of(events, met, ahead), matched
+    return MatchedEvents.of(events, met, ahead), matched

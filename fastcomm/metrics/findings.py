@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fastcomm_kernels.arrays import Floats
 
 Kind = Literal[
     "straggler",

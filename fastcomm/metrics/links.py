@@ -5,17 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fastcomm.metrics.classes import classes
 from fastcomm.metrics.compared import Expected
-from fastcomm.metrics.members import Group, Label
+from fastcomm.metrics.grouping import classes
+from fastcomm.metrics.members import GroupSummary, Label
 from fastcomm.metrics.outliers import above_peers
-from fastcomm.metrics.transfers import Transfers
+from fastcomm.metrics.skew import Transfers
 from fastcomm.trace.schema import OP, OPS, TAGS
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from fastcomm_kernels.arrays import Floats, Ints
 
 NS = 1e9  # of a second
 # A link is slow that reaches less of its peers' bandwidth and stands apart from them, if its
@@ -43,7 +40,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MeanStep:
     """What everything is a share of."""
 
     count: int
@@ -51,7 +48,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SlowLink:
     """A link, and how long its transfers would take at its peers' rate."""
 
     link: Link
@@ -88,7 +85,9 @@ class _Rates:
         return np.split(np.arange(len(kind)), edges) if len(kind) else []
 
 
-def links(transfers: Transfers, groups: Mapping[Label, Group], step: Step) -> tuple[Found, ...]:
+def links(
+    transfers: Transfers, groups: Mapping[Label, GroupSummary], step: MeanStep
+) -> tuple[SlowLink, ...]:
     """A row a group and class of collectives, by tag, operation, size and ranks."""
     by_class = _Rates.of(transfers)
     found = [
@@ -112,9 +111,9 @@ def _link(
     column: int,
     peers: float,
     is_apart: bool,
-    groups: Mapping[Label, Group],
-    step: Step,
-) -> Found:
+    groups: Mapping[Label, GroupSummary],
+    step: MeanStep,
+) -> SlowLink:
     tag, op, power, _, label, *pair = by_class.keys[:, column].tolist()
     moved, took = int(by_class.moved[column]), int(by_class.took[column])
     own = float(by_class.per_byte[column])
@@ -140,14 +139,14 @@ def _link(
         ns=0.0,
         ns_per_byte=peers,
     )
-    return Found(link=link, expected=expected)
+    return SlowLink(link=link, expected=expected)
 
 
-def _is_slow(rate: float, peers: float, excess: float, step: Step) -> bool:
+def _is_slow(rate: float, peers: float, excess: float, step: MeanStep) -> bool:
     return peers / rate < SLOW and excess > LEAST_EXCESS * (step.ns or 0.0)
 
 
-def _order(found: Found) -> tuple[int, str, int, tuple[int, ...]]:
+def _order(found: SlowLink) -> tuple[int, str, int, tuple[int, ...]]:
     link = found.link
     return TAGS.index(link.tag), link.op, link.size_from, link.ranks
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from fastcomm.metrics.compared import Compared, Matched
+from fastcomm.exchange.ungrouped import LEAST
+from fastcomm.metrics.compared import Compared, MatchCounts
 from fastcomm.metrics.ungrouped import Doubt, Ungrouped
-from fastcomm.metrics.view import UNKNOWN
-from fastcomm.trace.ungrouped import LEAST
 from fastcomm.units import format_ns
+from fastcomm_kernels.arrays import NULL
 
 BY_NUMBER = "group and sequence number"
 BY_ORDER = "group and order"
@@ -36,7 +36,7 @@ class Matching:
 
 
 def matching(compared: Compared, sums: pa.Table) -> Matching:
-    """Sum up how ranks were matched; `sums` is `sums.by_rank`."""
+    """Sum up how ranks were matched; `sums` is `bandwidth.sums_by_rank`."""
     matched, alone = compared.matched, compared.ungrouped
     return Matching(
         events=matched.events,
@@ -53,7 +53,7 @@ def matching(compared: Compared, sums: pa.Table) -> Matching:
     )
 
 
-def _by(matched: Matched) -> dict[str, int]:
+def _by(matched: MatchCounts) -> dict[str, int]:
     return {
         BY_NUMBER: matched.by_number,
         BY_ORDER: matched.by_order,
@@ -98,7 +98,7 @@ def _reasons(found: Ungrouped) -> str:
 
 
 def _reason(doubt: Doubt, reference: int | None) -> str:
-    stream = "" if doubt.stream == UNKNOWN else f" on stream {doubt.stream}"
+    stream = "" if doubt.stream == NULL else f" on stream {doubt.stream}"
     pair = f"ranks {reference} and {doubt.rank}"
     return {
         "smaller groups": "other collectives are of groups of fewer ranks",

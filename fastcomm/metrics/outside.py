@@ -4,15 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fastcomm.metrics.stack import Stack
+from fastcomm.metrics.view import Stack
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import Trace
 from fastcomm.units import counted, percent
-from fastcomm_kernels import segments
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels import intervals
+from fastcomm_kernels.arrays import Ints
 
 _IS_DEVICE = np.isin(np.arange(len(KINDS)), [KIND[k] for k in ("kernel", "memcpy", "memset")])
 _WARN_ABOVE = 0.01  # of the device time
@@ -50,10 +48,10 @@ def by_rank(stack: Stack) -> list[RankOutside]:
     windows = tuple(stack.iterations[name].to_numpy() for name in ("start", "stop"))
     length = np.where(is_device, stop - start, 0)
     # Few events reach beyond the window in which they begin: only those need a closer look.
-    ends = np.append(windows[1], np.iinfo(np.int64).min)[segments.segment_of(start, *windows)]
+    ends = np.append(windows[1], np.iinfo(np.int64).min)[intervals.segment_of(start, *windows)]
     rows = np.flatnonzero(is_device & (stop > ends))
     inside = _time_before(stop[rows], *windows) - _time_before(start[rows], *windows)
-    in_none = segments.segment_of(stack.comm["start"].to_numpy(), *windows) < 0
+    in_none = intervals.segment_of(stack.comm["start"].to_numpy(), *windows) < 0
     columns = {
         "recorded_ns": _sums(length, stack.event_edges),
         "outside_ns": _sums(length[rows] - inside, np.searchsorted(rows, stack.event_edges)),
@@ -74,7 +72,7 @@ def early_events(trace: Trace) -> int:
         return 0
     start = trace.comm["start"].to_numpy()
     windows = (trace.iterations[name].to_numpy() for name in ("start", "stop"))
-    return int((segments.segment_of(start[start < begin], *windows) >= 0).sum())
+    return int((intervals.segment_of(start[start < begin], *windows) >= 0).sum())
 
 
 def _time_before(moment: Ints, start: Ints, stop: Ints) -> Ints:

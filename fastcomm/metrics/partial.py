@@ -7,21 +7,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import (
-    bandwidth,
-    breakdown,
-    iterations,
-    lacks,
-    membership,
-    outside,
-    overlap,
-    pieces,
-    sums,
-    windows,
-)
+from fastcomm.metrics import bandwidth, breakdown, members, missing, outside, pieces, windows
+from fastcomm.metrics import bandwidth as metrics_bandwidth
+from fastcomm.metrics import breakdown as metrics_breakdown
 from fastcomm.metrics.pieces import Piece
-from fastcomm.metrics.stack import Stack
-from fastcomm.metrics.view import ByteKind, View
+from fastcomm.metrics.view import ByteKind, Stack, View
 from fastcomm.trace.trace import Trace
 
 
@@ -58,7 +48,7 @@ class Partial:
     away: tuple[Piece, ...] = ()  # events that are in files
     windows_away: tuple[Path, ...] = ()  # files of windows
     tagged: pa.Table | None = None  # a row a rank, process group and tag of its events
-    sums: pa.Table | None = None  # of the ranks whose events are away, `sums.by_rank`
+    sums: pa.Table | None = None  # of the ranks whose events are away, `bandwidth.sums_by_rank`
 
     def pieces(self) -> tuple[Piece, ...]:
         """All events."""
@@ -71,8 +61,8 @@ class Partial:
         return (*self.windows_away, self.windows)
 
     def all_sums(self) -> pa.Table:
-        """`sums.by_rank` of all ranks."""
-        return _joined([self.sums, sums.by_rank(self.events)])
+        """`bandwidth.sums_by_rank` of all ranks."""
+        return _joined([self.sums, metrics_bandwidth.sums_by_rank(self.events)])
 
     @classmethod
     def of(
@@ -104,22 +94,22 @@ class Partial:
                 _note(trace, beyond, by_host=by_host)
                 for trace, beyond in zip(traces, outside.by_rank(stack), strict=True)
             ),
-            iterations=lacks.in_iterations(
+            iterations=missing.in_iterations(
                 pa.table(
                     {
-                        **iterations.columns(view),
+                        **metrics_breakdown.iteration_columns(view),
                         **breakdown.columns(view),
-                        **overlap.columns(view),
+                        **metrics_breakdown.overlap_columns(view),
                         **bandwidth.iteration_columns(view),
                     }
                 ),
                 lacking,
             ),
-            events=lacks.in_events(bandwidth.rows(view), lacking),
-            windows=lacks.in_windows(windows.rows(view), lacking),
-            groups=membership.rows(stack, view.labels),
-            members=membership.members(stack, view.labels),
-            tagged=membership.tagged(stack),
+            events=missing.in_events(bandwidth.rows(view), lacking),
+            windows=missing.in_windows(windows.rows(view), lacking),
+            groups=members.rows(stack, view.labels),
+            members=members.group_members(stack, view.labels),
+            tagged=members.tagged(stack),
         )
 
 
@@ -156,7 +146,7 @@ def put_away(part: Partial, path: Path) -> Partial:
         away=(*part.away, pieces.put_away(part.events, path)),
         windows=part.windows.schema.empty_table(),
         windows_away=(*part.windows_away, windows_path),
-        sums=_joined([part.sums, sums.by_rank(part.events)]),
+        sums=_joined([part.sums, metrics_bandwidth.sums_by_rank(part.events)]),
     )
 
 
@@ -170,7 +160,7 @@ def merge(partials: Iterable[Partial]) -> Partial:
         events=_by_rank([part.events for part in parts]),
         windows=_by_rank([part.windows for part in parts]),
         groups=_by_rank([part.groups for part in parts]),
-        members=membership.once([part.members for part in parts]),
+        members=members.once([part.members for part in parts]),
         tagged=_joined([part.tagged for part in parts]),
         away=tuple(piece for part in parts for piece in part.away),
         windows_away=tuple(path for part in parts for path in part.windows_away),

@@ -9,28 +9,34 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.metrics import bandwidth as bandwidth_
-from fastcomm.metrics import lacks as lacks_
-from fastcomm.metrics import membership, rates
+from fastcomm.metrics import members
+from fastcomm.metrics import missing as lacks_
 from fastcomm.metrics import outside as outside_
+from fastcomm.metrics import pieces as metrics_pieces
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import volume as volume_
 from fastcomm.metrics import windows as windows_
 from fastcomm.metrics.across import Across, ClockKind, Material, across, plain
 from fastcomm.metrics.bandwidth import Bandwidth
-from fastcomm.metrics.breakdown import Breakdown, breakdown
-from fastcomm.metrics.exposure import Exposure, exposures
+from fastcomm.metrics.breakdown import (
+    Breakdown,
+    IterationTimes,
+    Overlap,
+    RankTime,
+    breakdown,
+    iteration_times,
+    overlap,
+    rank_times,
+)
 from fastcomm.metrics.findings import Finding, in_order
-from fastcomm.metrics.headline import headline, health
-from fastcomm.metrics.heat import Heat
-from fastcomm.metrics.iterations import IterationTimes, RankTime, iteration_times, rank_times
+from fastcomm.metrics.headline import StepTimes, headline, health, symptoms
+from fastcomm.metrics.outliers import Heat
 from fastcomm.metrics.outside import Outside
-from fastcomm.metrics.overlap import Overlap, overlap
 from fastcomm.metrics.partial import Partial, RankNote
 from fastcomm.metrics.pieces import Piece
-from fastcomm.metrics.symptoms import StepTimes, symptoms
 from fastcomm.metrics.view import ByteKind
-from fastcomm.metrics.volume import Volume
-from fastcomm.metrics.windows import Window
+from fastcomm.metrics.volume import Exposure, Volume, exposures
+from fastcomm.metrics.windows import PhaseWindows
 from fastcomm.spread import Spread, one_by_one
 from fastcomm.trace import rank_warnings
 from fastcomm.trace.run import SkippedRank, agreed_size, expected_ranks
@@ -53,7 +59,7 @@ class Metrics:
     iteration: IterationTimes
     by_rank: tuple[RankTime, ...]
     breakdown: Breakdown
-    windows: tuple[Window, ...] | None  # null where no rank tells
+    windows: tuple[PhaseWindows, ...] | None  # null where no rank tells
     bandwidth: dict[str, Bandwidth]
     volume: dict[str, Volume]
     overlap: Overlap
@@ -292,7 +298,7 @@ class _OverAll:
 
     p95: dict[int, float]  # of the rates of each tag
     collectives: pa.Table  # a row an operation, group size and power of two of the size
-    windows: tuple[Window, ...]
+    windows: tuple[PhaseWindows, ...]
 
 
 def _over_all(
@@ -300,14 +306,19 @@ def _over_all(
 ) -> _OverAll:
     """All at once, so that no worker waits for one question to be answered."""
     ops = sorted({op for piece in pieces for op in piece.ops})
-    of_tag, of_op = functools.partial(rates.p95, pieces), functools.partial(rates.of_op, pieces)
+    of_tag, of_op = (
+        functools.partial(metrics_pieces.p95, pieces),
+        functools.partial(metrics_pieces.of_op, pieces),
+    )
     behind = functools.partial(windows_.windows_from, partial.all_windows())
     asked = [(of_tag, tag) for tag in tags] + [(of_op, op) for op in ops]
     found: list[Any] = spread(_asked, asked + [(behind, tag) for tag in range(len(TAGS))])
     first, last = len(tags), len(asked)
     return _OverAll(
         p95=dict(zip(tags, found[:first], strict=True)),
-        collectives=pa.concat_tables([rates.COLLECTIVES.empty_table(), *found[first:last]]),
+        collectives=pa.concat_tables(
+            [metrics_pieces.COLLECTIVES.empty_table(), *found[first:last]]
+        ),
         windows=tuple(window for each in found[last:] for window in each),
     )
 
@@ -347,7 +358,7 @@ def _group_tags(partial: Partial) -> pa.Table:
     keys = ["description", "size", "tag", "tag_source", "candidates"]
     groups = partial.groups
     if partial.tagged is not None:
-        groups = membership.described(partial.tagged, groups)
+        groups = members.described(partial.tagged, groups)
     found = groups.group_by(keys, use_threads=False).aggregate(
         [("rank", "count_distinct"), ("events", "sum")]
     )

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.metrics.findings import Kind
+from fastcomm_kernels.arrays import Floats
 
-Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 _TIED = 0.9  # of the largest cost: ranks that are late by so much are late together

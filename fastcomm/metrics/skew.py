@@ -1,13 +1,4 @@
-"""Arrival skew and transfer apart: who waits in a collective for how long, and who is last.
-
-Of a collective that several ranks were matched in, with times on one clock:
-
-    wait(r)  = last arrival - own arrival        skew = last arrival - first arrival
-    transfer = end - last arrival, where the end is the median of its members' ends
-    wait caused by the last rank = last arrival - the arrival before it
-
-Without clocks that agree none of this can be told.
-"""
+"""Arrival skew, wait and transfer times of matched collectives and messages."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,13 +7,99 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.metrics.calls import Events
-from fastcomm.metrics.classes import classes, members, sums
-from fastcomm.metrics.collectives import Collectives
-from fastcomm.metrics.meetings import Meetings
+from fastcomm.metrics.grouping import classes, members, sums
+from fastcomm.metrics.matches import CommunicationEvents, MatchedEvents
 from fastcomm.trace.schema import OP, OPS, TAGS
+from fastcomm_kernels.arrays import NULL, Flags, Ints
 
-Ints = NDArray[np.int64]
+NO_PAIR = (-1, -1)  # of what is no message
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedCollectives:
+    """A row a collective or message that several ranks were matched in; times in ns."""
+
+    tag: NDArray[np.int8]
+    op: NDArray[np.int8]
+    power: NDArray[np.int8]  # of two, below the size of the largest member; -1 if unknown
+    group: Ints  # label
+    group_size: Ints
+    bus_bytes: Ints  # of the member that moves the most; NULL
+    members: NDArray[np.int32]  # that were matched
+    skew: Ints  # last arrival - first
+    transfer: Ints
+    wait: Ints  # of all members together
+    low: NDArray[np.int32]  # the lower rank of a message; as in NO_PAIR
+    high: NDArray[np.int32]  # the other
+
+    @classmethod
+    def of(cls, events: CommunicationEvents, meetings: MatchedEvents) -> Self:
+        """Those that were met in."""
+        one = meetings.row[meetings.first]  # stands for all of them
+        is_message = events.op[one] == OP["SendRecv"]
+        low, high = meetings.smallest(events.rank), meetings.largest(events.rank)
+        return cls(
+            tag=events.tag[one],
+            op=events.op[one],
+            power=_power(meetings.largest(events.bytes)),
+            group=events.group[one],
+            group_size=events.group_size[one],
+            bus_bytes=meetings.largest(events.bus_bytes),
+            members=meetings.size.astype(np.int32),
+            skew=meetings.arrived - meetings.start[meetings.first],
+            transfer=meetings.transfer,
+            wait=meetings.total(meetings.wait),
+            low=np.where(is_message, low, NO_PAIR[0]).astype(np.int32),
+            high=np.where(is_message, high, NO_PAIR[1]).astype(np.int32),
+        )
+
+
+def _power(count: Ints) -> NDArray[np.int8]:
+    power = np.frexp(np.maximum(count, 1).astype(np.float64))[1] - 1
+    return np.where(count == NULL, -1, power).astype(np.int8)
+
+
+LABEL = 4  # the row of `keys` that has the groups
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Sums by class and group, which add up over collectives; columns go together."""
+
+    keys: Ints  # rows: tag, op, power of two of the size, ranks of the group, label, pair
+    counts: Ints
+    took: Ints  # ns
+    rated: Ints  # how many are of known sizes, and move anything
+    rated_moved: Ints  # bytes, of the member of each that moves the most
+    rated_took: Ints
+
+    @classmethod
+    def of(cls, all_: MatchedCollectives) -> Self:
+        """Those of some collectives."""
+        columns = (all_.tag, all_.op, all_.power, all_.group_size, all_.group)
+        keys, place = classes(*columns, all_.low, all_.high)
+        is_rated = ((all_.bus_bytes > 0) & (all_.power >= 0)).astype(np.int64)
+        rows = (
+            np.ones(len(place), np.int64),
+            all_.transfer,
+            is_rated,
+            all_.bus_bytes * is_rated,
+            all_.transfer * is_rated,
+        )
+        return cls(keys, *(sums(place, row, keys.shape[1]) for row in rows))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Those of all, by their keys."""
+        keys, place = classes(*np.concatenate([part.keys for part in parts], axis=1))
+        names = ("counts", "took", "rated", "rated_moved", "rated_took")
+        rows = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        return cls(keys, *(sums(place, row, keys.shape[1]) for row in rows))
+
+    def of_kind(self, tag: int, op: int) -> Flags:
+        """Which are of one tag and operation."""
+        chosen: Flags = (self.keys[0] == tag) & (self.keys[1] == op)
+        return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +162,7 @@ class _Class:
 Skews = Mapping[tuple[int, int, int], _Class]  # by tag, operation and power of two of the size
 
 
-def skews(collectives: Collectives) -> Skews:
+def skews(collectives: MatchedCollectives) -> Skews:
     """What `skew` needs of some collectives."""
     keys, place = classes(collectives.tag, collectives.op, collectives.power)
     there = collectives.wait + collectives.transfer * collectives.members
@@ -133,7 +210,7 @@ class WaitSums:
     sums: Ints
 
     @classmethod
-    def of(cls, events: Events, meetings: Meetings) -> Self:
+    def of(cls, events: CommunicationEvents, meetings: MatchedEvents) -> Self:
         """Those of some collectives."""
         keys, place = classes(events.rank[meetings.row], events.tag[meetings.row])
         is_last, caused = np.zeros((2, len(place)), np.int64)

@@ -5,20 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.metrics.classes import classes, sums
-from fastcomm.metrics.collectives import NO_PAIR
 from fastcomm.metrics.compared import Compared, Expected
-from fastcomm.metrics.findings import (
-    Evidence,
-    Finding,
-    confidence,
-    spread,
-)
-from fastcomm.metrics.heat import Grid
-from fastcomm.metrics.links import Found
+from fastcomm.metrics.findings import Evidence, Finding, confidence, spread
+from fastcomm.metrics.grouping import classes, sums
+from fastcomm.metrics.links import SlowLink
 from fastcomm.metrics.members import Label
-from fastcomm.metrics.outliers import LEAST_SHARE
-from fastcomm.metrics.transfers import LABEL
+from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays
+from fastcomm.metrics.skew import LABEL, NO_PAIR
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OP, TAG
 from fastcomm.units import format_bandwidth, format_ns, percent
@@ -29,11 +22,11 @@ class _Suspect:
     """Ranks that all of some slow groups have in common."""
 
     ranks: frozenset[int]
-    groups: list[Found]
+    groups: list[SlowLink]
     cost_ns: float = 0.0
 
 
-def slow_links(linked: Sequence[Found], seen: Compared, grid: Grid) -> list[Finding]:
+def slow_links(linked: Sequence[SlowLink], seen: Compared, grid: HeatArrays) -> list[Finding]:
     """Return a finding for each set of ranks that slow groups share; it costs exposed time."""
     step, count = grid.step_ns, max(1, len(grid.iterations))
     if not step:
@@ -48,7 +41,7 @@ def slow_links(linked: Sequence[Found], seen: Compared, grid: Grid) -> list[Find
     ]
 
 
-def _add(suspects: list[_Suspect], found: Found, cost: float) -> None:
+def _add(suspects: list[_Suspect], found: SlowLink, cost: float) -> None:
     ranks = frozenset(found.link.ranks)
     for each in suspects:
         if each.ranks & ranks:
@@ -59,7 +52,7 @@ def _add(suspects: list[_Suspect], found: Found, cost: float) -> None:
     suspects.append(_Suspect(ranks, [found], cost))
 
 
-def _finding(suspect: _Suspect, grid: Grid, step_ns: float) -> Finding:
+def _finding(suspect: _Suspect, grid: HeatArrays, step_ns: float) -> Finding:
     worst = min((each.link for each in suspect.groups), key=lambda link: link.ratio or 1.0)
     ranks, cost = tuple(sorted(suspect.ranks)), suspect.cost_ns
     tags = sorted({each.link.tag for each in suspect.groups})

@@ -20,12 +20,12 @@ from fastcomm.metrics.findings import (
     median,
     spread,
 )
-from fastcomm.metrics.heat import Grid
-from fastcomm.metrics.outliers import LEAST_SHARE, above_peers, peers_of
-from fastcomm.metrics.sharing import Floats, Rows, Suspect, joined_ties, sharing
+from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays, above_peers, peers_of
+from fastcomm.metrics.sharing import Rows, Suspect, joined_ties, sharing
 from fastcomm.metrics.skew import WaitCaused
 from fastcomm.trace.run import named_ranks, ranges
 from fastcomm.units import format_ns, percent, plural
+from fastcomm_kernels.arrays import Floats
 
 # A stage's work differs by itself: the first embeds, the last has the head.
 LEAST_STAGE = 0.015
@@ -38,7 +38,7 @@ _LEAST_HOT = 0.05
 class Known:
     """The measurements that ranks are judged by."""
 
-    grid: Grid
+    grid: HeatArrays
     stage: Mapping[int, int]  # of ranks
     received: Mapping[int, float]  # bytes of expert parallelism that each rank gets, a step
     waits: Mapping[int, float]  # ns that each rank waits for others, a step
@@ -160,7 +160,7 @@ def _above(
     return joined_ties(found)
 
 
-def _excess(grid: Grid, measure: str, rows: Rows, others: Rows) -> Floats:
+def _excess(grid: HeatArrays, measure: str, rows: Rows, others: Rows) -> Floats:
     """Return by how much the median of some ranks is above that of others, in each step."""
     difference = grid.middle(measure, rows) - grid.middle(measure, others)
     return np.maximum(np.nan_to_num(difference), 0)

@@ -13,19 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from fastcomm.exchange.clocks import Apart
+from fastcomm.exchange.sequences import NONE, edges
+from fastcomm.exchange.ungrouped import Refusal, Sample, Stream, places
 from fastcomm.metrics import pieces as pieces_
-from fastcomm.metrics.pieces import Piece
-from fastcomm.metrics.rates import column
-from fastcomm.metrics.view import UNKNOWN
+from fastcomm.metrics.pieces import Piece, column
 from fastcomm.spread import Spread
-from fastcomm.trace.clocks import Apart
 from fastcomm.trace.schema import EVEN, numbers
-from fastcomm.trace.sequences import NONE, edges
-from fastcomm.trace.ungrouped import Refusal, Sample, Stream, places
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import NULL, Ints
 
 # The label of the group of all ranks; labels are hashes.
 GROUP = 0x1B873593CC9E2D51
@@ -36,7 +32,7 @@ _ROWS = 1 << 18  # that are compared at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ExpectedMembers:
     """Who should be in a collective of all ranks."""
 
     ranks: Sequence[int]
@@ -53,7 +49,7 @@ class Doubt(NamedTuple):
     """Why the collectives of a stream were not matched."""
 
     why: Refusal
-    stream: int = UNKNOWN  # UNKNOWN where streams have no number
+    stream: int = NULL  # NULL where streams have no number
     rank: int | None = None  # that differs from the reference rank
 
 
@@ -124,14 +120,14 @@ class _Aligned:
     """One rank beside the reference rank, on one stream."""
 
     runs: Ints  # a row a run: first row in the piece, place on the reference rank, rows
-    start: Ints  # of the sample; UNKNOWN where the rank lacks the collective
+    start: Ints  # of the sample; NULL where the rank lacks the collective
     stop: Ints
 
 
 _Answers = dict[tuple[int, int], _Aligned | Refusal]  # by stream and rank
 
 
-def find(pieces: Sequence[Piece], job: Job, spread: Spread) -> Ungrouped:
+def find(pieces: Sequence[Piece], job: ExpectedMembers, spread: Spread) -> Ungrouped:
     """Match the collectives of no known group on all ranks, or refuse to.
 
     Where ranks of the job are missing, the others may share no collective: the first ranks of
@@ -177,11 +173,11 @@ def _streams(piece: Piece, is_single: bool) -> dict[int, dict[int, _Own]]:
     op, size, iteration, start, duration = (
         column(table, name) for name in ("op", "bytes", "iteration", "start_ns", "duration_ns")
     )
-    size, stop = np.where(np.isin(op, _EVEN), size, UNKNOWN), start + duration
+    size, stop = np.where(np.isin(op, _EVEN), size, NULL), start + duration
     found: dict[int, dict[int, _Own]] = {}
     for rank, stream, a, b in _parts(table):
         columns = (each[a:b] for each in (op, size, iteration, start, stop))
-        key = UNKNOWN if is_single else stream
+        key = NULL if is_single else stream
         found.setdefault(rank, {})[key] = _Own(a, Stream(*columns))
     return found
 
@@ -216,8 +212,7 @@ def _beside(reference: Stream, own: _Own | None) -> _Aligned | Refusal:
     at[other] = known
     at = at[_sampled(reference)]
     start, stop = (
-        np.where(at == NONE, UNKNOWN, times[at])
-        for times in (own.stream.start, own.stream.stop)
+        np.where(at == NONE, NULL, times[at]) for times in (own.stream.start, own.stream.stop)
     )
     return _Aligned(np.stack([own.row + known[begin], other[begin], rows]), start, stop)
 
@@ -225,7 +220,7 @@ def _beside(reference: Stream, own: _Own | None) -> _Aligned | Refusal:
 def _judged(
     answers: Sequence[_Answers],
     reference: Mapping[int, _Own],
-    job: Job,
+    job: ExpectedMembers,
     nothing: Ungrouped,
     doubts: list[Doubt],
 ) -> Ungrouped:
@@ -285,7 +280,7 @@ class _Taken:
             for rank, _, each in self._ranks()
         ]
         rank, stop, number = np.concatenate(parts, axis=1)
-        known = stop != UNKNOWN
+        known = stop != NULL
         return Apart.of(rank[known], stop[known], number[known])
 
 

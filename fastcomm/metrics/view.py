@@ -1,4 +1,4 @@
-"""Ranks as the metrics see them: their iterations, what covers them, their communication."""
+"""The arrays that metrics are computed from: of one rank, or of ranks stacked in time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,18 +7,104 @@ from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.metrics.stack import Stack
-from fastcomm.trace import clocks
-from fastcomm.trace.schema import KIND, TAGS
-from fastcomm_kernels import intervals, segments
-from fastcomm_kernels.exposure import alone
+from fastcomm.exchange import clocks
+from fastcomm.trace.schema import KIND, NARROW, TAGS
+from fastcomm.trace.trace import Trace
+from fastcomm_kernels import intervals
+from fastcomm_kernels import intervals as fastcomm_kernels_intervals
+from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.intervals import alone
 
-Ints = NDArray[np.int64]
+_LATEST = 1 << 62  # ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """The tables of one trace that stands for all, rank behind rank in each."""
+
+    events: pa.Table
+    comm: pa.Table
+    groups: pa.Table
+    iterations: pa.Table
+    rank: Ints  # of each iteration
+    moved: Ints  # ns that times of each iteration's rank are later than in its trace
+    rank_of_group: Ints
+    event_edges: Ints  # rows of the events where each rank begins, and their end
+    comm_edges: Ints
+    rank_of_comm: Ints
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace]) -> Self | None:
+        """Put them one behind the other, with the columns of `schema.NARROW`.
+
+        None where they take more time together than a number holds.
+        """
+        moved = _moved(traces)
+        if moved is None:
+            return None
+        ranks = np.array([trace.meta.rank for trace in traces], np.int64)
+        events = [trace.events.select(NARROW["events"].names) for trace in traces]
+        comm = [trace.comm.select(NARROW["comm"].names) for trace in traces]
+        groups = [trace.groups for trace in traces]
+        iterations = [trace.iterations for trace in traces]
+        steps = _rows(iterations)
+        return cls(
+            events=_behind(events, start=moved, stop=moved),
+            comm=_behind(
+                comm, start=moved, stop=moved, event=_before(events), group=_before(groups)
+            ),
+            groups=_behind(groups),
+            iterations=_behind(iterations, start=moved, stop=moved),
+            rank=np.repeat(ranks, steps),
+            moved=np.repeat(moved, steps),
+            rank_of_group=np.repeat(ranks, _rows(groups)),
+            event_edges=np.cumsum([0, *_rows(events)], dtype=np.int64),
+            comm_edges=np.cumsum([0, *_rows(comm)], dtype=np.int64),
+            rank_of_comm=np.repeat(ranks, _rows(comm)),
+        )
+
+
+def _moved(traces: Sequence[Trace]) -> Ints | None:
+    """What is added to the times of each rank, so that it begins behind the one before it."""
+    if len(traces) == 1:
+        return np.zeros(1, np.int64)
+    found, at = list[int](), 0
+    for trace in traces:
+        tables = [each for each in (trace.events, trace.comm, trace.iterations) if len(each)]
+        begin = min((each["start"][0].as_py() for each in tables), default=0)
+        end = max((int(each["stop"].to_numpy().max()) for each in tables), default=0)
+        found.append(at - begin)
+        at += end - begin + 1
+    fits = max(at, *map(abs, found)) <= _LATEST
+    return np.array(found, np.int64) if fits else None
+
+
+def _rows(tables: Sequence[pa.Table]) -> list[int]:
+    return [table.num_rows for table in tables]
+
+
+def _before(tables: Sequence[pa.Table]) -> Ints:
+    """Of each table how many rows there are in those before it."""
+    return np.cumsum([0, *_rows(tables)], dtype=np.int64)[:-1]
+
+
+def _behind(tables: Sequence[pa.Table], **added: Ints) -> pa.Table:
+    """All in one; to some columns something is added, by table."""
+    if len(tables) == 1:
+        return tables[0]  # to which nothing is added: it need not be copied
+    whole = pa.concat_tables(tables).combine_chunks()
+    for name, of_each in added.items():
+        more = pa.array(np.repeat(of_each, _rows(tables)))
+        place = whole.column_names.index(name)
+        whole = whole.set_column(place, name, pc.add(whole[name], more))
+    return whole
+
+
 ByteKind = Literal["payload", "bus", "msg"]
 
-UNKNOWN = segments.UNKNOWN
 
 # Bits of the classes whose coverage is asked for.
 COMPUTE, COPY, FIRST_TAG = 1 << 0, 1 << 1, 2
@@ -41,14 +127,14 @@ def sets(*wanted: NDArray[np.bool_]) -> Sets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """Communication events inside of iterations, sorted by start; UNKNOWN for null."""
+    """Communication events inside of iterations, sorted by start; NULL for null."""
 
     start: Ints
     stop: Ints
     tag: NDArray[np.int8]
     op: NDArray[np.int8]
     iteration: NDArray[np.int32]  # row of the iteration that holds the start
-    group: Ints  # its label, the same on every rank; UNKNOWN where nothing tells its members
+    group: Ints  # its label, the same on every rank; NULL where nothing tells its members
     seq: Ints  # number in the group
     stream: Ints  # of the device
     group_size: Ints
@@ -129,14 +215,14 @@ def _communication(
     """The events inside of the iterations that were found."""
     comm = stack.comm
     times = comm["start"].to_numpy(), comm["stop"].to_numpy()
-    iteration = segments.segment_of(times[0], *found)
+    iteration = fastcomm_kernels_intervals.segment_of(times[0], *found)
     is_inside = iteration >= 0
     # Most often all are: then nothing has to be copied.
     inside = slice(None) if is_inside.all() else np.flatnonzero(is_inside)
     group = _filled(comm["group"], -1)[inside]
     peer = _filled(comm["peer"].cast(pa.int64()))
     return Communication(
-        partner=np.where(peer == UNKNOWN, _filled(comm["root"].cast(pa.int64())), peer)[inside],
+        partner=np.where(peer == NULL, _filled(comm["root"].cast(pa.int64())), peer)[inside],
         sends=comm["sends"].fill_null(False).to_numpy()[inside],
         start=times[0][inside],
         stop=times[1][inside],
@@ -153,10 +239,10 @@ def _communication(
 
 
 def _by_place(values: Sequence[int | None]) -> Ints:
-    """The values with UNKNOWN for none, and behind the last: at place -1."""
-    return np.array([UNKNOWN if each is None else each for each in (*values, None)], np.int64)
+    """The values with NULL for none, and behind the last: at place -1."""
+    return np.array([NULL if each is None else each for each in (*values, None)], np.int64)
 
 
-def _filled(column: pa.ChunkedArray, null: int = UNKNOWN) -> Ints:
+def _filled(column: pa.ChunkedArray, null: int = NULL) -> Ints:
     whole: Ints = (column.fill_null(null) if column.null_count else column).to_numpy()
     return whole

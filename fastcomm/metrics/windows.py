@@ -15,7 +15,7 @@ from fastcomm_kernels import phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class PhaseWindows:
     """Windows from phases of one tag to phases of another, in ns; negative: they overlap."""
 
     source: str
@@ -52,7 +52,7 @@ def whole(stock: Stock) -> pa.Table:
     return table.take(pa.array(np.argsort(table["rank"].to_numpy(), kind="stable")))
 
 
-def windows_from(stock: Stock, source: int) -> list[Window]:
+def windows_from(stock: Stock, source: int) -> list[PhaseWindows]:
     """The statistics of the windows behind phases of one tag, in the order of TAGS."""
     parts = [_own(columns(each, ("from", "to", "window_ns")), source) for each in stock]
     target, length = (np.concatenate(each) for each in zip(*parts, strict=True))
@@ -64,8 +64,8 @@ def _own(table: pa.Table, source: int) -> tuple[NDArray[np.int8], NDArray[np.int
     return table["to"].to_numpy()[own], table["window_ns"].to_numpy()[own]
 
 
-def _statistics(source: int, target: int, length: NDArray[np.int64]) -> Window:
-    return Window(
+def _statistics(source: int, target: int, length: NDArray[np.int64]) -> PhaseWindows:
+    return PhaseWindows(
         source=TAGS[source],
         target=TAGS[target],
         count=len(length),

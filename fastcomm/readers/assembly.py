@@ -19,7 +19,6 @@ from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.iterations import (
     PERIOD,
     RANGES,
-    UNKNOWN,
     WHOLE,
     DeviceWork,
     IterationRule,
@@ -31,11 +30,9 @@ from fastcomm.trace.iterations import (
     without_cut_end,
 )
 from fastcomm.trace.schema import ARGS, TAG
-from fastcomm.trace.tags import Group, Tagged, TagRules
+from fastcomm.trace.tags import ProcessGroup, Tagged, TagRules
 from fastcomm.trace.trace import NO_DEVICE, Meta, Trace
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import NULL, Ints
 
 DEVICE_KINDS = ("kernel", "memcpy", "memset")
 
@@ -142,7 +139,7 @@ def _device_work(events: Events) -> DeviceWork:
     return DeviceWork(
         start=start[work],
         stop=stop[work],
-        launch=np.where(launch >= 0, start[launch], UNKNOWN),
+        launch=np.where(launch >= 0, start[launch], NULL),
     )
 
 
@@ -299,7 +296,7 @@ def nullable(column: Ints) -> pa.Array:
     return pa.array(column, mask=column == NULL)
 
 
-def _group_table(groups: Sequence[Group], tagged: Sequence[Tagged]) -> pa.Table:
+def _group_table(groups: Sequence[ProcessGroup], tagged: Sequence[Tagged]) -> pa.Table:
     return pa.table(
         {
             "name": pa.array([group.name for group in groups], pa.string()),

@@ -20,17 +20,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import COLLECTIVE_LIBRARIES
-from fastcomm.trace.descriptions import SILENT, WORLD
 from fastcomm.trace.schema import KIND, OP, numbers
-from fastcomm.trace.tags import Group
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm.trace.tags import SILENT, WORLD, ProcessGroup
+from fastcomm_kernels.arrays import NULL, Ints
 
 _PLAIN = numbers(["AllReduce", "Broadcast", "AllGather", "ReduceScatter"])
 _NEUTRAL = numbers(["Barrier", "OTHER"])
@@ -86,11 +82,11 @@ def _are_plain(found: Collectives) -> bool:
     return bool(ops & set(_PLAIN)) and ops <= {*_PLAIN, *_NEUTRAL}
 
 
-def _is_default(group: Group) -> bool:
+def _is_default(group: ProcessGroup) -> bool:
     return group.description in WORLD or group.is_unnamed
 
 
-def _is_world(group: Group, world: int | None) -> bool:
+def _is_world(group: ProcessGroup, world: int | None) -> bool:
     """Return whether a group is the world, or one of which nothing is known."""
     if _is_default(group):
         return True

@@ -12,16 +12,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.readers.communication import Collectives
-from fastcomm.readers.events import Events, Ints
+from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import Named
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.schema import OP
-from fastcomm.trace.tags import Group
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm.trace.tags import ProcessGroup
+from fastcomm_kernels.arrays import NULL, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class DeviceRows:
     """Device work, a row each; NULL is unknown."""
 
     start: Ints
@@ -55,13 +55,13 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
+class CommunicationColumns:
     """What is known of each row of a `Work` that communicates; others have NULL as `op`."""
 
     op: Ints
     seq: Ints
     group: Ints  # index into `groups`, -1 where nothing is known
-    groups: tuple[Group, ...]
+    groups: tuple[ProcessGroup, ...]
     message: Ints  # bytes, as handed to the library's call
     name: Ints  # index into `named`
     named: tuple[Named, ...]

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels import attribution
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm_kernels.arrays import NULL, Ints
 
-Ints = NDArray[np.int64]
 Rows = NDArray[np.int64]
 
 # Calls of CUDA and HIP that always start device work; a copy or memset of nothing does not.

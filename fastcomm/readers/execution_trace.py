@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.blocks import CutShortError, document
+from fastcomm.readers.kineto.stream import CutShortError, document
 from fastcomm.remote import place
 from fastcomm.trace.trace import Trace
 
@@ -25,7 +25,7 @@ Storage = tuple[int, str]  # its id, and its device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
+class TracedOperator:
     """A node of an execution trace."""
 
     id: int
@@ -48,7 +48,7 @@ def find(trace: Trace) -> Path | None:
     return None
 
 
-def read(path: Path) -> list[Operator]:
+def read(path: Path) -> list[TracedOperator]:
     """The operators of an execution trace, in order of their calls."""
     try:
         found = [_operator(node) for node in orjson.loads(document(path))["nodes"]]
@@ -60,14 +60,14 @@ def read(path: Path) -> list[Operator]:
     return sorted(found, key=lambda each: (each.order, each.id))
 
 
-def _operator(node: Mapping[str, Any]) -> Operator:
+def _operator(node: Mapping[str, Any]) -> TracedOperator:
     attributes = {each["name"]: each["value"] for each in node.get("attrs", ())} or node
     sides = [node["inputs"], node["outputs"]]
     inputs, outputs = (side["values"] if isinstance(side, dict) else side for side in sides)
     name, schema = str(node["name"]), str(attributes.get("op_schema", ""))
     reads = frozenset(_storages(inputs))
     fresh = frozenset(_storages(outputs)) - reads
-    return Operator(
+    return TracedOperator(
         id=int(node["id"]),
         parent=int(node.get("ctrl_deps", node.get("parent", 0)) or 0),
         name=name,

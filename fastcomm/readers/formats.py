@@ -66,7 +66,7 @@ class OpenOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class RankSources:
     """The ranks that one format found, sorted."""
 
     sources: tuple[Source, ...]
@@ -87,7 +87,7 @@ class Format(Protocol):
         """Whether a file that `claims` refuses cannot be read, so that it might be one."""
         ...
 
-    def find(self, paths: Sequence[Path], options: OpenOptions) -> Found:
+    def find(self, paths: Sequence[Path], options: OpenOptions) -> RankSources:
         """The ranks in these files; nothing is read but what tells them."""
         ...
 

@@ -10,23 +10,26 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.assembly import ReadOptions, assemble
-from fastcomm.readers.blocks import CutShortError, blocks
-from fastcomm.readers.device_rows import Calls, Work
-from fastcomm.readers.formats import Found, OpenOptions, check_count
-from fastcomm.readers.inspector_log import Communicator, Log, communicators, damage, read_log
+from fastcomm.readers.device_rows import CommunicationColumns, DeviceRows
+from fastcomm.readers.formats import OpenOptions, RankSources, check_count
+from fastcomm.readers.inspector_log import (
+    InspectorCommunicator,
+    Log,
+    communicators,
+    damage,
+    read_log,
+)
+from fastcomm.readers.kineto.stream import CutShortError, blocks
 from fastcomm.readers.patterns import Named
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.run import Source
 from fastcomm.trace.schema import KIND
-from fastcomm.trace.tags import Group
+from fastcomm.trace.tags import ProcessGroup
 from fastcomm.trace.trace import Meta, Trace
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import NULL, Ints
 
 SUFFIXES = (".log", ".log.gz", ".jsonl", ".jsonl.gz")
 _VERSIONS = frozenset({"v4.0"})
@@ -34,12 +37,12 @@ _EPOCH = 1_000_000_000_000_000_000  # ns: less is no time since 1970
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class LoggedProcess:
     """What the run knows of a process."""
 
     rank: int
     world_size: int | None
-    groups: Mapping[str, Group]  # by id of the communicator
+    groups: Mapping[str, ProcessGroup]  # by id of the communicator
 
 
 def claims(path: Path) -> bool:
@@ -65,7 +68,7 @@ def _head(path: Path) -> bytes:
         return b""
 
 
-def find(paths: Sequence[Path], options: OpenOptions) -> Found:
+def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     """The rank of each process by the communicator of all, and who is in which group."""
     said = {path: communicators(path) for path in paths}
     for path, found in said.items():
@@ -77,7 +80,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
     sources = []
     for path in sorted(paths, key=lambda each: ranks[each]):
         own = {each.id: groups[each.id] for each in said[path]}
-        process = Process(rank=ranks[path], world_size=world, groups=own)
+        process = LoggedProcess(rank=ranks[path], world_size=world, groups=own)
         sources.append(
             Source(
                 rank=ranks[path],
@@ -86,10 +89,10 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
                 read=partial(read, path, reading, process),
             )
         )
-    return Found(sources=tuple(sources), world_size=world, warnings=warnings)
+    return RankSources(sources=tuple(sources), world_size=world, warnings=warnings)
 
 
-_Said = Mapping[Path, Sequence[Communicator]]
+_Said = Mapping[Path, Sequence[InspectorCommunicator]]
 
 
 def _ranks(
@@ -116,7 +119,7 @@ def _ranks(
     return ranks, options.world, (warning,) if len(said) > 1 else ()
 
 
-def _world(said: _Said) -> Communicator | None:
+def _world(said: _Said) -> InspectorCommunicator | None:
     """The largest communicator, if every process is in it; of several, that of the first id."""
     everywhere = Counter(each.id for found in said.values() for each in found)
     largest = max((each.size for found in said.values() for each in found), default=0)
@@ -138,10 +141,12 @@ def _check_different(ranks: Mapping[Path, int]) -> None:
         taken[rank] = path
 
 
-def _groups(said: _Said, ranks: Mapping[Path, int], world: int | None) -> dict[str, Group]:
+def _groups(
+    said: _Said, ranks: Mapping[Path, int], world: int | None
+) -> dict[str, ProcessGroup]:
     """Each communicator's ranks in the job, where the logs of all its members are there."""
     members: dict[str, set[int]] = {}
-    by_id: dict[str, Communicator] = {}
+    by_id: dict[str, InspectorCommunicator] = {}
     for path, found in said.items():
         for each in found:
             by_id.setdefault(each.id, each)
@@ -151,7 +156,7 @@ def _groups(said: _Said, ranks: Mapping[Path, int], world: int | None) -> dict[s
         known = members[key]
         if each.size == world:
             known = set(range(each.size))
-        groups[key] = Group(
+        groups[key] = ProcessGroup(
             name=each.name or key,
             ranks=tuple(sorted(known)) if len(known) == each.size else None,
             size=each.size,
@@ -167,7 +172,7 @@ def _number(communicator: str) -> int | None:
         return None
 
 
-def read(path: Path, options: ReadOptions, process: Process) -> Trace:
+def read(path: Path, options: ReadOptions, process: LoggedProcess) -> Trace:
     """Read one process's log; TraceFileError where it is none."""
     log = read_log(path, allow_truncated=options.allow_truncated)
     columns = log.columns()
@@ -175,8 +180,8 @@ def read(path: Path, options: ReadOptions, process: Process) -> Trace:
     stop = columns["dumped"]
     start = columns["start"] if is_timed else stop - columns["duration"]
     stop = start + columns["duration"] if is_timed else stop
-    groups = tuple(process.groups.get(key, Group(name=key)) for key in log.communicators)
-    work = Work(
+    groups = tuple(process.groups.get(key, ProcessGroup(name=key)) for key in log.communicators)
+    work = DeviceRows(
         start=start,
         stop=stop,
         kind=np.full(len(start), KIND["kernel"], np.int8),
@@ -188,7 +193,7 @@ def read(path: Path, options: ReadOptions, process: Process) -> Trace:
         offset=columns["offset"],
     )
     events, lanes, order = work.events()
-    calls = Calls(
+    calls = CommunicationColumns(
         op=columns["op"],
         seq=columns["seq"],
         group=columns["communicator"],

@@ -11,15 +11,12 @@ from typing import Any
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.blocks import CutShortError, blocks
+from fastcomm.readers.kineto.stream import CutShortError, blocks
 from fastcomm.trace.bytes import op_of_collective
 from fastcomm.trace.schema import OP
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import NULL, Ints
 
 _NS = 1000  # of a microsecond
 _HEADER = re.compile(rb'"header"\s*:\s*(\{[^{}]*\})')
@@ -27,7 +24,7 @@ _NAMED_DROPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Communicator:
+class InspectorCommunicator:
     """What a process says of a communicator that it is in."""
 
     id: str
@@ -197,7 +194,7 @@ def _damage(log: Log) -> str:
     )
 
 
-def communicators(path: Path) -> list[Communicator]:
+def communicators(path: Path) -> list[InspectorCommunicator]:
     """The communicators that a log names, without parsing its lines."""
     texts: set[bytes] = set()
     rest = b""
@@ -212,7 +209,7 @@ def communicators(path: Path) -> list[Communicator]:
     return list(found.values())
 
 
-def _communicator(text: bytes) -> Communicator | None:
+def _communicator(text: bytes) -> InspectorCommunicator | None:
     try:
         said = orjson.loads(text)
         name = said.get("comm_name")
@@ -222,4 +219,4 @@ def _communicator(text: bytes) -> Communicator | None:
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
         return None
     name = name if isinstance(name, str) and name else None
-    return Communicator(id=said["id"], name=name, rank=rank, size=size)
+    return InspectorCommunicator(id=said["id"], name=name, rank=rank, size=size)

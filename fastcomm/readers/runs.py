@@ -1,19 +1,75 @@
 """Open a run: a directory, files or globs become one source a rank."""
 
-from collections.abc import Iterator, Sequence
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from fastcomm.errors import TraceFileError
+from fastcomm.errors import SchemaError, TraceFileError
 from fastcomm.guard import note_inputs
 from fastcomm.readers.config import Config
 from fastcomm.readers.detection import FORMATS, detect, module
-from fastcomm.readers.formats import Found, OpenOptions
+from fastcomm.readers.formats import OpenOptions, RankSources
 from fastcomm.readers.ranks import rank_from_name
-from fastcomm.readers.steady import steady
 from fastcomm.remote import is_local, place
-from fastcomm.trace.run import Run, SkippedRank, absent
+from fastcomm.trace.run import Run, SkippedRank, Source, absent
+from fastcomm.trace.trace import Trace
 from fastcomm.units import plural
+
+_State = tuple[tuple[str, int, int, int], ...]
+
+
+def steady(source: Source) -> Source:
+    """The same source, whose reading fails if somebody changes its file meanwhile."""
+    narrow = source.read_narrow
+    return replace(
+        source,
+        read=partial(_read, source.path, source.read),
+        read_narrow=narrow and partial(_read, source.path, narrow),
+    )
+
+
+def _read(path: Path, read: Callable[[], Trace]) -> Trace:
+    before = _state(path)
+    try:
+        trace = read()
+    except TraceFileError as error:
+        _check(path, before, error)
+        raise
+    except SchemaError as error:
+        _check(path, before, error)
+        raise TraceFileError(f"{path}: damaged: {error}") from error
+    _check(path, before, None)
+    return trace
+
+
+def _check(path: Path, before: _State, error: Exception | None) -> None:
+    """TraceFileError where the file is another one than before, or longer, or newer."""
+    if before and _state(path) != before:
+        raise TraceFileError(
+            f"{path}: changed while it was read; wait until it is written, and read it again"
+        ) from error
+
+
+def _state(path: Path) -> _State:
+    """Name, place, size and age of a file, or of the files of a directory; empty: none."""
+    try:
+        status = path.stat()
+        if not stat.S_ISDIR(status.st_mode):
+            return (_of(path.name, status),)
+        if not is_local(path):
+            return tuple(sorted(_of(each.name, each.stat()) for each in path.iterdir()))
+        with os.scandir(path) as entries:
+            return tuple(sorted(_of(entry.name, entry.stat()) for entry in entries))
+    except OSError:
+        return ()  # reading it says what is wrong
+
+
+def _of(name: str, status: os.stat_result) -> tuple[str, int, int, int]:
+    return name, status.st_ino, status.st_size, status.st_mtime_ns
+
 
 __all__ = ["FORMATS", "OpenOptions", "open_run"]
 
@@ -54,7 +110,7 @@ def open_run(
     )
 
 
-def _numbered(skipped: Sequence[SkippedRank], found: Found) -> tuple[SkippedRank, ...]:
+def _numbered(skipped: Sequence[SkippedRank], found: RankSources) -> tuple[SkippedRank, ...]:
     """Give the one skipped file of unknown rank the only rank of the world that is left."""
     unknown = [each for each in skipped if each.rank is None]
     if len(unknown) != 1 or found.world_size is None or place(unknown[0].path).is_dir():
@@ -77,7 +133,7 @@ def _assumed(config: Config, ranks: Sequence[int], world: int | None) -> Iterato
         )
 
 
-def _found(name: str, files: Sequence[Path], options: OpenOptions) -> Found:
+def _found(name: str, files: Sequence[Path], options: OpenOptions) -> RankSources:
     """The ranks in files of one format; with `keep_going` without those that fail to open."""
     find = module(name).find
     try:

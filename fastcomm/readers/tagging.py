@@ -15,21 +15,19 @@ from fastcomm.readers.data_parallel import is_plain
 from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import Named
 from fastcomm.trace.alike import alike
-from fastcomm.trace.descriptions import WORLD
 from fastcomm.trace.parallel import Grid
 from fastcomm.trace.schema import OPS, TAG, TAG_SOURCES
 from fastcomm.trace.tags import (
     CHANGED_NOTHING,
+    WORLD,
     Behaviour,
-    Group,
+    ProcessGroup,
     Tagged,
     TagRule,
     TagRules,
     tag_group,
 )
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import NULL
 
 SOURCE = {name: number for number, name in enumerate(TAG_SOURCES)}
 
@@ -51,7 +49,7 @@ class Tagging:
 class _Unit:
     """A group, or a stream whose events are of no known group, and what it was seen to do."""
 
-    group: Group
+    group: ProcessGroup
     ops: dict[int, int] = field(default_factory=dict)  # events by operation
     streams: set[int] = field(default_factory=set)
     whole: Tagged = _NO_TAG
@@ -124,12 +122,12 @@ def _key(place: int, stream: int) -> tuple[int, int]:
 
 
 def _units(
-    groups: Sequence[Group], kinds: Sequence[_Kind], counts: Sequence[int]
+    groups: Sequence[ProcessGroup], kinds: Sequence[_Kind], counts: Sequence[int]
 ) -> dict[tuple[int, int], _Unit]:
     """Return all groups, and the streams of events without one, with what they do."""
     units = {(place, NULL): _Unit(group) for place, group in enumerate(groups)}
     for (place, op, _, stream), count in zip(kinds, counts, strict=True):
-        unit = units.setdefault(_key(place, stream), _Unit(Group()))
+        unit = units.setdefault(_key(place, stream), _Unit(ProcessGroup()))
         unit.ops[op] = unit.ops.get(op, 0) + count
         unit.streams |= {stream} - {NULL}
     for unit in units.values():
@@ -151,7 +149,9 @@ def _ask(unit: _Unit, rules: TagRules, iterations: int) -> None:
         }
 
 
-def _answer(group: Group, ops: Mapping[int, int], rules: TagRules, iterations: int) -> Tagged:
+def _answer(
+    group: ProcessGroup, ops: Mapping[int, int], rules: TagRules, iterations: int
+) -> Tagged:
     """Return the tag of a group; a grid of one dimension decides unless a name says more."""
     counts = {OPS[op]: count for op, count in ops.items()}
     tagged = tag_group(group, Behaviour(counts=counts, iterations=iterations), rules)
@@ -162,12 +162,12 @@ def _answer(group: Group, ops: Mapping[int, int], rules: TagRules, iterations: i
     return tagged if is_named and tagged.tag != "OTHER" else Tagged(tag=only, source="ranks")
 
 
-def _is_open(said: Tagged, group: Group) -> bool:
+def _is_open(said: Tagged, group: ProcessGroup) -> bool:
     """Return whether nothing tells the parallelism of a group."""
     return said.source == "none" or (said.tag == "OTHER" and group.description in WORLD)
 
 
-def _goes_by_name(said: Tagged, group: Group, named: str, rules: TagRules) -> bool:
+def _goes_by_name(said: Tagged, group: ProcessGroup, named: str, rules: TagRules) -> bool:
     """Return whether a kernel's name decides: nothing tells more, or it can only be experts."""
     if _is_open(said, group) or (said.source == "heuristic" and not said.candidates):
         return True
@@ -190,7 +190,7 @@ def _unused(units: Sequence[_Unit], rules: TagRules) -> Iterator[str]:
         yield "--guess-tags" + CHANGED_NOTHING + _why_no_guess(rest)
 
 
-def _decides(group: Group, rules: Sequence[TagRule]) -> int | None:
+def _decides(group: ProcessGroup, rules: Sequence[TagRule]) -> int | None:
     return next((place for place, rule in enumerate(rules) if rule.matches(group)), None)
 
 

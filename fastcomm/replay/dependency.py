@@ -11,16 +11,23 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.replay import hops
-from fastcomm.replay.local_graph import LocalGraph
-from fastcomm.replay.names import COARSE, STAGES, Name, category, coarse, is_rank, long_name
-from fastcomm.replay.nccl import Topology
-from fastcomm.replay.push_pull import Servers
-from fastcomm.replay.trial import Trial
-from fastcomm.replay.uniform import UniformTrace
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm.readers.dpro.dataflow import LocalGraph
+from fastcomm.readers.dpro.names import (
+    COARSE,
+    STAGES,
+    Name,
+    category,
+    coarse,
+    is_rank,
+    long_name,
+)
+from fastcomm.readers.dpro.nccl import Topology
+from fastcomm.readers.dpro.trial import Trial
+from fastcomm.readers.dpro.uniform import UniformTrace
+from fastcomm.replay import communication
+from fastcomm.replay.communication import Servers
+from fastcomm_kernels.arrays import NULL, Ints
 
-Ints = NDArray[np.int64]
 Group = tuple[int, ...]
 Communicate = Callable[[str, Group], Iterable[tuple[str, str]]]
 
@@ -138,14 +145,16 @@ def through_network(
     for backward in _backwards(group, graph):
         yield f"{pid}->{backward}", sync
     peers = [
-        topology.pid_of[each] for each in hops.peers(pid, topology) if each in topology.pid_of
+        topology.pid_of[each]
+        for each in communication.peers(pid, topology)
+        if each in topology.pid_of
     ]
     for peer in peers or [pid]:
         yield long_name(peer, f"{head}.Sync"), queue
     yield queue, taken
     if len(peers) < 2:  # noqa: PLR2004
         yield taken, given
-    yield from hops.slices(pid, head, counts.get(head, {}), topology)
+    yield from communication.slices(pid, head, counts.get(head, {}), topology)
     for after in _afters(group, graph):
         yield given, f"{pid}->{after}"
 

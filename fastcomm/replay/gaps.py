@@ -7,16 +7,12 @@ before the first communication is of one step alone.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fastcomm.readers.dpro.names import COARSE, REQUESTS, STAGES, Name, category, coarse
+from fastcomm.readers.dpro.statistics import Statistics
+from fastcomm.readers.dpro.uniform import UniformTrace
 from fastcomm.replay.dependency import Dependencies
-from fastcomm.replay.names import COARSE, REQUESTS, STAGES, Name, category, coarse
-from fastcomm.replay.statistics import Statistics
-from fastcomm.replay.uniform import UniformTrace
-from fastcomm_kernels.json_numbers import NULL
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import NULL, Floats, Ints
 
 _SHORT_NS = 10_000
 # loop, channel, chunk, slice

@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import dpro, json_head
+from fastcomm.readers.dpro import detection, trial, uniform, uniform_scan
+from fastcomm.readers.dpro.nccl import Topology
+from fastcomm.readers.dpro.steps import with_steps
+from fastcomm.readers.dpro.trial import Trial
+from fastcomm.readers.dpro.uniform import UniformTrace
+from fastcomm.readers.kineto import head
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.replay import trial, uniform, uniform_run, uniform_scan
-from fastcomm.replay.nccl import Topology
-from fastcomm.replay.steps import with_steps
-from fastcomm.replay.trial import Trial
-from fastcomm.replay.uniform import UniformTrace
+from fastcomm.replay import operations
 from fastcomm.trace.run import ReadRanks
 
 
@@ -44,7 +45,7 @@ def read(
     if is_run(path):
         options = replace(options or OpenOptions(), whole=True)
         run = open_run(path, options=options)
-        found = uniform_run.converted(run, keep_going=options.keep_going)
+        found = operations.converted(run, keep_going=options.keep_going)
         return Input(trace=found.trace, warnings=found.warnings, read=found.read)
     if path.is_dir():
         read_trial = trial.read(path, rule=rule, align=align)
@@ -60,11 +61,11 @@ def is_run(path: Path) -> bool:
     if not path.exists():
         raise TraceFileError(f"{path}: no such file or folder")
     if path.is_dir():
-        return not dpro.claims(path) and any(path.iterdir())
-    if not path.name.lower().endswith(json_head.SUFFIXES):
+        return not detection.claims(path) and any(path.iterdir())
+    if not path.name.lower().endswith(head.SUFFIXES):
         return True
-    found = json_head.peek(path)
+    found = head.peek(path)
     # A JSON file without a mark of the profiler: reading it as a uniform trace says what it is.
     return found.kind == "profiler" or (
-        found.kind == "damaged" and json_head.is_rank_name(path.name)
+        found.kind == "damaged" and head.is_rank_name(path.name)
     )

@@ -1,282 +1,298 @@
-"""A table of operations of a production job: start and end of each, by data rank and step.
+"""Name the events of a run as operations of the uniform trace."""
 
-Times are float64 nanoseconds: the table has float32 seconds, and means of them have fractions.
-"""
-
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from shlex import quote
-from typing import Any
+from functools import cached_property, lru_cache
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm import inputs, parquet
-from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.ranges import RANKS, shortened
-from fastcomm.trace.run import ranges
+from fastcomm.errors import FastcommError
+from fastcomm.exchange import clocks
+from fastcomm.readers.dpro.uniform import Event, UniformTrace, of_events
+from fastcomm.trace import rank_warnings
+from fastcomm.trace.run import ReadRanks, Run, SkippedRank
+from fastcomm.trace.schema import KIND, OPS, TAGS
+from fastcomm.trace.trace import Trace
+from fastcomm.units import counted, plural
+from fastcomm_kernels import attribution, intervals
+from fastcomm_kernels.arrays import NULL, Flags, Ints
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+FORWARD, BACKWARD, UPDATE = range(3)
+OP_CATS = ("FW", "BW", "UPDATE_")
 
-POINT_TO_POINT = ("forward-send", "forward-recv", "backward-send", "backward-recv")
-_COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
-_CHUNKS = ("mc", "gmc")
-_SIZES = ("dp_size", "pp_size", "tp_size", "dsp_size", "vpp_size", "world_size")
-_NS = 1e9
-_PLACES = ("dp_rank", "stage", "seq_id")  # that count from 0, and make a cube
-_MOST = 1 << 20
-_LATEST = 4e9  # s: some 60 years of 1970
-_NAMED = 5  # rows
-_LONGEST = 256  # letters of a type
+_FORWARD = re.compile(r"(?i)forward|(?<![a-z])fwd")
+_BACKWARD = re.compile(r"(?i)backward|(?<![a-z])bwd|^autograd::engine")
+_UPDATE = re.compile(r"(?i)optimizer")
+_ENGINE = "autograd::engine"
+_STEP = re.compile(r"^ProfilerStep#|(?i:optimizer)")
+_WORK = ("kernel", "memcpy", "memset")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Op:
-    """One operation of the graph, with its times in the step that the graph is made of."""
+@dataclass(frozen=True)
+class Naming:
+    """The operations of one rank's trace; all by row of its events."""
 
-    optype: str
-    seq: int
-    stage: int
-    start: float
-    end: float
-    mc: int
-    gmc: int
+    trace: Trace
+
+    @cached_property
+    def kind(self) -> Ints:
+        """The kind of each event."""
+        return self._column("kind")
+
+    @cached_property
+    def lane(self) -> NDArray[np.int32]:
+        """The lane of each event."""
+        found: NDArray[np.int32] = self.trace.events["lane"].to_numpy()
+        return found
+
+    @cached_property
+    def start(self) -> Ints:
+        """When each begins."""
+        return self._column("start")
+
+    @cached_property
+    def stop(self) -> Ints:
+        """When each ends."""
+        return self._column("stop")
+
+    def _column(self, name: str) -> Ints:
+        found: Ints = self.trace.events[name].to_numpy().astype(np.int64)
+        return found
+
+    @cached_property
+    def words(self) -> list[str]:
+        """Names by code."""
+        found: list[str] = self._names.dictionary.to_pylist()
+        return found
+
+    @cached_property
+    def code(self) -> Ints:
+        """The code of each event's name."""
+        found: Ints = self._names.indices.to_numpy().astype(np.int64)
+        return found
 
     @property
-    def name(self) -> str:
-        """As the published study has it."""
-        return f"{self.optype}_{self.seq}_{self.stage}"
+    def _names(self) -> pa.DictionaryArray:
+        return self.trace.events["name"].combine_chunks()
 
+    @cached_property
+    def is_work(self) -> Flags:
+        """Which events are work of a device."""
+        return np.isin(self.kind, [KIND[name] for name in _WORK])
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operations:
-    """Times are ops x data ranks x steps, `duration` as recorded; `rank_of` rank x stage."""
+    @cached_property
+    def at(self) -> Ints:
+        """The call that launched each piece of work; of all else, and where unknown, itself."""
+        found = np.arange(len(self.kind))
+        calls = np.flatnonzero(self.kind == KIND["runtime"])
+        number = self.trace.events["correlation"].fill_null(NULL).to_numpy()
+        calls = calls[np.argsort(number[calls], kind="stable")]
+        work = np.flatnonzero(self.is_work & (number != NULL))
+        if not len(calls):
+            return found
+        place = np.searchsorted(number[calls], number[work], side="right") - 1
+        known = (place >= 0) & (number[calls[place]] == number[work])
+        found[work[known]] = calls[place[known]]
+        return found
 
-    ops: tuple[Op, ...]
-    start: Floats
-    end: Floats
-    duration: Floats
-    steps: tuple[int, ...]
-    rank_of: Ints
-    left_out: tuple[int, ...]
+    @cached_property
+    def operator(self) -> Ints:
+        """The innermost operator around each event's call, an operator's own row; or -1."""
+        return self._around(np.flatnonzero(self.kind == KIND["cpu_op"]))
 
-    @property
-    def ranks(self) -> int:
-        """Data ranks."""
-        return int(self.start.shape[1])
-
-    @property
-    def stages(self) -> int:
-        """Pipeline stages."""
-        return int(self.rank_of.shape[1])
-
-
-def notes(left_out: Sequence[int]) -> tuple[str, ...]:
-    """What is to be said of steps that reading had to leave out."""
-    if not left_out:
-        return ()
-    steps = ranges(list(left_out))
-    return (f"steps {steps} are left out: a rank lacks operations that it has elsewhere",)
-
-
-def meta(path: Path) -> dict[str, Any]:
-    """The description of a job; its sizes are positive."""
-    said = inputs.yaml(path)
-    if not isinstance(said, dict):
-        raise TraceFileError(f"{path}: found {said!r}, wanted dp_size, pp_size and the rest")
-    for name in _SIZES:
-        size = said.get(name, 1)
-        if type(size) is not int or not RANKS.holds(size):
-            raise TraceFileError(
-                f"{path}: {name}: found {shortened(size)}, wanted a whole number from 1 to "
-                f"{RANKS.most}"
+    def _around(self, ranges: Ints) -> Ints:
+        """The innermost of `ranges` around each event's call, or -1."""
+        found = np.full(len(self.kind), -1, np.int64)
+        points = self.at
+        order = np.lexsort((self.start[points], self.lane[points]))
+        ranges = ranges[np.lexsort((-self.stop[ranges], self.start[ranges], self.lane[ranges]))]
+        if len(ranges):
+            lanes = (
+                (self.lane[k], self.start[k], self.stop[k]) for k in (ranges, points[order])
             )
-    return said
+            inner = attribution.enclosing(*next(lanes), *next(lanes))
+            found[order] = np.where(inner >= 0, ranges[inner], -1)
+        return found
+
+    @cached_property
+    def op_cat(self) -> Ints:
+        """FORWARD, BACKWARD or UPDATE."""
+        said = np.array([_class(word) for word in self.words], np.int64)[self.code]
+        is_op = self.kind == KIND["cpu_op"]
+        is_mark = is_op & (said == BACKWARD)
+        is_mark |= (self.kind == KIND["annotation"]) & (said >= 0)
+        mark = self._around(np.flatnonzero(is_mark))
+        return np.where(mark >= 0, said[mark], self._of_thread[self.lane[self.at]])
+
+    @cached_property
+    def _of_thread(self) -> Ints:
+        """By lane: BACKWARD on a thread of autograd's engine, unless it takes steps as well."""
+        engine = np.array([word.startswith(_ENGINE) for word in self.words], bool)[self.code]
+        steps = np.array([bool(_STEP.search(word)) for word in self.words], bool)[self.code]
+        found = np.full(self.trace.lanes.num_rows, FORWARD, np.int64)
+        found[self.lane[engine]] = BACKWARD
+        found[self.lane[steps]] = FORWARD
+        return found
+
+    @cached_property
+    def step(self) -> Ints:
+        """The iteration in which each was called, from 0 on; -1 outside of all."""
+        table = self.trace.iterations
+        if not table.num_rows:
+            return np.zeros(len(self.kind), np.int64)
+        begin = self.start[self.at]
+        order = np.argsort(begin, kind="stable")
+        found = np.empty(len(begin), np.int64)
+        found[order] = intervals.segment_of(
+            begin[order], table["start"].to_numpy(), table["stop"].to_numpy()
+        )
+        return found
+
+    @cached_property
+    def communication(self) -> dict[int, str]:
+        """Standard names of communication by row: tag, group, place in the step, operation."""
+        comm, groups = self.trace.comm, self.trace.groups["name"].to_pylist()
+        count: dict[tuple[object, ...], int] = {}
+        found = {}
+        columns = (comm[name].to_pylist() for name in ("event", "op", "tag", "group"))
+        for row, op, tag, group in zip(*columns, strict=True):
+            key = (op, group, int(self.step[row]))
+            place = count[key] = count.get(key, -1) + 1
+            label = "none" if group is None else groups[group] or f"group{group}"
+            found[row] = f"Comm.{TAGS[tag]}-{plain(label)}-{place}.{OPS[op]}"
+        return found
+
+    def standard(self, row: int) -> str:
+        """The standard name of an operation."""
+        if row in self.communication:
+            return self.communication[row]
+        source = row if self.operator[row] < 0 else int(self.operator[row])
+        return f"{OP_CATS[self.op_cat[row]]}.{plain(self.words[self.code[source]])}"
+
+    @cached_property
+    def outermost(self) -> Flags:
+        """Which operators no other of their thread encloses."""
+        ops = np.flatnonzero(self.kind == KIND["cpu_op"])
+        ops = ops[np.lexsort((-self.stop[ops], self.start[ops], self.lane[ops]))]
+        found = np.zeros(len(self.kind), bool)
+        for lane in np.unique(self.lane[ops]).tolist():
+            own = ops[self.lane[ops] == lane]
+            before = np.maximum.accumulate(self.stop[own])
+            found[own] = self.start[own] >= np.append(self.start[own[:1]], before[:-1])
+        return found
 
 
-def read(path: Path) -> Operations:
-    """Read a table; steps in which a rank has other operations are left out.
+def _class(word: str) -> int:
+    """What a mark's name says; -1 for nothing, or for two things."""
+    rules = ((_UPDATE, UPDATE), (_BACKWARD, BACKWARD), (_FORWARD, FORWARD))
+    said = [number for rule, number in rules if rule.search(word)]
+    return said[0] if len(said) == 1 else -1
 
-    Raises `TraceFileError` where it cannot be read, or is no table but a trace.
+
+@lru_cache(maxsize=1 << 16)
+def plain(text: str) -> str:
+    """A text as part of a name: without what separates names."""
+    return re.sub(r"~>|->|\.", "_", text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniformRun:
+    """A run as a uniform trace, and how many of its operations are in no iteration."""
+
+    trace: UniformTrace
+    left_out: int
+    warnings: tuple[str, ...]
+    read: ReadRanks
+
+
+def pid(rank: int) -> str:
+    """What a rank is called."""
+    return f"host0.rank{rank}"
+
+
+def converted(run: Run, *, keep_going: bool = False) -> UniformRun:
+    """Read every rank of a run as operations.
+
+    Raises the error of the first rank that cannot be read; with `keep_going` such ranks are in
+    `read.failed`, and it is raised only if no rank is left.
     """
-    _refuse_traces(path)
-    try:
-        present = parquet.names(path)
-        if missing := [name for name in _COLUMNS if name not in present]:
-            raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {present}")
-        wanted = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
-        table = parquet.read(path, wanted)
-    except OSError as error:
-        raise TraceFileError(f"{path}: {error.strerror or error}") from error
-    except pa.ArrowException as error:
-        raise TraceFileError(f"{path}: {error}") from error
-    if not table.num_rows:
-        raise TraceFileError(f"{path}: the table has no rows")
-    if nulls := [name for name in wanted if table[name].null_count]:
-        raise TraceFileError(f"{path}: column {nulls[0]} has nulls")
-    _check_kinds(table, path)
-    _check_times(table, path)
-    return of_table(table, str(path))
-
-
-def _refuse_traces(path: Path) -> None:
-    """Raise TraceFileError where a path is a trace, a directory, an archive or standard input.
-
-    The error says what to use instead.
-    """
-    from fastcomm.readers import detection, search
-    from fastcomm.readers.config import Config
-    from fastcomm.readers.packed import packed
-
-    search.refuse_standard_input(path)
-    if remedy := packed(path):
-        raise TraceFileError(remedy)
-    found = detection.format_of(path, Config())
-    if found in (None, "optable") and not path.is_dir():
-        return
-    what = "a directory" if found is None else f"a trace ({found})"
-    instead = "stats" if found == "dpro" else "metrics"
-    raise TraceFileError(
-        f"{path}: {what}; `fastcomm stragglers` reads a table of operations (.parquet). For "
-        f"traces use `fastcomm {instead} {quote(str(path))}`"
-        + ("" if found == "dpro" else ", which names the straggler and what it costs")
+    events: list[Event] = []
+    ends, left_out, skipped = [], 0, list(run.skipped)
+    warnings: list[str] = []
+    own_warnings: list[tuple[int, tuple[str, ...]]] = []
+    for source in run.sources:
+        try:
+            trace = source.read()
+        except FastcommError as error:
+            if not keep_going or len(run.sources) == 1:
+                raise
+            path = str(source.path)
+            skipped.append(SkippedRank(rank=source.rank, path=path, error=str(error)))
+            continue
+        own_warnings.append((source.rank, trace.meta.warnings))
+        ends.append(clocks.ends(trace))
+        own = list(operations(trace))
+        events += (each for each in own if each.step is not None)
+        left_out += sum(each.step is None for each in own)
+    if not ends:
+        raise FastcommError(f"no rank could be read: {skipped[0].error}")
+    if left_out:
+        warnings.append(
+            f"{counted(left_out, 'operation')} {plural(left_out, 'is')} in no iteration and "
+            f"{plural(left_out, 'is')} left out"
+        )
+    found = clocks.clock_offsets(pa.concat_tables(ends))
+    shifts = {pid(each.rank): -each.offset_ns for each in found if each.applies}
+    trace_ = of_events(events, shifts)
+    return UniformRun(
+        trace=trace_,
+        left_out=left_out,
+        warnings=(*run.warnings, *rank_warnings.of_run(own_warnings), *warnings),
+        read=ReadRanks.of(run, [rank for rank, _ in own_warnings], skipped),
     )
 
 
-def _check_kinds(table: pa.Table, path: Path) -> None:
-    """TraceFileError where a column cannot be what its name says."""
-    for name in table.column_names:
-        column = table[name]
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        wanted = {"optype": pa.types.is_string, "start_ts": pa.types.is_floating}
-        wanted["duration"] = pa.types.is_floating
-        if not wanted.get(name, pa.types.is_integer)(kind):
-            raise TraceFileError(f"{path}: column {name}: found {kind}, wanted another type")
-        ends = pc.min_max(column) if name in _PLACES else None
-        if ends is not None and not 0 <= ends["min"].as_py() <= ends["max"].as_py() <= _MOST:
-            raise TraceFileError(f"{path}: column {name}: found {ends}, wanted 0 to {_MOST}")
-
-
-def _check_times(table: pa.Table, path: Path) -> None:
-    """TraceFileError, with the first rows, where times cannot be, or all durations are 0."""
-    start, duration = (table[name].to_numpy() for name in ("start_ts", "duration"))
-    end = start.astype(np.float64) + duration
-    for name, column, is_time in (
-        ("start_ts", start, np.abs(start) < _LATEST),
-        ("duration", duration, (duration >= 0) & (np.abs(end) < _LATEST)),
-    ):
-        if len(strange := np.flatnonzero(~is_time)):
-            rows = ", ".join(map(str, strange[:_NAMED].tolist())) + ", ..." * (
-                len(strange) > _NAMED
-            )
-            raise TraceFileError(
-                f"{path}: column {name}: {len(strange)} values are no times, as "
-                f"{column[strange[0]]} (rows {rows}, from 0); wanted seconds, 0 or more"
-            )
-    if not duration.any():
-        raise TraceFileError(
-            f"{path}: column duration: all {len(duration)} rows (0 to {len(duration) - 1}) are "
-            "0; wanted seconds"
+def operations(trace: Trace) -> Iterator[Event]:
+    """One rank's operations in order of time; the step is None outside of the iterations."""
+    named, rank = Naming(trace), pid(trace.meta.rank)
+    kept = named.is_work.copy()
+    kept[list(named.communication)] = True
+    if not named.is_work.any():
+        kept |= named.outermost
+    said = _communication(trace)
+    threads = trace.lanes["thread"].to_pylist()
+    numbers: dict[int, int] = {}
+    for row in np.flatnonzero(kept).tolist():
+        lane, step = int(named.lane[row]), int(named.step[row])
+        is_comm = row in said
+        if not is_comm:
+            numbers.setdefault(lane, len(numbers))
+        yield Event(
+            name=named.standard(row),
+            pid=rank,
+            start=int(named.start[row]),
+            dur=int(named.stop[row] - named.start[row]),
+            lane="Comm" if is_comm else f"operator{numbers[lane]}",
+            cat="Comm" if is_comm else "operator",
+            step=None if step < 0 else step,
+            extra={
+                "event": named.words[named.code[row]],
+                "lane": threads[lane],
+                **said.get(row, {}),
+            },
         )
 
 
-def of_table(table: pa.Table, place: str = "table") -> Operations:
-    """The same from a table in memory."""
-    columns = {name: table[name].to_numpy() for name in table.column_names if name != "optype"}
-    types, kind = _kinds(table["optype"])
-    _known_types(types, place)
-    stage, dp = columns["stage"].astype(np.int64), columns["dp_rank"].astype(np.int64)
-    steps, at = np.unique(columns["step"].astype(np.int64), return_inverse=True)
-    size = int(columns["seq_id"].max()) + 1
-    code = (kind * (stage.max() + 1) + stage) * size + columns["seq_id"]
-    rows = np.flatnonzero((dp == 0) & (at == _template(dp, at)))
-    op_codes, row_of = np.unique(code[rows], return_index=True)
-    found = np.searchsorted(op_codes, code)
-    known = (found < len(op_codes)) & (op_codes[np.minimum(found, len(op_codes) - 1)] == code)
-    shape = len(op_codes), int(dp.max()) + 1, len(steps)
-    whole = _whole(found, known, dp, at, shape)
-    if not whole.any():
-        raise TraceFileError(f"{place}: in no step have all data ranks the same operations")
-    kept = np.flatnonzero(known & whole[at])
-    times = _times(columns)
-    cubes = np.empty((len(times), *shape))
-    cubes[:, found[kept], dp[kept], at[kept]] = times[:, kept]
-    rank_of = np.full((shape[1], int(stage.max()) + 1), -1, np.int64)
-    rank_of[dp, stage] = columns["rank"]
-    return Operations(
-        ops=tuple(_op(columns, times, types[kind[row]], row) for row in rows[row_of]),
-        start=cubes[0][:, :, whole],
-        end=cubes[1][:, :, whole],
-        duration=cubes[2][:, :, whole],
-        steps=tuple(steps[whole].tolist()),
-        rank_of=rank_of,
-        left_out=tuple(steps[~whole].tolist()),
-    )
-
-
-def _kinds(column: pa.ChunkedArray) -> tuple[list[str], Ints]:
-    """The types, sorted, and the place of each row's among them."""
-    words = column.combine_chunks().cast(pa.string()).dictionary_encode()
-    names = words.dictionary.to_pylist()
-    types = sorted(names)
-    place = {name: number for number, name in enumerate(types)}
-    return types, np.array([place[name] for name in names])[words.indices.to_numpy()]
-
-
-def _times(columns: Mapping[str, Any]) -> Floats:
-    """Start, end and duration of every row in ns."""
-    start = columns["start_ts"].astype(np.float32)
-    duration = columns["duration"].astype(np.float32)
-    # The study's own arithmetic: an end is rounded to a float32 before all else.
-    return np.array([start, start + duration, duration]).astype(np.float64) * _NS
-
-
-def _op(columns: Mapping[str, Any], times: Floats, optype: str, row: int) -> Op:
-    """The operation of one row."""
-    chunk, whole = (int(columns[name][row]) if name in columns else -1 for name in _CHUNKS)
-    return Op(
-        optype=optype,
-        seq=int(columns["seq_id"][row]),
-        stage=int(columns["stage"][row]),
-        start=float(times[0, row]),
-        end=float(times[1, row]),
-        mc=chunk,
-        gmc=whole,
-    )
-
-
-def _known_types(types: Sequence[str], place: str) -> None:
-    """Refuse point-to-point operations that the graph has no rule for."""
-    for name in types:
-        if len(name) > _LONGEST:
-            raise FastcommError(
-                f"{place}: an optype of {len(name)} letters, wanted at most {_LONGEST}"
-            )
-        if name.endswith(("-send", "-recv")) and name not in POINT_TO_POINT:
-            raise FastcommError(f"{place}: optype {name!r}: wanted {', '.join(POINT_TO_POINT)}")
-
-
-def _template(dp: Ints, at: Ints) -> int:
-    """The first step in which data rank 0 has as many operations as it mostly has."""
-    own = np.flatnonzero(dp == 0)
-    counts = Counter(at[own].tolist())
-    if not counts:
-        raise FastcommError("no data rank 0 in the table")
-    usual = Counter(counts.values()).most_common(1)[0][0]
-    return int(min(step for step, count in counts.items() if count == usual))
-
-
-def _whole(
-    found: Ints, known: NDArray[np.bool_], dp: Ints, at: Ints, shape: tuple[int, int, int]
-) -> NDArray[np.bool_]:
-    """The steps in which every data rank has every operation once, and no other."""
-    seen = np.zeros(shape, np.int64)
-    np.add.at(seen, (found[known], dp[known], at[known]), 1)
-    whole: NDArray[np.bool_] = (seen == 1).all(axis=(0, 1))
-    whole[at[~known]] = False
-    return whole
+def _communication(trace: Trace) -> dict[int, dict[str, int]]:
+    """What is known of each piece of communication, by row of the events."""
+    columns = ("event", "seq", "payload_bytes")
+    rows = zip(*(trace.comm[name].to_pylist() for name in columns), strict=True)
+    return {
+        event: {
+            key: value for key, value in (("seq", seq), ("bytes", size)) if value is not None
+        }
+        for event, seq, size in rows
+    }

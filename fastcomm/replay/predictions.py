@@ -1,12 +1,168 @@
-"""Steps that a trial did not run: Daydream's, on other hosts, with tensors sent otherwise."""
+"""Predict steps that were not run: other bandwidths (Daydream), other hosts, fused tensors."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fastcomm.replay.daydream import daydream
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.readers.dpro.names import OUT, Name
+from fastcomm.readers.dpro.nccl import RING, Topology
+from fastcomm.readers.dpro.trial import Trial
+from fastcomm.replay.dependency import Dependencies, head_of, joined, through_network
 from fastcomm.replay.fusion import Fusion, fusion
-from fastcomm.replay.other_hosts import on_hosts
+from fastcomm.replay.gaps import Measured
 from fastcomm.replay.replayer import Replayed, Replayer
-from fastcomm.replay.trial import Trial
+
+BANDWIDTH = 0.85 * 100e9
+_NS = 1e9
+
+
+def daydream(
+    made: Replayer, bytes_of: Mapping[int, int], bandwidth: float = BANDWIDTH
+) -> Replayed:
+    """Replay the first rank alone; `bandwidth` is in bytes a second."""
+    pid = next(each for each in made.pids if each)
+    own = [name.pid in {pid, None} and name.op_cat != "Comm" for name in made.names]
+    nodes = {made.graph.nodes[i]: None for i in np.flatnonzero(own).tolist()}
+    edges = {(a, b): None for a, b in made.graph.edges if a in nodes and b in nodes}
+    duration: dict[str, float] = {}
+    for before, tensors, after in _sent(made, pid):
+        for tensor in tensors:
+            if tensor not in bytes_of:
+                raise FastcommError(
+                    f"the size of tensor {tensor} is not known: wanted its output, under its "
+                    "name, in metadata.json"
+                )
+            node = f"{pid}->Comm.{tensor}"
+            duration[node] = bytes_of[tensor] / bandwidth * _NS
+            edges[before, node] = edges[node, after] = None
+    names = (*nodes, *duration)
+    number = {name: i for i, name in enumerate(names)}
+    graph = Dependencies(
+        nodes=names,
+        source=np.array([number[a] for a, _ in edges], np.int64),
+        target=np.array([number[b] for _, b in edges], np.int64),
+        groups=tuple((tensor,) for tensor in sorted(bytes_of)),
+    )
+    known = _with(made.measured, np.array(own), list(duration.values()))
+    return Replayer.of(graph, known, made.options).run()
+
+
+def _with(known: Measured, own: NDArray[np.bool_], sent: list[float]) -> Measured:
+    """What is known of the rank's own nodes, and of communication its time alone."""
+    none = np.zeros(len(sent))
+    return Measured(
+        avg=np.concatenate((known.avg[own], sent)),
+        gap=np.concatenate((known.gap[own], none)),
+        samples=np.concatenate((known.samples[own], none.astype(np.int64))),
+        comm_gap=np.concatenate((known.comm_gap[own], none)),
+    )
+
+
+def _sent(made: Replayer, pid: str) -> list[tuple[str, tuple[int, ...], str]]:
+    """What each group of tensors waits for, its tensors, and what waits for it first."""
+    first_after: dict[tuple[int, ...], str] = {}
+    befores = []
+    edges = zip(made.graph.source.tolist(), made.graph.target.tolist(), strict=True)
+    for a, b in edges:
+        source, target = made.names[a], made.names[b]
+        if source.pid != pid:
+            continue
+        if source.op_cat == "BW" and target.sub_op == "Sync":
+            befores.append((made.graph.nodes[a], target.tensors))
+        elif source.sub_op == OUT:
+            first_after.setdefault(source.tensors, made.graph.nodes[b])
+    return [
+        (before, tensors, first_after[tensors])
+        for before, tensors in befores
+        if tensors in first_after
+    ]
+
+
+# A shorter slice is one that was measured where its neighbour is in the same host.
+_LEAST_NS = 10_000
+
+
+def on_hosts(trial: Trial, made: Replayer, hosts: int) -> Replayed:
+    """Replay a step of `trial` on `hosts` hosts; `made` has what its operations take."""
+    known = trial.topology
+    if known is None or known.algorithm != RING:
+        raise FastcommError("no ring of NCCL in the trial: what slices take is not known")
+    if hosts < 2:  # noqa: PLR2004
+        raise ConfigError(f"{hosts} hosts: wanted 2 or more, for there is no ring of fewer")
+    topology = _ring(hosts, tuple(known.ring))
+    turns = 2 * (hosts - 1)
+    counts = {
+        head: {**trial.counts.get(head, {}), "chunkNum": turns}
+        for head in map(head_of, made.graph.groups)
+    }
+    graph = joined(
+        topology.pid_of.values(),
+        trial.graph,
+        made.graph.groups,
+        lambda pid, group: through_network(pid, group, trial.graph, counts, topology),
+    )
+    larger = (len(known.pid_of) - 1) / (hosts - 1)
+    return Replayer.of(graph, _taken(made, graph, larger), made.options).run()
+
+
+def _ring(hosts: int, channels: tuple[int, ...]) -> Topology:
+    """Hosts in the order of their numbers, in every channel."""
+    after = {rank: (rank + 1) % hosts for rank in range(hosts)}
+    return Topology(
+        ring=dict.fromkeys(channels, after),
+        tree={},
+        pid_of={rank: f"host{rank}.rank0" for rank in range(hosts)},
+    )
+
+
+def _taken(made: Replayer, graph: Dependencies, larger: float) -> Measured:
+    """Of a node what the first rank's takes, of a slice the first that was measured."""
+    first = next(pid for pid in made.pids if pid)
+    own = {
+        name.standard: i
+        for i, name in enumerate(made.names)
+        if name.pid in {first, None} and name.suffix is None
+    }
+    slices = _slices(made)
+    size = len(graph.nodes)
+    found = Measured(
+        avg=np.zeros(size),
+        gap=np.zeros(size),
+        samples=np.zeros(size, np.int64),
+        comm_gap=np.zeros(size),
+    )
+    known = made.measured
+    for i, name in enumerate(graph.parsed()):
+        if name.suffix is not None:
+            found.avg[i] = _slice(slices, name) * larger
+        elif name.standard in own:
+            j = own[name.standard]
+            found.avg[i], found.gap[i] = known.avg[j], known.gap[j]
+            found.samples[i], found.comm_gap[i] = known.samples[j], known.comm_gap[j]
+    return found
+
+
+def _slices(made: Replayer) -> dict[tuple[str, str], list[float]]:
+    """What was measured of the slices of each loop, channel and part, by chunk."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for name, avg in zip(made.names, made.measured.avg.tolist(), strict=True):
+        if name.suffix is not None:
+            loop, channel, chunk, part = name.suffix.split("_")
+            row = found.setdefault((name.standard, f"{loop}_{channel}_{part}"), [])
+            row += [0.0] * (int(chunk) + 1 - len(row))
+            if not row[int(chunk)] and avg > _LEAST_NS:
+                row[int(chunk)] = avg
+    return found
+
+
+def _slice(slices: Mapping[tuple[str, str], list[float]], name: Name) -> float:
+    """A chunk that the trial does not have is like the one that it would be on its ring."""
+    loop, channel, chunk, part = (name.suffix or "").split("_")
+    row = slices.get((name.standard, f"{loop}_{channel}_{part}"), [0.0])
+    return row[int(chunk) % len(row)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,17 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.errors import FastcommError
+from fastcomm.readers.dpro.names import OUT, REQUESTS, SERVER, STAGES, Name, is_rank
 from fastcomm.replay.dependency import Dependencies, is_operator, kinds
 from fastcomm.replay.gaps import Measured
-from fastcomm.replay.names import OUT, REQUESTS, SERVER, STAGES, Name, is_rank
 from fastcomm_kernels import replay as kernels
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from fastcomm_kernels.arrays import Flags, Floats, Ints
 
 _PRIORITY = (("FW", 0), ("OUTPUT", 1), ("BW", 2), ("UPDATE_", 3))
 _REST = 100
@@ -123,7 +119,7 @@ class Replayer:
         )
 
     @property
-    def operators(self) -> Bools:
+    def operators(self) -> Flags:
         """Which nodes are operators."""
         return is_operator(self.categories)
 
@@ -189,7 +185,7 @@ def _priority(standard: str) -> int:
 
 
 def _lags(
-    graph: Dependencies, names: Sequence[Name], operator: Bools, measured: Measured
+    graph: Dependencies, names: Sequence[Name], operator: Flags, measured: Measured
 ) -> Floats:
     """What comes between a node and its successor: the gap from a Sync to communication."""
     comm = np.array([name.op_cat == "Comm" for name in names])

@@ -11,29 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fastcomm.graph.delays import measured_delays
-from fastcomm.graph.graph import EDGE_KIND, Graph
+from fastcomm.graph.graph import EDGE_KIND, Graph, measured_delays
+from fastcomm.readers.dpro.names import HOST, Name, category
 from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import Measured
-from fastcomm.replay.names import HOST, Name, category
-from fastcomm.replay.naming import Naming, plain
+from fastcomm.replay.operations import Naming, pid, plain
 from fastcomm.replay.replayer import Options, Replayer
 from fastcomm.replay.step_time import RankSteps, StepTime
-from fastcomm.replay.uniform_run import pid
 from fastcomm.trace.run import ReadRanks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import replay as kernels
+from fastcomm_kernels.arrays import Flags, Floats, Ints
 from fastcomm_kernels.graph import NONE
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepConstraints:
     """A step of one or several ranks as constraints between the starts and ends of events.
 
     Rows of rank k's events are those of its trace, behind `first[k]`.
@@ -48,7 +42,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operations:
+class StepNodes:
     """The nodes of the replay: edges of the graph that are time, nodes that only wait."""
 
     edge: Ints  # of the graph, or -1
@@ -62,7 +56,7 @@ class Operations:
     at_start: Ints
 
 
-def replayer(step: Step) -> Replayer:
+def replayer(step: StepConstraints) -> Replayer:
     """A step ready to be replayed."""
     found = operations(step)
     names = _names(step, found)
@@ -98,7 +92,7 @@ def replayer(step: Step) -> Replayer:
     )
 
 
-def measured(step: Step) -> StepTime:
+def measured(step: StepConstraints) -> StepTime:
     """When each rank's step ended, from the first event of all ranks on."""
     time = step.graph.time - step.graph.time[:1]
     ends = np.zeros(len(step.traces), np.int64)
@@ -111,7 +105,7 @@ def measured(step: Step) -> StepTime:
     return StepTime(ranks=ranks, steps=(mean,), time_ns=mean, opt_step=0)
 
 
-def operations(step: Step) -> Operations:
+def operations(step: StepConstraints) -> StepNodes:
     """Take a graph whose edges are time for one whose nodes are."""
     graph = step.graph
     weight = measured_delays(graph, step.on_device)
@@ -148,7 +142,9 @@ class _Places:
         return cls(operation=operation, at_start=at_start, alone=alone)
 
 
-def _joined(step: Step, weight: Ints, number: Ints, edges: Ints, place: _Places) -> Operations:
+def _joined(
+    step: StepConstraints, weight: Ints, number: Ints, edges: Ints, place: _Places
+) -> StepNodes:
     """The operations, and what comes between them."""
     graph = step.graph
     origin = int(graph.time[0])
@@ -170,7 +166,7 @@ def _joined(step: Step, weight: Ints, number: Ints, edges: Ints, place: _Places)
     real = _longest(source, target, at_start, lag)
     nodes = np.concatenate((graph.source[edges], place.alone))
     events = np.concatenate((graph.owner[edges], graph.event[place.alone]))
-    return Operations(
+    return StepNodes(
         edge=np.concatenate((edges, np.full(len(place.alone), -1))),
         event=events.astype(np.int64),
         rank=np.searchsorted(step.first, events, side="right") - 1,
@@ -193,7 +189,7 @@ def _longest(source: Ints, target: Ints, at_start: Flags, lag: Ints) -> Ints:
     return np.sort(order[~same])
 
 
-def _names(step: Step, found: Operations) -> tuple[Name, ...]:
+def _names(step: StepConstraints, found: StepNodes) -> tuple[Name, ...]:
     """Long names: the how-manieth piece of a name on a rank is its suffix."""
     named = [Naming(trace) for trace in step.traces]
     pids = [pid(trace.meta.rank) for trace in step.traces]
@@ -237,7 +233,7 @@ def _categories(names: Sequence[Name]) -> list[str]:
     return [known[name.standard] for name in names]
 
 
-def _devices(step: Step, found: Operations) -> tuple[Ints, tuple[str, ...], Ints]:
+def _devices(step: StepConstraints, found: StepNodes) -> tuple[Ints, tuple[str, ...], Ints]:
     """By operation its thread or stream, or what takes none; their names; how they run.
 
     One at a time, unless the step was measured to do otherwise.

@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import FastcommError
-from fastcomm.replay.names import category, category_by_substring, coarse
-from fastcomm.replay.uniform import UniformTrace
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm.readers.dpro.names import category, category_by_substring, coarse
+from fastcomm.readers.dpro.uniform import UniformTrace
+from fastcomm_kernels.arrays import NULL, Ints
 
 _PARTS = {"fw": "operator.FW", "bw": "operator.BW", "update": "operator.UPDATE"}
 _RANKS = ("host", "traces_", "default")

@@ -11,24 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fastcomm.errors import ConfigError
 from fastcomm.ranges import DELAY_MS, FACTOR
-from fastcomm.replay.critical import CriticalPath
-from fastcomm.replay.names import COMMUNICATION, COMPUTATION, long_name
+from fastcomm.readers.dpro.names import COMMUNICATION, COMPUTATION, long_name
+from fastcomm.readers.dpro.uniform import read_json
 from fastcomm.replay.replayer import Replayed, Replayer
-from fastcomm.replay.uniform import read_json
-
-Floats = NDArray[np.float64]
+from fastcomm.replay.session import ReplayPath
+from fastcomm_kernels.arrays import Floats
 
 _MS = 1e6
 _ALL = "DELAY_ALL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class DurationChange:
     """What happens to a duration."""
 
     delay_ns: float = 0.0
@@ -43,7 +39,7 @@ class Removed:
     saved_ns: float
 
 
-def read(path: Path) -> dict[str, Change]:
+def read(path: Path) -> dict[str, DurationChange]:
     """Changes from a JSON file: `{key: {"delay": ms, "ratio": r}}`."""
     said = read_json(path)
     if not isinstance(said, dict):
@@ -51,7 +47,7 @@ def read(path: Path) -> dict[str, Change]:
     return {str(key): change(value, f"{path}: {key}") for key, value in said.items()}
 
 
-def change(value: Any, place: str) -> Change:
+def change(value: Any, place: str) -> DurationChange:
     """One change, as the file at `place` says it."""
     fields = value if isinstance(value, dict) else {"?": value}
     if odd := set(fields) - {"delay", "ratio"}:
@@ -59,10 +55,10 @@ def change(value: Any, place: str) -> Change:
     delay, ratio = fields.get("delay", 0.0), fields.get("ratio", 1.0)
     DELAY_MS.check(delay, f"{place}: delay, in ms")
     FACTOR.check(ratio, f"{place}: ratio")
-    return Change(delay_ns=delay * _MS, ratio=float(ratio))
+    return DurationChange(delay_ns=delay * _MS, ratio=float(ratio))
 
 
-def durations(made: Replayer, changes: Mapping[str, Change]) -> Floats:
+def durations(made: Replayer, changes: Mapping[str, DurationChange]) -> Floats:
     """The durations with all changes; a key that fits no node is an error."""
     out = made.measured.avg.copy()
     used: set[str] = set()
@@ -113,7 +109,7 @@ def _keys(made: Replayer, i: int, links: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def bottlenecks(
-    replayed: Replayed, path: CriticalPath, *, workers: int = 1, by_name: bool = False
+    replayed: Replayed, path: ReplayPath, *, workers: int = 1, by_name: bool = False
 ) -> tuple[Removed, ...]:
     """Every node of the critical path that takes time, by what its absence would save.
 

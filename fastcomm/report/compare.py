@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 from rich.markup import escape
 
-from fastcomm.metrics.comparison import Comparison, Part, Value
+from fastcomm.analyses.compare import BreakdownChange, Comparison, Value
 from fastcomm.report import files
 from fastcomm.report import json_text as json_text_
 from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import Table, table
+from fastcomm.report.rows import TerminalTable, table
 from fastcomm.units import (
     format_bandwidth,
     format_bytes,
@@ -135,7 +135,7 @@ def _headline(found: Comparison) -> str:
     )
 
 
-def _parts(found: Comparison) -> Table:
+def _parts(found: Comparison) -> TerminalTable:
     rows = table(
         *("part of the step", "before", "after", "effect", "with it changed"),
         texts=("with it changed",),
@@ -152,7 +152,7 @@ def _parts(found: Comparison) -> Table:
     return rows
 
 
-def _reasons(part: Part) -> str:
+def _reasons(part: BreakdownChange) -> str:
     words = []
     for each in part.reasons:
         name = _REASONS.get(each.name.rpartition(".")[2], "overlap")
@@ -160,7 +160,7 @@ def _reasons(part: Part) -> str:
     return ", ".join(words)
 
 
-def _changed(found: Comparison) -> Table:
+def _changed(found: Comparison) -> TerminalTable:
     """Other values, the largest relative change first; --json has all."""
     rows = table("other metrics", "before", "after", "change", drop=("before", "after"))
     known = [

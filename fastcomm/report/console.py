@@ -1,14 +1,20 @@
-"""The console that reports are printed to, and sentences that fit its width."""
+"""The console that reports are printed to, wrapped text, and progress on stderr."""
 
+import logging
 import os
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from fastcomm.executors.executor import Progress as Advance
 from fastcomm.inert import inert
+from fastcomm.trace.run import Run, Source
 
 # Print every column, however wide the lines get (`--wide`).
 WIDE: ContextVar[bool] = ContextVar("WIDE", default=False)
@@ -89,3 +95,39 @@ def say(
             part.rstrip()
             part.plain = part.plain.replace(_NO_BREAK, " ")
             console.print(Text(" " * (after if number else indent)).append_text(part))
+
+
+_LOG = logging.getLogger("fastcomm")
+
+
+@contextmanager
+def progress(run: Run) -> Iterator[Advance | None]:
+    """A bar of the bytes read; it gives the function that counts one rank done."""
+    if not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO):
+        yield None
+        return
+
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("reading {task.fields[done]}/{task.fields[ranks]} ranks"),
+        BarColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    total = sum(source.size for source in run.sources)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total, done=0, ranks=len(run.sources))
+
+        def advance(source: Source) -> None:
+            done = bar.tasks[0].fields["done"] + 1
+            bar.update(task, advance=source.size, done=done)
+
+        yield advance

@@ -1,17 +1,21 @@
-"""Schedules of the all-to-all on one screen."""
+"""Schedules of the all-to-all on one screen and in files."""
+
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
 from fastcomm.dispatch.cluster import GIB
-from fastcomm.dispatch.placing import Placing
-from fastcomm.dispatch.simulation import Simulation, StrategyResult
-from fastcomm.dispatch.sweeping import Sweep
+from fastcomm.dispatch.placement import Placing
+from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult
+from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import NA, Table, na, table
+from fastcomm.report.rows import NA, TerminalTable, na, table
 from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
 
 _MOST_LAYERS = 12
@@ -107,7 +111,7 @@ def _sum_words(found: Simulation) -> str:
     return f"sums over {iterations} of {layers} each"
 
 
-def sweep(found: Sweep, console: Console | None = None) -> None:
+def sweep(found: DispatchSweep, console: Console | None = None) -> None:
     """Print one row a point of the grid, the strategies beside each other."""
     console = plain_console(console)
     names = list(found.points[0].strategies)
@@ -127,7 +131,7 @@ def sweep(found: Sweep, console: Console | None = None) -> None:
     console.print(Text(bars), soft_wrap=True)
 
 
-def _bars(found: Sweep, width: int) -> str:
+def _bars(found: DispatchSweep, width: int) -> str:
     """Bars as long as the times, one for each point and strategy; the slowest has `width`."""
     slowest = max(each.total_s for point in found.points for each in point.strategies.values())
     lines = []
@@ -190,7 +194,7 @@ def _rate(bytes_per_s: float) -> str:
     return format_bandwidth(bytes_per_s, _DIGITS)
 
 
-def _layers(each: StrategyResult, per_iteration: int) -> Table:
+def _layers(each: StrategyResult, per_iteration: int) -> TerminalTable:
     phases = list(each.layers[0].phases) if each.layers else []
     rows = table(
         *("iteration, layer", "dispatch", *phases, "bound", "binds"),
@@ -239,3 +243,21 @@ def _time(seconds: float) -> str:
 
 def _times(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3f}x"
+
+
+class Result(Protocol):
+    """What has one JSON object, and one table."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole of it."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of its table."""
+
+
+def write_dispatch(found: Result, folder: Path, *, xlsx: bool = False) -> list[Path]:
+    """Write dispatch.json, dispatch.csv and dispatch.parquet; give their paths."""
+    text = json_text.dumps(found.to_dict())
+    tables = {"dispatch": pa.Table.from_pylist(found.rows())}
+    book = "dispatch" if xlsx else None
+    return files.write_tables(folder, {"dispatch.json": text}, tables, book)

@@ -1,17 +1,137 @@
-"""A result in files: each is written aside, and gets its name when it is whole."""
+"""Write results to files: JSON, CSV, Parquet and Excel."""
 
-from collections.abc import Callable, Mapping
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
 
 from fastcomm import parquet
 from fastcomm.aside import aside, check_replaceable
 from fastcomm.errors import FastcommError
 from fastcomm.guard import check_no_input
+from fastcomm.inert import inert
+from fastcomm.metrics.result import Metrics
 from fastcomm.remote import refuse_output
-from fastcomm.report import csv, workbook
+from fastcomm.report import json_text
+
+if TYPE_CHECKING:
+    from xlsxwriter import Workbook
+    from xlsxwriter.worksheet import Worksheet
+
+# What `inert` may change: control and format characters, and the separators of lines.
+_ACTIVE = r"[\pC\p{Zl}\p{Zp}]"
+# A spreadsheet takes a text that begins so for a formula, unless it is a number: with a sign,
+# or with the full-width one of East Asian keyboards, also behind spaces.
+_FORMULA = r"^[\s\p{Zs}]*[=+\-@\x{ff1d}\x{ff0b}\x{ff0d}\x{ff20}]"
+_NUMBER = r"^[+-]?[0-9]+([.][0-9]+)?([eE][+-]?[0-9]+)?$"
+
+
+def write_csv(table: pa.Table, path: Path) -> None:
+    r"""Write a table: lists become words, and no text does anything in a spreadsheet.
+
+    Line breaks and control characters are written as in messages (`\n`), so that each row is a
+    line; a text that would be a formula gets a ' before it.
+    """
+    for place, field in enumerate(table.schema):
+        table = table.set_column(place, field.name, _plain(table[field.name]))
+    with pa.OSFile(os.fsencode(path), "wb") as file:
+        pa_csv.write_csv(table, file)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_list(column.type):
+        words = [
+            None if value is None else " ".join(map(str, value)) for value in column.to_pylist()
+        ]
+        column = pa.chunked_array([pa.array(words, pa.string())])
+    elif pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return column
+    if pc.any(pc.match_substring_regex(column, _ACTIVE)).as_py():
+        texts = [each and inert(each) for each in column.to_pylist()]
+        column = pa.chunked_array([pa.array(texts, column.type)])
+    is_formula = pc.and_not(
+        pc.match_substring_regex(column, _FORMULA), pc.match_substring_regex(column, _NUMBER)
+    )
+    quoted = pc.binary_join_element_wise("'", column, "")
+    return pc.if_else(is_formula, quoted.cast(column.type), column)
+
+
+_MOST_ROWS = (1 << 20) - 1  # of a sheet, below the header
+_MOST_NAME = 31  # characters of a sheet's name
+_MOST_TEXT = 32_767  # characters of a cell
+_EXACT = 1 << 53  # beyond, Excel's numbers round
+_WIDTHS = 8, 40  # characters of a column
+
+
+def write_workbook(tables: Mapping[str, pa.Table], path: Path) -> None:
+    """Write a sheet a table; FastcommError where the extra is missing or a table does not fit.
+
+    A text is never a formula or a link, whatever it begins with; null is an empty cell; a whole
+    number that Excel would round is text.
+    """
+    try:
+        from xlsxwriter import Workbook
+    except ImportError as error:
+        raise FastcommError(
+            f"{path}: Excel needs XlsxWriter: pip install 'fastcomm[xlsx]'"
+        ) from error
+    for name, table in tables.items():
+        if table.num_rows > _MOST_ROWS:
+            raise FastcommError(
+                f"{path}: {name} has {table.num_rows} rows, a sheet holds {_MOST_ROWS}; "
+                "--output writes it as Parquet and CSV"
+            )
+    with Workbook(str(path), _OPTIONS) as book:
+        for name, table in tables.items():
+            _sheet(book, name[:_MOST_NAME], table)
+
+
+# Rows go to disk as they come.
+_OPTIONS = {"constant_memory": True}
+
+
+def _sheet(book: "Workbook", name: str, table: pa.Table) -> None:
+    # The same tables give the same bytes: no date of today.
+    book.set_properties({"created": datetime(1980, 1, 1, tzinfo=UTC)})
+    sheet = book.add_worksheet(name)
+    bold = book.add_format({"bold": True, "bottom": 1})
+    for column, field in enumerate(table.schema):
+        sheet.set_column(column, column, min(max(len(field.name) + 2, _WIDTHS[0]), _WIDTHS[1]))
+        sheet.write_string(0, column, field.name, bold)
+    for place, row in enumerate(_rows(table), 1):
+        for column, value in enumerate(row):
+            _cell(sheet, place, column, value)
+    sheet.freeze_panes(1, 0)
+    if table.num_columns:
+        sheet.autofilter(0, 0, table.num_rows, table.num_columns - 1)
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    for batch in table.to_batches():
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+def _cell(sheet: "Worksheet", row: int, column: int, value: Any) -> None:
+    """One value as what it is; nothing for null and for what is no number."""
+    if isinstance(value, bool):
+        sheet.write_boolean(row, column, value)
+    elif isinstance(value, int | float) and abs(value) <= _EXACT:
+        sheet.write_number(row, column, value)
+    elif isinstance(value, float) and not math.isfinite(value):
+        return
+    elif value is not None:
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        sheet.write_string(row, column, text[:_MOST_TEXT])
+
 
 Writer = Callable[[Path], object]
 
@@ -46,9 +166,9 @@ def write_tables(
     writers: dict[str, Writer] = {}
     for name, table in tables.items():
         writers[f"{name}.parquet"] = partial(parquet.write, table)
-        writers[f"{name}.csv"] = partial(csv.write, table)
+        writers[f"{name}.csv"] = partial(write_csv, table)
     if book is not None:
-        writers[f"{book}.xlsx"] = partial(workbook.write, tables)
+        writers[f"{book}.xlsx"] = partial(write_workbook, tables)
     writers.update((name, text(content)) for name, content in texts.items())
     return write(folder, writers)
 
@@ -56,3 +176,10 @@ def write_tables(
 def text(content: str) -> Writer:
     """What writes a text."""
     return partial(Path.write_text, data=content, encoding="utf-8")
+
+
+def write_metrics(found: Metrics, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
+    """Write metrics.json and a CSV and a Parquet file a table; give their paths."""
+    text = json_text.text(found.to_dict())
+    book = "metrics" if xlsx else None
+    return write_tables(folder, {"metrics.json": text}, found.to_arrow(), book)

@@ -6,10 +6,9 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.markup import escape
 
-from fastcomm.engine.info import Info
-from fastcomm.engine.seen import RankInfo, kinds, rank_warnings
+from fastcomm.analyses.info import Info, RankInfo, kinds, rank_warnings
 from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import Table, group_name, known_by, na, table
+from fastcomm.report.rows import TerminalTable, group_name, known_by, na, table
 from fastcomm.trace.run import ranges, ranks_words, skipped_lines
 from fastcomm.units import counted, format_bytes, format_ns, plural
 
@@ -108,7 +107,7 @@ def _clocks(found: Info) -> str:
     )
 
 
-def _groups(found: Info) -> Table:
+def _groups(found: Info) -> TerminalTable:
     rows = table(
         *("process groups", "groups", "ranks each", "parallelism", "known by", "on ranks"),
         "events",

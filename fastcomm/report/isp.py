@@ -1,19 +1,20 @@
-"""A search on one screen: the ranking, where the time goes, time against memory."""
+"""A search on one screen and in files: the ranking, time against memory."""
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from rich.markup import escape
 
-from fastcomm.cluster.compute_fit import ComputeResidual
-from fastcomm.isp.calibrated import Calibrated
+from fastcomm.hardware.compute import ComputeResidual
+from fastcomm.isp.calibration import Calibrated
 from fastcomm.isp.explain import Term, memory_terms, time_terms
 from fastcomm.isp.formulas import two_gpus
 from fastcomm.isp.question import Question
-from fastcomm.isp.result import Found, Record
-from fastcomm.isp.sensitivity import Change
-from fastcomm.isp.sweep import Cell, Sweep
+from fastcomm.isp.result import Record, SearchResult
+from fastcomm.isp.sweep import HardwareChange, SearchSweep, SweepPoint
+from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import Table, table
+from fastcomm.report.rows import TerminalTable, table
 from fastcomm.units import (
     counted,
     format_bandwidth,
@@ -30,7 +31,7 @@ _SHADES = " ░▒▓█"
 _KILO = 1024
 
 
-def show(found: Found, top: int) -> None:
+def show(found: SearchResult, top: int) -> None:
     """Print the ranking, the best of each algorithm, and the front of time and memory."""
     console = plain_console()
     for line in _head(found):
@@ -58,7 +59,7 @@ def _notes(notes: Iterable[str]) -> None:
         say(plain_console(), f"[yellow]note:[/] {escape(note)}", hanging=2)
 
 
-def _head(found: Found) -> list[str]:
+def _head(found: SearchResult) -> list[str]:
     question = found.question
     sizes = question.world_sizes
     world = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)} to {max(sizes)}"
@@ -72,7 +73,7 @@ def _head(found: Found) -> list[str]:
     ]
 
 
-def _ranking(title: str, records: Sequence[Record], question: Question) -> Table:
+def _ranking(title: str, records: Sequence[Record], question: Question) -> TerminalTable:
     layout = ["world_size", "pp", "sp"]
     if any(record.get("interleave", 1) > 1 for record in records):
         layout.insert(2, "interleave")
@@ -101,7 +102,7 @@ def _ranking(title: str, records: Sequence[Record], question: Question) -> Table
     return rows
 
 
-def _breakdown(best: dict[str, Record], question: Question) -> Table:
+def _breakdown(best: dict[str, Record], question: Question) -> TerminalTable:
     """Shares of a step, one column an algorithm."""
     terms = {algo: time_terms(record, question) for algo, record in best.items()}
     rows = table("where a step goes", *(algo.upper() for algo in terms))
@@ -114,7 +115,7 @@ def _breakdown(best: dict[str, Record], question: Question) -> Table:
     return rows
 
 
-def explain(found: Found, place: int) -> None:
+def explain(found: SearchResult, place: int) -> None:
     """Print one strategy term by term, and what its algorithm does on two GPUs."""
     console = plain_console()
     record = found.record(place)
@@ -137,7 +138,7 @@ def _on_two(algo: str) -> str:
     )
 
 
-def _terms(title: str, terms: list[Term], form: Callable[[float], str]) -> Table:
+def _terms(title: str, terms: list[Term], form: Callable[[float], str]) -> TerminalTable:
     rows = table(title, "amount", "share", "how it comes about", texts=("how it comes about",))
     whole = terms[0].value
     for term in terms:
@@ -148,7 +149,7 @@ def _terms(title: str, terms: list[Term], form: Callable[[float], str]) -> Table
     return rows
 
 
-def changes(found: Sequence[Change]) -> None:
+def changes(found: Sequence[HardwareChange]) -> None:
     """Print what a better cluster would gain."""
     rows = table("what if", "TGS", "gain", "strategy")
     for change in found:
@@ -173,7 +174,7 @@ def calibration(found: Calibrated) -> None:
         say(console, f"[yellow]not fitted:[/] {escape(words)}", hanging=2)
 
 
-def _kernels(found: Sequence[ComputeResidual]) -> Table:
+def _kernels(found: Sequence[ComputeResidual]) -> TerminalTable:
     columns = ("calls", "GFLOP", "TFLOPS", "of curve", "median off", "worst")
     rows = table("calibrated", *columns, drop=("calls", "GFLOP"))
     for line in found:
@@ -189,7 +190,7 @@ def _kernels(found: Sequence[ComputeResidual]) -> Table:
     return rows
 
 
-def _links(found: Calibrated) -> Table:
+def _links(found: Calibrated) -> TerminalTable:
     rows = table(
         *("calibrated", "GPUs", "messages", "sizes", "start", "bus bandwidth", "median off"),
         "worst",
@@ -209,7 +210,7 @@ def _links(found: Calibrated) -> Table:
     return rows
 
 
-def heat_map(found: Sweep) -> None:
+def heat_map(found: SearchSweep) -> None:
     """Print rates by world size and sequence length, shaded by MFU."""
     worlds = sorted({cell.world_size for cell in found.cells})
     rows = table("TGS, MFU", *(counted(world, "GPU") for world in worlds))
@@ -227,7 +228,7 @@ def heat_map(found: Sweep) -> None:
     _notes(found.notes)
 
 
-def _shaded(cell: Cell) -> str:
+def _shaded(cell: SweepPoint) -> str:
     if not cell.best:
         return "n/a"
     share = min(1.0, cell.best["mfu"])
@@ -242,3 +243,17 @@ def _seconds(value: float) -> str:
 
 def _gib(value: float) -> str:
     return format_binary_bytes(value)
+
+
+def write_search(
+    found: SearchResult, folder: str | Path, top: int, *, xlsx: bool = False
+) -> list[Path]:
+    """Write isp.json, strategies.csv and strategies.parquet; give their paths."""
+    text = json_text.dumps(found.to_dict(top))
+    tables = {"strategies": found.to_arrow()}
+    return files.write_tables(folder, {"isp.json": text}, tables, "isp" if xlsx else None)
+
+
+def write_sweep(found: SearchSweep, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
+    """Write sweep.csv and sweep.parquet; give their paths."""
+    return files.write_tables(folder, {}, {"sweep": found.to_arrow()}, "isp" if xlsx else None)

@@ -1,4 +1,4 @@
-"""A replayed step: on a terminal, as JSON, as a trace for Perfetto, and in files."""
+"""Replayed steps and predictions on a terminal, as JSON, and as a trace."""
 
 import json
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from fastcomm import parquet
 from fastcomm.replay.export import graphml
+from fastcomm.replay.predictions import BANDWIDTH, Predictions
 from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.session import Session
 from fastcomm.replay.what_if import Removed
@@ -20,8 +21,56 @@ from fastcomm.report.rows import table
 from fastcomm.units import counted, format_ns, signed_percent
 
 _MS = 1e6
+_MOST = 8
+
+
+def predictions_dict(found: Predictions) -> dict[str, Any]:
+    """What was predicted, in ms; nothing of what was not asked for."""
+    said: dict[str, Any] = {}
+    if found.daydream is not None:
+        said["daydream"] = {
+            "step_end_ms": {pid: end / _MS for pid, end in found.daydream.by_pid().items()},
+            "bandwidth_bytes_per_s": BANDWIDTH,
+        }
+    if found.hosts is not None:
+        said["other_hosts"] = {
+            "hosts": len(found.hosts.by_pid()),
+            "mean_step_ms": found.hosts.mean_ns / _MS,
+        }
+    if found.fusion is not None:
+        said["fusion"] = {
+            "groups": [list(group) for group in found.fusion.groups],
+            "mean_step_ms": found.fusion.replayed.mean_ns / _MS,
+            "before_ms": found.fusion.before.mean_ns / _MS,
+            "speedup": found.fusion.speedup,
+            "tried": found.fusion.tried,
+            "model_error": found.fusion.model.error,
+        }
+    return said
+
+
+def show_predictions(found: Predictions) -> None:
+    """Print a line of each prediction."""
+    lines = []
+    if found.daydream is not None:
+        lines.append(f"Daydream: {format_ns(found.daydream.mean_ns)}, one rank and no waiting")
+    if found.hosts is not None:
+        hosts = len(found.hosts.by_pid())
+        lines.append(f"on {hosts} hosts of one GPU: {format_ns(found.hosts.mean_ns)} a step")
+    if found.fusion is not None:
+        groups = ["+".join(map(str, group)) for group in found.fusion.groups]
+        more = f" and {len(groups) - _MOST} more" if len(groups) > _MOST else ""
+        lines.append(
+            f"tensors sent as {', '.join(groups[:_MOST])}{more}: "
+            f"{format_ns(found.fusion.replayed.mean_ns)} a step, "
+            f"{format_ns(found.fusion.before.mean_ns)} as they were, by the cost model"
+        )
+    for line in lines:
+        say(plain_console(), line)
+
+
 _US = 1e3
-_MOST = 12
+_REPLAY_MOST = 12
 _STEP_DIGITS = 4
 
 
@@ -107,12 +156,12 @@ def show(
         )
     path = table(f"critical path, {format_ns(found.path.length_ns)}", "share")
     pairs = sorted(zip(found.path.cost, found.path.nodes, strict=True), reverse=True)
-    for cost, node in pairs[:_MOST]:
+    for cost, node in pairs[:_REPLAY_MOST]:
         path.add_row(escape(graph.nodes[node]), format_ns(cost))
     console.print(path)
     if removed is not None:
         saving = table("if it took no time", "a step is shorter by")
-        for each in removed[:_MOST]:
+        for each in removed[:_REPLAY_MOST]:
             saving.add_row(escape(each.node), format_ns(each.saved_ns))
         console.print(saving)
 

@@ -29,7 +29,7 @@ _PARENTHESES = {"<": ">", "(": ")"}
 
 
 @dataclass(slots=True)
-class Table:
+class TerminalTable:
     """A table with names on the left and numbers on the right, which fits its console."""
 
     headings: tuple[str, ...]
@@ -174,7 +174,7 @@ def _broken(heading: str, width: int) -> list[str]:
 
 def table(
     first: str, *others: str, drop: Sequence[str] = (), texts: Sequence[str] = ()
-) -> Table:
+) -> TerminalTable:
     """Return an empty table.
 
     Parameters
@@ -190,7 +190,7 @@ def table(
         Headings of columns of sentences.
 
     """
-    return Table((first, *others), tuple(drop), tuple(texts))
+    return TerminalTable((first, *others), tuple(drop), tuple(texts))
 
 
 def shortened(name: str, width: int) -> str:

@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.markup import escape
 
-from fastcomm.replay.comparison import Comparison
-from fastcomm.replay.parameters import ParameterDict
-from fastcomm.replay.statistics import MS, Statistics
+from fastcomm.analyses.stats import OperationComparison
+from fastcomm.readers.dpro.parameters import ParameterDict
+from fastcomm.readers.dpro.statistics import MS, Statistics
 from fastcomm.replay.step_time import StepTime
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import Table, table
+from fastcomm.report.rows import TerminalTable, table
 from fastcomm.trace.run import ReadRanks
 from fastcomm.units import counted, format_ns, format_signed_ns, signed_percent
 
@@ -95,7 +95,7 @@ def show(
         say(console, f"{words}; --head N shows N, --output writes all")
 
 
-def _ranks(time: StepTime) -> Table:
+def _ranks(time: StepTime) -> TerminalTable:
     rows = table("rank", "step", "forward", "backward", "update")
     for pid, rank in time.ranks.items():
         mean = sum(rank.time) / len(rank.time)
@@ -104,7 +104,7 @@ def _ranks(time: StepTime) -> Table:
     return rows
 
 
-def _categories(found: Statistics) -> Table:
+def _categories(found: Statistics) -> TerminalTable:
     rows = table(
         *("category", "ops", "events", "time", "mean", "longest op, mean"), drop=("ops",)
     )
@@ -114,7 +114,7 @@ def _categories(found: Statistics) -> Table:
     return rows
 
 
-def _operations(found: Statistics, chosen: list[int]) -> Table:
+def _operations(found: Statistics, chosen: list[int]) -> TerminalTable:
     rows = table(
         *("operation", "events", "mean", "median", "min", "max", "deviation"),
         drop=("deviation", "min", "median"),
@@ -127,7 +127,7 @@ def _operations(found: Statistics, chosen: list[int]) -> Table:
     return rows
 
 
-def comparison_to_dict(found: Comparison) -> dict[str, Any]:
+def comparison_to_dict(found: OperationComparison) -> dict[str, Any]:
     """Means in ms, differences absolute and relative."""
     return {
         "added": list(found.added),
@@ -144,7 +144,7 @@ def comparison_to_dict(found: Comparison) -> dict[str, Any]:
     }
 
 
-def show_comparison(found: Comparison, head: int) -> None:
+def show_comparison(found: OperationComparison, head: int) -> None:
     """Print the largest changes, and what came and went."""
     console = plain_console()
     rows = table(

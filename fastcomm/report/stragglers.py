@@ -7,12 +7,13 @@ from typing import Any
 
 from rich.markup import escape
 
-from fastcomm.replay.model import Floats, Replayed
-from fastcomm.replay.stragglers import Attribution, Effect, Stragglers
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import Table, table
+from fastcomm.report.rows import TerminalTable, table
+from fastcomm.stragglers.model import JobTimes
+from fastcomm.stragglers.stragglers import Attribution, Effect, Stragglers
 from fastcomm.units import format_ns, percent, signed_percent
+from fastcomm_kernels.arrays import Floats
 
 _SECOND = 1e9
 _KINDS = ("dp_rank", "stage", "optype")
@@ -20,7 +21,7 @@ _MOST_RANKS = 16
 _SHADES = ((1.1, ""), (1.2, "yellow"), (1.35, "red"))
 
 
-def to_dict(found: Stragglers, changed: Replayed | None = None) -> dict[str, Any]:
+def to_dict(found: Stragglers, changed: JobTimes | None = None) -> dict[str, Any]:
     """The whole result; times in seconds."""
     blocking = found.blocking
     workers = found.workers
@@ -48,7 +49,7 @@ def to_dict(found: Stragglers, changed: Replayed | None = None) -> dict[str, Any
     }
 
 
-def _changed(found: Stragglers, changed: Replayed) -> dict[str, Any]:
+def _changed(found: Stragglers, changed: JobTimes) -> dict[str, Any]:
     """Step times after changes, and how many times as fast that is; in seconds."""
     mean = float(changed.whole.mean())
     steps = zip(map(str, found.chosen), changed.whole.tolist(), strict=True)
@@ -124,7 +125,7 @@ def write_trace(content: Mapping[str, Any], path: Path) -> None:
     files.write(path.parent, {path.name: files.text(json.dumps(content))})
 
 
-def show(found: Stragglers, changed: Replayed | None = None) -> None:
+def show(found: Stragglers, changed: JobTimes | None = None) -> None:
     """Print the slowdown, who brings it, and the heat map of workers."""
     console = plain_console()
     for line in _lines(found) + _what_if_lines(found, changed):
@@ -136,7 +137,7 @@ def show(found: Stragglers, changed: Replayed | None = None) -> None:
     console.print(_heat(found.workers))
 
 
-def _what_if_lines(found: Stragglers, changed: Replayed | None) -> list[str]:
+def _what_if_lines(found: Stragglers, changed: JobTimes | None) -> list[str]:
     if changed is None:
         return []
     mean, before = float(changed.whole.mean()), float(found.nodelay.whole.mean())
@@ -165,14 +166,14 @@ def _lines(found: Stragglers) -> list[str]:
     return [*lines, f"worst ranks (M_W): {percent(found.worst.rem)}, rank {ranks}"]
 
 
-def _table(title: str, part: Attribution) -> Table:
+def _table(title: str, part: Attribution) -> TerminalTable:
     rows = table(title, "slowdown that it alone brings")
     for key, value in list(part.mean.items())[:_MOST_RANKS]:
         rows.add_row(escape(key), f"{value:.4f}")
     return rows
 
 
-def _heat(workers: Floats) -> Table:
+def _heat(workers: Floats) -> TerminalTable:
     """Data ranks by stage; the warmer, the slower."""
     rows = table("workers", *(f"stage {stage}" for stage in range(workers.shape[1])))
     for rank, row in enumerate(workers[:_MOST_RANKS]):

@@ -12,9 +12,10 @@ from rich.text import Text
 
 from fastcomm.metrics import outside
 from fastcomm.metrics.result import Metrics
-from fastcomm.report import across, details
+from fastcomm.report import details
+from fastcomm.report import details as report_details
 from fastcomm.report.console import COMMAND, plain_console, say
-from fastcomm.report.rows import NA, Table, na, percent, table
+from fastcomm.report.rows import NA, TerminalTable, na, percent, table
 from fastcomm.trace.run import ranks_words
 from fastcomm.trace.schema import TAGS
 from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
@@ -68,7 +69,7 @@ def show(
         say(console, line, hanging=2)
     if found.breakdown.exact["idle"] is not None and console.is_terminal:
         console.print(_stack(found, min(_BAR, console.width - 4)))
-    tables = [_breakdown(found), _parallelisms(found), across.culprits(found)]
+    tables = [_breakdown(found), _parallelisms(found), report_details.culprits(found)]
     if full:
         tables += details.tables(found)
     if spec:
@@ -125,7 +126,7 @@ def _stack(found: Metrics, width: int) -> Text:
     return bar
 
 
-def _breakdown(found: Metrics) -> Table:
+def _breakdown(found: Metrics) -> TerminalTable:
     """Parts of a step that add up to all of it."""
     rows = table("part of a step", "time", "share", "")
     exact = found.breakdown.exact
@@ -151,9 +152,9 @@ def _of_step(found: Metrics, share: float | None) -> str:
 _WAITS = ("wait a step", "transfer a step")
 
 
-def _parallelisms(found: Metrics) -> Table:
+def _parallelisms(found: Metrics) -> TerminalTable:
     """One line for each parallelism; times and bytes of a mean rank and step."""
-    split = across.wait_and_transfer(found.across)
+    split = report_details.wait_and_transfer(found.across)
     rows = table(
         "parallelism",
         "exposed a step",
@@ -202,7 +203,7 @@ def _notes(found: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
         )
     if any(not each.is_symptom for each in found.findings):
         yield "Cost: what a step gains by the fix; ranks that are late together share it."
-    if across.culprits(found).row_count:
+    if report_details.culprits(found).row_count:
         yield "Wait caused: in all collectives, also where overlapped or passed on."
     if guessed_tags(found):
         yield "* found by a heuristic; --tp, --pp, --dp, --ep, --cp or [[tags]] settle it."

@@ -12,18 +12,25 @@ import pyarrow.compute as pc
 
 from fastcomm import parquet
 from fastcomm.aside import aside
+from fastcomm.exchange import clocks
 from fastcomm.inert import utf8
-from fastcomm.readers import store
-from fastcomm.readers.store_files import footer_sha256, table_file
-from fastcomm.readers.store_layout import COMPRESSION, Fingerprint, file_name, table_name
-from fastcomm.readers.store_manifest import ClockNote, Entry, TableFile
-from fastcomm.trace import clocks
+from fastcomm.store import reader
+from fastcomm.store.files import footer_sha256, table_file
+from fastcomm.store.layout import (
+    COMPRESSION,
+    ClockNote,
+    Entry,
+    Fingerprint,
+    TableFile,
+    file_name,
+    table_name,
+)
 from fastcomm.trace.schema import TAG, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StoredRank:
     """One stored rank."""
 
     entry: Entry
@@ -37,7 +44,7 @@ class Part:
     def of(cls, trace: Trace, folder: Path) -> Self:
         """See a rank whose file is in the store."""
         path = folder / file_name(trace.meta.rank)
-        said = store.about(path)
+        said = reader.about(path)
         meta = trace.meta
         entry = Entry(
             rank=meta.rank,
@@ -80,7 +87,7 @@ def untagged(trace: Trace) -> int:
 
 
 def write_tables(
-    folder: Path, parts: Sequence[Part], notes: Mapping[int, ClockNote]
+    folder: Path, parts: Sequence[StoredRank], notes: Mapping[int, ClockNote]
 ) -> tuple[TableFile, ...]:
     """Write the tables of the whole run and say what was written; parts are sorted by rank."""
     tables = {

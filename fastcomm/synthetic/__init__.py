@@ -2,8 +2,8 @@
 
 from fastcomm.synthetic.files import write
 from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.kineto import Variant
 from fastcomm.synthetic.nsys import NsysVariant, write_nsys, write_nsys_big
-from fastcomm.synthetic.rows import Variant
 from fastcomm.synthetic.table import TableJob, write_table
 from fastcomm.synthetic.truth import planted, truth
 

@@ -1,14 +1,138 @@
-"""A rank as a Kineto file: every piece of device work, and the host rows that launched it."""
+"""Rows of a Kineto file as text, and a rank of the made-up job in them."""
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Sequence
+from enum import Flag, auto
 
-from fastcomm.synthetic import rows
-from fastcomm.synthetic.calls import ROOT, Call
+from fastcomm.synthetic.calls import ROOT, SyntheticCall
 from fastcomm.synthetic.catalog import KERNELS, host_args
 from fastcomm.synthetic.job import Job
-from fastcomm.synthetic.play import COMPUTE, Step
-from fastcomm.synthetic.rows import Variant, complete, flow
-from fastcomm.synthetic.tape import Work
+from fastcomm.synthetic.play import COMPUTE, RankStep
+from fastcomm.synthetic.schedule import BASE_NS
+from fastcomm.synthetic.tape import PlannedWork
+
+LISTED = 30  # items of a list in an argument; the rest is cut off
+
+
+class Variant(Flag):
+    """How a file differs from what PyTorch writes today."""
+
+    TODAY = 0
+    BASE_LAST = auto()  # the base of all times stands after the events
+    COMPACT = auto()  # written again by a tool: no line breaks, no zeros at the end of a number
+    HOST_METADATA = auto()  # only the host rows say what a collective is
+    UNDESCRIBED = auto()  # no group has a description
+
+
+def compact(text: str) -> str:
+    """The same JSON on one line."""
+    text = re.sub(r"(?<=[{\[])\s*\n\s*", "", text)
+    text = re.sub(r"\s*\n\s*(?=[,}\]])", "", text)
+    text = re.sub(r"\s*\n\s*| {2,}", " ", text)
+    return re.sub(r'("(?:ts|dur)": \d+\.\d+?)0+(?=\D)', r"\1", text)
+
+
+def lane(process: int | str, thread: int | str) -> str:
+    """Where a row stands: the two keys that say so."""
+    return f'"pid": {json.dumps(process)},\n    "tid": {json.dumps(thread)}'
+
+
+def microseconds(ns: int) -> str:
+    """Decimal text, three places, without a float."""
+    digits = f"{ns:04d}"
+    return f"{digits[:-3]}.{digits[-3:]}"
+
+
+def complete(cat: str, name: str, where: str, start: int, ns: int, args: str) -> str:
+    """A row with a duration; `args` is the inside of the object."""
+    return f"""
+  {{
+    "ph": "X",
+    "cat": "{cat}",
+    "name": "{name}",
+    {where},
+    "ts": {microseconds(start - BASE_NS)},
+    "dur": {microseconds(ns)}
+    ,
+    "args": {{
+      {args}
+    }}
+  }},"""
+
+
+def flow(phase: str, correlation: int, where: str, moment: int) -> str:
+    """One end of the arrow from a launch to its work."""
+    ends = ',\n    "bp": "e"' if phase == "f" else ""
+    return f"""
+  {{
+    "ph": "{phase}",
+    "id": {correlation},
+    {where},
+    "ts": {microseconds(moment - BASE_NS)},
+    "cat": "ac2g",
+    "name": "ac2g"{ends}
+    
+  }},"""  # noqa: W293
+
+
+def label(what: str, where: str, moment: int, value: str | int) -> str:
+    """A row that names or orders a process or a thread."""
+    key = {"sort_index": "sort_index", "labels": "labels"}.get(what.partition("_")[2], "name")
+    return f"""
+  {{
+    "ph": "M",
+    "name": "{what}",
+    "ts": {microseconds(moment - BASE_NS)},
+    {where},
+    "args": {{
+      "{key}": {json.dumps(value)}
+    }}
+  }},"""
+
+
+def instant(name: str, where: str, moment: int) -> str:
+    """A row without a duration."""
+    return f"""
+  {{
+    "ph": "i",
+    
+    "s": "g",
+    "name": "{name}",
+    {where},
+    "ts": {microseconds(moment - BASE_NS)}
+    
+  }},"""  # noqa: W293
+
+
+def listed(items: Sequence[int]) -> str:
+    """A list inside a string, as PyTorch writes it."""
+    cut = ", ..." if len(items) > LISTED else ""
+    return "[" + ", ".join(map(str, items[:LISTED])) + cut + "]"
+
+
+def metadata(call: SyntheticCall, variant: Variant) -> str:
+    """The arguments that say what a collective is, but for its number."""
+    group = call.group
+    described = "undefined" if variant & Variant.UNDESCRIBED else group.description
+    found: dict[str, object] = {
+        "Collective name": call.operation.collective,
+        "In msg nelems": call.sent,
+        "Out msg nelems": call.received,
+        "Group size": group.size,
+        "dtype": call.dtype,
+        "In split size": listed(call.send_splits),
+        "Out split size": listed(call.receive_splits),
+        "Process Group Name": group.name,
+        "Process Group Description": described,
+        "Process Group Ranks": listed(group.ranks),
+    }
+    if call.peers:
+        # Each side names the other one alone.
+        sends = call.operation.collective == "send"
+        found["Dst Rank" if sends else "Src Rank"] = call.peers[sends]
+    return json.dumps(found)[1:-1]
+
 
 AHEAD_NS = 150_000  # the host is at least so far ahead of its device
 LAUNCH_NS = {"comm": 8_000}  # how long the host is busy with one launch
@@ -22,7 +146,7 @@ _COPIES = {
 }
 
 
-def launch_times(step: Step) -> list[int]:
+def launch_times(step: RankStep) -> list[int]:
     """When the host begins each launch: in the order of the device, one after the other.
 
     The host waits for nothing, and so runs further and further ahead, as far as the first
@@ -38,7 +162,7 @@ def launch_times(step: Step) -> list[int]:
     return found
 
 
-def _busy_ns(work: Work) -> int:
+def _busy_ns(work: PlannedWork) -> int:
     return LAUNCH_NS.get(work.kind, OTHER_LAUNCH_NS)
 
 
@@ -50,14 +174,14 @@ class RankText:
         self.device = rank % DEVICES
         self.process = 41_000 + 97 * self.device
         self.lanes = {
-            False: rows.lane(self.process, self.process),
-            True: rows.lane(self.process, self.process + 61),
+            False: lane(self.process, self.process),
+            True: lane(self.process, self.process + 61),
         }
         self.inputs = {name: host_args(job, kernel) for name, kernel in KERNELS.items()}
         self.said: dict[object, str] = {}
         self.external, self.correlation = 0, 1_000
 
-    def step(self, step: Step) -> Iterator[str]:
+    def step(self, step: RankStep) -> Iterator[str]:
         """All rows of a step."""
         yield self._mark(f"ProfilerStep#{step.number}", step.start, step.ns)
         launches = launch_times(step)
@@ -66,7 +190,7 @@ class RankText:
             yield rows_of.get(work.kind, self._copy)(work, launch)
         yield self._around(step, launches)
 
-    def _around(self, step: Step, launches: list[int]) -> str:
+    def _around(self, step: RankStep, launches: list[int]) -> str:
         """The rows that belong to no single launch."""
         adam = [
             at for at, work in zip(launches, step.works, strict=True) if work.name == "adam"
@@ -79,7 +203,7 @@ class RankText:
         text += complete(
             "gpu_user_annotation",
             f"ProfilerStep#{step.number}",
-            rows.lane(self.device, COMPUTE),
+            lane(self.device, COMPUTE),
             first - 1,
             max(work.stop for work in compute) - first + 2,
             f'"External id": {self._next()}',
@@ -105,7 +229,7 @@ class RankText:
         said = f'"External id": {external},"Record function id": 0, {between}'
         return f'{said}"Ev Idx": {external - 1}'
 
-    def _launch(self, call: str, number: int, work: Work, start: int, ns: int) -> str:
+    def _launch(self, call: str, number: int, work: PlannedWork, start: int, ns: int) -> str:
         """The row of the runtime, and the arrow from it to the device."""
         self.correlation += 1
         where = self.lanes[work.backward]
@@ -117,7 +241,7 @@ class RankText:
             "s", self.correlation, where, start
         )
 
-    def _compute(self, work: Work, launch: int) -> str:
+    def _compute(self, work: PlannedWork, launch: int) -> str:
         kernel = KERNELS[work.name]
         where = self.lanes[work.backward]
         host = complete(
@@ -127,7 +251,12 @@ class RankText:
         return host + runtime + self._kernel(kernel.name, work, kernel.grid, kernel.registers)
 
     def _kernel(
-        self, name: str, work: Work, grid: tuple[int, int, int], registers: int, said: str = ""
+        self,
+        name: str,
+        work: PlannedWork,
+        grid: tuple[int, int, int],
+        registers: int,
+        said: str = "",
     ) -> str:
         where = f'"pid": {self.device},\n    "tid": {work.stream}'
         args = (
@@ -141,13 +270,13 @@ class RankText:
         row = complete("kernel", name, where, work.start, work.ns, args)
         return row + flow("f", self.correlation, where, work.start)
 
-    def _copy(self, work: Work, launch: int) -> str:
+    def _copy(self, work: PlannedWork, launch: int) -> str:
         name, host, call, number = _COPIES[work.kind]
         where = self.lanes[work.backward]
         text = complete("cpu_op", host, where, launch, 3_600, self._ids())
         text += self._launch(call, number, work, launch + 1_000, 2_200)
         size = self.job.tokens * 8 if work.kind == "memcpy" else 4
-        where = rows.lane(self.device, work.stream)
+        where = lane(self.device, work.stream)
         args = (
             f'"External id": {self.external},      "device": {self.device}, "context": 1,      '
             f'"stream": {work.stream}, "correlation": {self.correlation},      '
@@ -156,14 +285,14 @@ class RankText:
         text += complete(f"gpu_{work.kind}", name, where, work.start, work.ns, args)
         return text + flow("f", self.correlation, where, work.start)
 
-    def _said(self, call: Call) -> str:
+    def _said(self, call: SyntheticCall) -> str:
         splits = (call.send_splits, call.receive_splits)
         key = (call.operation.collective, call.group.name, call.peers, call.sent, splits)
         if key not in self.said:
-            self.said[key] = rows.metadata(call, self.variant)
+            self.said[key] = metadata(call, self.variant)
         return f'{self.said[key]}, "Seq": {call.seq}'
 
-    def _collective(self, work: Work, launch: int) -> str:
+    def _collective(self, work: PlannedWork, launch: int) -> str:
         call = work.call
         assert call is not None
         where = self.lanes[work.backward]
@@ -180,14 +309,14 @@ class RankText:
         text += self._launch("cudaLaunchKernelExC", 430, work, launch + 2_600, 3_200)
         on_kernel = "" if self.variant & Variant.HOST_METADATA else f", {said}"
         text += self._kernel(work.name, work, (24, 1, 1), 96, on_kernel)
-        device = rows.lane(self.device, work.stream)
+        device = lane(self.device, work.stream)
         args = f'"External id": {self.external}'
         return text + complete(
             "gpu_user_annotation", call.annotation, device, work.start - 1, work.ns + 2, args
         )
 
 
-def _rank(call: Call, own: int) -> int:
+def _rank(call: SyntheticCall, own: int) -> int:
     """The place in the group that the host names: of the root, of the peer, or the own."""
     if call.operation.op == "Broadcast":
         return ROOT

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.synthetic import layers, schedule
-from fastcomm.synthetic.calls import Operation
+from fastcomm.synthetic.calls import CallKind
 from fastcomm.synthetic.job import GAP, Job
-from fastcomm.synthetic.layers import Plan
-from fastcomm.synthetic.schedule import Message, Slot
+from fastcomm.synthetic.layers import PhasePlan
+from fastcomm.synthetic.schedule import PipelineMessage, Slot
+from fastcomm_kernels.arrays import Ints
 
-Ints = NDArray[np.int64]
 Place = tuple[int, str, int]  # stage, direction, micro-batch
 
 # A jittery host is late before one phase of so many, by up to twice what makes the mean right.
@@ -114,11 +113,11 @@ class _Simulation:
         found.total = max(int(late.max()) for late in self.late)
         return found
 
-    def _moments(self) -> Iterator[tuple[int, list[tuple[int, Slot]], list[Message]]]:
+    def _moments(self) -> Iterator[tuple[int, list[tuple[int, Slot]], list[PipelineMessage]]]:
         """What ends together: slots, and the messages behind them."""
         grid = schedule.grid(self.job)
         slots: dict[int, list[tuple[int, Slot]]] = {}
-        messages: dict[int, set[Message]] = {}
+        messages: dict[int, set[PipelineMessage]] = {}
         for stage in range(self.job.pp):
             for slot in grid.slots(stage):
                 slots.setdefault(slot.stop, []).append((stage, slot))
@@ -140,7 +139,7 @@ class _Simulation:
                 planned += plan.length + plan.tail
         return found
 
-    def _phase(self, stage: int, plan: Plan, bucket: Ints | None = None) -> Late:
+    def _phase(self, stage: int, plan: PhasePlan, bucket: Ints | None = None) -> Late:
         idle, more = self._own(stage, plan)
         come = self.late[stage]
         if idle is not self.nothing or more is not self.nothing:
@@ -172,7 +171,7 @@ class _Simulation:
             return self.nothing
         return self._bucket(stage, "dp", moment, schedule.grid(self.job).tail)
 
-    def _messages(self, messages: list[Message]) -> dict[tuple[int, int, int], Ints]:
+    def _messages(self, messages: list[PipelineMessage]) -> dict[tuple[int, int, int], Ints]:
         """Sender and receiver go on together."""
         found, late = {}, list(self.late)
         for each in messages:
@@ -182,7 +181,7 @@ class _Simulation:
                 self.late[stage] = np.maximum(self.late[stage], met)
         return found
 
-    def _own(self, stage: int, plan: Plan) -> tuple[Ints, Ints]:
+    def _own(self, stage: int, plan: PhasePlan) -> tuple[Ints, Ints]:
         """What the stage's ranks idle before a phase, and what they compute longer in it."""
         job = self.job
         names = layers.slowed(job, plan.phase)
@@ -196,7 +195,7 @@ class _Simulation:
         return (self.slow * ns if hit else self.nothing), self.nothing
 
     def _longer(
-        self, stage: int, kind: str, operation: Operation | None, transfer: int
+        self, stage: int, kind: str, operation: CallKind | None, transfer: int
     ) -> Ints | None:
         """What the transfers in the straggler's group of a kind take longer."""
         job = self.job

@@ -7,7 +7,7 @@ where the next phase begins. A rank may be ahead of the plan, and behind it only
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fastcomm.synthetic.calls import OPERATIONS, Operation, transfer_ns
+from fastcomm.synthetic.calls import OPERATIONS, CallKind, transfer_ns
 from fastcomm.synthetic.job import GAP, Job
 
 LEAD = 5_000  # a gradient bucket starts so long after the kernel that hides it
@@ -90,12 +90,12 @@ OPTIMIZER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PhasePlan:
     """A phase in ns: the same on all ranks."""
 
     phase: Phase
     kernels: tuple[tuple[str, int], ...]
-    calls: tuple[tuple[str, Operation, int], ...]  # kind of group, operation, transfer
+    calls: tuple[tuple[str, CallKind, int], ...]  # kind of group, operation, transfer
     cover: tuple[str, int] | None
     length: int  # from the start of the kernels to their ends, the skew included
     tail: int  # from there to the start of the next phase
@@ -143,7 +143,7 @@ def bucket_kind(job: Job, layer: int) -> str:
 
 
 @lru_cache(maxsize=64)
-def plans(job: Job, direction: str, layer: int) -> tuple[Plan, ...]:
+def plans(job: Job, direction: str, layer: int) -> tuple[PhasePlan, ...]:
     """The phases of one layer, of `direction` forward or backward."""
     script = (EXPERTS if layer % 2 else DENSE)[direction]
     operation = "AllGather" if direction == "forward" else "ReduceScatter"
@@ -155,7 +155,7 @@ def plans(job: Job, direction: str, layer: int) -> tuple[Plan, ...]:
 
 
 @lru_cache(maxsize=16)
-def frame(job: Job, script: tuple[Phase, ...]) -> tuple[Plan, ...]:
+def frame(job: Job, script: tuple[Phase, ...]) -> tuple[PhasePlan, ...]:
     """The phases before the first layer of a step, or after the last."""
     return tuple(_plan(job, phase, 1, 0, 0) for phase in script)
 
@@ -187,7 +187,7 @@ def slowed(job: Job, phase: Phase) -> frozenset[str]:
     return names if phase.slow else frozenset()
 
 
-def _plan(job: Job, phase: Phase, scale: int, bucket: int, room: int) -> Plan:
+def _plan(job: Job, phase: Phase, scale: int, bucket: int, room: int) -> PhasePlan:
     kernels = [(name, scaled(job, share, scale)) for name, share in phase.kernels]
     if phase.bucket:
         kernels[0] = (kernels[0][0], max(kernels[0][1], room))
@@ -199,7 +199,7 @@ def _plan(job: Job, phase: Phase, scale: int, bucket: int, room: int) -> Plan:
     cover = (phase.cover[0], scaled(job, phase.cover[1], scale)) if phase.cover else None
     ends = [number * GAP + ns for number, (_, _, ns) in enumerate(calls)]
     ends += [len(calls) * GAP + cover[1]] if cover else []
-    return Plan(
+    return PhasePlan(
         phase=phase,
         kernels=tuple(kernels),
         calls=calls,

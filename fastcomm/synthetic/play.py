@@ -10,14 +10,13 @@ from functools import partial
 
 import numpy as np
 
-from fastcomm.synthetic import lateness, layers, routing, schedule
-from fastcomm.synthetic.calls import OPERATIONS, Call
-from fastcomm.synthetic.groups import groups
+from fastcomm.synthetic import calls, lateness, layers, schedule
+from fastcomm.synthetic.calls import OPERATIONS, SyntheticCall, groups
 from fastcomm.synthetic.job import GAP, Job
 from fastcomm.synthetic.lateness import Late, Timeline
-from fastcomm.synthetic.layers import Plan
-from fastcomm.synthetic.schedule import Grid, Message, Slot
-from fastcomm.synthetic.tape import Tally, Tape, Window, Work
+from fastcomm.synthetic.layers import PhasePlan
+from fastcomm.synthetic.schedule import PipelineGrid, PipelineMessage, Slot
+from fastcomm.synthetic.tape import PhaseGap, PlannedWork, Tally, Tape
 
 COMPUTE, COPY = 7, 14
 STREAMS = {"tp": 20, "ep": 24, "dp": 28, "edp": 28, "Send": 32, "Recv": 36}
@@ -25,15 +24,15 @@ MARK_DRIFT = 25_000  # of the host's marks of a step
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RankStep:
     """One step of one rank: the host's mark, the device's work, and what it adds up to."""
 
     number: int
     start: int
     stop: int
-    works: list[Work]
+    works: list[PlannedWork]
     tally: Tally
-    windows: list[Window]
+    windows: list[PhaseGap]
 
     @property
     def ns(self) -> int:
@@ -41,7 +40,7 @@ class Step:
         return self.stop - self.start
 
 
-def steps(job: Job, rank: int) -> Iterator[Step]:
+def steps(job: Job, rank: int) -> Iterator[RankStep]:
     """All steps of a rank, in order of time."""
     player = _Player(job, rank)
     start = schedule.EPOCH_NS
@@ -55,7 +54,7 @@ def steps(job: Job, rank: int) -> Iterator[Step]:
 class _Player:
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank = job, rank
-        self.grid: Grid = schedule.grid(job)
+        self.grid: PipelineGrid = schedule.grid(job)
         self.groups = groups(job, rank)
         tp, dp, self.stage = job.place(rank)
         self.place = tp + job.tp * dp  # in the stage
@@ -72,7 +71,7 @@ class _Player:
         self.timeline = Timeline()
         self.planned = self.late = self.free = 0
 
-    def step(self, number: int, start: int, stop: int) -> Step:
+    def step(self, number: int, start: int, stop: int) -> RankStep:
         """The step that the grid has from `start` to `stop`."""
         late, early = next(self.marks)
         mark, end = start + late, stop - early - 1_000
@@ -87,7 +86,7 @@ class _Player:
         optimizer = pipeline + self.grid.pipeline + self.grid.tail + GAP
         self._frame(layers.OPTIMIZER, optimizer, self.timeline.optimizer[self.stage])
         tape.to(end)
-        return Step(number, mark, end, tape.works, tape.tally, tape.windows())
+        return RankStep(number, mark, end, tape.works, tape.tally, tape.windows())
 
     def _setup(self, start: int) -> None:
         tape = self.tape
@@ -122,7 +121,7 @@ class _Player:
     def _pipeline(self, start: int) -> None:
         """All slots and messages of the stage; a message may come while the stage is idle."""
         slots = {slot.stop: slot for slot in self.grid.slots(self.stage)}
-        arrivals: dict[int, list[Message]] = {}
+        arrivals: dict[int, list[PipelineMessage]] = {}
         for message in self.grid.messages(self.stage):
             arrivals.setdefault(message.stop, []).append(message)
         for moment in sorted({*slots, *arrivals}):
@@ -143,7 +142,7 @@ class _Player:
             for plan in layers.plans(self.job, slot.direction, layer):
                 self._phase(plan, next(phases), bucket)
 
-    def _phase(self, plan: Plan, late: Late, bucket: tuple[str, str] | None) -> None:
+    def _phase(self, plan: PhasePlan, late: Late, bucket: tuple[str, str] | None) -> None:
         self.tape.run(int(late.idle[self.place]))
         if bucket and late.bucket is not None:
             begin = self.planned + layers.LEAD
@@ -156,7 +155,7 @@ class _Player:
         self.late = int(late.after[self.place])
         self.tape.to(self.planned + self.late)
 
-    def _kernels(self, plan: Plan) -> None:
+    def _kernels(self, plan: PhasePlan) -> None:
         tape = self.tape
         last = len(plan.kernels) - 1
         slowed = layers.slowed(self.job, plan.phase) if self.computes_longer else ()
@@ -182,10 +181,10 @@ class _Player:
         tape.at(max(begin, self.free), open_)
         self.free = end
 
-    def _calls(self, plan: Plan, late: Late) -> None:
+    def _calls(self, plan: PhasePlan, late: Late) -> None:
         """The calls of a phase, each with the end that all its members know."""
         tape = self.tape
-        ends: list[tuple[int, Work]] = []
+        ends: list[tuple[int, PlannedWork]] = []
         for (kind, operation, transfer), shared in zip(plan.calls, late.calls, strict=True):
             end = self.planned + int(shared[self.place]) + len(ends) * GAP + transfer
             ends.append((end, self._open(kind, operation.op)))
@@ -196,7 +195,7 @@ class _Player:
         self._close(ends)
 
     def _boundary(
-        self, slot: Slot | None, messages: list[Message], start: int, moment: int
+        self, slot: Slot | None, messages: list[PipelineMessage], start: int, moment: int
     ) -> None:
         """The end of a slot, or a moment of a bubble: messages that end at `moment`."""
         tape, ends, stop = self.tape, [], start + moment
@@ -215,7 +214,7 @@ class _Player:
             ends.append((tape.now + self.grid.zone // 2, tape.open("compute", name, COMPUTE)))
         self._close(ends)
 
-    def _close(self, ends: list[tuple[int, Work]]) -> None:
+    def _close(self, ends: list[tuple[int, PlannedWork]]) -> None:
         for stop, work in sorted(ends, key=lambda end: end[0]):
             self.tape.to(stop)
             self.tape.close(work)
@@ -231,7 +230,7 @@ class _Player:
         self.seqs[key] = self.seqs.get(key, 0) + 1
         return self.seqs[key]
 
-    def _open(self, kind: str, operation: str) -> Work:
+    def _open(self, kind: str, operation: str) -> PlannedWork:
         group = self.groups[kind]
         dtype, elements = layers.counts(self.job, kind, operation)
         part = -(-elements // group.size)
@@ -243,20 +242,20 @@ class _Player:
         sent, received = sides.get(operation, (elements, elements))
         splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         if operation == "AllToAll":
-            splits = routing.splits(
+            splits = calls.splits(
                 self.job, group, self.job.place(self.rank)[1] % self.job.ep, seq
             )
             sent, received = (sum(rows) * self.job.hidden for rows in splits)
-        call = Call(OPERATIONS[operation], group, dtype, sent, received, seq, *splits)
+        call = SyntheticCall(OPERATIONS[operation], group, dtype, sent, received, seq, *splits)
         return self.tape.open("comm", call.kernel, STREAMS[kind], call)
 
-    def _message(self, message: Message) -> Work:
+    def _message(self, message: PipelineMessage) -> PlannedWork:
         operation = "Send" if message.source == self.stage else "Recv"
         dtype, elements = layers.counts(self.job, "pp", operation)
         members = self.groups["pp"].ranks
         peers = members[message.source], members[message.target]
         seq = self._seq(peers)
-        call = Call(
+        call = SyntheticCall(
             OPERATIONS[operation],
             self.groups["pp"],
             dtype,

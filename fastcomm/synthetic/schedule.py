@@ -29,7 +29,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class PipelineMessage:
     """Activations or gradients that arrive at `stop`."""
 
     stop: int
@@ -38,7 +38,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class PipelineGrid:
     """The lengths of a step's parts, and a stage's slots, from the start of the pipeline on."""
 
     job: Job
@@ -70,17 +70,17 @@ class Grid:
             start = depth * self.forward + batch * pair + (depth - 1 - stage) * self.backward
             yield Slot(start, start + self.backward, "backward", batch)
 
-    def messages(self, stage: int) -> Iterator[Message]:
+    def messages(self, stage: int) -> Iterator[PipelineMessage]:
         """What a stage sends and receives, in no order."""
         for source in range(max(0, stage - 1), min(self.job.pp, stage + 2)):
             for slot in self.slots(source):
                 target = source + (1 if slot.direction == "forward" else -1)
                 if 0 <= target < self.job.pp and stage in {source, target}:
-                    yield Message(slot.stop, source, target)
+                    yield PipelineMessage(slot.stop, source, target)
 
 
 @lru_cache(maxsize=16)
-def grid(job: Job) -> Grid:
+def grid(job: Job) -> PipelineGrid:
     """The grid that holds every rank of the job."""
     message = layers.transfer(job, "pp", "Send") + job.skew_ns if job.pp > 1 else 0
     zone = message + 4 * GAP
@@ -96,7 +96,7 @@ def grid(job: Job) -> Grid:
         sum(plan.length + plan.tail for plan in layers.frame(job, script))
         for script in (layers.SETUP, layers.OPTIMIZER)
     ]
-    return Grid(
+    return PipelineGrid(
         job=job,
         forward=slots["forward"] + zone,
         backward=slots["backward"] + zone,

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from fastcomm.synthetic.calls import Call
+from fastcomm.synthetic.calls import SyntheticCall
 
 
 @dataclass(slots=True)
-class Work:
+class PlannedWork:
     """One row of the device: a kernel, a collective, a copy."""
 
     kind: str  # "compute", "comm", "memcpy", "memset"
@@ -21,7 +21,7 @@ class Work:
     start: int
     stop: int
     backward: bool = False  # launched by the thread that runs the backward pass
-    call: Call | None = None
+    call: SyntheticCall | None = None
 
     @property
     def ns(self) -> int:
@@ -66,7 +66,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PhaseGap:
     """From the end of a run of one tag to the start of the next run; signed."""
 
     before: str
@@ -79,17 +79,19 @@ class Tape:
 
     def __init__(self, start: int) -> None:
         self.start = self.now = start
-        self.works: list[Work] = []  # in the order of their starts
+        self.works: list[PlannedWork] = []  # in the order of their starts
         self.tally = Tally()
-        self.phases: list[list[Work]] = []
+        self.phases: list[list[PlannedWork]] = []
         self.backward = False
         self._open: dict[str, int] = {}  # what goes on now: a kind or a tag, and how often
         self._later: list[tuple[int, int, Callable[[], None]]] = []
         self._asked = 0
 
-    def open(self, kind: str, name: str, stream: int, call: Call | None = None) -> Work:
+    def open(
+        self, kind: str, name: str, stream: int, call: SyntheticCall | None = None
+    ) -> PlannedWork:
         """Begin a piece of work here."""
-        work = Work(kind, name, stream, self.now, self.now, self.backward, call)
+        work = PlannedWork(kind, name, stream, self.now, self.now, self.backward, call)
         self.works.append(work)
         if call:
             phase = self.phases[-1] if self.phases else []
@@ -99,7 +101,7 @@ class Tape:
         self._open[_tag(work)] = self._open.get(_tag(work), 0) + 1
         return work
 
-    def close(self, work: Work) -> None:
+    def close(self, work: PlannedWork) -> None:
         """End it here."""
         work.stop = self.now
         label = _tag(work)
@@ -133,14 +135,14 @@ class Tape:
         """Let `ns` pass."""
         self.to(self.now + ns)
 
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[PhaseGap]:
         """The windows between the phases, once all is closed."""
         pairs = zip(self.phases, self.phases[1:], strict=False)
         return [
-            Window(_tag(one[0]), _tag(two[0]), two[0].start - max(work.stop for work in one))
+            PhaseGap(_tag(one[0]), _tag(two[0]), two[0].start - max(work.stop for work in one))
             for one, two in pairs
         ]
 
 
-def _tag(work: Work) -> str:
+def _tag(work: PlannedWork) -> str:
     return work.call.group.tag if work.call else work.kind

@@ -12,8 +12,8 @@ import numpy as np
 
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.lateness import cost_ns
-from fastcomm.synthetic.play import Step, steps
-from fastcomm.synthetic.tape import Tally, Window
+from fastcomm.synthetic.play import RankStep, steps
+from fastcomm.synthetic.tape import PhaseGap, Tally
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ def exact_ns(tally: Tally) -> dict[str, int]:
     }
 
 
-def _add_rank(sums: _Sums, rank: int, played: list[Step]) -> None:
+def _add_rank(sums: _Sums, rank: int, played: list[RankStep]) -> None:
     lengths = [step.ns for step in played]
     sums.lengths += lengths
     sums.tallies += [step.tally for step in played]
@@ -113,7 +113,7 @@ def _add_rank(sums: _Sums, rank: int, played: list[Step]) -> None:
     )
 
 
-def _add_traffic(sums: _Sums, step: Step) -> None:
+def _add_traffic(sums: _Sums, step: RankStep) -> None:
     for work in step.works:
         if work.call:
             traffic = sums.traffic.setdefault(work.call.group.tag, _Traffic())
@@ -122,7 +122,7 @@ def _add_traffic(sums: _Sums, step: Step) -> None:
             traffic.ns.append(work.ns)
 
 
-def _add_window(sums: _Sums, rank: int, iteration: int, window: Window) -> None:
+def _add_window(sums: _Sums, rank: int, iteration: int, window: PhaseGap) -> None:
     pair = (window.before, window.after)
     sums.windows.setdefault(pair, []).append(window.ns)
     if sums.widest is None or window.ns > sums.widest["ns"]:

@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.kinds import kinds
-
-Ints = NDArray[np.int64]
 
 
 def alike(*columns: NDArray[Any]) -> tuple[Ints, Ints]:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.trace.schema import OP, OPS
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import Ints
 
 _LIMITS = np.iinfo(np.int64)
 NULL = int(_LIMITS.min)

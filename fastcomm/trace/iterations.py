@@ -13,16 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError
 from fastcomm.trace.run import ranges as in_ranges
+from fastcomm_kernels.arrays import NULL, Ints
 
-Ints = NDArray[np.int64]
 Clock = Literal["auto", "host", "device"]
 
 PERIOD, WHOLE, RANGES = "period of the collectives", "whole trace", "ranges"
-UNKNOWN = int(np.iinfo(np.int64).min)  # the launch of device work that has none recorded
+# the launch of device work that has none recorded
 
 PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 COMMON_NAMES = r"^(?i:iteration|iter|step)[ _:#-]*(\d+)$"
@@ -193,7 +192,7 @@ def _disjoint(found: Iterations) -> Iterations:
 class DeviceWork:
     """Kernels, copies and communication of a device, in ns.
 
-    `launch` is when the call that launched the work began, or UNKNOWN.
+    `launch` is when the call that launched the work began, or NULL.
     """
 
     start: Ints
@@ -202,7 +201,7 @@ class DeviceWork:
 
     def launched(self) -> "DeviceWork":
         """Return the work whose launch is recorded, sorted by launch."""
-        rows = np.flatnonzero(self.launch != UNKNOWN)
+        rows = np.flatnonzero(self.launch != NULL)
         rows = rows[np.argsort(self.launch[rows], kind="stable")]
         return DeviceWork(
             start=self.start[rows],
@@ -248,7 +247,7 @@ def without_cut_end(
 
 def _whole_count(found: Iterations, work: DeviceWork, unanswered: Ints) -> int:
     """Return how many of the first iterations are whole in a file in order of time."""
-    moment = np.sort(np.where(work.launch == UNKNOWN, work.start, work.launch))
+    moment = np.sort(np.where(work.launch == NULL, work.start, work.launch))
     low, high = _between_edges(moment, found)
     is_busy = high > low
     is_whole = is_busy & np.append(is_busy[1:], False)
@@ -271,7 +270,7 @@ def _between_edges(moment: Ints, found: Iterations) -> tuple[Ints, Ints]:
 
 def why_not_on_device_clock(found: Iterations, work: DeviceWork) -> str | None:
     """Return why the windows should stay by the host's marks, or None where they need not."""
-    is_launched = work.launch != UNKNOWN
+    is_launched = work.launch != NULL
     if not is_launched.any():
         return "no launch of device work is recorded"
     # Work that runs before all that is launched in the recording was launched before it.

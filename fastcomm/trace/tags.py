@@ -1,16 +1,139 @@
-"""Which parallelism a process group serves, and how that is known.
+"""Parallelism of a process group, from what frameworks call it, and how that is known."""
 
-The first that answers: the user's rules, the description that the framework gave the group, its
-ranks in the configured grid, what it was seen to do; else OTHER. Nothing goes by the name of a
-collective alone: tensor parallel with sequence parallel and FSDP use the same ones.
-"""
-
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
-from fastcomm.trace.descriptions import DESCRIPTIONS, MESH, WORLD, tag_of_description
 from fastcomm.trace.parallel import Grid
+
+# Descriptions whose group is the world: DP where gradients cross all of it.
+WORLD = ("default_pg", "mesh_default")
+# Descriptions that say nothing.
+SILENT = re.compile(r"undefined|mesh_dim_\d+|")
+
+_DATA = r"DATA_PARALLEL_GROUP(_WITH_CP|_AG|_WITH_GTP_REMAT)*"
+
+# Descriptions of Megatron-LM without "_GLOO", as a pattern of the whole text, and their tags.
+DESCRIPTIONS = (
+    (r"TENSOR_MODEL_PARALLEL_GROUP", "TP"),
+    (r"EXPERT_TENSOR_PARALLEL_GROUP", "TP"),
+    (r"TP_BOOTSTRAP_GROUP_MPI", "TP"),  # Transformer Engine's user buffers
+    (rf"(EXPERT_)?{_DATA}", "DP"),
+    (rf"INT(RA|ER)_PARTIAL_(EXPERT_)?{_DATA}", "DP"),  # instances of the distributed optimizer
+    (rf"HIERARCHICAL_(EXPERT_)?{_DATA}_L\d+", "DP"),  # the same, for experts
+    (r"(EXPERT_)?GTP_WEIGHT_REMAT_GROUP", "DP"),  # weights over ranks with different data
+    (r"WEIGHT_GRADIENT_COMM_GROUP", "DP"),  # HyperCommGrid: over dp and cp
+    (r"PIPELINE_MODEL_PARALLEL_GROUP", "PP"),
+    (r"(POSITION_)?EMBEDDING_GROUP", "PP"),  # first and last stage
+    (r"CONTEXT_PARALLEL_GROUP", "CP"),
+    (r"HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L\d+", "CP"),
+    (r"HYBRID_DP_CP_GROUP_\d+", "CP"),
+    (r"EXPERT_MODEL_PARALLEL_GROUP", "EP"),
+    (r"EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", "EP"),  # tokens are dispatched here
+    (r"MODEL_PARALLEL_GROUP", "OTHER"),  # norms and flags over TP and PP, and so the rest
+    (r"CONTEXT_AND_MODEL_PARALLEL_GROUP", "OTHER"),
+    (r"NON_DP_GROUP", "OTHER"),
+    (r"TENSOR_AND_DATA_PARALLEL_GROUP(_WITH_CP)?", "OTHER"),
+    (r"TENSOR_AND_CONTEXT_PARALLEL_GROUP", "OTHER"),
+    (r"EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP(_WITH_EGTP)?", "OTHER"),
+    (r"INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP", "OTHER"),
+)
+
+# Dimensions of a DeviceMesh; a description is "mesh_" and these joined by "_".
+MESH = {
+    # torchtitan, transformers, PyTorch's tutorials
+    "dp": "DP",
+    "dp_shard": "DP",
+    "dp_replicate": "DP",
+    "fsdp": "DP",
+    "hsdp": "DP",
+    "replicate": "DP",
+    "shard": "DP",
+    "tp": "TP",
+    "pp": "PP",
+    "cp": "CP",
+    "ep": "EP",
+    # torchtitan, where experts are sharded
+    "dp_shard_mod_ep": "DP",
+    "dp_shard_in_ep": "DP",
+    "dp_mod_ep": "DP",
+    "dp_in_ep": "DP",
+    "efsdp": "DP",
+    "etp": "TP",
+    # torchtitan: data loading, and the loss over all ranks with data of their own
+    "batch": "DP",
+    "loss_mesh": "DP",
+    # Megatron-FSDP
+    "outer_fsdp_dp": "DP",
+    "dp_outer": "DP",
+    "dp_inner": "DP",
+    "expert_dp": "DP",
+    "expt_dp": "DP",
+    "expt_tp": "TP",
+    # verl, accelerate
+    "ddp": "DP",
+    "infer_dp": "DP",
+    "infer_tp": "TP",
+    "infer_pp": "PP",
+    "sp": "CP",  # sequence parallelism of Ulysses
+    # NeMo, Lightning, DeepSpeed
+    "data_parallel": "DP",
+    "tensor_parallel": "TP",
+    "pipeline_parallel": "PP",
+    "context_parallel": "CP",
+    "sequence_parallel": "CP",
+    "expert_parallel": "EP",
+    # NeMo Automodel shards the weights of experts over it; OLMo-core, see EXCHANGED
+    "ep_shard": "DP",
+    # OLMo-core
+    "ep_replicate": "DP",
+    "replicas": "DP",
+    "shards": "DP",
+}
+# OLMo-core gives this name to the dimension of the experts: with all-to-alls it is EP.
+EXCHANGED = ("ep_shard",)
+
+
+@lru_cache(maxsize=4096)
+def tag_of_description(description: str, exchanges: bool = False) -> str | None:
+    """Return the tag that a framework's description stands for; None where it says nothing.
+
+    Parameters
+    ----------
+    description
+        Of the process group. The world (`WORLD`) says nothing without a grid.
+    exchanges
+        Whether the group does all-to-alls, which decides where two frameworks use one name.
+
+    """
+    text = description.replace("_GLOO", "")
+    for pattern, tag in DESCRIPTIONS:
+        if re.fullmatch(pattern, text):
+            return tag
+    dimensions = text.removeprefix("mesh_")
+    if exchanges and dimensions in EXCHANGED:
+        return "EP"
+    if text.startswith("mesh_") or dimensions in MESH:
+        return _tag_of_mesh(dimensions)
+    return None
+
+
+_MESH_NAMES = "|".join(sorted(MESH, key=len, reverse=True))
+
+
+def _tag_of_mesh(dimensions: str) -> str | None:
+    """Return the common tag of joined dimensions, DP for dp with cp, else OTHER."""
+    if not re.fullmatch(rf"({_MESH_NAMES})(_({_MESH_NAMES}))*", dimensions):
+        return None
+    if dimensions in MESH:
+        return MESH[dimensions]
+    tags = {MESH[name] for name in re.findall(rf"({_MESH_NAMES})(?:_|$)", dimensions)}
+    if tags == {"DP", "CP"}:
+        return "DP"
+    return tags.pop() if len(tags) == 1 else "OTHER"
+
 
 __all__ = [
     "CHANGED_NOTHING",
@@ -19,7 +142,7 @@ __all__ = [
     "RULE_FIELDS",
     "WORLD",
     "Behaviour",
-    "Group",
+    "ProcessGroup",
     "TagRule",
     "TagRules",
     "Tagged",
@@ -47,7 +170,7 @@ _MANY = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ProcessGroup:
     """What a trace says of one process group or communicator."""
 
     name: str | None = None
@@ -89,7 +212,7 @@ class TagRule:
     tag: str
     is_given: bool = True  # by the user, not by the traces
 
-    def matches(self, group: Group) -> bool:
+    def matches(self, group: ProcessGroup) -> bool:
         """Whether the rule is about this group."""
         if self.field == "ranks":
             return group.ranks is not None and sorted(group.ranks) == sorted(_ints(self.value))
@@ -123,7 +246,7 @@ class Tagged:
     candidates: tuple[str, ...] = ()
 
 
-def tag_group(group: Group, behaviour: Behaviour, rules: TagRules) -> Tagged:
+def tag_group(group: ProcessGroup, behaviour: Behaviour, rules: TagRules) -> Tagged:
     """The tag of a group.
 
     Where ranks fit several tags, behaviour chooses or the tag is OTHER: the candidates stand in
@@ -153,7 +276,7 @@ def without_effect(unused: Sequence[tuple[str, ...]]) -> list[str]:
     return [text for what, text in said[0].items() if all(what in each for each in said)]
 
 
-def _described(group: Group, behaviour: Behaviour, grid: Grid | None) -> str | None:
+def _described(group: ProcessGroup, behaviour: Behaviour, grid: Grid | None) -> str | None:
     """Return the description's tag; None for the world where no grid says what it is."""
     if group.description not in WORLD:
         exchanges = behaviour.counts.get("AllToAll", 0) > 0
@@ -163,7 +286,7 @@ def _described(group: Group, behaviour: Behaviour, grid: Grid | None) -> str | N
     return "DP" if grid.is_data_parallel else "OTHER"
 
 
-def _of_ranks(group: Group, behaviour: Behaviour, grid: Grid) -> Tagged | None:
+def _of_ranks(group: ProcessGroup, behaviour: Behaviour, grid: Grid) -> Tagged | None:
     """The tag that the ranks give; None where they fit nothing."""
     candidates = grid.candidates(group.ranks or ())
     if not candidates:
@@ -198,7 +321,7 @@ def _exchanges(grid: Grid | None) -> tuple[str, ...]:
 
 
 def _choose(
-    candidates: tuple[str, ...], group: Group, behaviour: Behaviour, grid: Grid
+    candidates: tuple[str, ...], group: ProcessGroup, behaviour: Behaviour, grid: Grid
 ) -> str | None:
     """The candidate that fits what the group does."""
     wanted: tuple[str, ...] = ()
@@ -214,7 +337,7 @@ def _choose(
     return next((tag for tag in wanted if tag in candidates), None)
 
 
-def _guess(group: Group, behaviour: Behaviour, grid: Grid | None) -> str | None:
+def _guess(group: ProcessGroup, behaviour: Behaviour, grid: Grid | None) -> str | None:
     """What a group whose ranks tell nothing probably serves."""
     world = group.description in WORLD
     match _deed(behaviour):
@@ -231,7 +354,7 @@ def _guess(group: Group, behaviour: Behaviour, grid: Grid | None) -> str | None:
     return None
 
 
-def _has_many_sums(group: Group, behaviour: Behaviour) -> bool:
+def _has_many_sums(group: ProcessGroup, behaviour: Behaviour) -> bool:
     """Whether neighbours sum so often in an iteration as only layers do."""
     ranks = group.ranks
     if not ranks or len(ranks) < 2 or max(ranks) - min(ranks) + 1 != len(ranks):  # noqa: PLR2004

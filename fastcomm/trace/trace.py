@@ -1,4 +1,4 @@
-"""One rank's trace in memory: the one place where its tables are checked."""
+"""One rank's trace in memory; its tables are validated here and nowhere else."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -6,14 +6,29 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from fastcomm.errors import SchemaError
 from fastcomm.trace import schema
 from fastcomm.trace.bytes import LARGEST
-from fastcomm.trace.partners import only_message
 
-Ints = NDArray[np.int64]
+
+def only_message(sends_to: pa.Array, receives_from: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """COMM's `peer` and `sends` of events with these lists; null unless it is one message."""
+    lists, rows = (sends_to, receives_from), len(sends_to)
+    if all(each.null_count == rows for each in lists):
+        return pa.nulls(rows, pa.int32()), pa.nulls(rows, pa.bool_())
+    counts = [each.value_lengths().fill_null(0).to_numpy() for each in lists]
+    is_one = counts[0] + counts[1] == 1
+    is_sent = counts[0] == 1
+    # The lists lie one behind the other: an event's only peer is where its list ends.
+    last = [np.cumsum(count) - 1 for count in counts]
+    place = np.where(is_sent, last[0], last[1] + int(counts[0].sum()))
+    peers = pa.concat_arrays([each.flatten() for each in lists])
+    return (
+        peers.take(pa.array(place, mask=~is_one)).cast(pa.int32()),
+        pa.array(is_sent, mask=~is_one),
+    )
+
 
 # What an input may lack, and what is unknown without it.
 LACKS = {

@@ -1,11 +1,9 @@
 """Two records of what should be one sequence, where each may lack some of its items."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-
-Column = NDArray[np.int64]
+from fastcomm_kernels.arrays import Ints
 
 _MATCH, _SKIP_A, _SKIP_B = 0, 1, 2
 _NEVER = -(1 << 62)
@@ -13,8 +11,8 @@ _NEVER = -(1 << 62)
 
 @kernel
 def align(
-    a_code: Column, a_time: Column, b_code: Column, b_time: Column, widest: int, apart: int
-) -> Column:
+    a_code: Ints, a_time: Ints, b_code: Ints, b_time: Ints, widest: int, apart: int
+) -> Ints:
     """Return for each item of b its place in a, or -1: as many as can be, as near as can be.
 
     Two items are the same only if their codes are and their times differ by `apart` at most.

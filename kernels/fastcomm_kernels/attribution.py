@@ -1,28 +1,24 @@
-"""Which range encloses which launch: ranges (NVTX, profiler steps) and launches on host lanes.
-
-A range encloses a launch of the same lane that neither starts before it nor stops after it.
-The innermost is the one that starts last; of those, the shortest; of those, the last row.
-Ranges are sorted by (lane, start, stop descending), launches by (lane, start).
-"""
+"""Find the range that encloses a launch, and the launch of each device event."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
+from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.graph import NONE, Numbers
 
-Column = NDArray[np.int64]
 Lane = NDArray[np.int32]
 
 
 @kernel
 def enclosing(
     range_lane: Lane,
-    range_start: Column,
-    range_stop: Column,
+    range_start: Ints,
+    range_stop: Ints,
     lane: Lane,
-    start: Column,
-    stop: Column,
-) -> Column:
+    start: Ints,
+    stop: Ints,
+) -> Ints:
     """Return the row of the innermost range around each launch, or -1."""
     rows = np.empty(len(lane), np.int64)
     # Open ranges, innermost on top. Each stops before the one below it: a range that outlives
@@ -51,13 +47,13 @@ def enclosing(
     return rows
 
 
-Lanes = tuple[Lane, Column, Column]  # lane, start, stop
+Lanes = tuple[Lane, Ints, Ints]  # lane, start, stop
 
 
 @kernel
 def projected(
-    ranges: Lanes, launches: Lanes, work: tuple[Column, Column]
-) -> tuple[Column, Column, Column]:
+    ranges: Lanes, launches: Lanes, work: tuple[Ints, Ints]
+) -> tuple[Ints, Ints, Ints]:
     """For each range the first start and last stop of the work launched in it, and how much.
 
     `work` has the start and stop of what each launch led to; a launch that led to several
@@ -96,3 +92,90 @@ def projected(
                 count[row] += 1
         depth = kept
     return first, last, count
+
+
+@kernel
+def partners(code: Numbers, codes: int, is_device: Flags, position: Ints) -> Numbers:
+    """The row that each row is linked to: the last of the other side with its code, or NONE.
+
+    Codes are less than `codes`; a row of code NONE has no partner.
+    """
+    last = np.full((2, codes), NONE, np.int32)
+    for row in range(len(code)):
+        if code[row] >= 0:
+            side = int(is_device[row])
+            known = last[side, code[row]]
+            if known < 0 or position[known] < position[row]:
+                last[side, code[row]] = row
+    found = np.full(len(code), NONE, np.int32)
+    for row in range(len(code)):
+        if code[row] >= 0:
+            found[row] = last[1 - int(is_device[row]), code[row]]
+    return found
+
+
+@kernel
+def queue_lengths(
+    launches: Ints, works: Ints, stream: Numbers, start: Ints, streams: int
+) -> Numbers:
+    """How long a stream's queue is behind each launch and each start; -1 for other rows.
+
+    `launches` and `works` are rows in order of time; `stream` is that of the work. A launch
+    comes before a start at the same time.
+    """
+    length = np.zeros(streams, np.int32)
+    found = np.full(len(start), NONE, np.int32)
+    i = 0
+    for k in range(len(works)):
+        work = works[k]
+        while i < len(launches) and start[launches[i]] <= start[work]:
+            i = launched(launches, i, stream, length, found)
+        length[stream[work]] -= 1
+        found[work] = length[stream[work]]
+    while i < len(launches):
+        i = launched(launches, i, stream, length, found)
+    return found
+
+
+@kernel
+def launched(launches: Ints, i: int, stream: Numbers, length: Numbers, found: Numbers) -> int:
+    """Count the launch `i` in `length` and `found`; the next launch."""
+    row = launches[i]
+    length[stream[row]] += 1
+    found[row] = length[stream[row]]
+    return i + 1
+
+
+@kernel
+def launches_before(
+    launches: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], start: Ints, lanes: int
+) -> Numbers:
+    """For each mark the last launch on its lane at or before it, or NONE.
+
+    Launches and marks are pairs: rows in order of time, and their lanes, less than `lanes`.
+    """
+    last = np.full(lanes, NONE, np.int32)
+    found = np.full(len(marks[0]), NONE, np.int32)
+    i = 0
+    for k in range(len(found)):
+        while i < len(launches[0]) and start[launches[0][i]] <= start[marks[0][k]]:
+            last[launches[1][i]] = launches[0][i]
+            i += 1
+        found[k] = last[marks[1][k]]
+    return found
+
+
+@kernel
+def launches_behind(
+    launches: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], start: Ints, lanes: int
+) -> Numbers:
+    """For each mark the first launch on its lane that is later, or NONE."""
+    following = np.full(lanes, NONE, np.int32)
+    found = np.full(len(marks[0]), NONE, np.int32)
+    i = len(launches[0]) - 1
+    for k in range(len(found) - 1, -1, -1):
+        while i >= 0 and start[launches[0][i]] > start[marks[0][k]]:
+            following[launches[1][i]] = launches[0][i]
+            i -= 1
+        found[k] = following[marks[1][k]]
+    return found

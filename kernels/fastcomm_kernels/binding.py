@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.graph import NONE, Column, Flags, Numbers
+from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.graph import NONE, Numbers
 
 
 @kernel
 def binding(
-    last: int, first: Numbers, source: Numbers, time: Column, is_device: Flags
-) -> tuple[Numbers, Column]:
+    last: int, first: Numbers, source: Numbers, time: Ints, is_device: Flags
+) -> tuple[Numbers, Ints]:
     """The edges that bound node `last`, from first to last, and the slack of each.
 
     Edges are in order of their targets: node v's are `first[v]` to `first[v + 1]`. Of several
@@ -45,9 +46,7 @@ def binding(
 
 
 @kernel
-def replay(
-    first: Numbers, source: Numbers, weight: Column, begin: int
-) -> tuple[Column, Numbers]:
+def replay(first: Numbers, source: Numbers, weight: Ints, begin: int) -> tuple[Ints, Numbers]:
     """When each node is reached if an edge takes its weight, and the edge that binds it.
 
     Edges are in order of their targets; nodes without any begin at `begin`.
@@ -65,7 +64,7 @@ def replay(
 
 
 @kernel
-def latest(first: Numbers, source: Numbers, weight: Column, end: np.int64) -> Column:
+def latest(first: Numbers, source: Numbers, weight: Ints, end: np.int64) -> Ints:
     """When each node has to be reached at the latest, so that all are by `end`.
 
     Edges are in order of their targets, each from a node before.
@@ -80,12 +79,12 @@ def latest(first: Numbers, source: Numbers, weight: Column, end: np.int64) -> Co
 
 @kernel
 def delays(
-    nodes: tuple[Column, Flags],
+    nodes: tuple[Ints, Flags],
     first: Numbers,
     source: Numbers,
     kind: NDArray[np.int8],
-    least: Column,
-) -> Column:
+    least: Ints,
+) -> Ints:
     """What every edge weighs in a replay of the times that were measured.
 
     The edge that binds a node weighs the measured delay, so that the replay is exact. The

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.graph import NONE, Column, Edges, Flags, Numbers, put
+from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.graph import NONE, Edges, Numbers, put
 
 OPERATOR, DEPENDENCY, LAUNCH, KERNEL, SYNC, INFERRED, UNEXPLAINED, JOIN = range(8)
 
@@ -26,11 +27,11 @@ _LOOKS_BACK = 64
 CONTRADICTIONS = 8
 
 
-class Rows(NamedTuple):
+class ConstraintRows(NamedTuple):
     """Columns of the events."""
 
-    start: Column
-    stop: Column
+    start: Ints
+    stop: Ints
     lane: Numbers
     is_device: Flags
     is_locked: Flags  # takes the lock of its process
@@ -61,14 +62,14 @@ class Nodes(NamedTuple):
     """Columns of the nodes, and the nodes of each row."""
 
     event: Numbers
-    time: Column
+    time: Ints
     is_end: Flags
     first: Numbers
     last: Numbers
 
 
 @kernel
-def nodes_of(start: Column, stop: Column, ends: Column) -> Nodes:
+def nodes_of(start: Ints, stop: Ints, ends: Ints) -> Nodes:
     """All starts, and all stops in the order of `ends`, as one.
 
     What ends at a time comes before what starts then; an event without length stays whole.
@@ -111,7 +112,7 @@ class State(NamedTuple):
     closed: Flags  # by row
     holder: Numbers  # by process: the latest end of a call that had its lock
     ends: Numbers  # nodes: all ends of work
-    left_out: Column  # by kind: constraints that the times contradict
+    left_out: Ints  # by kind: constraints that the times contradict
 
 
 @kernel
@@ -138,8 +139,8 @@ def add(
     ends: tuple[int, int],
     kind: int,
     owner: int,
-    time: Column,
-    left_out: Column,
+    time: Ints,
+    left_out: Ints,
 ) -> int:
     """Append an edge, or count it as left out where its source is not before its target."""
     source, target = ends
@@ -173,7 +174,13 @@ def handed_over(node: int, lane: int, may_begin: bool, lanes: Lanes, state: Stat
 
 @kernel
 def synchronize(
-    node: int, rows: Rows, lanes: Lanes, nodes: Nodes, state: State, edges: Edges, at: int
+    node: int,
+    rows: ConstraintRows,
+    lanes: Lanes,
+    nodes: Nodes,
+    state: State,
+    edges: Edges,
+    at: int,
 ) -> int:
     """The end of a call that waited for a stream, a device, or nobody says what."""
     row = nodes.event[node]
@@ -193,7 +200,7 @@ def synchronize(
 
 
 @kernel
-def something(node: int, ended: int, rows: Rows, nodes: Nodes, ends: Numbers) -> int:
+def something(node: int, ended: int, rows: ConstraintRows, nodes: Nodes, ends: Numbers) -> int:
     """The latest end of work inside of a call that was launched before the call; or NONE."""
     begin = nodes.first[nodes.event[node]]
     for k in range(ended - 1, -1, -1):
@@ -207,7 +214,13 @@ def something(node: int, ended: int, rows: Rows, nodes: Nodes, ends: Numbers) ->
 
 @kernel
 def other_stream(
-    node: int, ended: int, rows: Rows, lanes: Lanes, nodes: Nodes, ends: Numbers, own: int
+    node: int,
+    ended: int,
+    rows: ConstraintRows,
+    lanes: Lanes,
+    nodes: Nodes,
+    ends: Numbers,
+    own: int,
 ) -> int:
     """The latest end on another stream that a start far behind its launch follows; or NONE.
 
@@ -235,7 +248,13 @@ def other_stream(
 
 @kernel
 def lock(
-    node: int, rows: Rows, lanes: Lanes, nodes: Nodes, holder: Numbers, edges: Edges, at: int
+    node: int,
+    rows: ConstraintRows,
+    lanes: Lanes,
+    nodes: Nodes,
+    holder: Numbers,
+    edges: Edges,
+    at: int,
 ) -> int:
     """The end of a call with a lock: behind the end of the one that had it until then."""
     row = nodes.event[node]
@@ -262,8 +281,8 @@ def switches(event: Numbers, lane: Numbers, lanes: Lanes) -> int:
 
 @kernel
 def constrain(
-    nodes: Nodes, rows: Rows, lanes: Lanes, waits: Waits, edges: Edges
-) -> tuple[int, Column]:
+    nodes: Nodes, rows: ConstraintRows, lanes: Lanes, waits: Waits, edges: Edges
+) -> tuple[int, Ints]:
     """Fill `edges`; how many there are, and how many were left out, by kind.
 
     A node that nothing explains is behind the latest of its lane, or else of all.

@@ -4,14 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
+from fastcomm_kernels.arrays import Floats, Ints
 
-Column = NDArray[np.int64]
 Codes = NDArray[np.int32]
-Floats = NDArray[np.float64]
 
 
 @kernel
-def grouped(key: Codes, value: Column, size: np.int64) -> tuple[Column, Column]:
+def grouped(key: Codes, value: Ints, size: np.int64) -> tuple[Ints, Ints]:
     """Return where each key's values begin, and the values by key, in their order."""
     first = np.zeros(size + 1, np.int64)
     for i in range(len(key)):
@@ -27,7 +26,7 @@ def grouped(key: Codes, value: Column, size: np.int64) -> tuple[Column, Column]:
 
 
 @kernel
-def described(first: Column, value: Column) -> tuple[Column, Column, Column, Column, Floats]:
+def described(first: Ints, value: Ints) -> tuple[Ints, Ints, Ints, Ints, Floats]:
     """Return sum, least, most, upper median and population variance of each group's values."""
     size = len(first) - 1
     total, least, most = (

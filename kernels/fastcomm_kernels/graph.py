@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
+from fastcomm_kernels.arrays import Flags, Ints
 
 Numbers = NDArray[np.int32]
-Column = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+
 
 NONE = -1
 
@@ -24,7 +24,7 @@ class Edges(NamedTuple):
     source: Numbers
     target: Numbers
     kind: NDArray[np.int8]
-    weight: Column
+    weight: Ints
     owner: Numbers  # row of the event that the edge's time belongs to, or NONE
 
 
@@ -70,7 +70,7 @@ def index(key: Numbers, groups: int) -> tuple[Numbers, Numbers]:
 
 
 @kernel
-def settle(order: Column, key: Column, tie: Column) -> None:
+def settle(order: Ints, key: Ints, tie: Ints) -> None:
     """Sort equal keys, which `order` has side by side, by `tie`, stably; writes `order`."""
     i, n = 0, len(order)
     while i < n:
@@ -147,7 +147,7 @@ def topological(
 
 @kernel
 def longest_path(
-    order: Numbers, into: tuple[Numbers, Numbers], source: Numbers, weight: Column
+    order: Numbers, into: tuple[Numbers, Numbers], source: Numbers, weight: Ints
 ) -> tuple[int, Numbers]:
     """The last node of the longest path, and the path's edges from first to last.
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.graph import NONE, Column, Edges, Flags, Numbers, put
+from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.graph import NONE, Edges, Numbers, put
 
 OPERATOR, DEPENDENCY, LAUNCH, KERNEL, SYNC = range(5)
 
@@ -22,29 +23,29 @@ WORK, WAIT_EVENT, EVENT_SYNC, STREAM_SYNC, CONTEXT_SYNC = range(5)
 _NEAR_NS = 1_500_000  # a kernel that far behind the one before is not bound by it
 
 
-class Rows(NamedTuple):
+class HtaRows(NamedTuple):
     """Columns of the events; a row without nodes has NONE for both."""
 
-    start: Column
-    stop: Column
+    start: Ints
+    stop: Ints
     flags: Numbers
     first: Numbers  # the node of its start
     last: Numbers  # the node of its end
 
 
-class Nodes(NamedTuple):
+class HtaNodes(NamedTuple):
     """Columns of the nodes."""
 
     event: Numbers
-    time: Column
+    time: Ints
     is_end: Flags
 
 
 @kernel
-def nodes_of(rows: Column, ends: Column, start: Column, stop: Column, tie: Column) -> Nodes:
+def nodes_of(rows: Ints, ends: Ints, start: Ints, stop: Ints, tie: Ints) -> HtaNodes:
     """Starts in order of `rows` and stops in that of `ends`, both by (time, tie), as one."""
     n = len(rows)
-    found = Nodes(
+    found = HtaNodes(
         np.empty(2 * n, np.int32), np.empty(2 * n, np.int64), np.empty(2 * n, np.bool_)
     )
     i = j = 0
@@ -62,7 +63,7 @@ def nodes_of(rows: Column, ends: Column, start: Column, stop: Column, tie: Colum
 
 
 @kernel
-def places(nodes: Nodes, rows: int) -> tuple[Numbers, Numbers]:
+def places(nodes: HtaNodes, rows: int) -> tuple[Numbers, Numbers]:
     """The nodes of each row's start and end, or NONE."""
     first, last = np.full(rows, NONE, np.int32), np.full(rows, NONE, np.int32)
     for node in range(len(nodes.event)):
@@ -74,7 +75,7 @@ def places(nodes: Nodes, rows: int) -> tuple[Numbers, Numbers]:
 
 
 @kernel
-def lock_edges(rows: Rows, nodes: Nodes, edges: Edges, at: int) -> int:
+def lock_edges(rows: HtaRows, nodes: HtaNodes, edges: Edges, at: int) -> int:
     """Calls that take the same lock wait for each other, on whatever threads they are."""
     opened = np.empty(len(nodes.event), np.int32)
     depth, previous = 0, NONE
@@ -101,7 +102,7 @@ def lock_edges(rows: Rows, nodes: Nodes, edges: Edges, at: int) -> int:
 
 
 @kernel
-def is_shared(rows: Rows, nodes: Nodes, a: int, b: int) -> bool:
+def is_shared(rows: HtaRows, nodes: HtaNodes, a: int, b: int) -> bool:
     """Whether the edge from node `a` to node `b` is left to the locks."""
     locked = rows.flags[nodes.event[a]] & rows.flags[nodes.event[b]] & LOCKED
     return locked != 0 and (not nodes.is_end[a] or nodes.is_end[b])
@@ -109,10 +110,10 @@ def is_shared(rows: Rows, nodes: Nodes, a: int, b: int) -> bool:
 
 @kernel
 def stack_edges(
-    starts: tuple[Numbers, Column],
-    stops: tuple[Numbers, Column],
-    rows: Rows,
-    nodes: Nodes,
+    starts: tuple[Numbers, Ints],
+    stops: tuple[Numbers, Ints],
+    rows: HtaRows,
+    nodes: HtaNodes,
     edges: Edges,
     at: int,
 ) -> int:
@@ -158,7 +159,7 @@ def stack_edges(
 class Device(NamedTuple):
     """Columns of the rows of the device pass, in its order."""
 
-    row: Column
+    row: Ints
     role: Numbers
     stream: Numbers
     call: Numbers  # row of the launching call, or NONE
@@ -169,7 +170,7 @@ class Device(NamedTuple):
 
 
 @kernel
-def device_edges(device: Device, rows: Rows, nodes: Nodes, edges: Edges, at: int) -> int:
+def device_edges(device: Device, rows: HtaRows, nodes: HtaNodes, edges: Edges, at: int) -> int:
     """Durations, launches, stream order, and waits."""
     last = np.full(len(device.row) + 1, NONE, np.int32)
     streams = 0
@@ -208,8 +209,8 @@ def work_edges(
     device: Device,
     k: int,
     ends: tuple[int, int],
-    rows: Rows,
-    nodes: Nodes,
+    rows: HtaRows,
+    nodes: HtaNodes,
     edges: Edges,
     at: int,
 ) -> int:

@@ -30,7 +30,7 @@ from fastcomm_kernels._llvm import (
     put8,
     trailing_zeros,
 )
-from fastcomm_kernels.json_numbers import NULL, THOUSANDTHS, WHOLE, decimal
+from fastcomm_kernels.arrays import NULL, Ints
 from fastcomm_kernels.json_text import (
     CLOSE,
     CLOSE_LIST,
@@ -38,7 +38,10 @@ from fastcomm_kernels.json_text import (
     COMMA,
     OPEN,
     QUOTE,
+    THOUSANDTHS,
+    WHOLE,
     behind_colon,
+    decimal,
     ends_list,
     has_phase,
     next_member,
@@ -68,7 +71,7 @@ from fastcomm_kernels.json_wanted import (
     keeps,
     kind_of,
 )
-from fastcomm_kernels.words import REFUSED, Column, Strings, find, intern
+from fastcomm_kernels.words import REFUSED, Strings, find, intern
 
 Rows = NDArray[np.int64]
 
@@ -334,9 +337,7 @@ def next_event(text: Address, i: int, n: int, last: bool) -> int:
 
 
 @kernel
-def scan(
-    block: Text, n: int, state: Column, wanted: Column, strings: Strings, rows: Rows
-) -> int:
+def scan(block: Text, n: int, state: Ints, wanted: Ints, strings: Strings, rows: Rows) -> int:
     """Read events from `state[AT]` on, the wanted ones into `rows`, and say why it ends.
 
     `wanted` is a `Wanted.plan`. An event that does not parse is counted and its offset kept

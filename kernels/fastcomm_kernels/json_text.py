@@ -1,26 +1,29 @@
-"""Where the strings and values of a JSON text end.
+"""Scan JSON text: decimal numbers, ends of strings and values, slices of events."""
 
-A text is `n` bytes and `PADDING` NULs behind them. A function returns the index behind what it
-read, or ``~index`` of the byte that did not fit; at `n` or beyond, that byte is only not there
-yet. Strict where it tells whole from broken (no string holds a line break, a string stands
-between delimiters), lenient where real profilers are wrong (a value may be missing or be `nan`,
-a byte need not be printable).
-"""
+from typing import cast
+
+import numpy as np
 
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels._llvm import (
     HALF,
     STEP,
     Address,
+    Text,
+    address,
     byte,
     closes,
     controls,
     count,
+    digit_count,
+    digits,
     escapes,
     gaps,
     insides,
+    load64,
     not_blanks,
     opens,
+    put,
     quotes,
     scalar_ends,
     string_stops,
@@ -28,9 +31,103 @@ from fastcomm_kernels._llvm import (
     trailing_zeros,
     up,
 )
+from fastcomm_kernels.arrays import NULL, Ints
+
+# Scales. Not plain integers, for Numba compiles a function anew for each of those.
+_Scales = tuple[int, int]
+WHOLE, THOUSANDTHS = cast("_Scales", (np.int64(0), np.int64(3)))
+
+_LARGEST = (1 << 63) - 1
+_POWER = tuple(10**n for n in range(19))
+# By scale: what is less than this can be scaled.
+_MOST = tuple(_LARGEST // 10**n for n in range(19))
+_MINUS, _PLUS, _POINT, _ZERO, _NINE = map(ord, "-+.09")
+_BIG_E, _SMALL_E = ord("E"), ord("e")
+# More than any text has digits, and far from where an exponent itself overflows.
+_FAR = 1 << 40
+
+
+@kernel
+def is_digit(text: Address, i: int) -> bool:
+    """Whether the byte at `i` is a decimal digit."""
+    return _ZERO <= byte(text, i) <= _NINE
+
+
+@kernel
+def decimal(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
+    """A number times 10^scale. Eight digits at a time; what is odd goes to `exactly`."""
+    start, value = i, 0
+    if byte(text, i) == _MINUS:
+        i += 1
+    first = i
+    while is_digit(text, i):
+        word = load64(text, i)
+        size = digit_count(word)
+        if i + size > first + 18:
+            return exactly(text, start, scale, to, cell)
+        value = value * _POWER[size] + digits(word, size)
+        i += size
+    if i == first:
+        put(to, cell, NULL)
+        return i
+    places, size = scale, 0
+    if byte(text, i) == _POINT:
+        word = load64(text, i + 1)
+        size = digit_count(word)
+        used = min(size, scale)
+        if value < _MOST[scale]:
+            value = value * _POWER[used] + digits(word, used)
+            value += size > used and (word >> 8 * used) & 0xFF >= _ZERO + 5
+            places -= used
+        i += 1 + size
+    if value >= _MOST[places] or size == 8 or byte(text, i) in (_BIG_E, _SMALL_E):
+        return exactly(text, start, scale, to, cell)
+    value *= _POWER[places]
+    put(to, cell, -value if byte(text, start) == _MINUS else value)
+    return i
+
+
+@kernel
+def exactly(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
+    """`decimal` of any number: of many digits, with an exponent, too large."""
+    negative = byte(text, i) == _MINUS
+    if negative:
+        i += 1
+    first, point = i, -1
+    while is_digit(text, i) or (byte(text, i) == _POINT and point < 0):
+        if byte(text, i) == _POINT:
+            point = i
+        i += 1
+    end = i
+    take = (point if point >= 0 else end) - first + scale
+    if byte(text, i) in (_BIG_E, _SMALL_E):
+        i += 1
+        down = byte(text, i) == _MINUS
+        if down or byte(text, i) == _PLUS:
+            i += 1
+        exponent = 0
+        while is_digit(text, i):
+            exponent = min(10 * exponent + byte(text, i) - _ZERO, _FAR)
+            i += 1
+        take += -exponent if down else exponent
+    value, taken, place = 0, 0, first
+    while value >= 0 and taken < take and (value > 0 or place < end):
+        place += place == point
+        digit = byte(text, place) - _ZERO if place < end else 0
+        value = 10 * value + digit if value <= (_LARGEST - digit) // 10 else NULL
+        taken += 1
+        place += 1
+    place += place == point
+    if value >= 0 and taken == take and place < end and byte(text, place) >= _ZERO + 5:
+        value = value + 1 if value < _LARGEST else NULL
+    put(to, cell, -value if negative and value >= 0 else value)
+    return i
+
 
 QUOTE, ESCAPE, COMMA, COLON = map(ord, '"\\,:')
-_U, _ZERO, _TWO, _THREE, _FOUR, _SEVEN, _NINE, _A, _P, _H = map(ord, "u023479aph")
+_U, _JSON_TEXT_ZERO, _TWO, _THREE, _FOUR, _SEVEN, _JSON_TEXT_NINE, _A, _P, _H = map(
+    ord, "u023479aph"
+)
 OPEN, CLOSE, OPEN_LIST, CLOSE_LIST = map(ord, "{}[]")
 _SPACE = ord(" ")
 _LINE_BREAKS = (ord("\n"), ord("\r"), 0)
@@ -88,11 +185,11 @@ def spells_letters(text: Address, i: int, end: int) -> bool:
         high, low = byte(text, i + 4), byte(text, i + 5)
         if (
             i < end
-            and (byte(text, i + 1) == _U and byte(text, i + 2) == _ZERO)
-            and byte(text, i + 3) == _ZERO
+            and (byte(text, i + 1) == _U and byte(text, i + 2) == _JSON_TEXT_ZERO)
+            and byte(text, i + 3) == _JSON_TEXT_ZERO
             and (
-                (high == _TWO and low == _ZERO)
-                or (high == _THREE and low <= _NINE)
+                (high == _TWO and low == _JSON_TEXT_ZERO)
+                or (high == _THREE and low <= _JSON_TEXT_NINE)
                 or (_FOUR <= high < _SEVEN)
                 or (high == _SEVEN and low | 32 <= _A)
             )
@@ -244,3 +341,38 @@ def skip_with_care(text: Address, i: int) -> int:
                 i = behind_colon(text, i + 1)
             if i < 0:
                 return i
+
+
+@kernel
+def slices(block: Text, begin: Ints) -> tuple[Ints, Ints]:
+    """Where the objects that begin at `begin` end, and where what follows each begins.
+
+    What follows is behind the comma and blanks. ``~index`` where an object does not end.
+    """
+    text = address(block)
+    end, behind = np.empty_like(begin), np.empty_like(begin)
+    for k in range(len(begin)):
+        i = skip_value(text, begin[k])
+        end[k] = behind[k] = i
+        if i >= 0:
+            i = skip_blanks(text, i)
+            if byte(text, i) == COMMA:
+                i = skip_blanks(text, i + 1)
+            behind[k] = i
+    return end, behind
+
+
+@kernel
+def list_end(block: Text, i: int, n: int) -> int:
+    """The bracket that ends the list of objects that goes on at `i`, or ``~index``."""
+    text = address(block)
+    i = skip_blanks(text, i)
+    while i < n and (byte(text, i) == COMMA or byte(text, i) == _OPEN):
+        i = skip_value(text, i) if byte(text, i) == _OPEN else i + 1
+        if i < 0:
+            return i
+        i = skip_blanks(text, i)
+    return i if i < n and byte(text, i) == _CLOSE_LIST else ~i
+
+
+_OPEN, _CLOSE_LIST = map(ord, "{]")

@@ -6,7 +6,8 @@ import numpy as np
 
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels._llvm import Address, get
-from fastcomm_kernels.words import SLOT, Column, find, first_word, word_table
+from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.words import SLOT, find, first_word, word_table
 
 # Columns of a row; from ARGS on those that the event's args fill. Where DETAIL is NULL, the
 # event has no details, and their columns hold nothing.
@@ -21,7 +22,7 @@ _KINDS, _LAST_KIND, ARG_KEYS, LAST_ARG, _KEEP, OTHER = range(6)
 _PREFIXES, _PREFIXES_END, COLUMNS, DETAILS, _HEAD = range(6, 11)
 
 
-class Wanted(NamedTuple):
+class ScanColumns(NamedTuple):
     """What to keep."""
 
     kinds: dict[bytes, int]  # value of `cat` -> kind
@@ -36,7 +37,7 @@ class Wanted(NamedTuple):
         wanted = len(self.numbers) + len(self.detail_numbers) + len(self.detail_texts)
         return ARGS + wanted + 7
 
-    def plan(self) -> Column:
+    def plan(self) -> Ints:
         """The same for `scan`."""
         numbers = [*self.numbers, *self.detail_numbers]
         args = {key: 2 * column for column, key in enumerate(numbers, ARGS)}

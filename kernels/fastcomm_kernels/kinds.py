@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels._llvm import mix
+from fastcomm_kernels.arrays import Ints
 
-Column = NDArray[np.int64]
 Matrix = NDArray[np.int64]
 
 _SLOTS = 64  # to begin with; a power of two
 
 
 @kernel
-def slot_of(columns: Matrix, row: int, slots: Column, first: Column) -> int:
+def slot_of(columns: Matrix, row: int, slots: Ints, first: Ints) -> int:
     """The slot that holds the kind of a row, or the empty one (-1) where it belongs."""
     key, last = 0, len(slots) - 1
     for c in range(len(columns)):
@@ -38,7 +38,7 @@ def equal(columns: Matrix, a: int, b: int) -> bool:
 
 
 @kernel
-def kinds(columns: Matrix) -> tuple[Column, Column]:
+def kinds(columns: Matrix) -> tuple[Ints, Ints]:
     """Return the kind of each row, in the order of their appearance; each kind's first row."""
     rows, count = columns.shape[1], 0
     kind, first = np.empty(rows, np.int64), np.empty(rows, np.int64)

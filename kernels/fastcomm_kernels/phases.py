@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
+from fastcomm_kernels.arrays import Ints
 
-Column = NDArray[np.int64]
 Tag = NDArray[np.int8]
 Segment = NDArray[np.int32]
 
@@ -18,8 +18,8 @@ _NEVER = np.iinfo(np.int64).min
 
 @kernel
 def phases(
-    start: Column, stop: Column, tag: Tag, segment: Segment
-) -> tuple[Column, Column, Tag, Segment]:
+    start: Ints, stop: Ints, tag: Tag, segment: Segment
+) -> tuple[Ints, Ints, Tag, Segment]:
     """Return first start, latest stop, tag and segment of each phase."""
     size = len(start) + 1
     first_start, last_stop = np.empty(size, np.int64), np.empty(size, np.int64)
@@ -42,8 +42,8 @@ def phases(
 
 @kernel
 def windows(
-    first_start: Column, last_stop: Column, tag: Tag, segment: Segment
-) -> tuple[Column, Tag, Tag, Segment]:
+    first_start: Ints, last_stop: Ints, tag: Tag, segment: Segment
+) -> tuple[Ints, Tag, Tag, Segment]:
     """Return length, tag before, tag after and segment of each window between two phases.
 
     A window lies between consecutive phases of one segment. Where they overlap it is negative.

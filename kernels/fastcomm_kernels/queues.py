@@ -8,14 +8,12 @@ than the heaps do; whoever asks for `queues_of` keeps the arrays. The functions 
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels._llvm import Address, address, get, put
+from fastcomm_kernels.arrays import Floats, Ints
 
-Column = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Heaps = tuple[Column, Column, Column, Column, Column, Column, Column, Column]
+Heaps = tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints]
 
 # The bits of infinity, and less than those of any time.
 NEVER = 0x7FF << 52
@@ -177,7 +175,7 @@ def chosen(queues: Queues, d: int, now: int) -> int:
 
 
 @kernel
-def _rooms(device: Column, devices: int) -> Column:
+def _rooms(device: Ints, devices: int) -> Ints:
     """Return where each device's part of a common array of nodes begins."""
     first = np.zeros(devices + 1, np.int64)
     for i in range(len(device)):
@@ -188,7 +186,7 @@ def _rooms(device: Column, devices: int) -> Column:
 
 
 @kernel
-def _tree(devices: int) -> Column:
+def _tree(devices: int) -> Ints:
     """Return a tree in which every device is below who comes first of its part."""
     size = 1
     while size < devices:
@@ -200,7 +198,7 @@ def _tree(devices: int) -> Column:
 
 
 @kernel
-def heaps_for(device: Column, devices: int) -> Heaps:
+def heaps_for(device: Ints, devices: int) -> Heaps:
     """Return room for all that may wait."""
     n, room, first = len(device), _rooms(device, devices), _tree(devices)
     future, choice, arrival = (
@@ -214,7 +212,7 @@ def heaps_for(device: Column, devices: int) -> Heaps:
 
 
 @kernel
-def queues_of(heaps: Heaps, priority: Column, ready: Floats) -> Queues:
+def queues_of(heaps: Heaps, priority: Ints, ready: Floats) -> Queues:
     """Return addresses, for whoever keeps the arrays."""
     room, future, futures, choice, choices, arrival, soon, first = heaps
     return Queues(

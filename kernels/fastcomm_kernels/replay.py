@@ -11,11 +11,10 @@ that releases it. No time is negative.
 import numpy as np
 
 from fastcomm_kernels._jit import kernel
+from fastcomm_kernels.arrays import Floats, Ints
 from fastcomm_kernels.queues import (
     BEFORE,
     NEVER,
-    Column,
-    Floats,
     Heaps,
     arrive,
     chosen,
@@ -27,8 +26,8 @@ from fastcomm_kernels.queues import (
     soon_of,
 )
 
-Graph = tuple[Column, Column, Floats, Column]
-Work = tuple[Column, Column, Floats, Floats, Column, Column]
+Graph = tuple[Ints, Ints, Floats, Ints]
+Work = tuple[Ints, Ints, Floats, Floats, Ints, Ints]
 
 UNLIMITED = 1
 EXCLUSIVE = 2
@@ -37,7 +36,7 @@ _SAME = 1e-3
 
 
 @kernel
-def waits_of(after: Column, size: np.int64) -> Column:
+def waits_of(after: Ints, size: np.int64) -> Ints:
     """Return how many nodes each node waits for."""
     waits = np.zeros(size, np.int64)
     for e in range(len(after)):
@@ -46,7 +45,7 @@ def waits_of(after: Column, size: np.int64) -> Column:
 
 
 @kernel
-def _sources(waits: Column, news: Column) -> int:
+def _sources(waits: Ints, news: Ints) -> int:
     """Write the nodes that wait for nothing into `news`, and return how many there are."""
     found = 0
     for i in range(len(waits)):
@@ -58,8 +57,8 @@ def _sources(waits: Column, news: Column) -> int:
 
 @kernel
 def by_device(
-    graph: Graph, work: Work, kind: Column, ready: Floats, free: Floats
-) -> tuple[Floats, Floats, Column]:
+    graph: Graph, work: Work, kind: Ints, ready: Floats, free: Floats
+) -> tuple[Floats, Floats, Ints]:
     """Return start, end and order of the nodes; the device that is free first runs next.
 
     `ready` and `free`, when nodes and devices may begin, are written into. What waits for an
@@ -70,8 +69,8 @@ def by_device(
 
 @kernel
 def by_time(
-    graph: Graph, work: Work, kind: Column, ready: Floats, free: Floats
-) -> tuple[Floats, Floats, Column]:
+    graph: Graph, work: Work, kind: Ints, ready: Floats, free: Floats
+) -> tuple[Floats, Floats, Ints]:
     """Return start, end and order of the nodes; the earliest possible start runs next.
 
     Of what a device could start then, priority decides, then who was ready first. `ready` and
@@ -82,8 +81,8 @@ def by_time(
 
 @kernel
 def _in_turn(
-    graph: Graph, work: Work, kind: Column, ready: Floats, free: Floats, heaps: Heaps
-) -> tuple[Floats, Floats, Column]:
+    graph: Graph, work: Work, kind: Ints, ready: Floats, free: Floats, heaps: Heaps
+) -> tuple[Floats, Floats, Ints]:
     """Replay `by_device`."""
     first, after, lag, at_start = graph
     device, priority, duration, busy, group, releases = work
@@ -141,8 +140,8 @@ def _in_turn(
 
 @kernel
 def _in_time(
-    graph: Graph, work: Work, kind: Column, ready: Floats, free: Floats, heaps: Heaps
-) -> tuple[Floats, Floats, Column]:
+    graph: Graph, work: Work, kind: Ints, ready: Floats, free: Floats, heaps: Heaps
+) -> tuple[Floats, Floats, Ints]:
     """Replay `by_time`."""
     first, after, lag, at_start = graph
     device, priority, duration, busy, group, releases = work
@@ -202,8 +201,8 @@ def _in_time(
 
 @kernel
 def longest(
-    first: Column, after: Column, cost: Floats, rank: Column, order: Column
-) -> tuple[Floats, Column]:
+    first: Ints, after: Ints, cost: Floats, rank: Ints, order: Ints
+) -> tuple[Floats, Ints]:
     """Return the length of the longest path to each node, and the edge by which it comes there.
 
     `order` has every node behind those it waits for. Of paths that differ by less than a

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
+from fastcomm_kernels.arrays import Ints
 
-Column = NDArray[np.int64]
 Lanes = NDArray[np.float64]
 
 ALONE = -1
@@ -30,10 +30,10 @@ def _together(last: Lanes, ranks: np.int64) -> None:
 
 @kernel
 def simulate(
-    order: Column,
-    before: tuple[Column, Column],
-    closes: Column,
-    members: tuple[Column, Column, Column],
+    order: Ints,
+    before: tuple[Ints, Ints],
+    closes: Ints,
+    members: tuple[Ints, Ints, Ints],
     time: Lanes,
     delay: Lanes,
     ranks: np.int64,

@@ -8,7 +8,6 @@ a kernel hands on one address and not many.
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels._llvm import (
@@ -23,8 +22,7 @@ from fastcomm_kernels._llvm import (
     put,
     put_byte,
 )
-
-Column = NDArray[np.int64]
+from fastcomm_kernels.arrays import Ints
 
 # A slot of a table of known words: 5 times 8 bytes of one, its size (-1: none), its value.
 _SIZE, _VALUE, SLOT = 5, 6, 7
@@ -40,7 +38,7 @@ _COUNT, REFUSED, _SLOTS, _LAST, _ROOM, _PLACES = range(6)
 class Strings(NamedTuple):
     """Words met so far, numbered in the order of their first appearance."""
 
-    cells: Column
+    cells: Ints
     pool: Text
 
 
@@ -127,7 +125,7 @@ def intern(cells: Address, pool: Address, text: Address, i: int, size: int) -> i
 
 
 @kernel
-def move_slots(slots: Column, larger: Column) -> None:
+def move_slots(slots: Ints, larger: Ints) -> None:
     """Enter what is in `slots` into `larger`, which is empty."""
     last = len(larger) // 2 - 1
     for old in range(0, len(slots), 2):
@@ -140,7 +138,7 @@ def move_slots(slots: Column, larger: Column) -> None:
         larger[2 * slot + 1] = slots[old + 1]
 
 
-def word_table(words: dict[bytes, int]) -> Column:
+def word_table(words: dict[bytes, int]) -> Ints:
     """A table of known `words` of at most `LONGEST` bytes, a value for each, for `find`."""
     slots = 1 << max(4, (4 * len(words)).bit_length())
     table = np.full((slots, SLOT), -1, np.int64)

@@ -15,7 +15,7 @@ from fastcomm.readers.nsys.layout import EXPORT, MAGIC, NVTX, STRINGS, SUFFIXES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastcomm.readers.formats import Found, OpenOptions
+    from fastcomm.readers.formats import OpenOptions, RankSources
 
 __all__ = ["claims", "find", "project"]
 
@@ -43,7 +43,7 @@ def is_damaged(_: Path) -> bool:
     return False
 
 
-def find(paths: Sequence[Path], options: "OpenOptions") -> "Found":
+def find(paths: Sequence[Path], options: "OpenOptions") -> "RankSources":
     """The ranks of the reports, with the communicators that each is in."""
     from fastcomm.readers.nsys import ranks
 

@@ -11,22 +11,25 @@ from fastcomm.readers.communication import Collectives, communication
 from fastcomm.readers.events import Events, Rows
 from fastcomm.readers.nsys import operations as operations_
 from fastcomm.readers.nsys import sizes as sizes_
-from fastcomm.readers.nsys.communicators import Communicator, unsigned
+from fastcomm.readers.nsys.communicators import Communicator, find_partners, unsigned
 from fastcomm.readers.nsys.events import ProcessEvents
 from fastcomm.readers.nsys.graphs import Creations
 from fastcomm.readers.nsys.nvtx import NcclRanges, Ranges
-from fastcomm.readers.nsys.operations import ANY, COLLECTIVE, MESSAGES, Matched, Operations
-from fastcomm.readers.nsys.partners import find_partners
+from fastcomm.readers.nsys.operations import (
+    ANY,
+    COLLECTIVE,
+    MESSAGES,
+    KernelParts,
+    NcclOperations,
+)
 from fastcomm.readers.nsys.sizes import Parts
 from fastcomm.readers.patterns import Named
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.alike import alike
 from fastcomm.trace.schema import KIND, OP
-from fastcomm.trace.tags import Group
+from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels import attribution
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import NULL, Ints
 
 _MESSAGE_KERNELS = ("SendRecv", "AllToAll")
 
@@ -48,7 +51,7 @@ def find_collectives(
     nccl: NcclRanges,
     communicators: Mapping[int, Communicator],
     options: ReadOptions,
-) -> tuple[Collectives, Matched]:
+) -> tuple[Collectives, KernelParts]:
     """All communication of a process, with its roots and peers.
 
     `launches` and `replay` have an entry an event: where it was launched, and the number of the
@@ -136,7 +139,7 @@ def _points_of(nccl: NcclRanges, rows: Rows) -> Points:
     return Points(thread=calls.thread[rows], start=calls.start[rows], stop=calls.stop[rows])
 
 
-def _owner(nccl: NcclRanges, operations: Operations, points: Points) -> Ints:
+def _owner(nccl: NcclRanges, operations: NcclOperations, points: Points) -> Ints:
     """The range that launched each kernel: an operation outside of groups, or a group's end."""
     owners = np.unique(operations.owner[operations.owner >= 0])
     inner = enclosing(_points_of(nccl, owners), points)
@@ -189,7 +192,7 @@ class _Found:
     sizes: byte_rules.Sizes
 
     @classmethod
-    def of(cls, matched: Matched, alone: Parts, parts: Parts, seq: Ints) -> "_Found":
+    def of(cls, matched: KernelParts, alone: Parts, parts: Parts, seq: Ints) -> "_Found":
         part, single = matched.part, matched.operation
 
         def pick(of_part: NDArray, of_one: NDArray, nothing: int) -> NDArray:  # type: ignore[type-arg]
@@ -221,7 +224,7 @@ class _Found:
         self.communicator[kernel] = self.seq[kernel] = NULL
 
 
-def numbers(operations: Operations) -> Ints:
+def numbers(operations: NcclOperations) -> Ints:
     """The number of each part among those of its communicator and kind, from 0."""
     count = int(operations.part.max()) + 1 if len(operations.part) else 0
     _, first = np.unique(operations.part, return_index=True)
@@ -246,7 +249,7 @@ def _operations(
 
 def _groups(
     communicator: Ints, stream: Ints, communicators: Mapping[int, Communicator]
-) -> tuple[NDArray[np.int32], tuple[Group, ...]]:
+) -> tuple[NDArray[np.int32], tuple[ProcessGroup, ...]]:
     """The group of each event: its communicator, as it is known by its members.
 
     Where nothing says a communicator, all that a stream carries is a group: PyTorch has a
@@ -258,11 +261,11 @@ def _groups(
     groups = []
     for key, is_stream in zip(label[first].tolist(), unknown[first].tolist(), strict=True):
         if is_stream:
-            groups.append(Group(name=f"stream {key}", streams=(key,)))
+            groups.append(ProcessGroup(name=f"stream {key}", streams=(key,)))
             continue
         id_ = unsigned(key)
         known = communicators.get(id_, Communicator(size=None, rank=None, ranks=None))
         ranks = None if known.ranks is None else tuple(sorted(known.ranks))
         name = f"{id_:#018x}"
-        groups.append(Group(name=name, ranks=ranks, size=known.size, communicator=id_))
+        groups.append(ProcessGroup(name=name, ranks=ranks, size=known.size, communicator=id_))
     return index.astype(np.int32), tuple(groups)

@@ -1,8 +1,4 @@
-"""Who is in a communicator: what the calls that made it say, joined over processes and reports.
-
-A communicator's id is a hash that is equal on all members. Where a capture begins too late to
-show how it was made, its members are the processes that use it, and that may not be all.
-"""
+"""Members of NCCL communicators, roots and peers, joined over reports."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,10 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.readers.communication import ROOTED, Partners, Peers
 from fastcomm.readers.nsys.nvtx import NcclRanges
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm.readers.nsys.operations import KernelParts, NcclOperations
+from fastcomm.trace.schema import OP
+from fastcomm_kernels.arrays import NULL, Ints
 
 _BITS = (1 << 64) - 1
 _MADE_BY = ("ncclCommInit", "ncclCommSplit", "ncclCommShrink", "ncclCommGrow")
@@ -37,7 +34,7 @@ class Communicator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class CommunicatorRecords:
     """What the ranges of one process say of communicators, by id."""
 
     memberships: dict[int, Membership] = field(default_factory=dict)
@@ -58,7 +55,7 @@ def unsigned(bits: int) -> int:
     return bits & _BITS
 
 
-def said_by(nccl: NcclRanges) -> Said:
+def said_by(nccl: NcclRanges) -> CommunicatorRecords:
     """What one process says."""
     makes = np.array([name.startswith(_MADE_BY) for name in nccl.calls.names], np.bool_)
     is_made = makes[nccl.calls.code] if len(nccl.calls.code) else np.zeros(0, np.bool_)
@@ -70,10 +67,12 @@ def said_by(nccl: NcclRanges) -> Said:
         for key, size, rank in zip(*(column.tolist() for column in columns), strict=True)
     }
     used = np.unique(nccl.communicator[~is_made & known])
-    return Said(memberships=memberships, used=frozenset(unsigned(key) for key in used.tolist()))
+    return CommunicatorRecords(
+        memberships=memberships, used=frozenset(unsigned(key) for key in used.tolist())
+    )
 
 
-def global_ranks(said: Mapping[int, Said]) -> dict[int, int] | None:
+def global_ranks(said: Mapping[int, CommunicatorRecords]) -> dict[int, int] | None:
     """The rank of each process (numbered by the caller) in the world; None where it is unknown.
 
     The world is the communicator that every process is in, if none that is known is larger: a
@@ -92,14 +91,14 @@ def global_ranks(said: Mapping[int, Said]) -> dict[int, int] | None:
     return known if len(known) == len(said) else None
 
 
-def world_size(said: Iterable[Said]) -> int | None:
+def world_size(said: Iterable[CommunicatorRecords]) -> int | None:
     """The size of the largest communicator of all; None where none is known."""
     sizes = [largest[1].size for each in said if (largest := each.largest) is not None]
     return max((size for size in sizes if size is not None), default=None)
 
 
 def join(
-    said: Mapping[int, Said], rank_of: Mapping[int, int], world: int | None
+    said: Mapping[int, CommunicatorRecords], rank_of: Mapping[int, int], world: int | None
 ) -> dict[int, dict[int, Communicator]]:
     """For each process its communicators, by id, with the global ranks of the members.
 
@@ -134,3 +133,55 @@ def _joined(
         return Communicator(size=own.size, rank=own.rank, ranks=ranks)
     ranks = tuple(sorted(users)) if complete else None
     return Communicator(size=len(ranks) if ranks else None, rank=None, ranks=ranks)
+
+
+def find_partners(
+    operations: NcclOperations,
+    matched: KernelParts,
+    op: NDArray[np.int8],
+    communicators: Mapping[int, Communicator],
+) -> Partners:
+    """The partners of each communication kernel, through the operations that it runs.
+
+    A kernel that does several parts, or is one more than its part has, has none that is known.
+    """
+    found = Partners.unknown(len(op))
+    sends_to, receives_from = list(found.sends_to), list(found.receives_from)
+    root, peer = (
+        _global(operations, places, communicators)
+        for places in (operations.root, operations.peer)
+    )
+    order = np.argsort(operations.part, kind="stable")
+    parts = operations.part[order]
+    unknown = matched.extra.copy()
+    unknown[list(matched.fused)] = True
+    known = (matched.part >= 0) & ~unknown
+    for k in np.flatnonzero(known & np.isin(op, (*ROOTED, OP["SendRecv"]))).tolist():
+        first, last = np.searchsorted(parts, (matched.part[k], matched.part[k] + 1))
+        single = matched.operation[k]
+        members = order[first:last] if single < 0 else np.array([single])
+        if op[k] != OP["SendRecv"]:
+            found.root[k] = root[members[0]]
+        elif (peer[members] != NULL).all():
+            sends_to[k] = _chosen(peer, members[operations.is_send[members]])
+            receives_from[k] = _chosen(peer, members[operations.is_receive[members]])
+    return Partners(root=found.root, sends_to=sends_to, receives_from=receives_from)
+
+
+def _chosen(peer: Ints, members: Ints) -> Peers:
+    return tuple(peer[members].tolist())
+
+
+def _global(
+    operations: NcclOperations, places: Ints, communicators: Mapping[int, Communicator]
+) -> Ints:
+    """The global rank at each operation's place in its communicator, or NULL."""
+    found = np.full(len(places), NULL, np.int64)
+    for key in np.unique(operations.communicator).tolist():
+        known = communicators.get(unsigned(key))
+        if known is None or known.ranks is None:
+            continue
+        mine = np.flatnonzero((operations.communicator == key) & (places >= 0))
+        mine = mine[places[mine] < len(known.ranks)]
+        found[mine] = np.array(known.ranks, np.int64)[places[mine]]
+    return found

@@ -1,18 +1,131 @@
-"""One export as tables of our columns: what kind of file it is does not matter past here."""
+"""One nsys export as tables of our columns: SQLite file, parquetdir or arrowdir."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fastcomm import arrow_stream, inputs, parquet
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.nsys import folders, layout, sqlite
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm.readers.nsys import layout, sqlite
+from fastcomm.readers.nsys.layout import BLOB, INTEGER, SUFFIXES, TEXT
+from fastcomm_kernels.arrays import NULL, Ints
 
-Ints = NDArray[np.int64]
+
+class Folder:
+    """The tables of one directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        self._files = {file.stem: file for file in files}
+        kinds = {file.suffix for file in files}
+        if len(kinds) > 1:
+            raise TraceFileError(f"{path}: files of two exports, {' and '.join(sorted(kinds))}")
+        self.kind = "parquetdir" if ".parquet" in kinds else "arrowdir"
+
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """The columns of every table."""
+        return {table: _names_of(file) for table, file in self._files.items()}
+
+    def read(
+        self,
+        table: str,
+        types: Mapping[str, str],
+        where: Iterable[str] = (),
+        *,
+        distinct: bool = False,
+    ) -> dict[str, pa.ChunkedArray]:
+        """Columns of a table; null is the least integer, and the empty text or blob.
+
+        `where` and `distinct` are wishes that only a database fulfils.
+        """
+        found = _table_of(self._files[table], list(types))
+        return {
+            name: self._typed(found[name], type_, f"{table}.{name}")
+            for name, type_ in types.items()
+        }
+
+    def _typed(self, column: pa.ChunkedArray, type_: str, place: str) -> pa.ChunkedArray:
+        if not _fits(column.type, type_):
+            raise TraceFileError(
+                f"{self.path}: {place} holds values of type {column.type}, wanted {type_}"
+            )
+        if type_ == INTEGER:
+            return pc.fill_null(_signed(column), NULL)
+        return pc.fill_null(column.cast(pa.string() if type_ == TEXT else pa.binary()), "")
+
+
+def _names_of(file: Path) -> tuple[str, ...]:
+    with _errors_of(file):
+        if file.suffix == ".parquet":
+            return tuple(parquet.names(file))
+        inputs.check(file)
+        with inputs.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
+            return tuple(reader.schema.names)
+
+
+def _table_of(file: Path, columns: Sequence[str]) -> pa.Table:
+    with _errors_of(file):
+        if file.suffix == ".parquet":
+            return parquet.read(file, columns, utf8=False)
+        table = _stream(file, columns)
+        # A stream is taken as it is: what it says of its buffers has to be checked.
+        for column in table.columns:
+            for chunk in column.chunks:
+                parquet.as_bytes(chunk).validate(full=True)
+        return table
+
+
+def _stream(file: Path, columns: Sequence[str]) -> pa.Table:
+    """Columns of an Arrow stream.
+
+    It is read, not mapped: a file that somebody cuts would end a program that has it mapped.
+    """
+    size, made = file.stat().st_size, 0
+    limits = inputs.Limits.of_environment()
+    inputs.check(file)
+    with inputs.opened(file) as stream:
+        arrow_stream.inflated(stream, lambda inflated: limits.check(inflated, size, file))
+    with inputs.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
+        schema, batches = reader.schema, []
+        for batch in reader:
+            batches.append(batch.select(columns))
+            made += batches[-1].nbytes
+            limits.check(made, size, file)
+    wanted = pa.schema([schema.field(name) for name in columns])
+    return pa.Table.from_batches(batches, wanted)
+
+
+@contextmanager
+def _errors_of(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise TraceFileError(f"{file}: {error}") from error
+
+
+def _fits(found: pa.DataType, wanted: str) -> bool:
+    if pa.types.is_null(found):
+        return True
+    if wanted == INTEGER:
+        return bool(pa.types.is_integer(found) or pa.types.is_boolean(found))
+    if wanted == BLOB:
+        # Exports of 2026 label blobs as text.
+        return bool(pa.types.is_binary(found) or pa.types.is_string(found))
+    return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
+
+
+def _signed(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """int64; what is above keeps its bits, as in SQLite."""
+    if column.type == pa.uint64():
+        return pa.chunked_array([chunk.view(pa.int64()) for chunk in column.chunks], pa.int64())
+    return column.cast(pa.int64())
 
 
 class _Tables(Protocol):
@@ -31,7 +144,7 @@ class _Tables(Protocol):
     ) -> dict[str, pa.ChunkedArray]: ...
 
 
-class Rows:
+class ExportRows:
     """Some columns of some rows of a table; a column that the file lacks is null throughout."""
 
     def __init__(self, count: int, columns: dict[str, pa.ChunkedArray]) -> None:
@@ -55,12 +168,12 @@ class Rows:
         """Whether the file has the column."""
         return name in self._columns
 
-    def where(self, kept: NDArray[np.bool_]) -> "Rows":
+    def where(self, kept: NDArray[np.bool_]) -> "ExportRows":
         """Only the rows of which `kept` is true."""
         if kept.all():
             return self
         mask = pa.array(kept)
-        return Rows(
+        return ExportRows(
             int(kept.sum()), {name: each.filter(mask) for name, each in self._columns.items()}
         )
 
@@ -82,7 +195,7 @@ class Export:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._tables: _Tables = folders.Folder(path) if path.is_dir() else sqlite.Database(path)
+        self._tables: _Tables = Folder(path) if path.is_dir() else sqlite.Database(path)
         self.kind = self._tables.kind
         self._columns = self._tables.columns()
 
@@ -112,14 +225,14 @@ class Export:
         *,
         process: int | None = None,
         where: Iterable[str] = (),
-    ) -> Rows:
+    ) -> ExportRows:
         """Columns of a table, of one process (`g >> 24`) where that is given.
 
         `where` are conditions in SQL that spare a database rows which the caller drops anyway.
         Raises `TraceFileError` where the table lacks a required column or a type is strange.
         """
         if not self.has(table):
-            return Rows(0, {})
+            return ExportRows(0, {})
         present = self._columns[table]
         required = layout.REQUIRED.get(table, ())
         if missing := [name for name in required if name not in present]:
@@ -137,14 +250,14 @@ class Export:
             where.append(f'"{owner}" >> {layout.THREAD_BITS} = {process}')
         found = self._tables.read(table, types, where)
         count = len(next(iter(found.values()))) if found else 0
-        rows = Rows(count, found)
+        rows = ExportRows(count, found)
         if owner is not None and owner in present:
             rows = rows.where(rows[owner] >> layout.THREAD_BITS == process)
         if table in layout.SPANS:
             self._check_spans(table, rows)
         return rows
 
-    def _check_spans(self, table: str, rows: Rows) -> None:
+    def _check_spans(self, table: str, rows: ExportRows) -> None:
         """TraceFileError where a row has no time, or one that cannot be."""
         for name in ("start", "end"):
             if rows.has(name) and (absent := int((rows[name] == NULL).sum())):

@@ -7,13 +7,10 @@ kernel is was open when its node was made, so that is where a kernel counts as l
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.export import Export
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import NULL, Ints
 
 _DEEPEST = 16  # copies of copies of a graph
 

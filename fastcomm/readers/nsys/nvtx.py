@@ -8,12 +8,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.readers.nsys import layout, payloads
-from fastcomm.readers.nsys.export import Export, Rows
+from fastcomm.readers.nsys.export import Export, ExportRows
 from fastcomm.readers.nsys.layout import DOMAIN, NVTX, PUSH_POP, START_END
-from fastcomm.readers.nsys.payloads import OPERATIONS, Calls
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm.readers.nsys.payloads import OPERATIONS, NcclCalls
+from fastcomm_kernels.arrays import NULL, Ints
 
 # What `emit_nvtx` adds to an operator's name makes every name unique.
 _ADDED = r", (?:seq|op_id|sizes|stack) = .*$"
@@ -84,14 +82,14 @@ def read_ranges(
     )
 
 
-def _is_open(rows: Rows, ends: frozenset[int]) -> NDArray[np.bool_]:
+def _is_open(rows: ExportRows, ends: frozenset[int]) -> NDArray[np.bool_]:
     end = rows["end"]
     is_open: NDArray[np.bool_] = np.isin(end, np.array([NULL, *sorted(ends)], np.int64))
     is_open[end < rows["start"]] = True
     return is_open
 
 
-def _names(export: Export, rows: Rows) -> pa.DictionaryArray:
+def _names(export: Export, rows: ExportRows) -> pa.DictionaryArray:
     """The text of each range, or the string that it refers to."""
     text = rows.texts("text").combine_chunks()
     ids = rows["textId"]
@@ -122,7 +120,7 @@ def _without_numbers(name: pa.DictionaryArray) -> pa.DictionaryArray:
 class NcclRanges:
     """The calls of NCCL's API in one process, with what their payloads say (NULL: nothing)."""
 
-    calls: Calls
+    calls: NcclCalls
     open: NDArray[np.bool_]  # never ended: no range encloses by it
     communicator: Ints  # 64 bits without a sign, as the bits of an int64
     size: Ints
@@ -144,7 +142,7 @@ class NcclRanges:
         rows = np.flatnonzero(self.calls.thread >> layout.THREAD_BITS == process)
         calls = self.calls
         return NcclRanges(
-            calls=Calls(
+            calls=NcclCalls(
                 names=calls.names,
                 code=calls.code[rows],
                 start=calls.start[rows],
@@ -187,7 +185,7 @@ def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> Nccl
     # Cut-out files lack the rows of the domains: there the name alone tells.
     kept &= is_nccl | ~known
     rows, name = rows.where(kept), name.filter(pa.array(kept))
-    calls = Calls(
+    calls = NcclCalls(
         names=tuple(name.dictionary.to_pylist()),
         code=name.indices.to_numpy().astype(np.int64),
         start=rows["start"],
@@ -198,7 +196,7 @@ def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> Nccl
     return NcclRanges(calls=calls, open=_is_open(rows, ends), has_domain=bool(domains), **said)
 
 
-def _domains(export: Export, rows: Rows) -> dict[int, set[int]]:
+def _domains(export: Export, rows: ExportRows) -> dict[int, set[int]]:
     """The numbers of the domain NCCL in each process that made it."""
     made = rows.where(rows["eventType"] == DOMAIN)
     owner = (made["globalTid"] >> layout.THREAD_BITS).tolist()
@@ -210,7 +208,7 @@ def _domains(export: Export, rows: Rows) -> dict[int, set[int]]:
     return found
 
 
-def _json(export: Export, rows: Rows) -> list[str]:
+def _json(export: Export, rows: ExportRows) -> list[str]:
     texts: list[str] = rows.texts("jsonText").to_pylist()
     ids = rows["jsonTextId"]
     strings = export.strings(ids)

@@ -15,9 +15,7 @@ from fastcomm.readers.nsys.nvtx import NcclRanges
 from fastcomm.readers.nsys.payloads import OPERATIONS
 from fastcomm.trace.alike import alike
 from fastcomm.trace.schema import OP
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import NULL, Ints
 
 GROUP_START, GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 SEND, RECEIVE = "ncclSend", "ncclRecv"
@@ -28,7 +26,7 @@ _OF_MESSAGES = [OP["AllToAll"], OP["Gather"], OP["Scatter"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operations:
+class NcclOperations:
     """Operations of a process in the order of their starts; `row` is a row of `NcclRanges`."""
 
     row: Ints
@@ -48,7 +46,7 @@ class Operations:
         return _kind(self.op, self.is_send | self.is_receive)
 
 
-def find_operations(nccl: NcclRanges) -> Operations:
+def find_operations(nccl: NcclRanges) -> NcclOperations:
     """The operations of a process, each with the range that launches it."""
     calls = nccl.calls
     op_of = np.array(
@@ -60,7 +58,7 @@ def find_operations(nccl: NcclRanges) -> Operations:
     row = order[op[order] >= 0]
     is_send, is_receive = (_is(nccl, name)[row] for name in (SEND, RECEIVE))
     communicator = nccl.communicator[row]
-    return Operations(
+    return NcclOperations(
         row=row,
         op=op[row],
         is_send=is_send,
@@ -118,7 +116,7 @@ def _parts(owner: Ints, row: Ints, communicator: Ints, kind: Ints) -> Ints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matched:
+class KernelParts:
     """For each communication kernel its part and, of that, one operation; -1: none or all."""
 
     part: Ints
@@ -129,8 +127,8 @@ class Matched:
 
 
 def match(
-    operations: Operations, owner: Ints, kind: Ints, launch: Ints, replay: Ints
-) -> Matched:
+    operations: NcclOperations, owner: Ints, kind: Ints, launch: Ints, replay: Ints
+) -> KernelParts:
     """Match the kernels of each owner with the owner's parts, by kind, then by order.
 
     For each kernel, in the order of their starts: the range that launched it (-1: none), its
@@ -146,7 +144,7 @@ def match(
         for kernels in np.split(order, changes):
             matching.add(int(owner[kernels[0]]), kernels)
     by_order = matching.add_elsewhere(np.flatnonzero(owner < 0), launch)
-    return Matched(
+    return KernelParts(
         part=matching.part,
         operation=matching.operation,
         extra=matching.extra,
@@ -156,7 +154,7 @@ def match(
 
 
 class _Matching:
-    def __init__(self, operations: Operations, kind: Ints, count: int) -> None:
+    def __init__(self, operations: NcclOperations, kind: Ints, count: int) -> None:
         self.operations, self.kind = operations, kind
         self.part = np.full(count, -1, np.int64)
         self.operation = np.full(count, -1, np.int64)
@@ -227,5 +225,5 @@ class _Matching:
         return total
 
 
-def _count(operations: Operations) -> int:
+def _count(operations: NcclOperations) -> int:
     return int(operations.part.max()) + 1 if len(operations.part) else 0

@@ -14,15 +14,12 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.export import Export
 from fastcomm.trace.alike import alike
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import NULL, Ints
 
 # The operation of each call; a send and a receive are one of two sides.
 OPERATIONS = {
@@ -78,7 +75,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calls:
+class NcclCalls:
     """Calls of NCCL's API: `names[code]` each, sorted by nothing."""
 
     names: tuple[str, ...]
@@ -102,7 +99,7 @@ class Schema:
 
 def decode(
     export: Export,
-    calls: Calls,
+    calls: NcclCalls,
     blobs: pa.ChunkedArray,
     texts: Sequence[str],
 ) -> dict[str, Ints]:
@@ -124,7 +121,7 @@ def decode(
 class _Blobs:
     """Blobs as one run of bytes."""
 
-    def __init__(self, export: Export, calls: Calls, blob: pa.Array, lengths: Ints) -> None:
+    def __init__(self, export: Export, calls: NcclCalls, blob: pa.Array, lengths: Ints) -> None:
         self.path: Path = export.path
         self.schemas = _schemas(export)
         self.calls = calls

@@ -14,7 +14,7 @@ from fastcomm.readers.nsys.graphs import read_creations
 from fastcomm.readers.nsys.nvtx import read_ranges
 from fastcomm.readers.nsys.report import read_report
 from fastcomm_kernels import attribution
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm_kernels.arrays import NULL
 
 
 def project(path: Path, process: int | None = None) -> pa.Table:

@@ -1,22 +1,86 @@
-"""Which reports there are, which processes of them are ranks, and which rank each is."""
+"""Find the reports and processes that are ranks, and read each as a trace."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.formats import Found, OpenOptions
-from fastcomm.readers.nsys import communicators, layout, messages, report
-from fastcomm.readers.nsys.communicators import Said
+from fastcomm.readers.assembly import ReadOptions, assemble
+from fastcomm.readers.events import Events
+from fastcomm.readers.formats import OpenOptions, RankSources
+from fastcomm.readers.nsys import communicators, layout, report
+from fastcomm.readers.nsys import report as nsys_report
+from fastcomm.readers.nsys.collectives import find_collectives, launch_points
+from fastcomm.readers.nsys.communicators import Communicator, CommunicatorRecords
+from fastcomm.readers.nsys.events import read_events, set_aside_unnamed
 from fastcomm.readers.nsys.export import Export
-from fastcomm.readers.nsys.nvtx import read_nccl
-from fastcomm.readers.nsys.read import Member, read
-from fastcomm.readers.nsys.report import Report
+from fastcomm.readers.nsys.graphs import read_creations
+from fastcomm.readers.nsys.nvtx import read_nccl, read_ranges
+from fastcomm.readers.nsys.report import Report, read_report
 from fastcomm.readers.ranks import rank_from_name
 from fastcomm.trace.run import Source, ranges
-from fastcomm_kernels.json_numbers import NULL
+from fastcomm.trace.trace import SMALL, Meta, Trace
+from fastcomm_kernels.arrays import NULL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """What is known of a process besides its own rows."""
+
+    process: int  # g >> 24
+    rank: int
+    world_size: int | None
+    communicators: Mapping[int, Communicator] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def read(path: Path, options: ReadOptions, member: Member) -> Trace:
+    """Read one process of an export; only the tables, columns and rows that are needed."""
+    export = Export(path)
+    report = read_report(export)
+    nccl = read_nccl(export, member.process, report.ends)
+    ranges = read_ranges(export, member.process, report.ends, operators=options.whole)
+    own = read_events(export, member.process, ranges, whole=options.whole)
+    events = own.events
+    unnamed, share = set_aside_unnamed(events)
+    unknown = max(share, report.unowned) > SMALL
+    found, matched = find_collectives(
+        events,
+        launch_points(own, read_creations(export, member.process)),
+        np.where(own.node == NULL, -1, events.columns["correlation"]),
+        ranges,
+        nccl,
+        member.communicators,
+        options,
+    )
+    meta = Meta(
+        rank=member.rank,
+        world_size=member.world_size,
+        format="nsys",
+        path=str(path),
+        clock=None if report.epoch is None else "unix",
+        lacks=()
+        if report.has_gpu and not unknown
+        else ("device_kinds" if unknown else "device",),
+        warnings=(
+            *report.notes,
+            *nsys_report.unnamed(path, unnamed, share),
+            *member.notes,
+            *nsys_report.about(events, nccl, found, matched),
+        ),
+    )
+    _to_epoch(events, report)
+    return assemble(events, own.lanes, found, options, meta)
+
+
+def _to_epoch(events: Events, report: Report) -> None:
+    for name in ("start", "stop"):
+        events.columns[name] = events.columns[name] + (report.epoch or 0)
+
 
 _THREADS = 8
 
@@ -26,13 +90,13 @@ class _Peek:
     """What is known of a report before any of its ranks is read."""
 
     report: Report
-    said: dict[int, Said]  # by process
+    said: dict[int, CommunicatorRecords]  # by process
     mpi: dict[int, int]
     operations: int  # ranges of NCCL that move data
     sizes: int  # those that say how much
 
 
-def find(paths: Sequence[Path], options: OpenOptions) -> Found:
+def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     """The ranks of the reports, with the communicators that each is in."""
     with ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:
         peeks = list(pool.map(_peek, paths))
@@ -65,7 +129,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> Found:
         )
         for number, (peek, process) in enumerate(members)
     ]
-    return Found(
+    return RankSources(
         sources=tuple(sorted(sources, key=lambda source: source.rank)),
         world_size=world,
         warnings=(*by, *_notes(peeks, said, rank_of, joined)),
@@ -106,7 +170,7 @@ _Members = Sequence[tuple[_Peek, int]]
 
 
 def _ranks(
-    members: _Members, said: Mapping[int, Said], explicit: Mapping[str, int]
+    members: _Members, said: Mapping[int, CommunicatorRecords], explicit: Mapping[str, int]
 ) -> tuple[dict[int, int], list[str]]:
     """The rank of each process by the best evidence that tells all of them apart."""
     for ranks, warning in _evidence(members, said, explicit):
@@ -117,7 +181,7 @@ def _ranks(
 
 
 def _evidence(
-    members: _Members, said: Mapping[int, Said], explicit: Mapping[str, int]
+    members: _Members, said: Mapping[int, CommunicatorRecords], explicit: Mapping[str, int]
 ) -> Iterator[tuple[dict[int, int], str]]:
     """Ranks by number of the process, the best evidence first, and what to warn of."""
     if explicit:
@@ -192,14 +256,14 @@ def _check_different(ranks: Mapping[int, int], members: _Members) -> None:
 
 def _notes(
     peeks: Sequence[_Peek],
-    said: Mapping[int, Said],
+    said: Mapping[int, CommunicatorRecords],
     rank_of: Mapping[int, int],
     joined: Mapping[int, Mapping[int, communicators.Communicator]],
 ) -> Iterator[str]:
     silent = [peek for peek in peeks if peek.operations and not peek.sizes]
     if silent:
         more = f"\n({len(silent) - 1} more reports lack them too.)" if len(silent) > 1 else ""
-        yield messages.without_payloads(silent[0].report, silent[0].operations) + more
+        yield nsys_report.without_payloads(silent[0].report, silent[0].operations) + more
     unknown = {
         key for mine in joined.values() for key, each in mine.items() if each.ranks is None
     }

@@ -12,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.readers.nsys.communicators import Communicator, unsigned
-from fastcomm.readers.nsys.operations import Operations
+from fastcomm.readers.nsys.operations import NcclOperations
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.schema import OP
-from fastcomm_kernels.json_numbers import NULL
-
-Ints = NDArray[np.int64]
+from fastcomm_kernels.arrays import NULL, Ints
 
 _PEERS = 3  # others, from which on messages are taken for an all-to-all
 _IN = [OP[name] for name in ("AllReduce", "Broadcast", "Reduce", "AllGather")]
@@ -34,7 +32,9 @@ class Parts:
     sizes: byte_rules.Sizes
 
 
-def of_operations(operations: Operations, communicators: Mapping[int, Communicator]) -> Parts:
+def of_operations(
+    operations: NcclOperations, communicators: Mapping[int, Communicator]
+) -> Parts:
     """Each operation alone; a send or a receive is a `SendRecv`."""
     n = _members(operations.communicator, communicators)
     op, size = operations.op, operations.size
@@ -53,7 +53,7 @@ def of_operations(operations: Operations, communicators: Mapping[int, Communicat
 
 
 def of_parts(
-    operations: Operations,
+    operations: NcclOperations,
     alone: Parts,
     communicators: Mapping[int, Communicator],
     marked: NDArray[np.int8],
@@ -126,7 +126,7 @@ def _any(part: Ints, holds: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
 
 
 def _named(
-    operations: Operations,
+    operations: NcclOperations,
     marked: NDArray[np.int8],
     is_messages: NDArray[np.bool_],
     communicators: Mapping[int, Communicator],
@@ -152,7 +152,7 @@ def _named(
     return np.where(believed, marked, named).astype(np.int8)
 
 
-def _uneven(operations: Operations, count: int, n: Ints) -> NDArray[np.bool_]:
+def _uneven(operations: NcclOperations, count: int, n: Ints) -> NDArray[np.bool_]:
     """Whether the messages of a part differ, or go to some of the group only."""
     uneven = np.zeros(count, np.bool_)
     for side in (operations.is_send, operations.is_receive):

@@ -22,13 +22,13 @@ from fastcomm.report.html.drawing import (
 )
 from fastcomm.report.html.page import (
     Block,
-    Cell,
     Figure,
+    FigureView,
     Missing,
+    PageCell,
+    PageTable,
     Section,
     Spec,
-    Table,
-    View,
     columns,
     number,
     text,
@@ -117,7 +117,7 @@ def _waits_figure(ranks: list[dict[str, Any]]) -> Figure:
         name="waits-chart",
         title="What each rank waits, and what others wait for it",
         alt=f"Pairs of bars of {len(names)} ranks; the table has the numbers.",
-        views=(View(label="All", spec=drawn, note=note),),
+        views=(FigureView(label="All", spec=drawn, note=note),),
         terms=("waits.wait_ns", "waits.wait_caused_ns"),
         legend=(("gap", "waits for others"), ("TP", "wait caused")),
         table=_waits_table(shown),
@@ -136,10 +136,10 @@ def _bar(name: str, look: str, names: list[str], values: list[float]) -> Spec:
     }
 
 
-def _waits_table(ranks: list[dict[str, Any]]) -> Table:
+def _waits_table(ranks: list[dict[str, Any]]) -> PageTable:
     rows = tuple(
         (
-            Cell(text=f"rank {row['rank']}", sort=row["rank"]),
+            PageCell(text=f"rank {row['rank']}", sort=row["rank"]),
             *(number(row[key], words.ns) for key in ("wait_ns", "wait_caused_ns", "later_ns")),
             number(row["transfer_ns"], words.ns),
             number(row["last"] / row["collectives"], words.percent),
@@ -154,7 +154,7 @@ def _waits_table(ranks: list[dict[str, Any]]) -> Table:
         ("transfers", "waits.transfer_ns"),
         ("comes last", "waits.last_share"),
     )
-    return Table(name="waits-table", caption="Ranks, a step", columns=heads, rows=rows)
+    return PageTable(name="waits-table", caption="Ranks, a step", columns=heads, rows=rows)
 
 
 _POINTS = (
@@ -192,14 +192,14 @@ def _skew_figure(classes: list[dict[str, Any]]) -> Figure:
         name="skew-chart",
         title="How far apart ranks arrive, and how long the transfer takes then",
         alt=f"Points of {len(top)} classes of collectives; the table has the numbers.",
-        views=(View(label="All", spec=drawn),),
+        views=(FigureView(label="All", spec=drawn),),
         terms=("skew.skew_ns", "skew.transfer_ns"),
         note="Those that cost the most waiting come first.",
         table=_skew_table(classes),
     )
 
 
-def _skew_table(classes: list[dict[str, Any]]) -> Table:
+def _skew_table(classes: list[dict[str, Any]]) -> PageTable:
     rows = tuple(
         (
             text(_class(row)),
@@ -219,7 +219,7 @@ def _skew_table(classes: list[dict[str, Any]]) -> Table:
         ("waiting a step", "skew.wait_ns"),
         ("share", "skew.wait_share"),
     )
-    return Table(name="skew-table", caption="Collectives", columns=heads, rows=rows)
+    return PageTable(name="skew-table", caption="Collectives", columns=heads, rows=rows)
 
 
 def _class(row: dict[str, Any]) -> str:
@@ -227,7 +227,7 @@ def _class(row: dict[str, Any]) -> str:
     return f"{row['tag']} {row['op']}, {'any size' if size is None else words.size(size)}"
 
 
-def _links(links: list[dict[str, Any]]) -> Table:
+def _links(links: list[dict[str, Any]]) -> PageTable:
     """The groups that lose the most beside their peers come first."""
     order = sorted(links, key=lambda row: -(row["excess_ns"] or 0.0))
     alone = "there is no other group of this class"
@@ -249,7 +249,7 @@ def _links(links: list[dict[str, Any]]) -> Table:
         ("ratio", "links.ratio"),
         ("lost a step", "links.excess_ns"),
     )
-    return Table(
+    return PageTable(
         name="links-table",
         caption="Links, by what they lose beside their peers",
         columns=(*columns("group"), *columns("collectives"), *heads[1:]),

@@ -1,27 +1,95 @@
-"""Where the time of a step goes: the exact partition, of the job, by rank, by iteration."""
+"""Page section: where the time of a step goes, of the job and by rank."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
 
 import numpy as np
+import pyarrow as pa
 
 from fastcomm.metrics.breakdown import EXACT
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.html import words
-from fastcomm.report.html.by_rank import ByRank, Floats, kind, label, measured
 from fastcomm.report.html.drawing import axis, fill, height_of, rows_axis, spec
 from fastcomm.report.html.page import (
     Block,
     Figure,
+    FigureView,
     Missing,
+    PageTable,
     Section,
     Spec,
-    Table,
-    View,
     columns,
     number,
     text,
 )
 from fastcomm.report.html.words import Fact
+from fastcomm_kernels.arrays import Floats, Ints
+
+MEASURES = {
+    "time": "iteration time",
+    "compute": "compute",
+    "exposed": "exposed communication",
+    "idle": "idle",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByRank:
+    """A row a rank; `ns` has every category of the exact partition, and `MEASURES`."""
+
+    ranks: Ints
+    ns: dict[str, Floats]
+    steps: Ints  # iterations of each rank
+
+    @classmethod
+    def of(cls, found: Metrics) -> Self:
+        """Sum each rank's iterations and divide by how many they are."""
+        table = found.tables["iterations"]
+        rank = table["rank"].to_numpy()
+        ranks, at = np.unique(rank, return_inverse=True)
+        steps = np.bincount(at, minlength=len(ranks))
+        sums = {
+            name: np.bincount(at, weights=values, minlength=len(ranks)) / np.maximum(steps, 1)
+            for name, values in measured(table).items()
+        }
+        return cls(ranks=ranks, ns=sums, steps=steps)
+
+    @cached_property
+    def known(self) -> bool:
+        """Whether compute is known of every rank."""
+        return len(self.ranks) > 0 and not bool(np.isnan(self.ns["compute"]).any())
+
+    @cached_property
+    def by_compute(self) -> Ints:
+        """Rows from the rank that computes the least to that which computes the most."""
+        return np.lexsort((-self.ranks, self.ns["compute"]))
+
+
+def measured(table: pa.Table) -> dict[str, Floats]:
+    """By iteration and rank: ns of each category and measure, NaN for null."""
+    found = {name: _floats(table[f"exact_{name}_ns"]) for name in EXACT}
+    exposed = [name for name in EXACT if name.startswith("exposed_")]
+    found["exposed"] = np.sum([found[name] for name in exposed], axis=0)
+    found["time"] = _floats(table["time_ns"])
+    return found
+
+
+def _floats(column: pa.ChunkedArray) -> Floats:
+    values: Floats = column.cast(pa.float64()).fill_null(float("nan")).to_numpy()
+    return values
+
+
+def label(name: str) -> str:
+    """A category in words: "exposed TP"."""
+    return name.replace("_", " ")
+
+
+def kind(name: str) -> str:
+    """The colour of a category: that of its tag."""
+    return name.removeprefix("exposed_")
+
 
 _MS = 1e6
 _ENDS = 12  # ranks at each end that are shown by themselves
@@ -86,7 +154,7 @@ def _figure(found: Metrics, ranks: ByRank) -> Figure:
         title="Time of a step by what runs in it",
         alt=f"Stacked bar of the job: {spoken}.",
         views=(
-            View(label="Job", spec=_job(exact, found.iteration.mean_ns or 0.0)),
+            FigureView(label="Job", spec=_job(exact, found.iteration.mean_ns or 0.0)),
             _by_rank(ranks, list(exact)),
             _by_iteration(found, list(exact)),
         ),
@@ -111,7 +179,7 @@ def _job(exact: dict[str, float], mean: float) -> Spec:
     return _stacked(bars, ["all ranks"], "share of the step, %", height=116, hide_rows=True)
 
 
-def _by_rank(ranks: ByRank, names: Sequence[str]) -> View:
+def _by_rank(ranks: ByRank, names: Sequence[str]) -> FigureView:
     order = ranks.by_compute[::-1]
     count = len(order)
     if count <= _MOST_ROWS:
@@ -126,10 +194,10 @@ def _by_rank(ranks: ByRank, names: Sequence[str]) -> View:
             f"{_ENDS} that compute the least."
         )
     values = {name: [float(ranks.ns[name][at].mean()) for _, at in rows] for name in names}
-    return View(label="Ranks", spec=_rows([row for row, _ in rows], values), note=note)
+    return FigureView(label="Ranks", spec=_rows([row for row, _ in rows], values), note=note)
 
 
-def _by_iteration(found: Metrics, names: Sequence[str]) -> View:
+def _by_iteration(found: Metrics, names: Sequence[str]) -> FigureView:
     table = found.tables["iterations"]
     own = table["iteration"].is_valid().to_numpy(zero_copy_only=False)
     numbers, at = np.unique(table["iteration"].drop_null().to_numpy(), return_inverse=True)
@@ -146,7 +214,7 @@ def _by_iteration(found: Metrics, names: Sequence[str]) -> View:
     note = (
         "Means over all ranks." if share == 1 else f"Means over ranks and {share} iterations."
     )
-    return View(label="Iterations", spec=_rows(rows, values), note=note)
+    return FigureView(label="Iterations", spec=_rows(rows, values), note=note)
 
 
 def _means(values: Floats, bins: np.ndarray) -> list[float]:
@@ -202,7 +270,7 @@ def _stacked(
     )
 
 
-def _table(found: Metrics, why: str) -> Table:
+def _table(found: Metrics, why: str) -> PageTable:
     exact, formula = found.breakdown.exact, found.breakdown.spec
     mean, rows = found.iteration.mean_ns, []
     for name in EXACT:
@@ -221,7 +289,7 @@ def _table(found: Metrics, why: str) -> Table:
                 cell,
             )
         )
-    return Table(
+    return PageTable(
         name="breakdown-table",
         caption="Exact shares, and beside each what the specification's formula says",
         columns=columns(

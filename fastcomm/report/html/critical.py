@@ -5,19 +5,19 @@ from collections.abc import Sequence
 
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.critical_path.what_if import Sweep, WhatIf
+from fastcomm.critical_path.what_if import EditSweep, WhatIf
 from fastcomm.report.critical_path import WORDS
 from fastcomm.report.html import path as path_
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import ACCENT, MUTED, axis, rounded, shown, spec
 from fastcomm.report.html.page import (
     Figure,
-    Finding,
+    FigureView,
     Page,
+    PageFinding,
+    PageTable,
     Section,
     Spec,
-    Table,
-    View,
     columns,
     number,
     text,
@@ -66,7 +66,9 @@ def page(
     )
 
 
-def _findings(found: CriticalPath, joined: Joined | None, where: str) -> tuple[Finding, ...]:
+def _findings(
+    found: CriticalPath, joined: Joined | None, where: str
+) -> tuple[PageFinding, ...]:
     one = "--all-ranks" if joined is not None else f"--rank {found.about.rank}"
     made = [
         _finding(
@@ -89,9 +91,9 @@ def _findings(found: CriticalPath, joined: Joined | None, where: str) -> tuple[F
     return tuple(sorted(made, key=lambda each: -each.cost_ns)[:_MOST])
 
 
-def _finding(title: str, ns: int, found: CriticalPath, command: str, then: str) -> Finding:
+def _finding(title: str, ns: int, found: CriticalPath, command: str, then: str) -> PageFinding:
     total = sum(found.summary_ns().values()) or 1
-    return Finding(
+    return PageFinding(
         title=(title, words.fact("path.time_ns", ns, words.ns)),
         evidence=(words.fact("path.share", ns / total, words.percent, label="of the path"),),
         command=command,
@@ -100,7 +102,7 @@ def _finding(title: str, ns: int, found: CriticalPath, command: str, then: str) 
     )
 
 
-def what_if(found: WhatIf, sweeps: Sequence[Sweep], paths: Sequence[str]) -> Page:
+def what_if(found: WhatIf, sweeps: Sequence[EditSweep], paths: Sequence[str]) -> Page:
     """A step before and after its edits, and sweeps of one."""
     change = words.fact("whatif.speedup", found.speedup, words.times, label="as fast")
     edits = ", ".join(str(edit) for edit in found.edits) or "no edit"
@@ -140,7 +142,7 @@ def _before_after(found: WhatIf, edits: str) -> Section:
         )
         for name in sorted(before | after, key=lambda name: -before.get(name, 0))
     )
-    table = Table(
+    table = PageTable(
         name="before-after",
         caption="Time on the critical path before and after",
         columns=columns(
@@ -161,7 +163,7 @@ def _before_after(found: WhatIf, edits: str) -> Section:
     )
 
 
-def _sweeps(found: WhatIf, sweeps: Sequence[Sweep]) -> Section:
+def _sweeps(found: WhatIf, sweeps: Sequence[EditSweep]) -> Section:
     return Section(
         name="sweeps",
         title="How does the step depend on it?",
@@ -170,7 +172,7 @@ def _sweeps(found: WhatIf, sweeps: Sequence[Sweep]) -> Section:
     )
 
 
-def _sweep(place: int, each: Sweep, before_ns: int) -> Figure:
+def _sweep(place: int, each: EditSweep, before_ns: int) -> Figure:
     name = f"{each.edit.action} {each.edit.what}"
     rows = tuple(
         (
@@ -185,9 +187,9 @@ def _sweep(place: int, each: Sweep, before_ns: int) -> Figure:
         name=f"sweep-{place}",
         title=f"The step by {name}",
         alt=f"Line from {ends[0]} at {each.values[0]:g} to {ends[1]} at {each.values[-1]:g}.",
-        views=(View(label="All", spec=_line(each, name, before_ns)),),
+        views=(FigureView(label="All", spec=_line(each, name, before_ns)),),
         terms=("whatif.span_ns",),
-        table=Table(
+        table=PageTable(
             name=f"sweep-{place}-table",
             caption=f"The step by {name}",
             columns=columns("factor", ("step", "whatif.span_ns"), ("of today", "whatif.share")),
@@ -196,7 +198,7 @@ def _sweep(place: int, each: Sweep, before_ns: int) -> Figure:
     )
 
 
-def _line(each: Sweep, name: str, before_ns: int) -> Spec:
+def _line(each: EditSweep, name: str, before_ns: int) -> Spec:
     today: Spec = {
         "type": "line",
         "xref": "paper",

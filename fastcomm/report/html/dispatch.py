@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from fastcomm.dispatch.placing import Placing
-from fastcomm.dispatch.simulation import Simulation, StrategyResult
-from fastcomm.dispatch.sweeping import Sweep
+from fastcomm.dispatch.placement import Placing
+from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     DASHES,
@@ -20,11 +19,11 @@ from fastcomm.report.html.drawing import (
 )
 from fastcomm.report.html.page import (
     Figure,
+    FigureView,
     Page,
+    PageTable,
     Section,
     Spec,
-    Table,
-    View,
     columns,
     number,
     text,
@@ -39,7 +38,7 @@ _NO_COMBINE = "the original simulator has no way back"
 _NO_TIME = "the bound is nothing"
 
 
-def page(found: Simulation | Placing | Sweep) -> Page:
+def page(found: Simulation | Placing | DispatchSweep) -> Page:
     """The page of what one of the commands found."""
     if isinstance(found, Simulation):
         return simulation(found)
@@ -96,7 +95,7 @@ def _times(ranked: list[StrategyResult]) -> Section:
         name="times-chart",
         title="Dispatch of all layers",
         alt="Bars of the schedules, with their bounds as marks; the table has all.",
-        views=(View(label="All", spec=_bars(ranked)),),
+        views=(FigureView(label="All", spec=_bars(ranked)),),
         terms=("dispatch.total_s", "dispatch.optimal_s", "dispatch.times_bound"),
     )
     return Section(
@@ -128,7 +127,7 @@ def _bars(ranked: list[StrategyResult]) -> Spec:
     return drawn
 
 
-def _times_table(ranked: list[StrategyResult]) -> Table:
+def _times_table(ranked: list[StrategyResult]) -> PageTable:
     rows = tuple(
         (
             text(each.name),
@@ -148,7 +147,7 @@ def _times_table(ranked: list[StrategyResult]) -> Table:
         ("of its class", "dispatch.times_bound"),
         ("between nodes", "dispatch.inter_bytes"),
     )
-    return Table(name="times-table", caption="Schedules", columns=heads, rows=rows)
+    return PageTable(name="times-table", caption="Schedules", columns=heads, rows=rows)
 
 
 def _ns(seconds: float | None) -> float | None:
@@ -173,7 +172,9 @@ def _marks(ranked: list[StrategyResult], name: str, seconds: list[float], symbol
 
 
 def _loads(ranked: list[StrategyResult]) -> Section:
-    views = tuple(View(label=each.name, spec=_load(each), note=_rule(each)) for each in ranked)
+    views = tuple(
+        FigureView(label=each.name, spec=_load(each), note=_rule(each)) for each in ranked
+    )
     rows = tuple(
         (
             text(each.name),
@@ -195,7 +196,7 @@ def _loads(ranked: list[StrategyResult]) -> Section:
                 terms=("dispatch.load",),
                 choice="Schedule",
             ),
-            Table(
+            PageTable(
                 name="loads-table",
                 caption="The most loaded GPU by the mean",
                 columns=heads,
@@ -263,7 +264,9 @@ def placing(found: Placing) -> Page:
             ".",
         ),
         blocks=(
-            Table(name="placing-table", caption="Before and after", columns=heads, rows=rows),
+            PageTable(
+                name="placing-table", caption="Before and after", columns=heads, rows=rows
+            ),
         ),
     )
     return Page(
@@ -279,7 +282,7 @@ def _ratio(before: float, after: float) -> float | None:
     return before / after if after else None
 
 
-def sweep(found: Sweep) -> Page:
+def sweep(found: DispatchSweep) -> Page:
     """Schedules over a grid of workloads."""
     at = [
         ", ".join(f"{name} {getattr(point.recipe, name)}" for name in found.axes)
@@ -289,7 +292,7 @@ def sweep(found: Sweep) -> Page:
         name="sweep-chart",
         title="Dispatch at each point of the grid",
         alt=f"Lines of the schedules over {len(at)} workloads; the table has all.",
-        views=(View(label="All", spec=_lines(found, at)),),
+        views=(FigureView(label="All", spec=_lines(found, at)),),
         terms=("dispatch.total_s",),
         table=_points(found, at),
     )
@@ -304,7 +307,7 @@ def sweep(found: Sweep) -> Page:
     )
 
 
-def _lines(found: Sweep, at: list[str]) -> Spec:
+def _lines(found: DispatchSweep, at: list[str]) -> Spec:
     lines = [
         {
             "type": "scatter",
@@ -332,7 +335,7 @@ def _lines(found: Sweep, at: list[str]) -> Spec:
     )
 
 
-def _points(found: Sweep, at: list[str]) -> Table:
+def _points(found: DispatchSweep, at: list[str]) -> PageTable:
     rows = tuple(
         (
             text(where),
@@ -346,7 +349,7 @@ def _points(found: Sweep, at: list[str]) -> Table:
     heads = columns(
         "schedule", ("dispatch", "dispatch.total_s"), ("of the best", "dispatch.times_optimal")
     )
-    return Table(
+    return PageTable(
         name="sweep-table",
         caption="All points",
         columns=(*columns("workload"), *heads),

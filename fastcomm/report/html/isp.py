@@ -4,11 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastcomm.cluster.quantities import format_gib
 from fastcomm.isp.question import ALGOS
-from fastcomm.isp.result import Found, Record
-from fastcomm.isp.sensitivity import Change
-from fastcomm.isp.sweep import Sweep
+from fastcomm.isp.result import Record, SearchResult
+from fastcomm.isp.sweep import HardwareChange, SearchSweep
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     INK,
@@ -24,17 +22,18 @@ from fastcomm.report.html.drawing import (
 )
 from fastcomm.report.html.page import (
     Block,
-    Cell,
     Figure,
+    FigureView,
     Page,
+    PageCell,
+    PageTable,
     Section,
     Spec,
-    Table,
-    View,
     columns,
     number,
     text,
 )
+from fastcomm.units import format_gib
 
 _GIB = 2**30
 _NS = 1e9
@@ -51,7 +50,7 @@ _NUMBERS = (
 )
 
 
-def page(found: Found, changes: Sequence[Change] = ()) -> Page:
+def page(found: SearchResult, changes: Sequence[HardwareChange] = ()) -> Page:
     """The answer to a question; there may be no strategy that fits."""
     best = found.record(0) if found.feasible else None
     question = found.question
@@ -96,7 +95,7 @@ def _memory(record: Record | None) -> float | None:
     return None if record is None else record["total_mm_cost"]
 
 
-def _front(found: Found) -> Section:
+def _front(found: SearchResult) -> Section:
     front = found.pareto()
     least = front[-1]
     return Section(
@@ -117,7 +116,7 @@ def _front(found: Found) -> Section:
                 title="Speed and memory of the feasible strategies",
                 alt=f"Scatter of strategies; the front of {len(front)} that no other beats in "
                 "both is a line.",
-                views=(View(label="All", spec=_scatter(found, front)),),
+                views=(FigureView(label="All", spec=_scatter(found, front)),),
                 terms=("isp.tgs", "isp.memory"),
                 note=_sampled(found.feasible),
                 table=_strategies("front-table", "The front", front),
@@ -133,7 +132,7 @@ def _sampled(count: int) -> str:
     return f"{words.whole(_POINTS)} of {words.whole(count)}, evenly over the ranking."
 
 
-def _scatter(found: Found, front: Sequence[Record]) -> Spec:
+def _scatter(found: SearchResult, front: Sequence[Record]) -> Spec:
     picked = np.linspace(0, found.feasible - 1, min(found.feasible, _POINTS)).astype(np.int64)
     algo, tgs, memory = (
         np.asarray(found.columns[name])[picked] for name in ("algo", "tgs", "total_mm_cost")
@@ -177,7 +176,7 @@ def _scatter(found: Found, front: Sequence[Record]) -> Spec:
     )
 
 
-def _ranking(found: Found) -> Section:
+def _ranking(found: SearchResult) -> Section:
     best = found.best_by_algo()
     drawn = bars(
         [name.upper() for name in best],
@@ -195,7 +194,7 @@ def _ranking(found: Found) -> Section:
                 name="algos-chart",
                 title="The best of each algorithm",
                 alt="Bars of the best strategy of each algorithm.",
-                views=(View(label="All", spec=drawn),),
+                views=(FigureView(label="All", spec=drawn),),
                 terms=("isp.tgs",),
             ),
             _strategies("ranking-table", "The fastest", found.best(_RANKED)),
@@ -203,13 +202,13 @@ def _ranking(found: Found) -> Section:
     )
 
 
-def _strategies(name: str, caption: str, records: Sequence[Record]) -> Table:
+def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable:
     """The strategies by place; a size that no record has is left out."""
     numbers = [each for each in _NUMBERS if any(each[2] in record for record in records)]
     rows = []
     for place, record in enumerate(records):
-        cells: list[Cell] = [
-            Cell(text=f"{place + 1}. {record['algo_type'].upper()}", sort=place),
+        cells: list[PageCell] = [
+            PageCell(text=f"{place + 1}. {record['algo_type'].upper()}", sort=place),
             number(record["tgs"], words.whole),
             number(_latency(record), words.ns),
             number(_memory(record), format_gib),
@@ -218,18 +217,18 @@ def _strategies(name: str, caption: str, records: Sequence[Record]) -> Table:
         rows.append(tuple(cells))
     heads = [("TGS", "isp.tgs"), ("step", "isp.latency"), ("memory", "isp.memory")]
     heads += [(label, key) for label, key, _ in numbers]
-    return Table(
+    return PageTable(
         name=name, caption=caption, columns=columns("strategy", *heads), rows=tuple(rows)
     )
 
 
-def _rejected(found: Found) -> Section:
+def _rejected(found: SearchResult) -> Section:
     fell = {reason: count for reason, count in found.rejected.items() if count}
     rows = tuple((text(reason), number(count, words.whole)) for reason, count in fell.items())
     blocks: tuple[Block, ...] = ()
     if rows:
         heads = columns("reason", ("strategies", "isp.rejected"))
-        blocks = (Table(name="rejected", caption="By reason", columns=heads, rows=rows),)
+        blocks = (PageTable(name="rejected", caption="By reason", columns=heads, rows=rows),)
     return Section(
         name="rejected-section",
         title="Why did others fall out?",
@@ -243,7 +242,7 @@ def _rejected(found: Found) -> Section:
     )
 
 
-def _changes(changes: Sequence[Change]) -> Section:
+def _changes(changes: Sequence[HardwareChange]) -> Section:
     rows = tuple(
         (
             text(each.what),
@@ -253,12 +252,12 @@ def _changes(changes: Sequence[Change]) -> Section:
         for each in changes
     )
     heads = columns("if", ("TGS", "isp.changed"), ("gain", "isp.changed"))
-    table = Table(name="changes", caption="The best, were it so", columns=heads, rows=rows)
+    table = PageTable(name="changes", caption="The best, were it so", columns=heads, rows=rows)
     lead = ("The search was asked again for clusters that differ in one thing.",)
     return Section(name="sensitivity", title="What would help?", lead=lead, blocks=(table,))
 
 
-def sweep(found: Sweep) -> Page:
+def sweep(found: SearchSweep) -> Page:
     """The best of every world size and sequence length."""
     answered = sum(cell.best is not None for cell in found.cells)
     section = Section(
@@ -276,7 +275,7 @@ def sweep(found: Sweep) -> Page:
     )
 
 
-def _grid(found: Sweep) -> Figure:
+def _grid(found: SearchSweep) -> Figure:
     worlds = sorted({cell.world_size for cell in found.cells})
     lengths = sorted({cell.seq_len for cell in found.cells})
     rate = {(c.seq_len, c.world_size): c.best["tgs"] if c.best else None for c in found.cells}
@@ -295,15 +294,15 @@ def _grid(found: Sweep) -> Figure:
         name="sweep-chart",
         title="Tokens a GPU and second of the best strategy",
         alt=f"Heat map of {len(lengths)} sequence lengths and {len(worlds)} world sizes.",
-        views=(View(label="All", spec=shown),),
+        views=(FigureView(label="All", spec=shown),),
         terms=("isp.tgs",),
     )
 
 
-def _cells(found: Sweep) -> Table:
+def _cells(found: SearchSweep) -> PageTable:
     rows = tuple(
         (
-            Cell(text=f"{words.whole(c.seq_len)} tokens", sort=c.seq_len),
+            PageCell(text=f"{words.whole(c.seq_len)} tokens", sort=c.seq_len),
             number(c.world_size, words.whole),
             number(c.best["tgs"] if c.best else None, words.whole, c.why),
             number(c.scaling, words.percent, c.why),
@@ -318,4 +317,4 @@ def _cells(found: Sweep) -> Table:
         ("scaling", "isp.scaling"),
         ("feasible", "isp.feasible"),
     )
-    return Table(name="cells", caption="All searches", columns=heads, rows=rows)
+    return PageTable(name="cells", caption="All searches", columns=heads, rows=rows)

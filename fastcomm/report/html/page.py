@@ -14,7 +14,7 @@ Spec = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class PageColumn:
     """A column of a table; `key` is that of its numbers' definition."""
 
     label: str
@@ -23,7 +23,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class PageCell:
     """What a cell shows, and what it is sorted by; None comes last."""
 
     text: str
@@ -33,13 +33,13 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class PageTable:
     """Rows that sort and filter."""
 
     name: str
     caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: tuple[PageColumn, ...]
+    rows: tuple[tuple[PageCell, ...], ...]
 
     @property
     def can_filter(self) -> bool:
@@ -48,7 +48,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class FigureView:
     """One of several pictures in a figure's place."""
 
     label: str
@@ -63,10 +63,10 @@ class Figure:
     name: str
     title: str
     alt: str
-    views: tuple[View, ...]
+    views: tuple[FigureView, ...]
     terms: tuple[str, ...] = ()  # keys of the definitions of what is drawn
     note: str = ""
-    table: Table | None = None
+    table: PageTable | None = None
     legend: tuple[tuple[str, str], ...] = ()  # name and label, where the chart has none
     choice: str = "View"  # what one chooses a view by
 
@@ -90,7 +90,7 @@ class Quantiles:
     steps: tuple[tuple[str, tuple[str, ...]], ...]  # who, and its numbers; 101 of them
 
 
-Block = Figure | Table | Missing | Quantiles
+Block = Figure | PageTable | Missing | Quantiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class PageFinding:
     """What matters, the evidence, and what to do next."""
 
     title: Words
@@ -124,29 +124,31 @@ class Page:
     headline: Words
     facts: tuple[Fact, ...]
     sections: tuple[Section, ...]
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[PageFinding, ...] = ()
     health: str = ""  # in place of findings, where there are none
     warnings: tuple[str, ...] = ()
     data: tuple[tuple[str, str], ...] = ()  # file beside the page, and what it has
 
 
-def text(value: object, label: str | None = None) -> Cell:
+def text(value: object, label: str | None = None) -> PageCell:
     """A cell of words."""
     shown = str(value) if label is None else label
-    return Cell(text=shown, sort=shown.lower())
+    return PageCell(text=shown, sort=shown.lower())
 
 
-def number(value: float | None, words: Any, why: str = "", share: float | None = None) -> Cell:
+def number(
+    value: float | None, words: Any, why: str = "", share: float | None = None
+) -> PageCell:
     """A cell of a number; n/a where that is unknown."""
     if value is None:
-        return Cell(text=NA, why=why or "nothing in the input tells it")
-    return Cell(text=words(value), sort=float(value), share=share)
+        return PageCell(text=NA, why=why or "nothing in the input tells it")
+    return PageCell(text=words(value), sort=float(value), share=share)
 
 
-def columns(first: str, *others: tuple[str, str]) -> tuple[Column, ...]:
+def columns(first: str, *others: tuple[str, str]) -> tuple[PageColumn, ...]:
     """A column of words, then numbers: label and key of each."""
-    heads = (Column(label=label, key=key) for label, key in others)
-    return (Column(label=first, is_number=False), *heads)
+    heads = (PageColumn(label=label, key=key) for label, key in others)
+    return (PageColumn(label=first, is_number=False), *heads)
 
 
 def used_keys(page: Page) -> set[str]:
@@ -170,7 +172,7 @@ def _of_block(block: Block) -> set[str]:
     if isinstance(block, Figure):
         of_table = _of_block(block.table) if block.table is not None else set()
         return set(block.terms) | of_table
-    if isinstance(block, Table):
+    if isinstance(block, PageTable):
         return {column.key for column in block.columns if column.key}
     if isinstance(block, Quantiles):
         return {key for _, key in block.rows}

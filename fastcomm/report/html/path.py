@@ -9,21 +9,21 @@ from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.report.critical_path import WORDS
 from fastcomm.report.html import words
-from fastcomm.report.html.by_rank import Floats
 from fastcomm.report.html.drawing import INK, axis, color, height_of, rounded, rows_axis, spec
 from fastcomm.report.html.page import (
     Block,
-    Cell,
     Figure,
+    FigureView,
+    PageCell,
+    PageTable,
     Section,
     Spec,
-    Table,
-    View,
     columns,
     number,
     text,
 )
 from fastcomm.trace.schema import TAGS
+from fastcomm_kernels.arrays import Floats
 
 _MS = 1e6
 _PIXELS = 1500  # pieces of a lane closer than that share of the step are drawn as one
@@ -89,14 +89,14 @@ def _strip(path: CriticalPath, joined: Joined | None) -> Figure:
     classes = [name for name, share in _shares(path) if share >= _LEAST_SHARE]
     own = np.array(table["bound_by"].to_pylist(), object)
     lanes = [(WORDS.get(name, name), own == name) for name in classes]
-    views = [View(label="Kind of work", spec=_lanes(table, lanes))]
+    views = [FigureView(label="Kind of work", spec=_lanes(table, lanes))]
     if joined is not None:
         ranks = joined.breakdown["rank"].to_numpy()
         on_path = joined.by_rank().sort_by([("on_path_ns", "descending")])["rank"].to_pylist()
         chosen = sorted(on_path[:_MOST_RANKS])
         note = "" if len(on_path) <= _MOST_RANKS else f"The {_MOST_RANKS} ranks longest on it."
         by_rank = [(f"rank {rank}", ranks == rank) for rank in chosen]
-        views.append(View(label="Rank", spec=_lanes(table, by_rank), note=note))
+        views.append(FigureView(label="Rank", spec=_lanes(table, by_rank), note=note))
     spoken = ", ".join(
         f"{WORDS.get(name, name)} {words.percent(share)}" for name, share in _shares(path)[:4]
     )
@@ -205,19 +205,19 @@ def _said(look: str) -> str:
     )
 
 
-def _classes(path: CriticalPath) -> Table:
+def _classes(path: CriticalPath) -> PageTable:
     tags = [
         (f"device: communication, {tag}", ns)
         for tag, ns in sorted(path.by_tag_ns().items(), key=lambda pair: -pair[1])
     ]
     sums = path.summary_ns()
     total = sum(sums.values()) or 1
-    rows: list[tuple[Cell, ...]] = []
+    rows: list[tuple[PageCell, ...]] = []
     for name, _ in _shares(path):
         rows.append(_class_row(WORDS.get(name, name), sums[name], total))
         if name == _TAGGED:
             rows += [_class_row(said, ns, total) for said, ns in tags]
-    return Table(
+    return PageTable(
         name="path-classes",
         caption="Time on the path by what it is",
         columns=columns("on the path", ("share", "path.share"), ("time", "path.time_ns")),
@@ -225,12 +225,12 @@ def _classes(path: CriticalPath) -> Table:
     )
 
 
-def _class_row(name: str, ns: int, total: int) -> tuple[Cell, ...]:
+def _class_row(name: str, ns: int, total: int) -> tuple[PageCell, ...]:
     share = ns / total
     return text(name), number(share, words.percent, share=share), number(ns, words.ns)
 
 
-def _names(path: CriticalPath) -> Table:
+def _names(path: CriticalPath) -> PageTable:
     rows = tuple(
         (
             text(row["name"]),
@@ -241,7 +241,7 @@ def _names(path: CriticalPath) -> Table:
         for row in path.top("name", _MOST_NAMES).to_pylist()
     )
     numbers = columns("", ("edges", "path.edges"), ("time", "path.self_ns"))[1:]
-    return Table(
+    return PageTable(
         name="path-names",
         caption=f"The {len(rows)} names with most time of their own on the path",
         columns=(*columns("own time on the path"), *columns("kind"), *numbers),
@@ -249,11 +249,11 @@ def _names(path: CriticalPath) -> Table:
     )
 
 
-def _ranks(joined: Joined) -> Table:
+def _ranks(joined: Joined) -> PageTable:
     found = joined.by_rank().sort_by([("held_up_ns", "descending"), ("rank", "ascending")])
     rows = tuple(
         (
-            Cell(text=f"rank {row['rank']}", sort=row["rank"]),
+            PageCell(text=f"rank {row['rank']}", sort=row["rank"]),
             number(row["on_path_ns"], words.ns),
             number(row["wait_ns"], words.ns),
             number(row["transfer_ns"], words.ns),
@@ -262,7 +262,7 @@ def _ranks(joined: Joined) -> Table:
         )
         for row in found.slice(0, 64).to_pylist()
     )
-    return Table(
+    return PageTable(
         name="path-ranks",
         caption="Who waits, and who causes it",
         columns=columns(

@@ -4,22 +4,23 @@ import numpy as np
 
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.html import words
-from fastcomm.report.html.by_rank import MEASURES, ByRank, Floats, label, measured
+from fastcomm.report.html.breakdown import MEASURES, ByRank, label, measured
 from fastcomm.report.html.drawing import axis, has_room, heat, height_of, spec
 from fastcomm.report.html.page import (
     Block,
-    Cell,
     Figure,
+    FigureView,
     Missing,
+    PageCell,
+    PageTable,
     Quantiles,
     Section,
     Spec,
-    Table,
-    View,
     columns,
     number,
 )
 from fastcomm.units import counted
+from fastcomm_kernels.arrays import Floats
 
 _MS = 1e6
 _MOST_BINS = 96
@@ -107,7 +108,7 @@ def _heat_map(found: Metrics, ranks: ByRank) -> Figure:
     )
 
 
-def _view(name: str, grid: Floats, ranks: np.ndarray, numbers: np.ndarray) -> View:
+def _view(name: str, grid: Floats, ranks: np.ndarray, numbers: np.ndarray) -> FigureView:
     extreme = np.fmax if _OUTLIER[name] == "largest" else np.fmin
     down, across = (max(1, -(-each // _MOST_BINS)) for each in grid.shape)
     small = extreme.reduceat(grid, np.arange(0, grid.shape[0], down), axis=0)
@@ -118,7 +119,7 @@ def _view(name: str, grid: Floats, ranks: np.ndarray, numbers: np.ndarray) -> Vi
             f"A cell is {words.many(down, 'rank')} and {words.many(across, 'iteration')}, and "
             f"shows the {_OUTLIER[name]} of them."
         )
-    return View(
+    return FigureView(
         label=MEASURES[name],
         spec=_cells(small, _bins(ranks, down), _bins(numbers, across), MEASURES[name]),
         note=rule,
@@ -169,7 +170,7 @@ def _key(name: str) -> str:
     return _KEYS.get(name, f"exact.{name}")
 
 
-def _table(ranks: ByRank, why: str) -> Table:
+def _table(ranks: ByRank, why: str) -> PageTable:
     count = len(ranks.ranks)
     order, caption = np.arange(count), "Ranks, means over their iterations"
     if count > _ALL:
@@ -183,7 +184,7 @@ def _table(ranks: ByRank, why: str) -> Table:
         caption = f"The {_ENDS} ranks each that {by}, of {words.whole(count)}"
     middle = float(np.median(ranks.ns["compute"])) if ranks.known else 0.0
 
-    def cell(name: str, at: int) -> Cell:
+    def cell(name: str, at: int) -> PageCell:
         ns = float(ranks.ns[name][at])
         return number(None if np.isnan(ns) else ns, words.ns, why)
 
@@ -192,12 +193,12 @@ def _table(ranks: ByRank, why: str) -> Table:
         above = ranks.ns["compute"][at] / middle - 1 if middle else None
         rows.append(
             (
-                Cell(text=f"rank {ranks.ranks[at]}", sort=int(ranks.ranks[at])),
+                PageCell(text=f"rank {ranks.ranks[at]}", sort=int(ranks.ranks[at])),
                 *(cell(name, at) for name in ("time", "compute", "exposed", "idle")),
                 number(above, words.signed_percent, why),
             )
         )
-    return Table(
+    return PageTable(
         name="ranks-table",
         caption=caption,
         columns=columns(

@@ -21,7 +21,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.inert import inert
 from fastcomm.report import files
 from fastcomm.report.html.glossary import GLOSSARY
-from fastcomm.report.html.page import Figure, Missing, Page, Quantiles, Table, used_keys
+from fastcomm.report.html.page import Figure, Missing, Page, PageTable, Quantiles, used_keys
 from fastcomm.report.html.words import Fact, plain
 from fastcomm.version import __version__
 
@@ -72,7 +72,7 @@ def _environment() -> jinja2.Environment:
     made.tests |= {
         "fact": lambda part: isinstance(part, Fact),
         "figure": lambda block: isinstance(block, Figure),
-        "table": lambda block: isinstance(block, Table),
+        "table": lambda block: isinstance(block, PageTable),
         "missing": lambda block: isinstance(block, Missing),
         "quantiles": lambda block: isinstance(block, Quantiles),
     }

@@ -10,12 +10,12 @@ from fastcomm.report.html import words
 from fastcomm.report.html.drawing import axis, bars, heat, height_of, shown, spec
 from fastcomm.report.html.page import (
     Block,
-    Cell,
     Figure,
+    FigureView,
     Page,
+    PageCell,
+    PageTable,
     Section,
-    Table,
-    View,
     columns,
     number,
     text,
@@ -69,14 +69,14 @@ def _ranks(found: Session, changed: Replayed | None) -> Section:
     heads += [("what if", "replay.what_if_ns")] if changed is not None else []
     rows = []
     for pid, end in found.replayed.by_pid().items():
-        row: list[Cell] = [
+        row: list[PageCell] = [
             text(pid or "all"),
             number(end, words.ns),
             number(found.error_of(pid), words.signed_percent, why),
         ]
         row += [number(after[pid], words.ns)] if changed is not None else []
         rows.append(tuple(row))
-    table = Table(
+    table = PageTable(
         name="ranks-table", caption="Ranks", columns=columns("rank", *heads), rows=tuple(rows)
     )
     return Section(
@@ -108,7 +108,7 @@ def _heat_map(replayed: Replayed) -> Figure:
         title="Time of each rank by kind of operation",
         alt=f"Heat map of {len(names)} ranks and {len(kinds)} kinds of operations.",
         views=(
-            View(
+            FigureView(
                 label="All",
                 spec=spec(
                     [drawn],
@@ -134,7 +134,7 @@ def _path(found: Session) -> Section:
         (text(nodes[node]), number(cost, words.ns)) for cost, node in pairs[:_MOST_ROWS]
     )
     heads = columns("operation", ("on the path", "replay.cost_ns"))
-    table = Table(name="path-table", caption="The critical path", columns=heads, rows=rows)
+    table = PageTable(name="path-table", caption="The critical path", columns=heads, rows=rows)
     return Section(
         name="path",
         title="What sets the time of the step?",
@@ -163,9 +163,9 @@ def _bottlenecks(removed: Sequence[Removed]) -> Section:
             name="bottlenecks-chart",
             title="What a step gains without each operation",
             alt=f"Bars of the {len(top)} operations whose absence saves the most.",
-            views=(View(label="All", spec=drawn),),
+            views=(FigureView(label="All", spec=drawn),),
             terms=("replay.saved_ns",),
-            table=Table(
+            table=PageTable(
                 name="bottlenecks", caption="All of the path", columns=heads, rows=rows
             ),
         ),

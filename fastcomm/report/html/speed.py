@@ -20,11 +20,11 @@ from fastcomm.report.html.drawing import (
 from fastcomm.report.html.page import (
     Block,
     Figure,
+    FigureView,
     Missing,
+    PageTable,
     Section,
     Spec,
-    Table,
-    View,
     columns,
     number,
     text,
@@ -102,7 +102,7 @@ def _by_tag(found: Metrics, known: dict[str, float]) -> Figure:
         name="bandwidth-chart",
         title="Bus bandwidth by parallelism",
         alt=f"Bars: {spoken}.{line}",
-        views=(View(label="All", spec=drawn),),
+        views=(FigureView(label="All", spec=drawn),),
         terms=("bandwidth.avg_bus_bw", "bandwidth.avg_bus_util", "link_bandwidth"),
         note="" if link else f"No share of the link: {NO_LINK}.",
     )
@@ -168,7 +168,7 @@ def _by_size(found: Metrics) -> Block:
         title=title,
         alt=f"Lines of the median bus bandwidth over the size, one for each of {len(chosen)} "
         "operations and group sizes; the table has the numbers.",
-        views=(View(label="All", spec=drawn),),
+        views=(FigureView(label="All", spec=drawn),),
         terms=("collectives.p50_bus_bw", "collectives.size_from"),
         note=f"The {len(chosen)} kinds with most events; {left_out} more are in the table."
         if left_out
@@ -208,7 +208,7 @@ def _ticks(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"tickvals": powers, "ticktext": [words.tick(words.size(power)) for power in powers]}
 
 
-def _collectives(found: Metrics) -> Table:
+def _collectives(found: Metrics) -> PageTable:
     rows = tuple(
         (
             text(row["op"]),
@@ -219,7 +219,7 @@ def _collectives(found: Metrics) -> Table:
         )
         for row in found.tables["collectives"].to_pylist()
     )
-    return Table(
+    return PageTable(
         name="collectives-table",
         caption="Median bus bandwidth by operation, group and size",
         columns=columns(
@@ -233,7 +233,7 @@ def _collectives(found: Metrics) -> Table:
     )
 
 
-def _table(found: Metrics) -> Table:
+def _table(found: Metrics) -> PageTable:
     rows = []
     for tag, each in found.bandwidth.items():
         lacks = _NO_BYTES if each.avg_bw is None else NO_LINK
@@ -249,7 +249,7 @@ def _table(found: Metrics) -> Table:
                 number(each.p95_util, words.percent, lacks),
             )
         )
-    return Table(
+    return PageTable(
         name="bandwidth-table",
         caption=f"Bandwidth by parallelism, in {found.bytes} bytes",
         columns=columns(

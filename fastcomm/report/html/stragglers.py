@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from fastcomm.replay.stragglers import Stragglers
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     ACCENT,
@@ -18,17 +17,18 @@ from fastcomm.report.html.drawing import (
 from fastcomm.report.html.page import (
     Block,
     Figure,
+    FigureView,
     Missing,
     Page,
+    PageTable,
     Section,
     Spec,
-    Table,
-    View,
     columns,
     number,
     text,
 )
 from fastcomm.report.html.words import Fact
+from fastcomm.stragglers.stragglers import Stragglers
 
 _MS = 1e6
 _MOST_ROWS = 96
@@ -94,7 +94,7 @@ def _workers(found: Stragglers) -> Section:
         title="Slowdown of each worker",
         alt=f"Heat map of {len(workers)} data ranks and {grid.shape[1]} stages.",
         views=(
-            View(
+            FigureView(
                 label="All",
                 spec=spec(
                     [drawn],
@@ -136,11 +136,13 @@ def _parts(found: Stragglers) -> Section:
             "slowdown that it alone brings, above 1",
             looks="TP",
         )
-        views.append(View(label=name, spec=drawn))
+        views.append(FigureView(label=name, spec=drawn))
         rows = tuple((text(key), number(value, words.times)) for key, value in mean.items())
         heads = columns(name.lower(), ("slowdown it alone brings", "stragglers.alone"))
         tables.append(
-            Table(name=f"{kind}-table", caption=f"By {name.lower()}", columns=heads, rows=rows)
+            PageTable(
+                name=f"{kind}-table", caption=f"By {name.lower()}", columns=heads, rows=rows
+            )
         )
     first, value = next(iter(found.blocking["optype"].mean.items()))
     figure = Figure(
@@ -178,9 +180,9 @@ def _steps(found: Stragglers) -> Section:
         name="steps-chart",
         title="Time of each step",
         alt="Lines of the recorded, the replayed and the ideal time of each step.",
-        views=(View(label="All", spec=_lines(found)),),
+        views=(FigureView(label="All", spec=_lines(found)),),
         terms=("stragglers.step_ns", "stragglers.ideal_ns"),
-        table=Table(name="steps-table", caption="Steps", columns=heads, rows=rows),
+        table=PageTable(name="steps-table", caption="Steps", columns=heads, rows=rows),
     )
     return Section(
         name="steps",

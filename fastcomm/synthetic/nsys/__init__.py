@@ -2,6 +2,6 @@
 
 from fastcomm.synthetic.nsys.big import write_nsys_big
 from fastcomm.synthetic.nsys.files import write_nsys
-from fastcomm.synthetic.nsys.variant import NsysVariant
+from fastcomm.synthetic.nsys.tables import NsysVariant
 
 __all__ = ["NsysVariant", "write_nsys", "write_nsys_big"]

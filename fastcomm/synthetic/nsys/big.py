@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.synthetic.nsys import payloads
-from fastcomm.synthetic.nsys.host import DOMAIN, PUSH_POP
-from fastcomm.synthetic.nsys.tables import Tables, columns, create
-from fastcomm.synthetic.nsys.variant import NsysVariant
+from fastcomm.synthetic.nsys.rows import DOMAIN, PUSH_POP
+from fastcomm.synthetic.nsys.tables import NsysVariant, ReportTables, columns, create
 
 PERIOD_NS = 10_000  # from one launch to the next
 LAYER, STEP = 50, 20_000  # kernels in one
@@ -189,7 +188,7 @@ def _ranges(
 
 def _small_tables(database: sqlite3.Connection) -> dict[str, int]:
     """Names, the domain, the payload's schema, the clock; the ids of the names."""
-    tables = Tables()
+    tables = ReportTables()
     words = [f"kernel_{number}" for number in range(40)]
     words += ["cudaLaunchKernel_v7000", "cudaLaunchKernelExC_v11060", "ncclAllReduce"]
     words.append("ncclDevKernel_AllReduce")

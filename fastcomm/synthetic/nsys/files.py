@@ -1,9 +1,11 @@
-"""Writing reports as nsys exports them: one SQLite file, or a directory with a file a table."""
+"""Made-up nsys reports and their files: SQLite, parquetdir, arrowdir."""
 
+import random
 import shutil
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,10 +13,242 @@ import pyarrow.parquet as pq
 
 from fastcomm.aside import check_replaceable
 from fastcomm.errors import FastcommError
+from fastcomm.synthetic import schedule
 from fastcomm.synthetic.job import Job
-from fastcomm.synthetic.nsys.report import report
-from fastcomm.synthetic.nsys.tables import Column, Row, Tables, columns, create
-from fastcomm.synthetic.nsys.variant import Kind, NsysVariant
+from fastcomm.synthetic.nsys.process import ProcessWriter, lead_ns
+from fastcomm.synthetic.nsys.rows import FIRST_CORRELATION, PUSH_POP, Clock
+from fastcomm.synthetic.nsys.tables import (
+    ExportColumn,
+    Kind,
+    NsysVariant,
+    ReportTables,
+    Row,
+    columns,
+    create,
+)
+
+LAUNCHER = 40_900  # number of the process that starts the others
+STAGGER_NS = 1_234_567  # no two captures begin at the same time
+SECRET_ENVIRONMENT, SECRET_OUTPUT = "SECRET-ENVIRONMENT", "SECRET-OUTPUT"
+VERSION, SCHEMA = "2026.4.1.131", "3.28.1"
+_MACHINE = 1 << 48
+_SYSTEM_CLOCK = 28_254_349_605  # since the machine was started
+_ENUMS = {
+    "ENUM_NSYS_EVENT_TYPE": {
+        34: ("NvtxMark", "NvtxMark"),
+        39: ("NvtxThread", "NvtxThread"),
+        59: ("NvtxPushPopRange", "NvtxPushPopRange"),
+        60: ("NvtxStartEndRange", "NvtxStartEndRange"),
+        75: ("NvtxDomainCreate", "NvtxDomainCreate"),
+    },
+    "ENUM_CUDA_MEMCPY_OPER": {
+        0: ("CUDA_MEMCPY_KIND_UNKNOWN", "Unknown"),
+        1: ("CUDA_MEMCPY_KIND_HTOD", "Host-to-Device"),
+        2: ("CUDA_MEMCPY_KIND_DTOH", "Device-to-Host"),
+        8: ("CUDA_MEMCPY_KIND_DTOD", "Device-to-Device"),
+        10: ("CUDA_MEMCPY_KIND_PTOP", "Peer-to-Peer"),
+    },
+    "ENUM_CUPTI_SYNC_TYPE": {
+        1: ("CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_EVENT_SYNCHRONIZE", "Event sync"),
+        2: ("CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_WAIT_EVENT", "Stream wait event"),
+        3: ("CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_STREAM_SYNCHRONIZE", "Stream sync"),
+        4: ("CUPTI_ACTIVITY_SYNCHRONIZATION_TYPE_CONTEXT_SYNCHRONIZE", "Context sync"),
+    },
+}
+
+
+def clock(job: Job, number: int, variant: NsysVariant) -> Clock:
+    """The clock of a report: off by what the variant says."""
+    start = schedule.EPOCH_NS - lead_ns(job, variant) - number * STAGGER_NS
+    wrong = variant.clock_skew_ns.get(number, 0)
+    return Clock(origin=-wrong if variant.normalized else start, start=start, utc=start + wrong)
+
+
+def report(
+    job: Job, ranks: Sequence[int], number: int, variant: NsysVariant, kind: Kind
+) -> ReportTables:
+    """All tables of one report."""
+    tables = ReportTables()
+    time = clock(job, number, variant)
+    processes = [
+        ProcessWriter(job, rank, place, variant, tables, time)
+        for place, rank in enumerate(ranks)
+    ]
+    for process in processes:
+        process.write()
+        _add_process(tables, process)
+        if variant.mpi_ranks:
+            tables.add("MPI_RANKS", globalTid=process.main, rank=process.rank)
+    _add_launcher(tables, time)
+    _add_session(tables, time, variant, processes)
+    _add_capture(tables, variant)
+    _add_export(tables, f"nsys_{ranks[0]}", variant, kind)
+    _add_enums(tables)
+    for name in sorted(tables.rows):
+        random.Random(f"{job.seed} {number} {name}").shuffle(tables.rows[name])
+    return tables
+
+
+def _add_process(tables: ReportTables, process: ProcessWriter) -> None:
+    """Names of the process and its threads, what it printed, its GPU and its streams."""
+    host = process.host
+    tables.add("PROCESSES", globalPid=host.global_pid, pid=host.process, name="python3")
+    names = {0: "python3", 61: "pt_autograd_0", 77: "pt_nccl_watchdg", 300: "ncclLaunch"}
+    for thread, name in names.items():
+        identity = host.thread(thread)
+        tables.add("ThreadNames", nameId=tables.string(name), priority=20, globalTid=identity)
+    tables.add(
+        "ProcessStreams",
+        globalPid=host.global_pid,
+        filenameId=tables.string(f"/home/{SECRET_OUTPUT}/stdout.log"),
+        contentId=tables.string(f"loss 2.71 {SECRET_OUTPUT} of rank {process.rank}\n"),
+    )
+    tables.add(
+        "ANALYSIS_FILE",
+        id=process.rank + 1,
+        filename=f"/home/{SECRET_OUTPUT}/maps",
+        contentId=tables.string(f"7f00-7fff r-xp {SECRET_OUTPUT}"),
+        globalPid=host.global_pid,
+    )
+    tables.add(
+        "TARGET_INFO_GPU",
+        vmId=_MACHINE,
+        id=process.rank % 8,
+        name="NVIDIA H100 80GB HBM3",
+        isDiscrete=1,
+        smCount=132,
+        chipName="GH100",
+        cuDevice=host.device,
+    )
+    for stream in (7, 14, 20, 24, 28, 32, 36):
+        tables.add(
+            "TARGET_INFO_CUDA_STREAM",
+            streamId=stream,
+            hwId=0,
+            vmId=1,
+            processId=host.process,
+            contextId=1 + host.device,
+            priority=0,
+            flag=2,
+        )
+
+
+def _add_launcher(tables: ReportTables, time: Clock) -> None:
+    """The process that started the others: it calls CUDA and has ranges, but no work."""
+    process = _MACHINE | LAUNCHER << 24
+    thread = process | LAUNCHER
+    start = time(time.start + 300_000)
+    tables.add("PROCESSES", globalPid=process, pid=LAUNCHER, name="torchrun")
+    tables.add(
+        "CUPTI_ACTIVITY_KIND_RUNTIME",
+        start=start + 1_000,
+        end=start + 4_000,
+        eventClass=0,
+        globalTid=thread,
+        correlationId=FIRST_CORRELATION + 1,  # as if it had launched the first work of a rank
+        nameId=tables.string("cudaGetDeviceCount_v3020"),
+        returnValue=0,
+    )
+    tables.add(
+        "NVTX_EVENTS",
+        start=start,
+        end=start + 9_000,
+        eventType=PUSH_POP,
+        text="rendezvous",
+        globalTid=thread,
+        domainId=0,
+    )
+
+
+def _add_session(
+    tables: ReportTables, time: Clock, variant: NsysVariant, processes: list[ProcessWriter]
+) -> None:
+    ends = [row["end"] for row in tables.rows["CUPTI_ACTIVITY_KIND_RUNTIME"]]
+    last = max(end for end in ends if isinstance(end, int)) + time.origin
+    duration = last - time.start + 50_000_000
+    for process in processes:
+        # A range that was never closed has the end of the capture.
+        host = process.host
+        host.range(process.main, "epoch", time.start + 610_000, time.start + duration)
+    tables.add(
+        "ANALYSIS_DETAILS",
+        globalVid=_MACHINE,
+        duration=duration,
+        startTime=_SYSTEM_CLOCK,
+        stopTime=_SYSTEM_CLOCK + duration,
+    )
+    if variant.session_start:
+        text = datetime.fromtimestamp(time.utc // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        tables.add(
+            "TARGET_INFO_SESSION_START_TIME",
+            utcEpochNs=time.utc,
+            utcTime=text,
+            localTime=text,
+            systemClockNs=_SYSTEM_CLOCK,
+        )
+
+
+def _add_capture(tables: ReportTables, variant: NsysVariant) -> None:
+    """How the profiler was started: with an environment that is nobody's business."""
+    mode = "Node" if variant.graph == "node" else "Graph"
+    for name, value in (
+        ("CAPTURE_EVENT_TYPE", "NvtxEvents"),
+        ("CAPTURE_EVENT_TYPE", "Cuda"),
+        ("CUDA_GRAPH_TRACE_OPTIONS:MODE", mode),
+        ("CUDA_TRACE_SCOPE", "ProcessTree"),
+        ("NVTX_OPTIONS:NVTX_DOMAIN_FILTER_STRING", ""),
+        ("APPLICATION_ENVIRONMENT", f"WANDB_MODE={SECRET_ENVIRONMENT}"),
+        ("APPLICATION_WORKING_DIRECTORY", f"/home/{SECRET_ENVIRONMENT}"),
+    ):
+        tables.add("META_DATA_CAPTURE", name=name, value=value)
+    for name in ("Hostname", "EnvironmentVariables"):
+        tables.add(
+            "TARGET_INFO_SYSTEM_ENV",
+            globalVid=_MACHINE,
+            devStateName="Running",
+            name=name,
+            nameEnum=4,
+            value=f"{name}={SECRET_ENVIRONMENT}",
+        )
+    tables.add(
+        "DIAGNOSTIC_EVENT",
+        timestamp=1_000_000,
+        timestampType=2,
+        source=2,
+        severity=1,
+        text="CUDA profiling has started.",
+    )
+
+
+def _add_export(tables: ReportTables, name: str, variant: NsysVariant, kind: Kind) -> None:
+    major, minor, micro = SCHEMA.split(".")
+    ending = {"sqlite": ".sqlite", "parquetdir": "_pqtdir", "arrowdir": "_arwdir"}[kind]
+    for key, value in {
+        "PRODUCT_NAME": "NVIDIA Nsight Systems",
+        "PRODUCT_VERSION": VERSION,
+        "SCHEMA_VERSION": SCHEMA,
+        "SCHEMA_VERSION_MAJOR": major,
+        "SCHEMA_VERSION_MINOR": minor,
+        "SCHEMA_VERSION_MICRO": micro,
+        "PLATFORM": "linux-desktop",
+        "HOST": SECRET_ENVIRONMENT,
+        "PARAM_EXPORT_TYPE": "SQLite" if kind == "sqlite" else kind,
+        "PARAM_INPUT_FILE": f"{name}.nsys-rep",
+        "PARAM_OUTPUT_FILE": name + ending,
+        "PARAM_LAZY": "true",
+        "PARAM_INCLUDE_JSON": str(variant.has_json).lower(),
+        "PARAM_INCLUDE_BLOBS": str(variant.has_blobs).lower(),
+        "PARAM_TIME_NORMALIZE": str(variant.normalized).lower(),
+        "PARAM_TIME_SHIFT": "0",
+    }.items():
+        tables.add("META_DATA_EXPORT", name=f"EXPORT_{key}", value=value)
+
+
+def _add_enums(tables: ReportTables) -> None:
+    for table, labels in _ENUMS.items():
+        for number, (name, label) in labels.items():
+            tables.add(table, id=number, name=name, label=label)
+
 
 _ENDINGS = {"sqlite": ".sqlite", "parquetdir": "_pqtdir", "arrowdir": "_arwdir"}
 
@@ -41,7 +275,7 @@ def write_nsys(
     return found
 
 
-def _write(tables: Tables, path: Path, kind: Kind) -> None:
+def _write(tables: ReportTables, path: Path, kind: Kind) -> None:
     """Aside, and renamed when whole."""
     check_replaceable(path)
     unfinished = path.with_name(f".{path.name}.unfinished")
@@ -66,7 +300,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write_sqlite(tables: Tables, path: Path) -> None:
+def _write_sqlite(tables: ReportTables, path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("PRAGMA journal_mode = OFF")
         database.execute("PRAGMA synchronous = OFF")
@@ -82,7 +316,7 @@ def _write_sqlite(tables: Tables, path: Path) -> None:
         database.execute("COMMIT")
 
 
-def _write_directory(tables: Tables, folder: Path, kind: Kind) -> None:
+def _write_directory(tables: ReportTables, folder: Path, kind: Kind) -> None:
     folder.mkdir()
     for name, rows in tables.rows.items():
         table = _table(name, rows)
@@ -107,7 +341,7 @@ def _table(name: str, rows: list[Row]) -> pa.Table:
     return pa.table([_array(column, rows) for column in present], schema=schema)
 
 
-def _array(column: Column, rows: list[Row]) -> pa.Array:
+def _array(column: ExportColumn, rows: list[Row]) -> pa.Array:
     values = [row.get(column.name) for row in rows]
     if column.kind != "b":
         return pa.array(values, type=column.arrow.type)

@@ -9,8 +9,7 @@ import struct
 from dataclasses import dataclass
 from functools import cache
 
-from fastcomm.synthetic.nsys.tables import Tables
-from fastcomm.synthetic.nsys.variant import NsysVariant, Release
+from fastcomm.synthetic.nsys.tables import NsysVariant, Release, ReportTables
 
 COMM, PARENT, SIZE = (
     "NCCL communicator ID",
@@ -47,7 +46,7 @@ _BYTES = {"ncclBroadcast", "ncclSend", "ncclRecv"}  # whose size was once called
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class PayloadField:
     """One field of a payload."""
 
     label: str
@@ -65,7 +64,7 @@ class Layout:
     """The payload of one call."""
 
     schema: int
-    fields: tuple[Field, ...]
+    fields: tuple[PayloadField, ...]
     size: int
 
     def pack(self, values: dict[str, int]) -> bytes:
@@ -92,7 +91,7 @@ def layout(call: str, release: Release) -> Layout | None:
         offset = -(-end // width) * width
         enum = FIRST_SCHEMA + _ENUM[release]
         type_ = enum if label == REDUCTION else _WIDE.get(label, _INT)
-        fields.append(Field(label=label, type=type_, offset=offset))
+        fields.append(PayloadField(label=label, type=type_, offset=offset))
         end = offset + width
     widest = 8 if any(label in _WIDE for label in labels) else 4
     size = -(-end // widest) * widest
@@ -128,7 +127,9 @@ def _said(label: str, value: int) -> str:
     return f"{value:,}" if label in {COMM, PARENT} else str(value)
 
 
-def add_schemas(tables: Tables, variant: NsysVariant, domain: int, calls: set[str]) -> None:
+def add_schemas(
+    tables: ReportTables, variant: NsysVariant, domain: int, calls: set[str]
+) -> None:
     """The schema rows of one process: of the calls it has made, as NCCL registers them then."""
     layouts = [layout(call, variant.nccl) for call in sorted(calls)]
     found = sorted((one for one in layouts if one is not None), key=lambda one: one.schema)
@@ -155,7 +156,7 @@ def add_schemas(tables: Tables, variant: NsysVariant, domain: int, calls: set[st
         _add_enum(tables, domain, FIRST_SCHEMA + _ENUM[variant.nccl])
 
 
-def _add_enum(tables: Tables, domain: int, schema: int) -> None:
+def _add_enum(tables: ReportTables, domain: int, schema: int) -> None:
     place = {"domainId": domain, "schemaId": schema}
     tables.add("NVTX_PAYLOAD_ENUMS", **place, numEntries=len(REDUCTIONS), size=4)
     for number, name in enumerate(REDUCTIONS):

@@ -5,18 +5,25 @@ times that Kineto's files give them.
 """
 
 from fastcomm.synthetic import play, schedule
+from fastcomm.synthetic.calls import DESCRIPTIONS, SyntheticGroup, groups
 from fastcomm.synthetic.catalog import KERNELS
-from fastcomm.synthetic.groups import DESCRIPTIONS, Group, groups
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.kineto import launch_times
 from fastcomm.synthetic.nsys import payloads
-from fastcomm.synthetic.nsys.device import Device
-from fastcomm.synthetic.nsys.host import DOMAIN, MARK, START_END, THREAD, Clock, Host, Launch
 from fastcomm.synthetic.nsys.operations import communicator, operations
-from fastcomm.synthetic.nsys.tables import Tables
-from fastcomm.synthetic.nsys.variant import NsysVariant
-from fastcomm.synthetic.play import COMPUTE, Step
-from fastcomm.synthetic.tape import Work
+from fastcomm.synthetic.nsys.rows import (
+    DOMAIN,
+    MARK,
+    START_END,
+    THREAD,
+    Clock,
+    DeviceWriter,
+    Host,
+    Launch,
+)
+from fastcomm.synthetic.nsys.tables import NsysVariant, ReportTables
+from fastcomm.synthetic.play import COMPUTE, RankStep
+from fastcomm.synthetic.tape import PlannedWork
 
 SETUP_NS = 3_141_592_653  # from the start of a capture to the first step
 CUT = 2  # launches before a late capture: their work is seen, they are not
@@ -36,7 +43,7 @@ def lead_ns(job: Job, variant: NsysVariant) -> int:
     return graph + (SETUP_NS if variant.init else CAPTURE_GAP + 1_000_000)
 
 
-class Process:
+class ProcessWriter:
     """Writes the rows of one rank into the tables of its report."""
 
     def __init__(
@@ -45,16 +52,16 @@ class Process:
         rank: int,
         place: int,
         variant: NsysVariant,
-        tables: Tables,
+        tables: ReportTables,
         clock: Clock,
     ) -> None:
         self.job, self.rank, self.variant = job, rank, variant
         self.host = Host(job, rank, place, variant, tables, clock)
-        self.device = Device(job, self.host)
+        self.device = DeviceWriter(job, self.host)
         self.main = self.host.thread(0)
         self.groups = groups(job, rank)
         self.cut = 0 if variant.init else CUT
-        self.running: dict[int, Work] = {}  # what compute has not waited for, by stream
+        self.running: dict[int, PlannedWork] = {}  # what compute has not waited for, by stream
 
     def write(self) -> None:
         """All rows of the process."""
@@ -102,12 +109,12 @@ class Process:
             domainId=0,
         )
 
-    def _made(self) -> list[tuple[str, Group]]:
+    def _made(self) -> list[tuple[str, SyntheticGroup]]:
         """The groups that have a communicator: a rank alone needs none."""
         found = [(kind, self.groups[kind]) for kind in ("world", *DESCRIPTIONS)]
         return [(kind, group) for kind, group in found if kind == "world" or group.size > 1]
 
-    def _own(self, group: Group) -> dict[str, int]:
+    def _own(self, group: SyntheticGroup) -> dict[str, int]:
         return {
             payloads.COMM: communicator(self.job, group),
             payloads.RANKS: group.size,
@@ -136,7 +143,7 @@ class Process:
                 self.main, "ncclCommDestroy", start, start + 90_000, self._own(group)
             )
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: RankStep) -> None:
         launches = launch_times(step)
         for work, launch in zip(step.works, launches, strict=True):
             if self.cut:
@@ -147,7 +154,7 @@ class Process:
                 self.device.work(work, self._launch(work, launch).correlation)
         self._around(step, launches)
 
-    def _graph(self, step: Step) -> None:
+    def _graph(self, step: RankStep) -> None:
         """The step is captured before the first one, and launched with one call."""
         launches = launch_times(step)
         shift = schedule.EPOCH_NS - CAPTURE_GAP - step.stop
@@ -167,7 +174,7 @@ class Process:
                 self.device.work(work, replay.correlation, node=number)
         self._synchronize(step, launches)
 
-    def _around(self, step: Step, launches: list[int]) -> None:
+    def _around(self, step: RankStep, launches: list[int]) -> None:
         adam = [
             at for at, work in zip(launches, step.works, strict=True) if work.name == "adam"
         ]
@@ -176,7 +183,7 @@ class Process:
         )
         self._synchronize(step, launches)
 
-    def _synchronize(self, step: Step, launches: list[int]) -> None:
+    def _synchronize(self, step: RankStep, launches: list[int]) -> None:
         """The host waits for all of the device."""
         begin = launches[-1] + 20_000
         last = max(work.stop for work in step.works)
@@ -185,7 +192,7 @@ class Process:
         )
         self.device.synchronization(call, None, kind=4)
 
-    def _launch(self, work: Work, launch: int) -> Launch:
+    def _launch(self, work: PlannedWork, launch: int) -> Launch:
         """The host's rows of one piece of work."""
         thread = self.host.thread(BACKWARD) if work.backward else self.main
         if work.call:
@@ -202,7 +209,7 @@ class Process:
             self.host.library(thread, "cub::DeviceFor", launch + 500, launch + 3_400)
         return self.host.cuda(thread, call, launch + 1_000, 2_200)
 
-    def _collective(self, work: Work, thread: int, launch: int) -> Launch:
+    def _collective(self, work: PlannedWork, thread: int, launch: int) -> Launch:
         call, host = work.call, self.host
         assert call is not None
         native = self.variant.nccl == "2.28"
@@ -224,7 +231,7 @@ class Process:
         launcher = host.thread(LAUNCHER) if self.variant.other_thread else thread
         return host.cuda(launcher, "cudaLaunchKernelExC_v11060", launch + 2_600, 3_200)
 
-    def _join(self, work: Work, thread: int, launch: int) -> None:
+    def _join(self, work: PlannedWork, thread: int, launch: int) -> None:
         """Compute waits for the communication that is over by then, once."""
         over = [stream for stream, last in self.running.items() if last.stop <= work.start]
         for number, stream in enumerate(sorted(over)):

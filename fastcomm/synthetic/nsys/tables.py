@@ -1,14 +1,47 @@
-"""The tables of an export as data: name and type of every column, in the order of the format.
+"""Tables of an nsys export as data, and how versions and options change them."""
 
-A type is one letter, with ``!`` where the column has no nulls: t int64 (a time or a signed
-number), g uint64, u uint32, i int32, d double, f float, s text, b bytes that call themselves
-text. SQLite knows INTEGER, REAL and TEXT; Parquet of the old version stores uint32 as int64.
-"""
-
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
+from typing import Literal
 
 import pyarrow as pa
+
+Kind = Literal["sqlite", "parquetdir", "arrowdir"]
+Payload = Literal["blob", "blob-total", "json", "json-strings", "json-ids", "none"]
+Release = Literal["2.22", "2.24", "2.27", "2.28"]
+Graph = Literal["none", "graph", "node"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NsysVariant:
+    """How a report was captured and exported; the default has all that a metric can use."""
+
+    payload: Payload = "blob"  # "blob": the header's last field is 32; "blob-total": 32 + size
+    nccl: Release = "2.27"
+    init: bool = True  # False: the capture starts after the communicators are made
+    schema_rows: bool = True
+    session_start: bool = True
+    normalized: bool = False  # times are UTC, not since the start of the capture
+    clock_skew_ns: Mapping[int, int] = field(default_factory=dict)  # by number of report
+    mpi_ranks: bool = False
+    domain_rows: bool = True  # False: a file cut out of another has no row of type 75
+    graph: Graph = "none"  # how the launches of the second step are recorded
+    groups: bool = True  # False: a lone send or receive launches inside its own range
+    other_thread: bool = False  # non-blocking communicators launch from a thread of their own
+    registered_names: bool = False  # every name of a range is in StringIds
+    one_device: bool = False  # a process sees its own GPU alone, and calls it 0
+
+    @property
+    def has_blobs(self) -> bool:
+        """Whether payloads were exported as binary data."""
+        return self.payload in {"blob", "blob-total"}
+
+    @property
+    def has_json(self) -> bool:
+        """Whether payloads were exported as JSON."""
+        return self.payload.startswith("json")
+
 
 Row = dict[str, object]
 
@@ -105,7 +138,7 @@ _ARROW = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class ExportColumn:
     """One column of one table."""
 
     name: str
@@ -125,12 +158,12 @@ class Column:
 
 
 @cache
-def columns(table: str) -> tuple[Column, ...]:
+def columns(table: str) -> tuple[ExportColumn, ...]:
     """The columns of a table, in order."""
     found = []
     for word in TABLES[table].split():
         name, _, kind = word.partition(":")
-        found.append(Column(name=name, kind=kind[0], nullable=not kind.endswith("!")))
+        found.append(ExportColumn(name=name, kind=kind[0], nullable=not kind.endswith("!")))
     return tuple(found)
 
 
@@ -142,7 +175,7 @@ def create(table: str) -> str:
     return f'CREATE TABLE "{table}" ({", ".join(inside)})'
 
 
-class Tables:
+class ReportTables:
     """The rows of a report; a table without rows is not there."""
 
     def __init__(self) -> None:

@@ -1,0 +1,1 @@
+"""Answer one question about a run each: measure, explain, compare, convert."""

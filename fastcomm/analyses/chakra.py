@@ -1,0 +1,66 @@
+"""A run as Chakra execution traces: a file a rank, and the groups of all."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fastcomm.critical_path import chakra
+from fastcomm.critical_path.chakra import Written
+from fastcomm.errors import FastcommError
+from fastcomm.executors.executor import Executor, Progress, Task, both
+from fastcomm.guard import check_no_input
+from fastcomm.trace.run import Run, SkippedRank
+from fastcomm.trace.trace import Trace
+
+_PREFIX = "trace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChakraFiles:
+    """What was written."""
+
+    ranks: int
+    nodes: int
+    replayed: Mapping[str, int]  # communication that is replayed as measured, by the reason
+    failed: Sequence[SkippedRank]
+
+
+def convert(
+    run: Run,
+    folder: Path,
+    engine: Executor,
+    *,
+    keep_going: bool = False,
+    progress: Progress | None = None,
+) -> ChakraFiles:
+    """Write `trace.<rank>.et` and `trace.groups.json` of a run that was opened whole."""
+    world = run.world_size or max(source.rank for source in run.sources) + 1
+    for source in run.sources:
+        check_no_input(folder / chakra.file_name(_PREFIX, source.rank))
+    check_no_input(folder / f"{_PREFIX}.{chakra.GROUPS_FILE}")
+    task = Task(measure=partial(_write, folder=folder, world=world), merge=_joined, finish=both)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written, failed = engine.gather(run, task, keep_going=keep_going, progress=progress)
+        chakra.write_groups(written, folder, _PREFIX)
+    except OSError as error:
+        raise FastcommError(f"{folder}: {error.strerror or error}") from error
+    replayed: Counter[str] = Counter()
+    for each in written:
+        replayed.update(each.replayed)
+    return ChakraFiles(
+        ranks=len(written),
+        nodes=sum(each.nodes for each in written),
+        replayed=replayed,
+        failed=failed,
+    )
+
+
+def _write(trace: Trace, *, folder: Path, world: int) -> tuple[Written, ...]:
+    return (chakra.write(trace, folder, _PREFIX, world),)
+
+
+def _joined(parts: Iterable[tuple[Written, ...]]) -> tuple[Written, ...]:
+    return tuple(each for part in parts for each in part)

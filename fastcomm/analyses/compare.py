@@ -1,0 +1,399 @@
+"""Compare the metrics of two runs: changes ranked by their effect, and conditions for CI."""
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import orjson
+
+from fastcomm import inputs
+from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.ranges import shortened
+from fastcomm.trace.run import (
+    SkippedRank,
+    absent,
+    expected_ranks,
+    named_ranks,
+    ranks_words,
+    skipped_lines,
+)
+from fastcomm.trace.schema import TAGS
+from fastcomm.units import counted, format_ns, plural
+
+if TYPE_CHECKING:
+    from fastcomm.metrics.result import Metrics
+
+_FILE = "metrics.json"
+_NEEDED = ("iteration", "breakdown", "bandwidth", "volume", "overlap")
+_MOST_BYTES = 1 << 28
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """The metrics that a file, or a folder with `metrics.json`, keeps; None: they are no such.
+
+    Raises `TraceFileError` where a `metrics.json` is no JSON object with what metrics have.
+    """
+    path = path / _FILE if path.is_dir() else path
+    if not path.is_file() or path.suffix != ".json" or path.stat().st_size > _MOST_BYTES:
+        return None
+    try:
+        with inputs.opened(path) as file:
+            found = orjson.loads(file.read())
+        wrong = _wrong(found)
+    except (OSError, orjson.JSONDecodeError) as error:
+        found, wrong = None, str(error)
+    if wrong and path.name == _FILE:
+        # A trace may be any JSON; what is called so has to be metrics.
+        raise TraceFileError(f"{path}: no metrics of fastcomm: {wrong}")
+    return None if wrong else found
+
+
+def _wrong(found: Any) -> str | None:
+    """What the object lacks; nothing if it may be metrics."""
+    if not isinstance(found, dict):
+        return "it is no object"
+    lacking = [name for name in _NEEDED if not isinstance(found.get(name), dict)]
+    return f"no {', '.join(lacking)} in it" if lacking else None
+
+
+Object = Mapping[str, Any]
+
+# What an element of a list is called. Lists that are not here hold no values to compare.
+_NAMES: dict[str, Callable[[Object], str]] = {
+    "by_rank": lambda each: str(each["rank"]),
+    "windows": lambda each: f"{each['from']}-{each['to']}",
+    "collectives": lambda each: f"{each['op']}-{each['group_size']}-{each['size_from']}",
+}
+# Less than this share of a value is no reason for anything.
+_SAME = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One metric in both runs, by its dotted path in the JSON; null where a run lacks it."""
+
+    name: str
+    before: float | None
+    after: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """How much more it is after; null where either is unknown."""
+        if self.before is None or self.after is None:
+            return None
+        return self.after - self.before
+
+    @property
+    def relative(self) -> float | None:
+        """The difference as a share of before; null where that is 0 or unknown."""
+        if self.difference is None or not self.before:
+            return None
+        return self.difference / abs(self.before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakdownChange:
+    """A part of the exact breakdown, in ns of the mean iteration, and what changed with it."""
+
+    name: str
+    before_ns: float
+    after_ns: float
+    reasons: tuple[Value, ...] = ()  # of its parallelism, the most changed first
+
+    @property
+    def effect_ns(self) -> float:
+        """What it adds to the step; the effects of all parts add up to the step's change."""
+        return self.after_ns - self.before_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All that changed between two runs."""
+
+    step: Value  # the mean iteration in ns
+    parts: tuple[
+        BreakdownChange, ...
+    ]  # the largest effect first; none where a breakdown is unknown
+    values: tuple[Value, ...]  # every metric, in the order of the JSON
+    notes: tuple[str, ...]  # why the runs might not be comparable
+    incomplete: tuple[str, ...] = ()  # which ranks of which run are missing
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the step time is known, and no metric differs."""
+        return self.step.difference == 0 and all(
+            each.before == each.after for each in self.values
+        )
+
+    def value(self, name: str) -> Value:
+        """One metric by its name; ConfigError, with names like it, where there is none."""
+        for each in self.values:
+            if each.name == name:
+                return each
+        raise ConfigError(f"{name}: no metric of either run; {_nearest(name, self.values)}")
+
+
+def compare(
+    before: "Metrics | Object",
+    after: "Metrics | Object",
+    *,
+    whole: tuple[Object, Object] | None = None,
+) -> Comparison:
+    """Compare the metrics of two runs, or the objects that `to_dict` makes of them.
+
+    Parameters
+    ----------
+    before, after
+        The metrics that are compared.
+    whole
+        The metrics of all ranks of both runs, where those above are of `common_ranks` alone.
+
+    Raises
+    ------
+    ConfigError
+        If they count different bytes.
+
+    """
+    before, after = _object(before), _object(after)
+    runs = {"before": before, "after": after}
+    if whole is not None:
+        runs = dict(zip(runs, whole, strict=True))
+    if before.get("bytes") != after.get("bytes"):
+        raise ConfigError(
+            f"before counts {before.get('bytes')} bytes and after {after.get('bytes')}; wanted "
+            "the same --bytes"
+        )
+    old, new = dict(_scalars(before)), dict(_scalars(after))
+    names = [*old, *(name for name in new if name not in old)]
+    values = {
+        name: Value(name=name, before=old.get(name), after=new.get(name)) for name in names
+    }
+    return Comparison(
+        step=values["iteration.mean_ns"],
+        parts=_parts(values),
+        values=tuple(values.values()),
+        notes=(*_left_out(before, after, runs), *_notes(before, after)),
+        incomplete=tuple(line for each in runs.items() for line in _incomplete(*each)),
+    )
+
+
+def common_ranks(before: Object, after: Object) -> tuple[int, ...] | None:
+    """Return the ranks that both runs of a job have, where a run has others besides.
+
+    None where both have the same ranks, or none in common, or the jobs differ in size: then
+    equal numbers are not the same rank.
+    """
+    old, new = (set(each.get("ranks") or ()) for each in (before, after))
+    is_alike = _expected(before) == _expected(after)
+    return tuple(sorted(old & new)) or None if is_alike and old != new else None
+
+
+def _left_out(before: Object, after: Object, runs: Mapping[str, Object]) -> Iterator[str]:
+    """Say which ranks are compared, where a run has others besides."""
+    ranks = set(before.get("ranks") or ()) | set(after.get("ranks") or ())
+    lacking = [
+        f"{named_ranks(extra)} only {name}"
+        for name, run in runs.items()
+        if (extra := sorted(set(run.get("ranks") or ()) - ranks))
+    ]
+    if lacking:
+        yield (
+            f"compared are the {counted(len(ranks), 'rank')} that both runs have "
+            f"({', '.join(lacking)})"
+        )
+
+
+def _object(found: "Metrics | Object") -> Object:
+    return found if isinstance(found, Mapping) else found.to_dict()
+
+
+def _scalars(found: Any, name: str = "") -> Iterator[tuple[str, float | None]]:
+    """The numbers of an object by their dotted paths; null where unknown."""
+    if isinstance(found, Mapping):
+        for key, value in found.items():
+            inner = _by_name(key, value) if isinstance(value, list) else value
+            yield from _scalars(inner, f"{name}.{key}" if name else key)
+    elif found is None or (isinstance(found, int | float) and not isinstance(found, bool)):
+        yield name, found
+
+
+def _by_name(key: str, values: Sequence[Object]) -> Object:
+    called = _NAMES.get(key)
+    return {called(each): each for each in values} if called else {}
+
+
+def _parts(values: Mapping[str, Value]) -> tuple[BreakdownChange, ...]:
+    prefix = "breakdown.exact."
+    step = values["iteration.mean_ns"]
+    parts = []
+    for name, share in values.items():
+        if not name.startswith(prefix):
+            continue
+        times = (share.before, step.before), (share.after, step.after)
+        if any(one is None for pair in times for one in pair):
+            return ()
+        was, is_ = (float(part or 0) * float(whole or 0) for part, whole in times)
+        part = name.removeprefix(prefix)
+        reasons = _reasons(part.removeprefix("exposed_"), values)
+        parts.append(BreakdownChange(name=part, before_ns=was, after_ns=is_, reasons=reasons))
+    return tuple(sorted(parts, key=lambda part: -abs(part.effect_ns)))
+
+
+def _reasons(tag: str, values: Mapping[str, Value]) -> tuple[Value, ...]:
+    """What changed of a parallelism that may explain its exposed time."""
+    if tag not in TAGS:
+        return ()
+    names = (
+        f"volume.{tag}.bytes_per_step_per_gpu",
+        f"bandwidth.{tag}.avg_bus_bw",
+        f"overlap.by_tag.{tag}",
+        f"bandwidth.{tag}.events",
+    )
+    found = [values[name] for name in names if name in values]
+    changed = [each for each in found if abs(each.relative or 0) > _SAME]
+    return tuple(sorted(changed, key=lambda each: -abs(each.relative or 0)))
+
+
+def _notes(before: Object, after: Object) -> Iterator[str]:
+    """What makes the two runs less than comparable."""
+    for key in ("ranks", "iterations"):
+        old, new = (_number(each.get(key)) for each in (before, after))
+        if old != new:
+            noun = plural(1 if old == "1" else 2, key.removesuffix("s"))
+            yield f"before has {old} {noun}, after {new}: totals are not comparable, means are"
+    old, new = (", ".join(each.get("iterations_found_by", ())) for each in (before, after))
+    if old != new:
+        yield f"iterations are found by {old} before and by {new} after"
+    yield from _clock_notes(before, after)
+
+
+def _incomplete(when: str, found: Object) -> Iterator[str]:
+    """Say how many ranks of a run are there, and which were skipped, where not all are."""
+    ranks, skipped, expected = found.get("ranks") or [], _skipped(found), _expected(found)
+    if len(ranks) < expected:
+        yield f"{when}: {ranks_words(len(ranks), expected)}"
+        if not skipped:
+            count, missing = absent(ranks, expected)
+            yield f"{when}: no trace of {plural(count, 'rank')} {missing}"
+    for line in skipped_lines(skipped):
+        yield f"{when}: skipped {line}"
+
+
+def _skipped(found: Object) -> list[SkippedRank]:
+    return [
+        SkippedRank(rank=each.get("rank"), path=each.get("path", ""), error=each["error"])
+        for each in found.get("failed", ())
+    ]
+
+
+def _expected(found: Object) -> int:
+    """Return how many ranks a run should have."""
+    return expected_ranks(found.get("ranks") or [], found.get("world_size"), _skipped(found))
+
+
+def _clock_notes(before: Object, after: Object) -> Iterator[str]:
+    # Results that were kept before there was a choice are by the host's clock.
+    old, new = (each.get("iteration_clock", "host") for each in (before, after))
+    if old != new:
+        yield (
+            f"iterations are cut by the {old}'s clock before and by the {new}'s after; "
+            "--iteration-clock host measures both by the host's"
+        )
+
+
+def _number(value: Any) -> str:
+    return "n/a" if value is None else str(len(value) if isinstance(value, list) else value)
+
+
+def _nearest(name: str, values: tuple[Value, ...]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, [each.name for each in values], cutoff=0.4)
+    return f"there is {', '.join(near)}" if near else "--json lists all names"
+
+
+_TEXT = re.compile(
+    r"\s*(\S+?)\s*(>=|<=|>|<)\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%|ns|us|ms|s)?\s*"
+)
+_COMPARE = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
+_UNIT = {None: 1.0, "%": 0.01, "ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+_TINY_NS, _TINY = 1e6, 1e-3  # a bare number below these, in ns and of the value, is doubted
+_SHARES = ("breakdown.", "overlap.")
+
+Of = Literal["value", "difference", "relative"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A metric, what of it is meant, and a threshold."""
+
+    text: str
+    name: str
+    of: Of  # the value after, or the change: absolute, or as a share of before
+    sign: str  # of _COMPARE
+    threshold: float
+
+    @classmethod
+    def parsed(cls, text: str) -> Self:
+        """The condition of a text; ConfigError where it is none.
+
+        A number with a sign is a change, with "%" relative to before: "> +3%", "< -2ms".
+        Without a sign it is the value after: "overlap.average_overlap_ratio < 50%".
+        """
+        found = _TEXT.fullmatch(text)
+        if not found:
+            raise ConfigError(
+                f"condition {shortened(text)!r}: wanted NAME > +3%, NAME > +2ms or NAME < 0.5, "
+                "with >, <, >= or <="
+            )
+        name, sign, plus, number, unit = found.groups()
+        if unit not in (None, "%") and not name.endswith("_ns"):
+            raise ConfigError(f"condition {text!r}: {name} is no time, found the unit {unit}")
+        if unit == "%" and not plus and not _is_share(name):
+            change = f"{'+' if sign in ('>', '>=') else '-'}{number}%"
+            raise ConfigError(
+                f"condition {text!r}: {number}% of what? {name} is not a share. For a change "
+                f"relative to BEFORE give it a sign: '{name} {sign} {change}'"
+            )
+        of: Of = "value" if not plus else "relative" if unit == "%" else "difference"
+        threshold = float(plus + number) * _UNIT[unit]
+        if not isfinite(threshold):
+            raise ConfigError(f"condition {shortened(text)!r}: wanted a finite number")
+        return cls(text=text.strip(), name=name, of=of, sign=sign, threshold=threshold)
+
+    def holds(self, found: Comparison) -> bool:
+        """Whether it is so; ConfigError where the metric is unknown: that is no pass."""
+        value = found.value(self.name)
+        measured = value.after if self.of == "value" else getattr(value, self.of)
+        if measured is None:
+            raise ConfigError(
+                f"condition {self.text!r}: cannot be judged, {self.name} is "
+                f"{_said(value.before)} before and {_said(value.after)} after"
+            )
+        return bool(_COMPARE[self.sign](measured, self.threshold))
+
+    def doubt(self, found: Comparison) -> str | None:
+        """Return a warning if a bare number of ns is so small that another unit is meant."""
+        value, number = found.value(self.name).after, abs(self.threshold)
+        is_bare = self.name.endswith("_ns") and self.text[-1:].isdigit()
+        if not is_bare or value is None or not 0 < number < min(_TINY_NS, value * _TINY):
+            return None
+        written = self.text.rpartition(self.sign)[2].strip()
+        return (
+            f"--fail-if {self.text!r}: {written} is {written} ns, and {self.name} is "
+            f"{format_ns(value)}; write a unit, as in {written}ms"
+        )
+
+
+def _is_share(name: str) -> bool:
+    """Whether a metric is a fraction, for which a percentage is a value."""
+    last = name.rpartition(".")[2]
+    return name.startswith(_SHARES) or any(word in last for word in ("share", "ratio", "util"))
+
+
+def _said(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:g}"

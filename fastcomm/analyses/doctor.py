@@ -1,0 +1,215 @@
+"""What fastcomm runs on, and whether it works: for a report that strangers may read.
+
+Nothing in it names a person, a machine or a place: no paths, no host names, no addresses, no
+environment, and of an error only its kind.
+"""
+
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fastcomm.errors import ClusterError, ConfigError, FastcommError
+from fastcomm.executors import warm
+from fastcomm.executors.versions import installed, versions
+from fastcomm.remote import place
+from fastcomm.store.check import faults
+from fastcomm.store.layout import read_manifest
+from fastcomm.units import counted, format_bytes
+from fastcomm_kernels import _jit
+
+State = Literal["ok", "note", "bad"]
+
+_NEEDED = ("click", "isal", "orjson", "adbc-driver-sqlite", "rich")
+# What is not needed, and what for it is.
+OPTIONAL = {
+    "distributed": "--dask",
+    "fsspec": "s3://, gs:// and other URLs",
+    "universal-pathlib": "s3://, gs:// and other URLs",
+    "xlsxwriter": "--xlsx",
+    "networkx": "CriticalPath.to_networkx",
+}
+_CGROUP = Path("/sys/fs/cgroup")
+# Of the step that `warm` measures, by hand: what each number is, in ns.
+_KNOWN = {
+    "time_ns": 9000,
+    "comm_union_ns": 2000,
+    "comm_overlapped_ns": 1000,
+    "exact_idle_ns": 6000,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at: `note` is worth knowing, `bad` has to be mended."""
+
+    name: str
+    found: str
+    state: State = "ok"
+
+
+def examine(
+    dask: str | None = None, *, wait_s: float = 60, store: str | None = None
+) -> Iterator[Check]:
+    """Look at everything, in order of what depends on what."""
+    for name, found in versions().items():
+        yield Check(name=name, found=found, state="bad" if found == "none" else "ok")
+    yield from _packages()
+    yield Check(
+        name="system",
+        found=f"{platform.system()} {platform.machine()}, {platform.python_implementation()}",
+    )
+    yield _cores()
+    yield _memory()
+    yield _cache()
+    yield _compiled()
+    yield _self_test()
+    if dask is not None:
+        yield _dask(dask, wait_s)
+    if store is not None:
+        yield _store(place(store))
+
+
+def _packages() -> Iterator[Check]:
+    for name in _NEEDED:
+        found = installed(name)
+        yield Check(name=name, found=found or "none", state="ok" if found else "note")
+    for name, use in OPTIONAL.items():
+        found = installed(name)
+        yield Check(name=name, found=found or f"not installed: no {use}")
+
+
+def _cores() -> Check:
+    words = f"{os.cpu_count()}"
+    if hasattr(os, "sched_getaffinity"):
+        words += f", {len(os.sched_getaffinity(0))} may be used"
+    quota = _first_words(_CGROUP / "cpu.max")
+    if len(quota) == 2 and all(word.isdecimal() for word in quota):  # noqa: PLR2004
+        words += f", for {int(quota[0]) / int(quota[1]):.3g} of them time is granted"
+    return Check(name="cores", found=words)
+
+
+def _memory() -> Check:
+    page = os.sysconf("SC_PAGE_SIZE")
+    words = format_bytes(page * os.sysconf("SC_PHYS_PAGES"))
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        words += f", {format_bytes(page * os.sysconf('SC_AVPHYS_PAGES'))} free"
+    limit = _first_words(_CGROUP / "memory.max")
+    if limit and limit[0].isdecimal():
+        words += f", limited to {format_bytes(int(limit[0]))}"
+    return Check(name="memory", found=words)
+
+
+def _first_words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _cache() -> Check:
+    folder = _jit.cache_folder()
+    place = "in XDG_CACHE_HOME" if os.environ.get("XDG_CACHE_HOME") else "in the default place"
+    if folder is None:
+        return Check(
+            name="cache",
+            found=f"{place}: cannot be made or written to, so that what it lacks is kept in a "
+            "temporary folder, or compiled anew; set XDG_CACHE_HOME to a folder that can",
+            state="bad",
+        )
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    return Check(
+        name="cache",
+        found=f"{place}: writable, {counted(len(sizes), 'file')}, {format_bytes(sum(sizes))}",
+    )
+
+
+def _compiled() -> Check:
+    if not _jit.has_jit():
+        return Check(
+            name="kernels",
+            found="NUMBA_DISABLE_JIT is set: everything takes a thousand times as long",
+            state="bad",
+        )
+    parts = {"metrics": "compiled", "critical-path": "critical-path-corrected"}
+    words = [
+        f"{name} {'compiled' if _jit.is_compiled(part) else 'not compiled yet'}"
+        for name, part in parts.items()
+    ]
+    return Check(name="kernels", found=", ".join(words))
+
+
+def _self_test() -> Check:
+    """Measure a step whose numbers are known."""
+    try:
+        row = warm.run_kernels().iterations.to_pylist()[0]
+    except Exception as error:  # whatever it is, the report says its kind
+        return _failed("self-test", error)
+    wrong = [name for name, known in _KNOWN.items() if row[name] != known]
+    if wrong:
+        words = ", ".join(f"{name} is {row[name]}, wanted {_KNOWN[name]}" for name in wrong)
+        return Check(name="self-test", found=words, state="bad")
+    return Check(name="self-test", found="a step of known numbers is measured right")
+
+
+def _dask(address: str, wait_s: float) -> Check:
+    from fastcomm.executors import dask
+
+    try:
+        with dask.connected(address, wait_s=wait_s) as engine:
+            threads = engine.client.nthreads()
+            differ = len(engine.warnings)
+            tested = engine.call(_self_test) if threads else None
+    except ConfigError:
+        return Check(name="dask", found="no such address, or no extra dask", state="bad")
+    except ClusterError as error:
+        return _failed("dask", error.__cause__ or error)
+    return _cluster(threads, differ, tested)
+
+
+def _cluster(threads: Mapping[str, int], differ: int, tested: Check | None) -> Check:
+    words = f"reachable, {len(threads)} workers with {sum(threads.values())} threads"
+    if tested is None:
+        return Check(name="dask", found=words, state="bad")
+    words += f"; {differ} versions differ from those here" if differ else "; versions as here"
+    words += f"; on a worker {tested.found}"
+    return Check(name="dask", found=words, state="note" if differ else tested.state)
+
+
+def _store(folder: Path) -> Check:
+    """Compare the files of a store with what was written."""
+    try:
+        manifest = read_manifest(folder)
+        wrong = list(faults(folder, manifest))
+    except FastcommError:
+        return Check(
+            name="store", found="cannot be opened: `fastcomm info` says why", state="bad"
+        )
+    if wrong:
+        more = f"; and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return Check(name="store", found=f"{wrong[0]}{more}", state="bad")
+    ranks = counted(len(manifest.ranks), "rank")
+    if any(entry.footer is None for entry in manifest.ranks):
+        return Check(
+            name="store",
+            found=f"{ranks}, sizes and pages are as written; an older fastcomm kept no "
+            "checksums of footers and tables, which are not checked",
+            state="note",
+        )
+    if manifest.tables is None:
+        return Check(
+            name="store",
+            found=f"{ranks}, sizes, footers and pages are as written; an older fastcomm kept "
+            "no checksums of tables, which are not checked",
+            state="note",
+        )
+    return Check(
+        name="store", found=f"{ranks}, sizes, footers, pages and tables are as written"
+    )
+
+
+def _failed(name: str, error: BaseException) -> Check:
+    kind = "runs another fastcomm" if isinstance(error, FastcommError) else type(error).__name__
+    return Check(name=name, found=f"failed: {kind}", state="bad")

@@ -1,0 +1,317 @@
+"""What a run contains: ranks, steps, groups, and what the traces lack."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastcomm import parquet
+from fastcomm.errors import TraceFileError
+from fastcomm.executors.executor import Executor, Progress, Task, both
+from fastcomm.executors.local import executor_of
+from fastcomm.readers.runs import missing
+from fastcomm.store.layout import MANIFEST, ClockNote, Entry, Manifest, read_manifest
+from fastcomm.store.part import group_table, untagged, with_rank, without_bytes
+from fastcomm.trace import rank_warnings as rank_warnings_
+from fastcomm.trace.run import Run, SkippedRank, agreed_size, expected_ranks, named_ranks
+from fastcomm.trace.tags import without_effect
+from fastcomm.trace.trace import LACKS, Trace
+
+# Since when, and how, a profiler tells the sizes of collectives.
+_SIZED_BY = {
+    "kineto": ": the warnings say why, and what would help",
+    "nsys": ": record with NCCL 2.25 or newer and nsys --trace=cuda,nvtx",
+}
+# Rules that guess, where marks would know.
+_GUESSES = ("period of the collectives", "whole trace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """One rank that was read. Times in ns on its own clock."""
+
+    rank: int
+    format: str
+    clock: str | None
+    events: int
+    start: int | None
+    stop: int | None
+    found_by: str
+    iterations: int
+    communication: int  # events
+    without_bytes: int  # of the communication
+    untagged: int  # of the communication: no parallelism is known
+    warnings: tuple[str, ...]
+    lacks: tuple[str, ...]  # of `trace.LACKS`
+    unused: tuple[str, ...] = ()  # rules and options without effect, and why
+    clock_note: ClockNote | None = None
+
+    @classmethod
+    def of(cls, entry: Entry) -> Self:
+        """Return what is known of a stored rank."""
+        return cls(**{name: getattr(entry, name) for name in cls.__slots__ if name != "unused"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A rank, its groups and its iterations."""
+
+    rank: RankInfo
+    world_size: int | None
+    groups: pa.Table
+    iterations: pa.Table
+
+    @classmethod
+    def of(cls, trace: Trace) -> Self:
+        """See one rank's trace."""
+        events, meta = trace.events, trace.meta
+        return cls(
+            rank=RankInfo(
+                rank=meta.rank,
+                format=meta.format,
+                clock=meta.clock,
+                events=events.num_rows,
+                start=pc.min(events["start"]).as_py(),
+                stop=pc.max(events["stop"]).as_py(),
+                found_by=meta.found_by,
+                iterations=trace.iterations.num_rows,
+                communication=trace.comm.num_rows,
+                without_bytes=without_bytes(trace),
+                untagged=untagged(trace),
+                warnings=meta.warnings,
+                lacks=meta.lacks,
+                unused=meta.unused,
+            ),
+            world_size=meta.world_size,
+            groups=group_table(trace),
+            iterations=with_rank(trace.iterations, meta.rank),
+        )
+
+
+def kinds(groups: pa.Table) -> list[dict[str, Any]]:
+    """The groups that differ in more than their ranks, the busiest first."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in groups.to_pylist():
+        names = ("description", "size", "tag", "tag_source", "candidates")
+        kind = found.setdefault(
+            tuple(row[name] for name in names),
+            {
+                **{name: row[name] for name in names},
+                "groups": set(),
+                "ranks": set(),
+                "events": 0,
+            },
+        )
+        kind["groups"].add(tuple(row["ranks"]) if row["ranks"] else row["name"])
+        kind["ranks"].add(row["rank"])
+        kind["events"] += row["events"]
+    counted = [
+        {**kind, "groups": len(kind["groups"]), "ranks": len(kind["ranks"])}
+        for kind in found.values()
+    ]
+    return sorted(counted, key=lambda kind: (-kind["events"], str(kind)))
+
+
+def rank_warnings(details: Iterable[RankInfo]) -> list[str]:
+    """Return the warnings of ranks, each once, with the ranks that it is of."""
+    details = tuple(details)
+    own = rank_warnings_.of_run(
+        ((each.rank, each.warnings) for each in details), names_all=True
+    )
+    return [*without_effect([each.unused for each in details]), *own]
+
+
+def lacks(
+    details: Sequence[RankInfo], missing: Sequence[int], groups: pa.Table
+) -> Iterator[str]:
+    """Say what a metric would miss, and how to get it."""
+    communication, unsized, open_ = (
+        sum(getattr(each, name) for each in details)
+        for name in ("communication", "without_bytes", "untagged")
+    )
+    if missing:
+        yield (
+            f"{named_ranks(missing)}: no trace; put the missing traces "
+            "beside the others, or nothing can be compared with them"
+        )
+    yield from (LACKS[name] for name in LACKS if any(name in each.lacks for each in details))
+    if not communication:
+        yield (
+            "no communication on the device: the job has none, or it runs on the host (gloo, "
+            "MPI), or the device was not recorded (nsys needs --trace=cuda,nvtx)"
+        )
+    if unsized:
+        by = " and ".join(sorted({_SIZED_BY.get(each.format, "") for each in details}))
+        yield f"{unsized} of {communication} communication events have no size{by}"
+    if open_:
+        yield (
+            f"{open_} of {communication} communication events have no parallelism: say how "
+            f"ranks are laid out {_layout(groups)}"
+        )
+    if any(each.found_by in _GUESSES for each in details):
+        yield (
+            "no iteration marks: --iteration-regex names annotations that are, if there are "
+            'any; next time leave some: prof.step(), or a range "iteration 7"'
+        )
+    if any(each.clock is None for each in details):
+        yield "no absolute time: ranks can only be compared by their collectives"
+
+
+def _layout(groups: pa.Table) -> str:
+    """Return the options that have an effect on traces with these groups."""
+    if groups["ranks"].null_count < groups.num_rows:
+        return "(--tp, --pp, --dp, --ep, --cp), or [[tags]] in a --config"
+    return (
+        "if there is one parallelism (--dp, --tp, --pp or --cp alone); for several, [[tags]] "
+        "stream = N in a --config, since the traces do not say which ranks form a group"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Info:
+    """What is known of a run. `details` and the tables are of the ranks that were read."""
+
+    stored: bool
+    files: int
+    size: int  # bytes
+    ranks: tuple[int, ...]
+    world_size: int | None
+    details: tuple[RankInfo, ...]
+    groups: pa.Table  # a row a group and rank
+    iterations: pa.Table  # a row an iteration and rank, by the host's marks
+    warnings: tuple[str, ...]
+    failed: tuple[SkippedRank, ...] = ()
+
+    @property
+    def expected(self) -> int:
+        """The number of ranks that the run should have."""
+        return expected_ranks(self.ranks, self.world_size, self.failed)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks of the world without a trace."""
+        known = set(self.ranks)
+        return tuple(rank for rank in range(self.world_size or 0) if rank not in known)
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """What a metric would miss, and how to get it."""
+        return tuple(lacks(self.details, self.missing, self.groups))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain objects, for `--json`."""
+        return {
+            "stored": self.stored,
+            "formats": sorted({each.format for each in self.details}),
+            "files": self.files,
+            "bytes": self.size,
+            "world_size": self.world_size,
+            "ranks": list(self.ranks),
+            "missing": list(self.missing),
+            "details": [asdict(each) for each in self.details],
+            "iterations": self.iterations.to_pylist(),
+            "iteration_clock": "host",
+            "groups": kinds(self.groups),
+            "warnings": [*self.warnings, *rank_warnings(self.details)],
+            "lacks": list(self.lacks),
+            "failed": [asdict(each) for each in self.failed],
+        }
+
+
+def info(
+    run: Run,
+    *,
+    all_ranks: bool = False,
+    anew: bool = False,
+    workers: int | Executor = 1,
+    keep_going: bool = False,
+    progress: Progress | None = None,
+) -> Info:
+    """Look at a run: at its first rank, or at all; a store has all at hand.
+
+    With `anew` the ranks of a store are read, too: what was said of it later is applied then.
+    """
+    manifests = _manifests(run)
+    if manifests and not anew:
+        return _of_store(run, manifests)
+    looked_at = run if all_ranks else replace(run, sources=run.sources[:1])
+    task = Task(measure=_see, merge=_all, finish=both)
+    engine = executor_of(workers)
+    seen, left_out = engine.gather(looked_at, task, keep_going=keep_going, progress=progress)
+    seen = tuple(sorted(seen, key=lambda each: each.rank.rank))
+    # A file that is alone says its rank behind its events, when the run is opened already.
+    told = {each.rank.rank for each in seen} if len(run.ranks) == 1 else set(run.ranks)
+    return Info(
+        stored=bool(manifests),
+        **_files(run, [(each.rank.rank, each.world_size) for each in seen]),
+        ranks=tuple(sorted(told)),
+        details=tuple(each.rank for each in seen),
+        groups=pa.concat_tables([each.groups for each in seen]),
+        iterations=pa.concat_tables([each.iterations for each in seen]),
+        failed=tuple(left_out),
+    )
+
+
+def _see(trace: Trace) -> tuple[Seen, ...]:
+    return (Seen.of(trace),)
+
+
+def _all(parts: Sequence[tuple[Seen, ...]]) -> tuple[Seen, ...]:
+    return tuple(chain.from_iterable(parts))
+
+
+def _files(run: Run, worlds: Sequence[tuple[int, int | None]] = ()) -> dict[str, Any]:
+    sizes = {source.path: source.size for source in run.sources}
+    absent = missing(run.expected, run.world_size)
+    agreed = agreed_size(worlds)
+    return {
+        "files": len(sizes),
+        "size": sum(sizes.values()),
+        "world_size": run.world_size or agreed,
+        # Of the missing ranks the answer has more to say.
+        "warnings": tuple(note for note in run.warnings if note not in absent),
+    }
+
+
+def _manifests(run: Run) -> dict[Path, Manifest]:
+    """The manifests of the stores that the run is; none where a rank is in no store."""
+    folders = {source.path.parent for source in run.sources}
+    if not all((folder / MANIFEST).is_file() for folder in folders):
+        return {}
+    found = {folder: read_manifest(folder) for folder in sorted(folders)}
+    known = {folder / entry.file for folder in found for entry in found[folder].ranks}
+    return found if all(source.path in known for source in run.sources) else {}
+
+
+def _of_store(run: Run, manifests: dict[Path, Manifest]) -> Info:
+    entries = [entry for each in manifests.values() for entry in each.ranks]
+    ranks = pa.array(run.ranks, pa.int32())
+    tables = {
+        name: pa.concat_tables([_table(folder / f"{name}.parquet") for folder in manifests])
+        for name in ("groups", "iterations")
+    }
+    return Info(
+        stored=True,
+        **_files(run),
+        ranks=run.ranks,
+        details=tuple(
+            RankInfo.of(entry)
+            for entry in sorted(entries, key=lambda entry: entry.rank)
+            if entry.rank in set(run.ranks)
+        ),
+        **{
+            name: table.filter(pc.is_in(table["rank"], ranks)) for name, table in tables.items()
+        },
+        failed=run.skipped,
+    )
+
+
+def _table(path: Path) -> pa.Table:
+    try:
+        return parquet.read(path)
+    except (OSError, pa.ArrowException) as error:
+        raise TraceFileError(f"{path}: {error}; ingest the traces again") from error

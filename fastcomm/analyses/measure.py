@@ -1,0 +1,142 @@
+"""The metrics of a run: every rank measured, the partials merged, the questions answered."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from fastcomm.errors import FastcommError
+from fastcomm.executors.executor import Executor, Progress, Task
+from fastcomm.executors.local import executor_of
+from fastcomm.metrics.across import ClockKind
+from fastcomm.metrics.partial import Partial, RankNote, merge, put_away
+from fastcomm.metrics.result import Metrics, answer, without_device_clock
+from fastcomm.metrics.view import ByteKind
+from fastcomm.ranges import BANDWIDTH
+from fastcomm.readers.runs import with_world
+from fastcomm.spread import Spread
+from fastcomm.trace.run import Run, SkippedRank, agreed_size, ranges
+from fastcomm.units import parse_bandwidth
+
+
+def compute_metrics(  # noqa: PLR0913 - one word a choice
+    run: Run,
+    *,
+    link_bandwidth: str | float | None = None,
+    bytes: ByteKind = "payload",  # noqa: A002 - the word of the command line
+    iterations: Iterable[int] | None = None,
+    workers: int | Executor = 1,
+    keep_going: bool = False,
+    clocks: ClockKind = "aligned",
+    with_tables: bool = True,
+    progress: Progress | None = None,
+) -> Metrics:
+    """Measure METRIC 0-5 of a run.
+
+    `link_bandwidth` is that of one GPU's link: bytes per second, or words ("400Gbit/s"); by
+    default what the run's configuration says. `iterations` are the numbers of those that count.
+    `workers` are so many processes of this machine, or another engine (`dask.connected`); with
+    several, a script needs `if __name__ == "__main__":`. `clocks`: ranks are compared with
+    their clocks aligned, or as they are. `with_tables`: whether `to_arrow` has the tables with
+    a row an event or a window, some 200 bytes an event. Raises the first rank's error, or, with
+    `keep_going`, lists it in `failed`; then only if no rank is left.
+
+    Iterations are on the device's clock if every rank with device work has its launches
+    recorded, and otherwise by the host's marks, on all ranks alike.
+    """
+    link = (
+        parse_bandwidth(link_bandwidth) if isinstance(link_bandwidth, str) else link_bandwidth
+    )
+    if link is not None:
+        BANDWIDTH.check(link, "link_bandwidth, in bytes per second")
+    only = None if iterations is None else frozenset(iterations)
+    question = _Question(
+        byte_kind=bytes,
+        link=link if link is not None else run.link_bandwidth,
+        only=only,
+        warnings=run.warnings,
+        untold=run.untold,
+        world_size=run.world_size,
+        clocks=clocks,
+        with_tables=with_tables,
+    )
+    engine = executor_of(workers)
+    found = engine.gather(run, _task(question), keep_going=keep_going, progress=progress)
+    if isinstance(found, Metrics):
+        return found
+    # A rank alone cannot know whether all others have launches: most often they do.
+    again = _task(replace(question, by_host=found))
+    second = engine.gather(run, again, keep_going=keep_going, progress=progress)
+    assert isinstance(second, Metrics)
+    return second
+
+
+def _task(question: "_Question") -> Task[Partial, "Metrics | tuple[int, ...]"]:
+    return Task(
+        measure=partial(
+            Partial.of,
+            byte_kind=question.byte_kind,
+            only=question.only,
+            by_host=bool(question.by_host),
+        ),
+        merge=merge,
+        finish=question.answer,
+        put_away=put_away,
+        is_narrow=True,
+        of_many=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What is asked of a run besides its ranks' partials.
+
+    `by_host` are the ranks because of which all iterations are by the host's marks.
+    """
+
+    byte_kind: ByteKind
+    link: float | None
+    only: frozenset[int] | None
+    warnings: tuple[str, ...]
+    untold: tuple[int, ...]
+    world_size: int | None
+    clocks: ClockKind
+    with_tables: bool
+    by_host: tuple[int, ...] = ()
+
+    def answer(
+        self, whole: Partial, left_out: Sequence[SkippedRank], spread: Spread
+    ) -> Metrics | tuple[int, ...]:
+        """Return the metrics from the partial of all ranks.
+
+        Where ranks are on different clocks, return those on the host's instead.
+        """
+        if apart := without_device_clock(whole.notes):
+            return apart
+        if self.only is not None and not whole.iterations.num_rows:
+            raise FastcommError(
+                f"no iteration of the run has one of the numbers {sorted(self.only)}"
+            )
+        return answer(
+            whole,
+            byte_kind=self.byte_kind,
+            link=self.link,
+            warnings=(*self._run_warnings(whole.notes), *self._clock_warnings()),
+            world_size=self.world_size,
+            failed=sorted(left_out, key=lambda skipped: skipped.path),
+            clocks=self.clocks,
+            spread=spread,
+            with_tables=self.with_tables,
+        )
+
+    def _run_warnings(self, notes: Sequence[RankNote]) -> tuple[str, ...]:
+        # A file that is alone says its rank with its world.
+        ranks = [note.rank for note in notes] if len(self.untold) == 1 else self.untold
+        world = agreed_size((note.rank, note.world_size) for note in notes)
+        return with_world(self.warnings, ranks, world)
+
+    def _clock_warnings(self) -> Iterable[str]:
+        if self.by_host:
+            yield (
+                "the iterations of all ranks are by the host's marks, because rank "
+                f"{ranges(self.by_host)} cannot be on the device's clock"
+            )

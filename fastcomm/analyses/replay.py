@@ -1,0 +1,123 @@
+"""A run's step for the replayer: the constraints that the critical path knows of.
+
+Several ranks are joined by their collectives, as for one critical path through all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.joining import RunEvents
+from fastcomm.critical_path.ranks import joined
+from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path.window import Window
+from fastcomm.errors import FastcommError
+from fastcomm.executors.executor import Executor, Progress, Task
+from fastcomm.executors.local import executor_of
+from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.replay.run_graph import StepConstraints, measured, replayer
+from fastcomm.replay.session import Session, critical_path
+from fastcomm.spread import Spread
+from fastcomm.trace.run import ReadRanks, Run, SkippedRank
+from fastcomm.trace.trace import Trace
+
+_Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
+
+
+def replay_run(
+    run: Run | str | Path,
+    window: Window | None = None,
+    *,
+    workers: int | Executor = 1,
+    keep_going: bool = False,
+) -> Session:
+    """Replay a window of a run on its devices, all ranks, beside what was measured.
+
+    `run` is a path, or a run opened with `OpenOptions(whole=True)`; the window is by default
+    the second iteration. With `keep_going` ranks that cannot be read are skipped. FastcommError
+    where ranks have nothing in common.
+    """
+    if not isinstance(run, Run):
+        run = open_run(run, options=OpenOptions(whole=True))
+    return session_of(step_of(run, window, workers=workers, keep_going=keep_going))
+
+
+def step_of(
+    run: Run,
+    wanted: Window | None = None,
+    data_load: Sequence[str] = (),
+    *,
+    workers: int | Executor = 1,
+    keep_going: bool = False,
+    progress: Progress | None = None,
+) -> StepConstraints:
+    """A window of a run, all ranks; FastcommError where ranks have nothing in common."""
+    part = partial(_part, wanted=wanted, data_load=tuple(data_load))
+    task = Task(measure=part, merge=_together, finish=_step)
+    step, left_out = executor_of(workers).gather(
+        run, task, keep_going=keep_going, progress=progress
+    )
+    ranks = [trace.meta.rank for trace in step.traces]
+    return replace(step, read=ReadRanks.of(run, ranks, left_out))
+
+
+def _part(trace: Trace, wanted: Window | None, data_load: tuple[str, ...]) -> _Parts:
+    """One rank: names of operations come from all of its trace, so that all of it stays."""
+    return {trace.meta.rank: (trace, analyse(trace, wanted, data_load=data_load))}
+
+
+def _together(parts: Sequence[_Parts]) -> _Parts:
+    return {rank: each for part in parts for rank, each in part.items()}
+
+
+def _step(
+    parts: _Parts, left_out: Sequence[SkippedRank], _: Spread
+) -> tuple[StepConstraints, Sequence[SkippedRank]]:
+    return _joined(parts), left_out
+
+
+def _joined(parts: _Parts) -> StepConstraints:
+    traces = {rank: parts[rank][0] for rank in sorted(parts)}
+    paths = {rank: parts[rank][1] for rank in sorted(parts)}
+    if len(traces) == 1:
+        ((rank, trace),) = traces.items()
+        found = paths[rank]
+        nodes = len(found.graph.time)
+        return StepConstraints(
+            graph=found.graph,
+            on_device=found.on_device,
+            rank_of=np.zeros(nodes, np.int64),
+            first=np.zeros(1, np.int64),
+            traces=(trace,),
+        )
+    try:
+        many = joined(traces, found=paths)
+    except FastcommError as error:
+        raise FastcommError(f"{error}; --ranks with one number replays that alone") from error
+    events = many.path.events
+    if not isinstance(events, RunEvents):
+        raise TypeError(events)
+    return StepConstraints(
+        graph=many.path.graph,
+        on_device=many.path.on_device,
+        rank_of=many.rank_of.astype(np.int64),
+        first=events.first[:-1],
+        traces=tuple(traces.values()),
+    )
+
+
+def session_of(step: StepConstraints) -> Session:
+    """Replay a step as it was."""
+    if not len(step.graph.time):
+        raise FastcommError(f"{step.traces[0].meta.path}: the window holds no work")
+    replayed = replayer(step).run()
+    return Session(
+        measured=measured(step),
+        replayed=replayed,
+        path=critical_path(replayed),
+        read=step.read,
+    )

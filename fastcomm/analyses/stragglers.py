@@ -1,0 +1,72 @@
+"""Who holds a job up, by a table of operations that is read and replayed where an engine says.
+
+One process reads the table and makes its model; the scenarios of the analysis, each rank, stage
+and type as measured, are replayed by all. The table itself never comes here.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastcomm.executors.executor import Executor
+from fastcomm.executors.local import Local
+from fastcomm.remote import place
+from fastcomm.stragglers import changes as stragglers_changes
+from fastcomm.stragglers import operations
+from fastcomm.stragglers.changes import OperationChange
+from fastcomm.stragglers.model import JobModel, JobTimes, chosen
+from fastcomm.stragglers.stragglers import THRESHOLD, JobDescription, Stragglers, analysis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerResult:
+    """The analysis of a table, and what was asked besides: with changes, and as a trace."""
+
+    stragglers: Stragglers
+    changed: JobTimes | None
+    trace: dict[str, Any] | None
+
+
+def find_stragglers(
+    table: str | Path,
+    *,
+    shards: int = 1,
+    steps: Sequence[int] | None = None,
+    threshold: float = THRESHOLD,
+    changes: Mapping[str, OperationChange] | None = None,
+    trace: bool = False,
+    engine: Executor | None = None,
+) -> StragglerResult:
+    """Analyse a table of operations, a path or a URL that the workers understand.
+
+    `shards` is `dsp_size` of the job. With `changes` the steps are replayed with them, too, and
+    with `trace` what is replayed last is drawn for Perfetto. `engine` is by default this
+    process.
+    """
+    model = partial(_model, str(table), shards, None if steps is None else tuple(steps))
+    with closing((engine or Local()).hold(model)) as held:
+        (about,) = held.ask([JobDescription.of])
+        changed = () if changes is None else held.ask([partial(_changed, changes=changes)])
+        found = analysis(about, held.ask, threshold)
+        drawn = held.ask([partial(_drawn, changes=changes)]) if trace else ()
+    return StragglerResult(
+        stragglers=found, changed=next(iter(changed), None), trace=next(iter(drawn), None)
+    )
+
+
+def _model(table: str, shards: int, steps: Sequence[int] | None) -> JobModel:
+    """Where the table can be seen: its model, of the chosen steps."""
+    whole = JobModel.of(operations.read(place(table)), shards=shards)
+    return whole if steps is None else chosen(whole, list(steps))
+
+
+def _changed(model: JobModel, changes: Mapping[str, OperationChange]) -> JobTimes:
+    return model.replay(stragglers_changes.times(model, changes))
+
+
+def _drawn(model: JobModel, changes: Mapping[str, OperationChange] | None) -> dict[str, Any]:
+    times = model.measured if changes is None else stragglers_changes.times(model, changes)
+    return stragglers_changes.trace(model, times)

@@ -1,1 +1,0 @@
-"""Map the ranks of a run to partials: here, on one core or on several."""

@@ -1,0 +1,1 @@
+"""Match collectives and messages across ranks, and align the ranks' clocks."""

@@ -1,0 +1,196 @@
+"""Which collective of one rank is which of another.
+
+Two are one if their groups have the same members and their sequence numbers are the same. In a
+group where not every event has a number of its own they are brought in line: by operation and
+size, and by their ends, which all members reach at the same time. So a rank that lost some
+events, at the edge of its trace or between, does not shift all that follow.
+
+Operations with a root, and messages of two that do not say who sends, end on one rank before
+they end on another. They are series of their own, an operation each, and come after the others,
+by whose ends the clocks are set.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fastcomm.exchange import sequences
+from fastcomm.exchange.clocks import by_rank, offsets_of
+from fastcomm.exchange.sequences import NONE, edges
+from fastcomm.trace.schema import ENDS_TOGETHER, OPS
+from fastcomm_kernels.arrays import NULL, Flags, Ints
+
+__all__ = ["NONE", "NULL", "CollectiveCalls", "Matches", "match"]
+
+
+_RANK_BITS = 40
+_ENDS_APART = np.array([name not in ENDS_TOGETHER for name in OPS])
+# Groups are hashes; what an operation's own series adds to one has to be large, too.
+_SERIES = 0x632BE59BD9B4E019
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCalls:
+    """Events that are one rank's part in a collective each, in any order; a row an event.
+
+    That is whatever a group does together: operations of `schema.ENDS_TOGETHER`, operations
+    with a root, and messages in a group of two whose direction is not known.
+    """
+
+    rank: Ints
+    group: Ints  # the label of its members
+    op: Ints  # index into OPS
+    seq: Ints  # NULL where there is none
+    size: Ints  # bytes, where they have to be the same on all members; else NULL
+    stop: Ints  # ns, on the rank's clock
+    root: Ints | None = None  # global rank; NULL where there is none. None: nowhere known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matches:
+    """The collective of each row: numbers from 0, NONE where no other rank has it."""
+
+    instance: Ints
+    count: int  # of collectives
+    dropped: int  # rows of ranks that could not be brought in line with their group
+    refused: Ints  # as `instance`: those left out, whose members disagree in size or root
+    numbered: Flags  # of each row: it was matched by its sequence number, not by order and end
+
+
+def match(calls: CollectiveCalls) -> Matches:
+    """Find the collectives that several ranks have."""
+    apart = _ENDS_APART[calls.op]
+    series = _series(calls, apart)
+    instance, rest = _by_number(series)
+    done, dropped = int(instance.max(initial=NONE)) + 1, 0
+    numbered = instance != NONE
+    for ends_apart in (False, True):
+        rows = rest[apart[rest] == ends_apart]
+        if ends_apart and len(rows):
+            series = replace(series, stop=calls.stop - _ahead(calls, instance, ~apart))
+        for own in _groups(series, rows):
+            places, lost = _by_order(series, own, ends_apart=ends_apart)
+            dropped += lost
+            instance[own] = np.where(places == NONE, NONE, places + done)
+            done += int(places.max(initial=NONE)) + 1
+    contradicts = _contradicts(calls, instance, done)
+    found, count = _of_several(instance, ~contradicts)
+    refused = np.broadcast_to(np.int64(NONE), len(instance))
+    if contradicts.any():
+        refused, _ = _of_several(instance, contradicts)
+    return Matches(
+        instance=found, count=count, dropped=dropped, refused=refused, numbered=numbered
+    )
+
+
+def _series(calls: CollectiveCalls, apart: Flags) -> CollectiveCalls:
+    """The same calls with a group of its own for each operation that does not end together."""
+    if not apart.any():
+        return calls
+    group = calls.group.copy()
+    group[apart] ^= calls.op[apart] * _SERIES
+    return replace(calls, group=group)
+
+
+def _by_number(calls: CollectiveCalls) -> tuple[Ints, Ints]:
+    """The collective of each row by its number; and the rows that numbers tell nothing of."""
+    # One sort tells it where there are numbers; a rank and an operation are one key.
+    member = calls.op << _RANK_BITS | calls.rank
+    order = np.lexsort((member, calls.seq, calls.group))
+    sorted_ = _Sorted(*(column[order] for column in (calls.group, calls.seq, member)))
+    numbered = sorted_.numbered()
+    instance = np.full(len(order), NONE, np.int64)
+    number = np.cumsum(sorted_.begins_another() & numbered) - 1
+    instance[order[numbered]] = number[numbered]
+    return instance, order[~numbered]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """Rows by group, number, operation and rank."""
+
+    group: Ints
+    seq: Ints
+    member: Ints
+
+    def numbered(self) -> Flags:
+        """Whether each event has its own, of a rank and an operation, all over its group."""
+        bad: Flags = self.seq == NULL
+        bad[1:] |= ~self._differ(self.group, self.seq, self.member)
+        starts = edges(self.group)
+        if not len(starts):
+            return bad
+        spoilt = np.logical_or.reduceat(bad, starts)
+        numbered: Flags = ~np.repeat(spoilt, np.diff(np.append(starts, len(bad))))
+        return numbered
+
+    def begins_another(self) -> Flags:
+        """Whether a row is of another collective than the one before."""
+        op = self.member >> _RANK_BITS
+        return np.append(
+            np.ones(min(1, len(op)), np.bool_), self._differ(self.group, self.seq, op)
+        )
+
+    def _differ(self, *columns: Ints) -> Flags:
+        differ = np.zeros(max(0, len(self.group) - 1), np.bool_)
+        for column in columns:
+            differ |= column[1:] != column[:-1]
+        return differ
+
+
+def _groups(calls: CollectiveCalls, rows: Ints) -> Iterator[Ints]:
+    """The rows of each group, by rank and end."""
+    rows = rows[np.lexsort((calls.stop[rows], calls.rank[rows], calls.group[rows]))]
+    yield from np.split(rows, edges(calls.group[rows])[1:]) if len(rows) else ()
+
+
+def _by_order(calls: CollectiveCalls, rows: Ints, *, ends_apart: bool) -> tuple[Ints, int]:
+    """Places of a group's rows in the sequence that its ranks share; how many have none."""
+    code, first = _codes(calls, rows), edges(calls.rank[rows])
+    bring = sequences.of_ends_apart if ends_apart else sequences.of_one_end
+    return bring(code, calls.stop[rows], first)
+
+
+def _codes(calls: CollectiveCalls, rows: Ints) -> Ints:
+    """One number for each pair of operation and size; for an operation where a size lacks."""
+    op, size = calls.op[rows], calls.size[rows]
+    unsized = np.isin(op, op[size == NULL])
+    sizes, code = np.unique(np.where(unsized, NULL, size), return_inverse=True)
+    return op * len(sizes) + code
+
+
+def _ahead(calls: CollectiveCalls, instance: Ints, together: Flags) -> Ints:
+    """What the clock of each row's rank is ahead by, as far as the collectives so far tell."""
+    rows = np.flatnonzero((instance != NONE) & together)
+    found = offsets_of(calls.rank[rows], calls.group[rows], instance[rows], calls.stop[rows])
+    return by_rank(calls.rank, {each.rank: each.offset_ns for each in found})
+
+
+def _contradicts(calls: CollectiveCalls, instance: Ints, count: int) -> Flags:
+    """Of each collective whether two of its members say another size or root."""
+    found = np.zeros(count, np.bool_)
+    for said in (calls.size, calls.root):
+        if said is None:
+            continue
+        one = np.full(count + 1, NULL)  # one behind the last for NONE
+        one[instance] = said
+        if (one[instance] == said)[instance != NONE].all():
+            continue
+        known = np.flatnonzero((instance != NONE) & (said != NULL))
+        number, value = instance[known], said[known]
+        one[number] = value
+        found[number[one[number] != value]] = True
+    return found
+
+
+def _of_several(instance: Ints, counts: Flags) -> tuple[Ints, int]:
+    """Instances numbered anew, without those of one rank alone and those that do not count."""
+    known = instance != NONE
+    several = (np.bincount(instance[known], minlength=len(counts)) > 1) & counts
+    if several.all():
+        return instance, len(several)
+    number = np.where(several, np.cumsum(several) - 1, NONE)
+    found = np.full(len(instance), NONE, np.int64)
+    found[known] = number[instance[known]]
+    return found, int(several.sum())

@@ -1,0 +1,1 @@
+"""Run work on every rank of a run: serial, in processes, or on Dask."""

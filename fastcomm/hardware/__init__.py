@@ -1,0 +1,1 @@
+"""GPUs, links and measured curves of clusters, as data."""

@@ -1,0 +1,1 @@
+"""Trials of dPRO and BytePS: TensorFlow, MXNet, Horovod, NCCL and BytePS profiles."""

@@ -1,0 +1,220 @@
+"""Clocks of hosts: what to add to the times of each so that they tell one time.
+
+`sync`: the last Sync of Horovod ends everywhere as on the first host. The others need none: no
+RECV ends before its SEND, which bounds the difference of two hosts' shifts. Of all shifts
+within the bounds `causality` takes the smallest by their squares, `variance` those for which
+long RECVs, counted from their SEND on, differ least, `drift` those that differ least from host
+to host around the ring. `auto` is sync, or causality where a rank has no Sync. Times are ns.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from fastcomm.errors import ConfigError
+from fastcomm.readers.dpro.nccl import Topology
+from fastcomm.readers.dpro.statistics import send_receive, step_ids
+from fastcomm.readers.dpro.uniform import UniformTrace
+from fastcomm.units import format_ns
+from fastcomm_kernels.arrays import Floats, Ints
+
+MODES = ("auto", "sync", "causality", "variance", "drift", "none")
+_LONG = 1.5
+_US = 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shifts:
+    """Nanoseconds to add, by pid; `violated_ns` is by how much causality still is."""
+
+    by_pid: Mapping[str, int]
+    warnings: tuple[str, ...] = ()
+    violated_ns: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """SEND and RECV of one slice on two hosts: the hosts by number, start and end of both."""
+
+    send_host: Ints
+    receive_host: Ints
+    send: Floats
+    receive: Floats
+
+    def bounds(self, hosts: int) -> Floats:
+        """How far a sender's shift may exceed a receiver's at most; inf without pairs."""
+        found = np.full((hosts, hosts), np.inf)
+        gap = self.receive[1] - self.send[1]
+        np.minimum.at(found, (self.send_host, self.receive_host), gap)
+        return found
+
+
+def by_sync(
+    mode: str, hosts: Mapping[str, str], syncs: Mapping[str, int | None]
+) -> Shifts | None:
+    """Shifts that the Syncs alone tell; None if SEND and RECV have to tell them.
+
+    `hosts` and `syncs`, the end of the last Sync, are by pid, in the order of the ranks.
+    """
+    if mode not in MODES:
+        raise ConfigError(f"alignment {mode!r}: wanted one of {', '.join(MODES)}")
+    if mode == "none" or len(set(hosts.values())) == 1:
+        return Shifts(by_pid={})
+    missing = next((pid for pid in hosts if syncs[pid] is None), None)
+    if mode not in {"auto", "sync"} or (mode == "auto" and missing):
+        return None
+    if missing:
+        return Shifts(
+            by_pid={}, warnings=(f"{missing}: no Sync in comm.json: clocks are not aligned",)
+        )
+    ends: dict[str, list[int]] = {}
+    for pid, host in hosts.items():
+        ends.setdefault(host, []).append(syncs[pid] or 0)
+    base = next(iter(ends.values()))
+    # Exact: means of integers near 2^61 as one quotient.
+    shift = {
+        host: round((sum(base) * len(own) - sum(own) * len(base)) / (len(base) * len(own)))
+        for host, own in ends.items()
+    }
+    return Shifts(by_pid={pid: shift[host] for pid, host in hosts.items()})
+
+
+def by_causality(
+    mode: str, trace: UniformTrace, topology: Topology | None, hosts: Mapping[str, str]
+) -> Shifts:
+    """Shifts that SEND and RECV between hosts tell; the first host keeps its clock."""
+    found = None if topology is None else pairs_of(trace, topology, hosts)
+    if found is None or not len(found.send_host):
+        return Shifts(
+            by_pid={},
+            warnings=("no Sync, and no SEND and RECV between hosts: clocks are not aligned",),
+        )
+    warnings = ["no Sync in every comm.json: clocks are aligned by SEND and RECV"]
+    names = list(dict.fromkeys(hosts.values()))
+    shift, violated = solve(found, len(names), "causality" if mode == "auto" else mode)
+    if violated >= 1:
+        warnings.append(
+            f"no shift of clocks lets every RECV end after its SEND: {format_ns(violated)} lack"
+        )
+    by_host = dict(zip(names, np.rint(shift).astype(np.int64).tolist(), strict=True))
+    return Shifts(
+        by_pid={pid: by_host[host] for pid, host in hosts.items()},
+        warnings=tuple(warnings if mode == "auto" else warnings[1:]),
+        violated_ns=violated,
+    )
+
+
+def pairs_of(trace: UniformTrace, topology: Topology, hosts: Mapping[str, str]) -> Pairs:
+    """Every SEND and RECV between two hosts, in every step."""
+    sends, receives = send_receive(trace, topology)
+    number = {host: i for i, host in enumerate(dict.fromkeys(hosts.values()))}
+    host = np.array([number[hosts[pid]] for pid in trace.key_pid], np.int64)
+    other = host[sends] != host[receives]
+    sends, receives = sends[other], receives[other]
+    ids = step_ids(trace)
+    send, receive = ids[sends].ravel(), ids[receives].ravel()
+    key = np.repeat(np.arange(len(sends)), ids.shape[1])
+    both = (send >= 0) & (receive >= 0)
+    key, send, receive = key[both], send[both], receive[both]
+    zero = int(trace.start.min()) if len(trace) else 0
+
+    def times(rows: Ints) -> Floats:
+        start = trace.start[rows] - zero
+        return np.array([start, start + trace.dur[rows]], np.float64)
+
+    return Pairs(
+        send_host=host[sends][key],
+        receive_host=host[receives][key],
+        send=times(send),
+        receive=times(receive),
+    )
+
+
+def solve(found: Pairs, hosts: int, mode: str) -> tuple[Floats, float]:
+    """Shifts by host, that of the first 0, and by how much they violate causality at least."""
+    bounds = found.bounds(hosts) / _US
+    sender, receiver = np.nonzero(np.isfinite(bounds))
+    most = bounds[sender, receiver]
+    sides = np.zeros((len(most), hosts))
+    sides[np.arange(len(most)), sender] = 1
+    sides[np.arange(len(most)), receiver] -= 1
+    sides = sides[:, 1:]
+    violated = _violated(sides, most)
+    most = most + violated
+    shift = _drift(sides, most, hosts) if mode == "drift" else _smallest(sides, most)
+    if mode == "variance":
+        shift = _least_variance(found, sides, most, shift)
+    return np.concatenate(([0.0], shift)) * _US, violated * _US
+
+
+def _violated(sides: Floats, most: Floats) -> float:
+    """The least that all bounds have to give so that shifts fit them: 0 where some do."""
+    from scipy.optimize import linprog
+
+    cost = np.append(np.zeros(sides.shape[1]), 1.0)
+    rows = np.column_stack((sides, np.full(len(most), -1.0)))
+    free = [(None, None)] * sides.shape[1]
+    return float(linprog(cost, A_ub=rows, b_ub=most, bounds=[*free, (0, None)]).x[-1])
+
+
+def _smallest(sides: Floats, most: Floats) -> Floats:
+    """The least sum of squares with `sides @ shift <= most`: least distance programming.
+
+    C. Lawson and R. Hanson, Solving Least Squares Problems, chapter 23: the residual of a
+    non-negative least squares problem.
+    """
+    from scipy.optimize import nnls
+
+    if (most >= 0).all():
+        return np.zeros(sides.shape[1])
+    scale = float(np.abs(most).max())
+    wanted = np.append(np.zeros(sides.shape[1]), 1.0)
+    system = np.vstack((-sides.T, -most / scale))
+    left = system @ nnls(system, wanted)[0] - wanted
+    shift: Floats = -left[:-1] / left[-1] * scale
+    return shift
+
+
+def _drift(sides: Floats, most: Floats, hosts: int) -> Floats:
+    """The least sum of what neighbours in the ring of hosts differ by."""
+    from scipy.optimize import linprog
+
+    ring = np.zeros((hosts, hosts))
+    for i, (a, b) in enumerate(pairwise([*range(hosts), 0])):
+        ring[i, a], ring[i, b] = -1, 1
+    ring, none = ring[:, 1:], -np.eye(hosts)
+    rows = np.block(
+        [[sides, np.zeros((len(most), hosts))], [ring, none], [-ring, none]],
+    )
+    high = np.concatenate((most, np.zeros(2 * hosts)))
+    cost = np.append(np.zeros(hosts - 1), np.ones(hosts))
+    limits = [(None, None)] * (hosts - 1) + [(0, None)] * hosts
+    found: Floats = linprog(cost, A_ub=rows, b_ub=high, bounds=limits).x[: hosts - 1]
+    return found
+
+
+def _least_variance(found: Pairs, sides: Floats, most: Floats, begin: Floats) -> Floats:
+    """From the smallest shifts on, downhill to where long RECVs vary least."""
+    from scipy.optimize import minimize
+
+    dur = (found.receive[1] - found.receive[0]) / _US
+    long = dur > _LONG * median(dur.tolist())
+    if not long.any():
+        return begin
+    reach = (found.receive[1] - found.send[0])[long] / _US
+    sender, receiver, dur = found.send_host[long], found.receive_host[long], dur[long]
+
+    def variance(shift: Floats) -> float:
+        whole = np.concatenate(([0.0], shift))
+        clipped = np.clip(reach + whole[receiver] - whole[sender], 0, dur)
+        return float(clipped.var())
+
+    within: dict[str, Any] = {"type": "ineq", "fun": lambda shift: most - sides @ shift}
+    end = minimize(variance, begin, method="SLSQP", constraints=[within]).x
+    fits = (sides @ end <= most + 1e-6).all()
+    better: Floats = end if fits and variance(end) < variance(begin) else begin
+    return better

@@ -1,0 +1,203 @@
+"""What the beginning of a JSON file tells: whether it is a trace, of which kind and rank.
+
+Little is read if that will do: of a run of thousands of ranks every beginning is looked at.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+
+from fastcomm.errors import TraceFileError
+from fastcomm.readers.kineto import stream
+from fastcomm.readers.kineto.categories import CATEGORIES
+from fastcomm.readers.kineto.stream import BLOCK, CutShortError, blocks
+from fastcomm.readers.ranks import rank_from_name
+from fastcomm.readers.unreadable import described, unpack
+
+# profiler: a trace of the PyTorch profiler. uniform: a list of events that bears no mark of it.
+# events: a list of events, none of which is in the beginning. foreign: other JSON. damaged: a
+# file that cannot be opened or decompressed, is empty, cut, or no JSON.
+Kind = Literal["profiler", "uniform", "events", "foreign", "damaged"]
+
+SUFFIXES = (".json", ".json.gz", ".json.zst")
+# Execution traces lie beside Kineto traces and are none.
+EXECUTION_TRACES = ("torch_et_", "pytorch_et_")
+
+_HEAD = 1 << 15  # bytes; a job of thousands of ranks lists its groups in more
+_BLANKS = b"\xef\xbb\xbf \t\r\n"
+_TRACE_NAME = re.compile(r"\.pt\.trace\.json(\.gz|\.zst)?$", re.IGNORECASE)
+_KEY = b'"traceEvents"'
+# What the profiler writes around its events, and no other tool that is known.
+_MARKS = (
+    *(b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"'),
+    *(b'"baseTimeNanoseconds"', b'"cuda_runtime_version"'),
+)
+_CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"]{1,40})"')
+# Further categories of the profiler, none of which metrics need.
+_MORE_CATEGORIES = frozenset(
+    {
+        *(b"Trace", b"ac2g", b"async_cpu_to_gpu", b"async_gpu", b"fwdbwd", b"overhead"),
+        *(b"cpu_instant_event", b"mtia_ccp_events", b"mtia_runtime", b"xpu_runtime"),
+        *(b"hpu_op", b"privateuse1_runtime", b"forward_backward"),
+    }
+)
+_PHASE = re.compile(rb'"ph"\s*:\s*"(?!M")')
+_LIST_BEGINS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_MOST_LISTS = 16
+RANK_KEYS = ("rank", "world_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """What the beginning of a file tells without reading on."""
+
+    kind: Kind
+    rank: int | None = None
+    world_size: int | None = None
+    error: str = ""  # of damaged and foreign files: what was found instead of a trace
+    is_closed: bool = False  # it could not be opened: it may hold anything
+    is_whole: bool = False  # the beginning is all of it: reading on tells nothing new
+
+    @property
+    def is_trace(self) -> bool:
+        """Whether the PyTorch profiler may have written it, and it can be read so far."""
+        return self.kind in ("profiler", "events")
+
+
+def is_rank_name(name: str) -> bool:
+    """Whether a file's name says that it is the trace of a rank."""
+    return _TRACE_NAME.search(name) is not None or rank_from_name(name) is not None
+
+
+def is_trace_name(name: str) -> bool:
+    """Whether a file is named as PyTorch's `tensorboard_trace_handler` names traces."""
+    return _TRACE_NAME.search(name) is not None
+
+
+def peek(path: Path) -> Peek:
+    """Look at the beginning of a JSON file; whatever is wrong with it is in the result."""
+    try:
+        status = path.stat()
+    except OSError as error:
+        return Peek("damaged", error=error.strerror or str(error), is_closed=True)
+    mode = getattr(status, "st_mode", 0)  # who may read it changes what is found
+    return _peek(path, status.st_size, status.st_mtime_ns, mode)
+
+
+@lru_cache(maxsize=1 << 14)
+def _peek(path: Path, _size: int, _changed_ns: int, _mode: int) -> Peek:
+    head = _beginning(path, _HEAD)
+    is_clear = _KEY in head.text and _kind(head.text) == "profiler"
+    if not is_clear and not head.error and not head.is_whole:
+        head = _beginning(path, BLOCK)
+    text = head.text.lstrip(_BLANKS)
+    if head.is_closed or not text:
+        return Peek("damaged", error=head.error or "empty", is_closed=head.is_closed)
+    if text[:1] not in (b"{", b"["):
+        return Peek("damaged", error=unpack(head.text, path) or described(head.text))
+    if _is_foreign(text, head):
+        found = "array" if text[:1] == b"[" else "object"
+        words = f"a JSON {found} without trace events"
+        return Peek("foreign", error=words, is_whole=head.is_whole or found == "array")
+    if (kind := _kind(text)) is None:
+        return Peek("damaged", error=head.error or "no JSON, or not all of it")
+    begin = stream.events_begin(head.text, 0)
+    info = _info(head.text[: max(begin if begin >= 0 else head.text.find(_KEY), 0)])
+    rank, world = (info[key] if is_count(info.get(key)) else None for key in RANK_KEYS)
+    return Peek(kind, rank, world)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """The first bytes of a text, whether they are all, and what ended them early."""
+
+    text: bytes
+    is_whole: bool = False
+    error: str = ""
+    is_closed: bool = False
+
+
+def _beginning(path: Path, size: int) -> _Beginning:
+    parts: list[bytes] = []
+    try:
+        for block in blocks(path, size):
+            parts.append(block)
+            if sum(map(len, parts)) >= size:
+                return _Beginning(b"".join(parts))
+    except CutShortError:
+        return _Beginning(b"".join(parts), error="the compressed file is cut short")
+    except TraceFileError as error:
+        words = str(error).removeprefix(f"{path}: ")
+        is_closed = isinstance(error.__cause__, OSError) and not parts
+        return _Beginning(b"".join(parts), error=words, is_closed=is_closed)
+    return _Beginning(b"".join(parts), is_whole=True)
+
+
+def _is_foreign(text: bytes, head: _Beginning) -> bool:
+    """Whether the text is JSON, as far as it goes, and can be no trace."""
+    if head.error:
+        return False
+    is_list = text[:1] == b"["
+    has_events = _PHASE.search(text) is not None
+    if has_events if is_list else _KEY in text and (has_events or not _is_nested(text)):
+        return False
+    if not head.is_whole:
+        return is_list or not any(mark in text for mark in _MARKS)
+    return _is_filled(text.rstrip(_BLANKS + b"\0")) or _is_lines(text)
+
+
+def _is_nested(text: bytes) -> bool:
+    """Whether every list of events in a text belongs to an inner object."""
+    ends = [found.end() for found in islice(_LIST_BEGINS.finditer(text), _MOST_LISTS)]
+    return bool(ends) and all(stream.is_inner(text[:end]) for end in ends)
+
+
+def _is_filled(text: bytes) -> bool:
+    """Whether a text is one JSON value, and not an empty one."""
+    try:
+        return bool(orjson.loads(text))
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _is_lines(text: bytes) -> bool:
+    """Whether a text is JSON lines, as of logs: a value in the first line, and more lines."""
+    first, line_end, rest = text.partition(b"\n")
+    return bool(line_end and rest.strip()) and _is_filled(first)
+
+
+def _kind(text: bytes) -> Kind | None:
+    """The kind of a text that holds events, or is cut before them; None where none shows."""
+    begin = _LIST_BEGINS.search(text)
+    if any(mark in text for mark in _MARKS) and (begin is not None or _KEY not in text):
+        return "profiler"
+    if begin is None and text[:1] != b"[":
+        return None
+    categories = set(_CATEGORY.findall(text))
+    if categories & (CATEGORIES.keys() | _MORE_CATEGORIES):
+        return "profiler"
+    is_event = _PHASE.search(text, begin.end() if begin else 0) is not None
+    if begin is None and not is_event:
+        return None
+    return "uniform" if is_event else "events"
+
+
+def is_count(value: object) -> bool:
+    """Whether a value of JSON is a number of ranks, or of a rank."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _info(head: bytes) -> dict[str, Any]:
+    """Return the `distributedInfo` in the text before the events, if it is whole."""
+    found = re.search(rb'"distributedInfo"\s*:\s*(?=\{)', head)
+    try:
+        text = head[found.end() :].decode(errors="replace") if found else "{}"
+        return dict(json.JSONDecoder().raw_decode(text)[0])
+    except (ValueError, RecursionError):
+        return {}

@@ -1,0 +1,120 @@
+"""Calls of a Kineto trace whose inputs' shapes are known, with the time of their kernels.
+
+A call is an operator on the host; its kernels are those launched while it ran on its thread.
+The profiler writes shapes only where it was asked to (`record_shapes=True`).
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.readers.kineto.categories import scan
+from fastcomm.readers.kineto.chrome import Scanned
+from fastcomm.readers.kineto.reader import METRICS
+from fastcomm.trace.schema import KIND
+from fastcomm_kernels.arrays import NULL, Ints
+
+# Beginnings of names, eight bytes at most: products of matrices, and attention.
+_NAMES = (b"aten::mm", b"aten::ad", b"aten::bm", b"aten::_f", b"aten::_s", b"flash_at")
+_ARGS = ("Input Dims", "Input type", "Concrete Inputs")
+_SHAPES = replace(METRICS, prefixes=_NAMES, detail_args=(), detail_texts=_ARGS)
+
+
+class ShapedCall(NamedTuple):
+    """One operator: the shapes and types of its inputs, and what they are where no tensors."""
+
+    name: str
+    dims: tuple[tuple[int, ...], ...]
+    types: tuple[str, ...]
+    values: tuple[str, ...]
+    seconds: float
+
+
+def calls(path: Path, names: tuple[str, ...]) -> list[ShapedCall]:
+    """The operators of these names that launched kernels, and say their shapes."""
+    scanned, _ = scan(path, _SHAPES)
+    columns = scanned.columns
+    wanted = [code for code, text in enumerate(scanned.texts) if text in names]
+    ops = np.flatnonzero((columns["kind"] == KIND["cpu_op"]) & np.isin(columns["name"], wanted))
+    ops = ops[np.argsort(columns["start"][ops], kind="stable")]
+    spent = _spent(columns, ops)
+    found = (
+        _call(scanned, int(row), float(time) * 1e-9)
+        for row, time in zip(ops[spent > 0], spent[spent > 0], strict=True)
+    )
+    return [call for call in found if call]
+
+
+def _spent(columns: dict[str, NDArray[Any]], ops: Ints) -> Ints:
+    """Nanoseconds of the kernels of each operator; operators are sorted by their start."""
+    works, launches = (
+        rows[columns["correlation"][rows] != NULL]
+        for rows in (np.flatnonzero(columns["kind"] == KIND[name]) for name in _LINKED)
+    )
+    launches = launches[np.argsort(columns["correlation"][launches], kind="stable")]
+    known = columns["correlation"][launches]
+    at = np.searchsorted(known, columns["correlation"][works])
+    linked = at < len(known)
+    linked[linked] = known[at[linked]] == columns["correlation"][works[linked]]
+    works, launches = works[linked], launches[at[linked]]
+    op = _around(columns, ops, launches)
+    inside = op >= 0
+    duration = columns["stop"][works[inside]] - columns["start"][works[inside]]
+    spent = np.zeros(len(ops), np.int64)
+    np.add.at(spent, op[inside], duration)
+    return spent
+
+
+_LINKED = ("kernel", "runtime")
+
+
+def _around(columns: dict[str, NDArray[Any]], ops: Ints, launches: Ints) -> Ints:
+    """The innermost operator around each launch on its thread, or -1.
+
+    Where no operator is on a launch's thread, as with ids of another kind, any thread's counts.
+    """
+    found = np.full(len(launches), -1, np.int64)
+    threads, start = columns["thread"], columns["start"]
+    for thread in np.unique(threads[launches]):
+        mine = np.flatnonzero(threads[launches] == thread)
+        places = np.flatnonzero(threads[ops] == thread)
+        places = places if len(places) else np.arange(len(ops))
+        if not len(places):
+            continue
+        when = start[launches[mine]]
+        last = np.searchsorted(start[ops[places]], when, side="right") - 1
+        place = places[np.maximum(last, 0)]
+        inside = (last >= 0) & (when < columns["stop"][ops[place]])
+        found[mine[inside]] = place[inside]
+    return found
+
+
+def _call(scanned: Scanned, row: int, seconds: float) -> ShapedCall | None:
+    detail = int(scanned.columns["detail"][row])
+    said = [_list(scanned, name, detail) for name in _ARGS]
+    if said[0] is None or said[1] is None:
+        return None
+    dims = tuple(tuple(each) if _is_shape(each) else () for each in said[0])
+    types, values = (tuple(str(each) for each in part or ()) for part in said[1:])
+    return ShapedCall(
+        scanned.texts[int(scanned.columns["name"][row])], dims, types, values, seconds
+    )
+
+
+def _list(scanned: Scanned, name: str, detail: int) -> list[Any] | None:
+    code = int(scanned.details[name][detail]) if detail >= 0 else NULL
+    if code == NULL:
+        return None
+    try:
+        value = json.loads(scanned.texts[code])
+    except ValueError:
+        return None
+    return value if isinstance(value, list) else None
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, int) for each in value)

@@ -1,0 +1,1 @@
+"""Tables of operations in Parquet or CSV."""

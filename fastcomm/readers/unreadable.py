@@ -1,0 +1,112 @@
+"""Recognize archives and other files that are not read, and say how to unpack them."""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from shlex import quote
+
+from fastcomm.readers.ranks import rank_from_name
+
+_TAR_AT = 257  # where the header of a tar archive has its mark
+# Begin of the text, what it is, and the command that makes it readable ({} is the file).
+_KINDS: tuple[tuple[Callable[[bytes], bool], str, str], ...] = (
+    (
+        lambda head: head[_TAR_AT : _TAR_AT + 5] == b"ustar",
+        "a tar archive",
+        "unpack it (tar xf {}) and give fastcomm the directory",
+    ),
+    (
+        lambda head: head.startswith(b"SQLite format 3\0"),
+        "a SQLite database",
+        "decompress it (gunzip -k, zstd -d) to a file named .sqlite",
+    ),
+    (
+        lambda head: head.startswith((b"PK\3\4", b"PK\5\6")),
+        "a ZIP archive",
+        "unpack it (unzip {}) and give fastcomm the directory",
+    ),
+    (
+        lambda head: head.startswith(b"\xfd7zXZ\0"),
+        "compressed by xz",
+        "decompress it first (xz -dk {})",
+    ),
+    (
+        lambda head: head.startswith(b"BZh"),
+        "compressed by bzip2",
+        "decompress it first (bunzip2 -k {})",
+    ),
+    (
+        lambda head: head.startswith(b"7z\xbc\xaf"),
+        "a 7-Zip archive",
+        "unpack it (7z x {}) and give fastcomm the directory",
+    ),
+    (
+        lambda head: head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")),
+        "compressed twice",
+        "decompress it once first",
+    ),
+    (lambda head: head.startswith(b"PAR1"), "a Parquet file", "name it .parquet"),
+)
+_SHOWN = 16
+_PRINTABLE = frozenset(range(32, 127)) | frozenset(b"\t\r\n")
+
+
+def unpack(head: bytes, path: Path) -> str | None:
+    """Return what a file of a known other kind is and what to do with it; None for others."""
+    for is_kind, words, remedy in _KINDS:
+        if is_kind(head):
+            return f"{words}; {remedy.format(quote(str(path)))}"
+    return None
+
+
+def described(head: bytes) -> str:
+    """Return how a text begins: quoted if it is printable ASCII, else "binary data"."""
+    begin = head[:_SHOWN]
+    if begin and _PRINTABLE.issuperset(begin):
+        return f"text that begins with {begin.decode()!r}"
+    return "binary data"
+
+
+_ARCHIVE = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz|tzst|zip|7z)$", re.IGNORECASE)
+_DATABASE = re.compile(r"\.(sqlite3?|db)\.(gz|zst|xz|bz2)$", re.IGNORECASE)
+_TRACE = re.compile(r"\.(json\.(xz|bz2|lz4|br)|(jsonl|log)\.(zst|xz|bz2))$", re.IGNORECASE)
+_TOOLS = {
+    "gz": "gunzip -k",
+    "zst": "zstd -d",
+    "xz": "xz -dk",
+    "bz2": "bunzip2 -k",
+    "lz4": "lz4 -dk",
+    "br": "brotli -d",
+}
+
+
+def packed(path: Path) -> str | None:
+    """Return what to do with an archive or a compression that is not read; None for others."""
+    name = quote(str(path))
+    if _ARCHIVE.search(path.name):
+        tool = "unzip" if path.name.lower().endswith(".zip") else "tar xf"
+        tool = "7z x" if path.name.lower().endswith(".7z") else tool
+        return f"{path}: an archive; unpack it ({tool} {name}) and give fastcomm the directory"
+    if _DATABASE.search(path.name) or _TRACE.search(path.name):
+        tool = _TOOLS[path.name.rpartition(".")[2].lower()]
+        return f"{path}: this compression is not read; decompress the file: {tool} {name}"
+    return None
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a packed file is a trace by its name: an export, or named after a rank."""
+    if _DATABASE.search(path.name):
+        return True
+    is_trace = ".pt.trace.json" in path.name or rank_from_name(path.name) is not None
+    return is_trace and packed(path) is not None
+
+
+def is_unpacked_beside(path: Path, files: Iterable[Path]) -> bool:
+    """Whether one of the files is what unpacking this one would give."""
+    stem = _ARCHIVE.sub("", path.name)
+    stem = path.stem if stem == path.name else stem
+    return any(
+        (each.parent == path.parent and each.name.startswith((f"{stem}.", f"{stem}_")))
+        or each == path.with_name(stem)
+        for each in files
+    )

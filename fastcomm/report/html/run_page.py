@@ -1,0 +1,248 @@
+"""The page of a run: findings, sections, and the files beside it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from fastcomm import parquet
+from fastcomm.analyses.critical_path import search
+from fastcomm.critical_path.ranks import Joined
+from fastcomm.critical_path.result import CriticalPath
+from fastcomm.errors import FastcommError
+from fastcomm.executors import warm
+from fastcomm.metrics import findings as findings_
+from fastcomm.metrics.headline import why_unknown
+from fastcomm.metrics.result import Metrics
+from fastcomm.report import files
+from fastcomm.report.commands import Suggestions
+from fastcomm.report.html import across, breakdown, path, ranks, render, speed, volume, words
+from fastcomm.report.html import volume as html_volume
+from fastcomm.report.html.breakdown import ByRank
+from fastcomm.report.html.page import (
+    Page,
+    PageFinding,
+    PageTable,
+    Section,
+    columns,
+    number,
+    text,
+)
+from fastcomm.report.html.words import Fact, many, plain
+from fastcomm.report.rows import group_name
+from fastcomm.trace.run import Run, ranks_words, skipped_lines
+
+MOST = 8
+
+# Evidence worth a number on the page: its label, and how it is written.
+_EVIDENCE: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "compute_ns": ("compute per step", words.ns),
+    "peers_compute_ns": ("compute of its peers", words.ns),
+    "idle_ns": ("idle per step", words.ns),
+    "peers_idle_ns": ("idle time of its peers", words.ns),
+    "wait_ns": ("waits for others", words.ns),
+    "peers_wait_ns": ("its peers wait", words.ns),
+    "bus_bw": ("bus bandwidth", words.rate),
+    "peers_bus_bw": ("bus bandwidth of its peers", words.rate),
+    "expert_bytes": ("expert traffic per step", words.size),
+    "peers_expert_bytes": ("expert traffic of its peers", words.size),
+    "exposed_wait_ns": ("waiting for the last rank", words.ns),
+    "exposed_transfer_ns": ("transfer", words.ns),
+    "overlap": ("of communication overlaps compute", words.percent),
+    "spread_ns": ("spread between steps", words.ns),
+}
+
+
+def findings(suggestions: Suggestions) -> tuple[PageFinding, ...]:
+    """Return the findings of a run in the order in which the terminal prints them."""
+    return tuple(_finding(each, suggestions) for each in suggestions.metrics.findings[:MOST])
+
+
+def _finding(found: findings_.Finding, suggestions: Suggestions) -> PageFinding:
+    command = suggestions.next(found)
+    return PageFinding(
+        title=(found.text,),
+        evidence=(
+            words.fact("findings.cost_ns", found.cost_ns, words.ns, label="per step"),
+            words.fact("findings.share", found.share, words.percent, label="of the step"),
+            Fact(key="findings.confidence", text=found.confidence, label="confidence"),
+            *_evidence(found),
+        ),
+        command=command.line if command else "",
+        then=command.purpose if command else "",
+        cost_ns=found.cost_ns,
+    )
+
+
+def _evidence(found: findings_.Finding) -> list[Fact]:
+    return [
+        words.fact("findings.evidence", getattr(found.evidence, name), form, label=label)
+        for name, (label, form) in _EVIDENCE.items()
+        if getattr(found.evidence, name) is not None
+    ]
+
+
+def run_page(
+    found: Metrics,
+    paths: Sequence[str],
+    *,
+    options: Sequence[str] = (),
+    critical: CriticalPath | None = None,
+    joined: Joined | None = None,
+    no_path: str = "",
+    data: Sequence[tuple[str, str]] = (),
+) -> Page:
+    """Return the page of a run, with a critical path or the reason why there is none.
+
+    `paths` and `options` are the words of the user that open the run; suggested commands
+    repeat them.
+    """
+    by_rank = ByRank.of(found)
+    why = why_unknown(found)
+    sections = [
+        breakdown.section(found, by_rank, why),
+        html_volume.overlap_section(found, why),
+        speed.section(found),
+        volume.volume_section(found),
+        html_volume.windows_section(found, why),
+        ranks.section(found, by_rank, why),
+        across.section(found),
+    ]
+    if critical is not None:
+        sections.append(path.section(critical, joined))
+    sections.append(_measured_evidence(found))
+    return Page(
+        title="Communication report",
+        source=" ".join(paths),
+        headline=(found.headline,),
+        health=found.health or "",
+        facts=(*_about(found, why), *breakdown.facts(found, why)),
+        findings=findings(Suggestions(metrics=found, arguments=(*paths, *options))),
+        sections=tuple(sections),
+        warnings=(*_left_out(found), *found.warnings, *([no_path] if no_path else [])),
+        data=tuple(data),
+    )
+
+
+def busiest(found: Metrics) -> int:
+    """The rank that computes the most, and so keeps others waiting; the first if none tells."""
+    by_rank = ByRank.of(found)
+    return int(by_rank.ranks[by_rank.by_compute[-1]]) if by_rank.known else found.ranks[0]
+
+
+def _about(found: Metrics, why: str) -> tuple[Fact, ...]:
+    count = len(found.ranks)
+    return (
+        words.fact("ranks", count, words.whole, label=_of_ranks(count, found.expected_ranks)),
+        words.fact("iterations", found.iterations, words.whole, label="iterations", why=why),
+    )
+
+
+def _of_ranks(count: int, expected: int) -> str:
+    """The word behind the number of ranks."""
+    return ranks_words(count, expected).removeprefix(str(count)).strip()
+
+
+def _left_out(found: Metrics) -> list[str]:
+    """A line for each rank that could not be read and is in no number here."""
+    return [f"skipped: {plain((line,))}" for line in skipped_lines(found.failed)]
+
+
+def _measured_evidence(found: Metrics) -> Section:
+    rows = []
+    for row in found.tables["group_tags"].to_pylist():
+        fits = f" ({row['candidates']})" if row["candidates"] else ""
+        rows.append(
+            (
+                text(group_name(row["description"], row["size"])),
+                number(row["size"], words.whole, "the trace does not say who is in the group"),
+                text(row["tag"]),
+                text(f"{row['tag_source']}{fits}"),
+                number(row["on_ranks"], words.whole),
+                number(row["events"], words.whole),
+            )
+        )
+    heads = columns("process group", ("ranks each", "groups.size"))
+    table = PageTable(
+        name="groups-table",
+        caption="Process groups, and where their tags come from",
+        columns=(
+            *heads,
+            *columns("tag"),
+            *columns("by"),
+            *columns("", ("on ranks", "groups.on_ranks"), ("events", "groups.events"))[1:],
+        ),
+        rows=tuple(rows),
+    )
+    how = ", ".join(found.found_by) or "no rule"
+    return Section(
+        name="evidence",
+        title="What do these numbers rest on?",
+        lead=(
+            f"Iterations were found by {how}, and are cut by the {found.iteration_clock}'s "
+            f"clock; bytes are {found.bytes} bytes. The tags of "
+            "communication come from these process groups.",
+        ),
+        blocks=(table,) if rows else (),
+    )
+
+
+def write(tables: Mapping[str, pa.Table], page: Path) -> list[tuple[str, str]]:
+    """Write the tables to `<page>-data`; the names to link to, and what each has."""
+    folder = page.with_name(f"{page.stem}-data")
+    names = {f"{name}.parquet": table for name, table in tables.items()}
+    files.write(folder, {name: partial(parquet.write, table) for name, table in names.items()})
+    return [
+        (f"{folder.name}/{name}", many(table.num_rows, "row")) for name, table in names.items()
+    ]
+
+
+def write_report(
+    found: Metrics,
+    output: str | Path = "report.html",
+    *,
+    run: Run | None = None,
+    paths: Sequence[str] = (),
+    options: Sequence[str] = (),
+    with_data: bool = True,
+) -> None:
+    """Write the page that `fastcomm report` writes.
+
+    A `run`, opened with `OpenOptions(whole=True)`, brings the critical path. `paths` and
+    `options` (command line options that say how to read the run) are repeated in the commands
+    that the page suggests.
+    `with_data` writes the tables as Parquet to a folder beside the page.
+    """
+    output, paths = Path(output), paths or _places(run)
+    data = write(found.to_arrow(), output) if with_data else []
+    page = (
+        run_page(found, paths, options=options, data=data)
+        if run is None
+        else _with_path(found, run, paths, options, data)
+    )
+    render.write(page, output)
+
+
+def _places(run: Run | None) -> tuple[str, ...]:
+    """Where the files of a run lie; the word for it in commands where nobody knows."""
+    if run is None:
+        return ("PATH",)
+    return tuple(sorted({str(each.path.parent) for each in run.sources}))
+
+
+def _with_path(
+    found: Metrics,
+    run: Run,
+    paths: Sequence[str],
+    options: Sequence[str],
+    data: Sequence[tuple[str, str]],
+) -> Page:
+    warm.compile_critical_path()
+    try:
+        path, joined = search(run, busiest(found))
+    except FastcommError as error:
+        why = f"No critical path: {error}"
+        return run_page(found, paths, options=options, data=data, no_path=why)
+    return run_page(found, paths, options=options, critical=path, joined=joined, data=data)

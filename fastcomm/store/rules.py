@@ -1,0 +1,211 @@
+"""Warnings that a store keeps, and steps and parallelism found anew by other rules."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, cast, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.errors import ConfigError
+from fastcomm.readers.assembly import ReadOptions, assemble
+from fastcomm.readers.communication import Collectives, Partners
+from fastcomm.readers.events import Events
+from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, named
+from fastcomm.trace import schema
+from fastcomm.trace.bytes import Sizes
+from fastcomm.trace.iterations import Clock, IterationRule
+from fastcomm.trace.parallel import Grid
+from fastcomm.trace.tags import ProcessGroup, TagRule, TagRules
+from fastcomm.trace.trace import Trace
+from fastcomm_kernels.arrays import NULL, Ints
+
+
+def as_json(options: ReadOptions) -> dict[str, Any]:
+    """The options as plain objects; equal options give equal ones."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(options)))
+    # Who said it, and how, changes nothing.
+    del plain["tags"]["grid_words"], plain["tags"]["order_words"]
+    for rule in plain["tags"]["explicit"]:
+        del rule["is_given"]
+    return plain
+
+
+def restored(plain: Mapping[str, Any]) -> ReadOptions:
+    """The options of `as_json`; KeyError, TypeError or ValueError where it is none."""
+    tags, marks = plain["tags"], plain["iterations"]
+    return ReadOptions(
+        allow_truncated=bool(plain["allow_truncated"]),
+        iterations=IterationRule(
+            regex=marks["regex"],
+            ranges=tuple((int(a), int(b), int(c)) for a, b, c in marks["ranges"]),
+            clock=_clock(marks["clock"]),
+        ),
+        tags=TagRules(
+            explicit=tuple(_rule(rule) for rule in tags["explicit"]),
+            grid=None if tags["grid"] is None else Grid(**tags["grid"]),
+            guess=bool(tags["guess"]),
+        ),
+        patterns=tuple(Pattern(**pattern) for pattern in plain["patterns"]),
+        whole=bool(plain["whole"]),
+    )
+
+
+def _clock(word: str) -> Clock:
+    for clock in get_args(Clock):
+        if clock == word:
+            return cast("Clock", clock)
+    raise ValueError(f"clock {word!r}")
+
+
+def _rule(plain: Mapping[str, Any]) -> TagRule:
+    value = plain["value"]
+    value = tuple(value) if isinstance(value, list) else value
+    return TagRule(field=plain["field"], value=value, tag=plain["tag"])
+
+
+def over(said: ReadOptions, stored: ReadOptions) -> ReadOptions:
+    """What holds when a store is opened with `said`; equal to `stored` where that adds nothing.
+
+    The clock of iterations is left as it is stored: `store.reader.read` chooses it.
+
+    ConfigError for patterns of kernels, which only the first reading can apply.
+    """
+    if strange := [each.regex for each in said.patterns if each not in stored.patterns]:
+        raise ConfigError(
+            f"[[kernels]]: {', '.join(strange)}: what is communication is decided when a run "
+            "is stored; ingest the traces again with this configuration"
+        )
+    return replace(
+        stored,
+        iterations=_marks(said.iterations, stored.iterations),
+        tags=_tags(said.tags, stored.tags),
+    )
+
+
+def _marks(said: IterationRule, stored: IterationRule) -> IterationRule:
+    named = said if said.regex is not None or said.ranges else stored
+    return replace(named, clock=stored.clock)
+
+
+def _tags(said: TagRules, stored: TagRules) -> TagRules:
+    """The rules of both, those said later first."""
+    older = tuple(rule for rule in stored.explicit if rule not in said.explicit)
+    return TagRules(
+        explicit=(*said.explicit, *older),
+        grid=said.grid or stored.grid,
+        guess=said.guess or stored.guess,
+        grid_words=said.grid_words,
+        order_words=said.order_words,
+    )
+
+
+_SILENT = Named(library="", op="OTHER", tag=None, fused=False)
+
+
+def reapplied(trace: Trace, wanted: ReadOptions, stored: ReadOptions) -> Trace:
+    """The trace as the first reading would have made it of `wanted` instead of `stored`."""
+    events = _events(trace)
+    found = _collectives(trace, events, wanted.patterns)
+    bare = replace(trace.meta, warnings=())
+    whole = trace.args is not None
+    # What the first reading warned of by its rules is no longer so.
+    before = assemble(events, trace.lanes, found, replace(stored, whole=whole), bare)
+    kept = tuple(note for note in trace.meta.warnings if note not in before.meta.warnings)
+    meta = replace(trace.meta, warnings=kept)
+    return assemble(events, trace.lanes, found, replace(wanted, whole=whole), meta)
+
+
+def _events(trace: Trace) -> Events:
+    name = trace.events["name"].combine_chunks()
+    columns = {
+        each: _filled(trace.events[each])
+        for each in trace.events.column_names
+        if each not in ("name", "lane", "kind")
+    }
+    columns |= {"name": name.indices.to_numpy(), "kind": trace.events["kind"].to_numpy()}
+    columns |= {each: _filled(trace.args[each]) for each in _args(trace)} if trace.args else {}
+    columns["stream"] = np.full(trace.events.num_rows, NULL, np.int64)
+    columns["stream"][trace.comm["event"].to_numpy()] = _filled(trace.comm["stream"])
+    return Events(
+        columns=columns,
+        details={},
+        texts=name.dictionary.to_pylist(),
+        lane=trace.events["lane"].to_numpy(),
+    )
+
+
+def _args(trace: Trace) -> list[str]:
+    return [] if trace.args is None else list(trace.args.column_names)
+
+
+def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> Collectives:
+    comm = trace.comm
+    row = comm["event"].to_numpy().astype(np.int64)
+    group = _filled(comm["group"])
+    names, name = _named(events, row, patterns)
+    return Collectives(
+        row=row,
+        op=comm["op"].to_numpy(),
+        seq=_filled(comm["seq"]),
+        group=np.where(group == NULL, -1, group).astype(np.int32),
+        groups=_groups(trace),
+        sizes=Sizes(*(_filled(comm[f"{kind}_bytes"]) for kind in ("msg", "payload", "bus"))),
+        named=names,
+        name=name,
+        partners=_partners(comm),
+        unsized=None,
+    )
+
+
+def _partners(comm: pa.Table) -> Partners:
+    return Partners(
+        root=_filled(comm["root"]),
+        sends_to=comm["sends_to"].to_pylist(),
+        receives_from=comm["receives_from"].to_pylist(),
+    )
+
+
+def _named(
+    events: Events, row: Ints, patterns: Sequence[Pattern]
+) -> tuple[tuple[Named, ...], Ints]:
+    """What the names of the communication say, each once, and which is each event's."""
+    names: list[Named] = []
+    place: dict[tuple[int, bool], int] = {}
+    copies = events.columns["kind"][row] == schema.KIND["memcpy"]
+    answers = np.empty(len(row), np.int64)
+    codes = events.columns["name"][row].tolist()
+    for at, key in enumerate(zip(codes, copies.tolist(), strict=True)):
+        if key not in place:
+            table = PEER_COPIES if key[1] else (*patterns, *PATTERNS)
+            place[key] = len(names)
+            names.append(named(events.texts[key[0]], table) or _SILENT)
+        answers[at] = place[key]
+    return tuple(names), answers
+
+
+def _groups(trace: Trace) -> tuple[ProcessGroup, ...]:
+    rows = trace.groups.select(["name", "description", "ranks", "size"]).to_pylist()
+    return tuple(
+        ProcessGroup(
+            name=row["name"],
+            description=row["description"],
+            ranks=None if row["ranks"] is None else tuple(row["ranks"]),
+            size=row["size"],
+            communicator=_communicator(row["name"] or ""),
+        )
+        for row in rows
+    )
+
+
+def _communicator(name: str) -> int | None:
+    """The number of a communicator, which is the name of its group where nothing else is."""
+    return int(name, 16) if re.fullmatch("0x[0-9a-f]{16}", name) else None
+
+
+def _filled(column: pa.ChunkedArray) -> Ints:
+    """The column with NULL for nulls, a copy."""
+    filled: Ints = column.cast(pa.int64()).fill_null(NULL).to_numpy().copy()
+    return filled

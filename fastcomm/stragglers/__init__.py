@@ -1,0 +1,1 @@
+"""Find the workers that slow down a production job, from its table of operations."""
