@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_an_error_and_leaves_nothing(tmp_path):
 
 def test_a_folder_gets_a_workbook_of_all_tables_beside_them(tmp_path):
     paths = files.write_tables(tmp_path / "out", {"a.json": "{}"}, {"one": TABLE}, "book")
-    names = ["a.json", "one.parquet", "one.csv", "book.xlsx"]
+    names = ["one.parquet", "one.csv", "book.xlsx", "a.json"]
     assert [path.name for path in paths] == names
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
     assert rows(tmp_path / "out/book.xlsx", "one")[0] == TABLE.column_names
