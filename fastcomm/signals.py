@@ -11,6 +11,7 @@ from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _QUIET_S = 3.0  # long enough to clean up; after it, a signal interrupts again
+_AGAIN_S = 0.02  # until a signal is sent again whose exception was ignored
 
 _last = -_QUIET_S
 _deferrals = 0
@@ -82,4 +83,8 @@ def _again(found: "sys.UnraisableHookArgs") -> None:
         return
     _last = -_QUIET_S
     is_interrupt = isinstance(found.exc_value, KeyboardInterrupt)
-    os.kill(os.getpid(), signal.SIGINT if is_interrupt else signal.SIGTERM)
+    number = signal.SIGINT if is_interrupt else signal.SIGTERM
+    # Later: an exception that is raised in here would be ignored, too.
+    again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()

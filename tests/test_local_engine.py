@@ -187,6 +187,31 @@ def test_signals_at_any_moment_leave_nothing(many, tmp_path, how, numbers, secon
     assert not output.exists()
 
 
+_IN_A_DESTRUCTOR = """
+import os, signal, time
+from fastcomm.signals import interruptible
+
+class Ends:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+
+with interruptible():
+    try:
+        Ends()
+        time.sleep(20)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_a_signal_inside_of_a_destructor_is_not_lost():
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_A_DESTRUCTOR], check=True, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
 def test_workers_start_where_the_path_of_temporary_files_is_long(many, tmp_path):
     temporary = tmp_path / ("long" * 30)
     temporary.mkdir()
