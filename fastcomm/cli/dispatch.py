@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.dispatch_options import DRAWING, REPORT, SHAPE, TERMS, shape, with_options
+from fastcomm.cli.dispatch_options import DRAWING, REPORT, SHAPE, TERMS, shape
 from fastcomm.cli.messages import SuggestingGroup, say
-from fastcomm.cli.options import OutputFolder
+from fastcomm.cli.options import OutputFolder, with_options
 from fastcomm.cli.ranges import COUNT, WORKERS, Number
 from fastcomm.errors import ConfigError
 from fastcomm.inert import inert

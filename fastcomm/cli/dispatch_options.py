@@ -92,17 +92,6 @@ TERMS = (
 )
 
 
-def with_options(options: tuple[Callable[[F], F], ...]) -> Callable[[F], F]:
-    """Add options to a command, in their order."""
-
-    def decorate(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
 def _whole(name: str) -> click.IntRange:
     """Return the type of an option of the recipe that is a whole number."""
     return click.IntRange(int(RANGES[name].least), int(RANGES[name].most))

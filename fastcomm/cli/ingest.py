@@ -61,12 +61,11 @@ def _stored(
     from fastcomm.analyses.ingest import ingest, plan
     from fastcomm.cli.options import open_options, seen_by
     from fastcomm.executors import warm
-    from fastcomm.remote import is_url, refuse_output
+    from fastcomm.remote import is_url
     from fastcomm.report.console import progress
 
     ranks = numbers("--ranks", words["ranks"]) if words["ranks"] else None
     folder, *traces = seen_by((output, *paths), words)
-    refuse_output("--output", output)
     planning = partial(plan, traces, folder, options=open_options(words), ranks=ranks)
     planned = engine.call(planning) if any(map(is_url, traces)) else planning()
     warn(planned.run.warnings)

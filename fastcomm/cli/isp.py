@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli.messages import warn
+from fastcomm.cli.options import with_options
 from fastcomm.cli.ranges import COUNT, Number
 from fastcomm.cli.results import result_options
 from fastcomm.errors import ConfigError
@@ -156,14 +157,8 @@ _OPTIONS = [
 ]
 
 
-def _with_options(command: Any) -> Any:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
 @click.command("isp", epilog=_EXAMPLES)
-@_with_options
+@with_options(_OPTIONS)
 @result_options("Write isp.json, and every strategy as CSV and Parquet.")
 def run(**words: Any) -> None:
     """Find the parallel strategy that trains fastest and fits in memory.

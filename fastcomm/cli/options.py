@@ -1,6 +1,6 @@
 """Options that several commands share, and the words behind them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -86,18 +86,25 @@ class OutputFolder(Output):
         super().__init__(file_okay=False, path_type=Path)
 
 
+def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
+    """Return a decorator that adds options to a command; its help lists them in this order."""
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def run_options(command: F) -> F:
     """The options that say what a run is and how to read it; `opened` takes them."""
-    for option in reversed([*_reading(), *_going_on()]):
-        command = option(command)
-    return command
+    return with_options([*_reading(), *_going_on()])(command)
 
 
 def reading_options(command: F) -> F:
     """The same without those of commands that go on without bad files, or read in parallel."""
-    for option in reversed(_reading()):
-        command = option(command)
-    return command
+    return with_options(_reading())(command)
 
 
 def _reading() -> list[Callable[[F], F]]:
@@ -161,9 +168,7 @@ def _going_on() -> list[Callable[[F], F]]:
 
 def cluster_options(command: F) -> F:
     """The options of those alone that name a cluster."""
-    for option in reversed(_cluster()):
-        command = option(command)
-    return command
+    return with_options(_cluster())(command)
 
 
 def _cluster() -> list[Callable[[F], F]]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.options import OutputFile, OutputFolder, run_options
+from fastcomm.cli.options import OutputFile, OutputFolder, run_options, with_options
 from fastcomm.cli.ranges import NumberList, Rate, numbers
 
 if TYPE_CHECKING:
@@ -17,10 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def measure_options(command: F) -> F:
     """The options that say what is measured, and `run_options`; `compute` takes them."""
-    command = run_options(command)
-    for option in reversed(_options()):
-        command = option(command)
-    return command
+    return with_options(_options())(run_options(command))
 
 
 def _options() -> list[Callable[[F], F]]:
@@ -141,9 +138,4 @@ def result_options(files: str, *, xlsx: bool = True, html: bool = True) -> Calla
             )
         )
 
-    def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+    return with_options(options)

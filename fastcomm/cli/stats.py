@@ -8,7 +8,7 @@ import click
 
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import TracePath, keep_going_option
+from fastcomm.cli.options import TracePath, keep_going_option, with_options
 from fastcomm.cli.ranges import COUNT
 from fastcomm.cli.results import result_options
 
@@ -31,9 +31,7 @@ align = click.option(
 
 def trial_options(command: F) -> F:
     """The options that say how to read a trial, and what else to predict of its step."""
-    for option in reversed(_options()):
-        command = option(command)
-    return command
+    return with_options(_options())(command)
 
 
 def _options() -> list[Callable[[F], F]]:

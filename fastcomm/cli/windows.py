@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.options import engine_of, open_options
+from fastcomm.cli.options import engine_of, open_options, with_options
 from fastcomm.cli.ranges import NUMBER, numbers, whole
 from fastcomm.errors import ConfigError
 from fastcomm.ranges import shortened
@@ -23,9 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def window_options(command: F) -> F:
     """The options that say which window is meant; `wanted_window` takes them."""
-    for option in reversed(_options()):
-        command = option(command)
-    return command
+    return with_options(_options())(command)
 
 
 def _options() -> list[Callable[[F], F]]:

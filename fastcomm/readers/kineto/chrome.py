@@ -245,7 +245,7 @@ class _Reader:
     def _check_damaged(self, head: bytes) -> None:
         """Raise `TraceFileError` where events are cut by another document."""
         self._check_first(head)
-        at = find(self.path, stream.LIST, len(head))
+        at = find(self.path, stream.EVENTS_LIST, len(head))
         if at is not None:
             raise self._two_lists(at)
 

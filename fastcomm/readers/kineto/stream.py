@@ -179,7 +179,7 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
 _INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _MISSING = re.compile(rb":\s*(?=[,}])")
 _MAYBE_END = re.compile(rb"\](?=\s*(?:[\"}]|,\s*\"|\0*$))")
-LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
+EVENTS_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BEGIN = re.compile(rb'\{\s*"schemaVersion"\s*:')
 # It matches an unfinished string, too: so it never looks at a byte twice.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
@@ -283,7 +283,7 @@ def second_begin(head: bytes) -> int | None:
 
 def second_list(tail: bytes) -> int | None:
     """Where in `tail` another list of events begins; None where there is none."""
-    found = LIST.search(tail)
+    found = EVENTS_LIST.search(tail)
     return found and found.start()
 
 
