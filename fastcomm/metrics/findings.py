@@ -27,8 +27,9 @@ Kind = Literal[
 SYMPTOMS: tuple[Kind, ...] = ("exposed_communication", "copies", "idle")
 Confidence = Literal["high", "medium", "low"]
 
-# A smaller share of a step is no finding.
+# A smaller share of a step is no finding; a cause of low confidence needs more.
 LEAST_FINDING = 0.005
+LEAST_UNSURE = 0.01
 _HIGH = 3  # spreads between steps that a cost of high confidence exceeds
 
 
@@ -83,10 +84,15 @@ class Finding:
 
 def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings that cost enough: causes first, each kind of them by cost."""
-    enough = [each for each in findings if each.share >= LEAST_FINDING]
+    enough = [each for each in findings if each.share >= _least(each)]
     return tuple(
         sorted(enough, key=lambda each: (each.is_symptom, -each.cost_ns, each.kind, each.ranks))
     )
+
+
+def _least(finding: Finding) -> float:
+    is_unsure = finding.confidence == "low" and not finding.is_symptom
+    return LEAST_UNSURE if is_unsure else LEAST_FINDING
 
 
 def spread(costs: Floats) -> float | None:

@@ -70,14 +70,15 @@ def own_work(known: Known) -> list[Finding]:
 def late_rank(known: Known, waited: Sequence[WaitCaused]) -> list[Finding]:
     """Return the rank that the others wait for, where neither compute nor idle time says why.
 
-    It causes more than half of the wait, or is last at more than half of its collectives.
+    It causes more than half of the wait, and twice as much as any other rank: in a group of two,
+    each is last half of the time by chance.
     """
     if not waited or not known.step_ns:
         return []
-    worst = max(waited, key=lambda each: (each.caused_ns, -each.rank))
-    is_most = worst.caused_ns > sum(each.caused_ns for each in waited) / 2
-    is_last = worst.last > worst.collectives / 2
-    if worst.caused_ns < LEAST_SHARE * known.step_ns or not (is_most or is_last):
+    worst, *rest = sorted(waited, key=lambda each: (-each.caused_ns, each.rank))
+    others_ns = [each.caused_ns for each in rest]
+    least = max(LEAST_SHARE * known.step_ns, sum(others_ns), 2 * max(others_ns, default=0))
+    if worst.caused_ns <= least:
         return []
     others = [each.rank for each in waited if each.rank != worst.rank]
     text = (
