@@ -17,7 +17,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-# Runs of the shared Kineto traces, each a file or a folder.
+# Real Kineto traces, each a file or a folder.
 KINETO = [
     "mi300_resnet",
     "b200_vllm",
@@ -29,4 +29,5 @@ KINETO = [
     "nccl_2rank_rank0.json.gz",
     "sampled_2of128",
     "gloo_4rank",
+    "gloo_2x2",
 ]

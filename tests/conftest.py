@@ -20,6 +20,7 @@ settings.register_profile(
 settings.load_profile("plain" if config.DISABLE_JIT else "compiled")
 
 SHARED = Path(__file__).parents[2] / "shared"
+RECORDED = Path(__file__).parent / "data"  # by the project itself
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,6 +53,17 @@ def kineto() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real traces at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def real(request):
+    """Return the path of a real Kineto trace or run: the project's own, or one beside it."""
+
+    def path(name: str) -> Path:
+        own = RECORDED / name
+        return own if own.exists() else request.getfixturevalue("kineto") / name
+
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -53,8 +53,8 @@ def check(folder, words):
 
 
 @pytest.mark.parametrize("name", KINETO)
-def test_every_command_suggested_for_a_kineto_trace_works(kineto, name, tmp_path):
-    check(tmp_path, [kineto / name])
+def test_every_command_suggested_for_a_kineto_trace_works(real, name, tmp_path):
+    check(tmp_path, [real(name)])
 
 
 @pytest.mark.parametrize("name", NSYS)

@@ -168,6 +168,12 @@ def test_what_does_not_join_is_an_error(tmp_path):
     ("trace", "beside", "by", "share"),
     [
         (
+            "gloo_2x2/kineto_trace_0.json.gz",
+            "gloo_2x2/torch_et_0.json.gz",
+            "ids",
+            0.97,
+        ),
+        (
             "gloo_4rank_et/kineto_trace_0.json.gz",
             "gloo_4rank_et/torch_et_0.json.gz",
             "ids",
@@ -181,8 +187,8 @@ def test_what_does_not_join_is_an_error(tmp_path):
         ),
     ],
 )
-def test_real_execution_traces_join(kineto, trace, beside, by, share):
-    found = answer(kineto / trace, kineto / beside)
+def test_real_execution_traces_join(real, trace, beside, by, share):
+    found = answer(real(trace), real(beside))
     assert by in found.joined_by
     assert found.known / found.traced > share
     assert 0 < found.bound_ns < found.span_ns

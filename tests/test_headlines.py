@@ -56,8 +56,8 @@ def unwrapped(text):
 
 
 @pytest.mark.parametrize("name", KINETO)
-def test_the_headline_of_a_real_trace_is_the_largest_part_of_its_step(kineto, name):
-    found, shown = measured(kineto / name)
+def test_the_headline_of_a_real_trace_is_the_largest_part_of_its_step(real, name):
+    found, shown = measured(real(name))
     assert subject(found["headline"]) == largest(found["breakdown"]["exact"])
     if subject(found["headline"]) is None:
         assert found["headline"].startswith("The largest part of the step is n/a: ")

@@ -54,17 +54,17 @@ def comm(trace):
         "dlrm_8rank/worker3_step_12.1694128201557.pt.trace.json.gz",
         "sampled_2of128/rank-1.json.gz",
         "gloo_4rank/rank2.pt.trace.json.gz",
+        "gloo_2x2/kineto_trace_2.json.gz",
     ],
 )
-def test_every_collective_of_a_real_trace_is_that_of_the_oracle(kineto, name):
+def test_every_collective_of_a_real_trace_is_that_of_the_oracle(real, name):
     from fastcomm.readers.kineto import reader
 
     keys = ("start", "stop", "op", "msg_bytes", "payload_bytes", "bus_bytes")
     found = [
-        tuple(row[key] for key in keys)
-        for row in comm(reader.read(kineto / name, ReadOptions()))
+        tuple(row[key] for key in keys) for row in comm(reader.read(real(name), ReadOptions()))
     ]
-    events = oracle_kineto.comm_events(oracle_kineto.read(kineto / name))
+    events = oracle_kineto.comm_events(oracle_kineto.read(real(name)))
     assert sorted(found, key=str) == sorted(
         (tuple(e[key] for key in keys) for e in events), key=str
     )

@@ -10,6 +10,7 @@ from fastcomm.readers.formats import OpenOptions
 from fastcomm.trace.iterations import IterationRule
 
 RUNS = {
+    "own": ["gloo_2x2"],
     "nccl": ["nccl_2rank_rank0.json.gz"],
     "dlrm": ["dlrm_8rank"],
     "sampled": ["sampled_2of128"],
@@ -24,13 +25,12 @@ TAG = {"nccl": "DP"}
 LINK = 25e9
 
 
-def traces_of(folder, names):
+def traces_of(real, names):
+    folders = [real(name) for name in names]
     paths = [
         path
-        for name in names
-        for path in (
-            sorted((folder / name).glob("*")) if (folder / name).is_dir() else [folder / name]
-        )
+        for each in folders
+        for path in (sorted(each.glob("*")) if each.is_dir() else [each])
     ]
     return [path for path in paths if not path.name.startswith("torch_et")]
 
@@ -38,8 +38,8 @@ def traces_of(folder, names):
 @pytest.mark.compiled
 @pytest.mark.parametrize("clock", ["auto", "host"])
 @pytest.mark.parametrize("name", RUNS)
-def test_a_real_run_measures_what_the_oracle_does(kineto, name, clock):
-    paths = traces_of(kineto, RUNS[name])
+def test_a_real_run_measures_what_the_oracle_does(real, name, clock):
+    paths = traces_of(real, RUNS[name])
     options = OpenOptions(iterations=IterationRule(clock=clock))
     run = fastcomm.open_run(*paths, options=options)
     found = fastcomm.compute_metrics(run, link_bandwidth=LINK).to_dict()

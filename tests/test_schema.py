@@ -14,7 +14,7 @@ from fastcomm.synthetic import Job, write
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs/metrics.schema.json").read_text("utf-8"))
 VALID = Draft202012Validator(SCHEMA)
-REAL = ["nccl_2rank_rank0.json.gz", "dlrm_8rank", "sampled_2of128", "gloo_4rank"]
+REAL = ["nccl_2rank_rank0.json.gz", "dlrm_8rank", "sampled_2of128", "gloo_4rank", "gloo_2x2"]
 
 ALL_REDUCE = {
     "Collective name": "allreduce",
@@ -82,9 +82,9 @@ def test_it_is_a_schema_and_lets_nothing_else_pass():
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("name", REAL)
-def test_a_real_run_is_valid(kineto, name):
-    VALID.validate(measured(kineto / name))
-    VALID.validate(measured(kineto / name, link_bandwidth="400Gbit/s", bytes="bus"))
+def test_a_real_run_is_valid(real, name):
+    VALID.validate(measured(real(name)))
+    VALID.validate(measured(real(name), link_bandwidth="400Gbit/s", bytes="bus"))
 
 
 @pytest.mark.compiled

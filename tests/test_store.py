@@ -424,10 +424,12 @@ def test_real_traces_are_a_tenth_of_their_text_and_no_larger_than_gzipped(kineto
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("name", ["nccl_2rank_rank0.json.gz", "dlrm_8rank", "sampled_2of128"])
-def test_real_traces_come_back_as_they_were(kineto, tmp_path, name):
-    ingest(plan([kineto / name], tmp_path / "store"))
-    traces = fastcomm.open_run(kineto / name, options=OpenOptions(whole=True))
+@pytest.mark.parametrize(
+    "name", ["nccl_2rank_rank0.json.gz", "dlrm_8rank", "sampled_2of128", "gloo_2x2"]
+)
+def test_real_traces_come_back_as_they_were(real, tmp_path, name):
+    ingest(plan([real(name)], tmp_path / "store"))
+    traces = fastcomm.open_run(real(name), options=OpenOptions(whole=True))
     kept = fastcomm.open_run(tmp_path / "store", options=OpenOptions(whole=True))
     quick = fastcomm.open_run(tmp_path / "store")
     assert kept.ranks == traces.ranks

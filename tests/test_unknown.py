@@ -243,16 +243,16 @@ def test_one_rank_without_device_work_leaves_the_others_numbers(tmp_path):
     assert any(each.startswith("rank 0: no device work") for each in found["warnings"])
 
 
-@pytest.mark.parametrize("run", ["gloo_4rank", "gloo_4rank_et"])
-def test_jobs_on_the_host_have_no_idle_device(kineto, run):
-    found = metrics_of(kineto / run)
+@pytest.mark.parametrize("run", ["gloo_4rank", "gloo_4rank_et", "gloo_2x2"])
+def test_jobs_on_the_host_have_no_idle_device(real, run):
+    found = metrics_of(real(run))
     assert found["breakdown"]["exact"]["compute"] is None
     assert found["breakdown"]["exact"]["idle"] is None
     assert found["unknown"][0]["ranks"] == [0, 1, 2, 3]
 
 
-def test_terminal_page_and_store_say_the_same_of_a_job_on_the_host(kineto, tmp_path):
-    run, store, page = kineto / "gloo_4rank", tmp_path / "store", tmp_path / "page.html"
+def test_terminal_page_and_store_say_the_same_of_a_job_on_the_host(real, tmp_path):
+    run, store, page = real("gloo_2x2"), tmp_path / "store", tmp_path / "page.html"
     ingest(plan([run], store))
     same(metrics_of(store), metrics_of(run))
     result = CliRunner().invoke(main, ["metrics", str(run), "--html", str(page)])
