@@ -12,6 +12,8 @@ from threading import Lock
 
 from fastcomm.errors import ConfigError
 
+# Under these lie settings, and compiled code. A relative one is invalid.
+_HOMES = ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
 _SAFE, _PATH = "PYTHONSAFEPATH", "PYTHONPATH"
 _HOME = str(Path(__file__).parents[1])  # where fastcomm itself is imported from
 
@@ -31,6 +33,13 @@ def drop_working_directory() -> None:
         folder = ""
     if folder not in (_HOME, *os.environ.get(_PATH, "").split(os.pathsep)):
         sys.path[:] = [each for each in sys.path if each not in ("", folder)]
+
+
+def drop_relative_homes() -> None:
+    """Remove what would make the working directory one of settings: ``HOME=.`` and its like."""
+    for name in _HOMES:
+        if not os.path.isabs(os.environ.get(name, os.sep)):
+            del os.environ[name]
 
 
 @contextmanager

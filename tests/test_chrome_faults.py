@@ -245,6 +245,33 @@ def test_a_second_document_is_an_error_that_says_where_it_begins(tmp_path, tail,
             scan(tmp_path, pack(first) + pack(gap + then) if gap else pack(first) + pack(then))
 
 
+@pytest.mark.parametrize(
+    ("cut", "gap"),
+    [
+        *((None, gap) for gap in (b",", b"]\n", b"\n,\n", b"]];")),
+        *((cut, gap) for cut in (-1, -2, -20) for gap in (b"", b"\n")),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"allow_truncated": True}])
+def test_a_bare_list_behind_another_is_an_error_whatever_divides_them(
+    tmp_path, gap, cut, options
+):
+    bare = trace(*EVENTS, head="[", tail="]")
+    text = bare[:cut] + gap
+    with pytest.raises(
+        TraceFileError, match=f"a second document begins at byte {len(text)} "
+    ):
+        scan(tmp_path, text + bare, **options)
+
+
+def test_a_second_document_in_another_container_is_an_error(tmp_path):
+    plain, packed = trace(*EVENTS), zipped(trace(*EVENTS))
+    with pytest.raises(TraceFileError, match=f"begins at byte {len(packed)} of the file"):
+        scan(tmp_path, packed + plain)
+    with pytest.raises(TraceFileError, match=f"begins at byte {len(plain)} of the text"):
+        scan(tmp_path, plain + packed)
+
+
 def test_a_second_document_behind_a_damaged_one_is_an_error(tmp_path):
     first = trace(*EVENTS).replace(b'"schemaVersion": 1', b'"schemaVersion": nan')
     with pytest.raises(

@@ -209,6 +209,7 @@ def test_the_end_of_the_scheduler_is_an_error_in_time(cluster):
         ("local:many", "wanted a number of workers"),
         ("nowhere", r"found 'nowhere', wanted local:N"),
         ("http://x", r"found 'http://x', wanted local:N, .*unknown address scheme"),
+        ("inproc://x", r"found 'inproc://x', wanted local:N, .*of another process"),
         ("tcp://x", r"found 'tcp://x', wanted local:N, .*missing port"),
         ("tcp://:", r"found 'tcp://:', wanted local:N"),
         ("host:port", r"found 'host:port', wanted local:N"),

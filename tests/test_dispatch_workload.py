@@ -118,6 +118,7 @@ def test_hot_ranks_send_mostly_away():
     ("words", "message"),
     [
         ({"num_nodes": 0}, "num_nodes: found 0, wanted a number from 1 to 65536"),
+        ({"iter_num": 2000, "num_layers": 2000}, "4000000 layers; wanted at most 1048576"),
         ({"topk": 9}, "topk: found 9, wanted at most the 8 experts"),
         ({"zipf_alpha": 1.0}, "zipf_alpha: found 1.0, wanted more than 1"),
         ({"zipf_alpha": 0.9, "sampler": "seed"}, "zipf_alpha: found 0.9, wanted more than 1"),

@@ -212,6 +212,12 @@ def test_a_factor_that_no_time_survives_is_refused(value):
         scale("comm", value)
 
 
+def test_factors_that_multiply_until_no_time_fits_are_refused(tmp_path):
+    path = k.write(tmp_path / "rank0.json", EVENTS)
+    done = invoke(path, *["--scale", "compute=1e6"] * 4, code=1)
+    assert "the events become longer than 1000000000 s" in done.output
+
+
 def invoke(*words, code=0):
     done = CliRunner().invoke(main, ["what-if", *map(str, words)])
     assert done.exit_code == code, done.output

@@ -225,6 +225,23 @@ def test_relative_directories_of_the_environment_are_no_place_for_code(tmp_path)
     assert settings_path(tmp_path, XDG_CONFIG_HOME="config", HOME=str(tmp_path / "home"))
 
 
+def test_a_relative_home_is_no_place_for_settings(run, results, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    shutil.copytree(run.parent / "bin", tmp_path / "bin")
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'fired')!r}, 'w').write('evil')\n")
+    preload = f"{{preload: {folder / 'evil.py'}}}"
+    text = f"distributed: {{scheduler: {preload}, nanny: {preload}, worker: {preload}}}\n"
+    for name in (".config/dask/a.yaml", ".dask/a.yaml", "dask/a.yaml"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(text)
+    (folder / ".config" / "fastcomm").mkdir()
+    (folder / ".config" / "fastcomm" / "settings.toml").write_text("broken: [\n")
+    words = "metrics . --json --dask local:1"
+    call(folder, words, HOME=".", XDG_CONFIG_HOME=".config", XDG_DATA_HOME=".")
+    assert fired(folder) == []
+
+
 def settings_path(folder, **environment):
     """Whether the file of settings lies in the home in this environment."""
     with pytest.MonkeyPatch.context() as patch:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.errors import ConfigError, FastcommError
@@ -17,6 +18,7 @@ from fastcomm.graph.graph import EDGE_KIND, Graph, LongestPath, measured_delays
 from fastcomm.inputs import toml
 from fastcomm.ranges import DURATION_NS, SPEED, shortened
 from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.units import format_ns
 from fastcomm_kernels import binding
 from fastcomm_kernels.arrays import Flags, Ints
 from fastcomm_kernels.graph import NONE, Numbers
@@ -204,6 +206,19 @@ _NEVER = -(1 << 61)  # the weight of a constraint that is no more
 _REMOVED = {"launches": "launch", "gaps": "kernel_kernel", "host-gaps": "dependency"}
 
 
+_MOST_NS = 1e18  # of all events together: above it integers overflow
+
+
+def _whole_ns(durations: NDArray[np.float64], edit: Edit) -> Ints:
+    """Return durations as whole ns; ConfigError where they are too long to be added."""
+    if durations.sum() > _MOST_NS:
+        raise ConfigError(
+            f"{edit}: the events become longer than {format_ns(_MOST_NS)}; factors of several "
+            "edits multiply"
+        )
+    return np.rint(durations).astype(np.int64)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
     """A step before and after its edits."""
@@ -261,13 +276,13 @@ class Replay:
             raise ConfigError(f"{edit}: no event of the window is meant by {edit.what!r}")
         edges = np.flatnonzero(self._own() & chosen[self.owner])
         if edit.action == "scale":
-            weight[edges] = np.rint(weight[edges] * edit.value).astype(np.int64)
+            weight[edges] = _whole_ns(weight[edges] * edit.value, edit)
             return
         # An event's own time may be in several pieces: they shrink or grow alike.
         now = np.zeros(len(self.rows), np.float64)
         np.add.at(now, self.owner[edges], weight[edges])
         share = weight[edges] / np.maximum(now[self.owner[edges]], 1)
-        weight[edges] = np.rint(share * edit.value).astype(np.int64)
+        weight[edges] = _whole_ns(share * edit.value, edit)
 
     def _fuse(self, weight: Ints, below_ns: float) -> None:
         """Short kernels become one with the short kernel before them on their stream."""

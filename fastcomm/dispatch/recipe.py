@@ -16,6 +16,7 @@ DISTINCT = ("uniform", "resample")
 _KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 _MOST_EXPERTS = 1 << 24
 _MOST_TOKENS = 1 << 40  # of a layer
+_MOST_LAYERS = 1 << 20  # of all iterations
 _MOST_COMPAT_SEED = (1 << 32) - 1
 RANGES = {
     "num_nodes": Range(1, 1 << 16),
@@ -122,6 +123,11 @@ def _check_numbers(recipe: Recipe) -> None:
         raise ConfigError(
             f"seq_len * batch_size: {recipe.tokens} tokens a layer; wanted at most "
             f"{_MOST_TOKENS}"
+        )
+    layers = recipe.iter_num * recipe.num_layers
+    if layers > _MOST_LAYERS:
+        raise ConfigError(
+            f"iter_num * num_layers: {layers} layers; wanted at most {_MOST_LAYERS}"
         )
     if recipe.experts > _MOST_EXPERTS:
         raise ConfigError(f"{recipe.experts} experts; wanted at most {_MOST_EXPERTS}")

@@ -128,7 +128,9 @@ def _check(address: str) -> None:
     try:
         scheme, place = parse_address(address)
         get_backend(scheme)
-        host, port = ("", 1) if scheme == "inproc" else parse_host_port(place)
+        if scheme == "inproc":
+            raise ValueError("a scheduler of another process cannot be reached by inproc")
+        host, port = parse_host_port(place)
     except ValueError as error:
         raise ConfigError(
             f"--dask: found {shortened(address)!r}, wanted {FORMS} ({error})"

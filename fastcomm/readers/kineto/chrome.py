@@ -232,7 +232,7 @@ class _Reader:
             self._check_one_list(tail)
             return tail
         at = self.window.base + len(tail) - len(behind)
-        if behind[:1] in (b"{", b"["):
+        if stream.begins_document(behind):
             raise self._second_document(at)
         if stream.holds_events(behind):
             return tail
@@ -245,9 +245,11 @@ class _Reader:
     def _check_damaged(self, head: bytes) -> None:
         """Raise `TraceFileError` where events are cut by another document."""
         self._check_first(head)
-        at = find(self.path, stream.EVENTS_LIST, len(head))
+        is_bare = head.strip(stream.NOTHING) == b"["
+        pattern = stream.BARE_LIST if is_bare else stream.EVENTS_LIST
+        at = find(self.path, pattern, len(head))
         if at is not None:
-            raise self._two_lists(at)
+            raise self._second_document(at) if is_bare else self._two_lists(at)
 
     def _check_first(self, head: bytes) -> None:
         at = stream.second_begin(head)

@@ -139,7 +139,11 @@ def only_size(groups: Sequence[ProcessGroup]) -> int:
 def _of_metadata(said: StatedSizes, coalesced: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """Bytes in and out by the counts of elements; both NULL where one overflowed."""
     element = said.per_text("dtype", lambda text: byte_rules.element_size(text) or NULL)
-    counts = [said.columns["In msg nelems"], said.columns["Out msg nelems"]]
+    # A larger count is refused with its event: it must not overflow, and be unknown instead.
+    counts = [
+        np.minimum(said.columns[name], 2 * byte_rules.LARGEST)
+        for name in ("In msg nelems", "Out msg nelems")
+    ]
     broken = coalesced | overflowed(said)
     given, got = (byte_rules.byte_counts(count, element) for count in counts)
     return np.where(broken, NULL, given), np.where(broken, NULL, got)

@@ -86,6 +86,8 @@ def document(path: Path) -> bytes:
 def find(path: Path, pattern: re.Pattern[bytes], begin: int = 0) -> int | None:
     """Where in the text of `path`, from `begin` on, a pattern of few bytes is; None if nowhere.
 
+    That is where the last group of the pattern begins, or the pattern, if it has none.
+
     Raises `TraceFileError` as `blocks`, but not where the file only ends early or goes on.
     """
     start, text = 0, b""
@@ -93,7 +95,7 @@ def find(path: Path, pattern: re.Pattern[bytes], begin: int = 0) -> int | None:
         for block in blocks(path):
             text += block
             if found := pattern.search(text, max(0, begin - start)):
-                return start + found.start()
+                return start + found.start(pattern.groups)
             start += max(0, len(text) - _OVERLAP)
             text = text[-_OVERLAP:]
     return None
@@ -130,16 +132,27 @@ def _gunzipped(file: BinaryIO, data: bytes, path: Path, size: int) -> Iterator[b
 def _next_member(file: BinaryIO, data: bytes, path: Path, size: int) -> bytes:
     """Return the beginning of the next member of a gzip file; nothing where there is none.
 
-    Raises `UnreadBytesError` where something else follows.
+    Raises `UnreadBytesError` where something else follows, and `TraceFileError` where that is
+    another document.
     """
     data = data.lstrip(b"\0")
     while len(data) < len(_GZIP) and (more := file.read(size)):
         data = (data + more).lstrip(b"\0")
     if not _GZIP.startswith(data[: len(_GZIP)]):
         at = file.tell() - len(data)
+        if begins_document(data.lstrip(NOTHING)):
+            raise TraceFileError(
+                f"{path}: a second document begins at byte {at} of the file, behind the gzip "
+                "data; wanted one trace in a file. Split it into a file a rank"
+            )
         rest = sum(map(len, iter(lambda: file.read(size), b"")))
         raise UnreadBytesError(path, at, len(data) + rest)
     return data
+
+
+def begins_document(text: bytes) -> bool:
+    """Whether what stands behind a document begins another one, compressed or not."""
+    return _DOCUMENT.match(text) is not None
 
 
 def _unzstd(file: BinaryIO, path: Path, size: int) -> Iterator[bytes]:
@@ -174,11 +187,15 @@ _BLANKS = b" \t\r\n"
 NOTHING = _BOM + _BLANKS + b"\0"  # between documents
 _BEFORE = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*")
 _KEY = b'"traceEvents"'
+# A list of events may follow another one as a part of it would, or behind a stray bracket.
+_DOCUMENT = re.compile(rb"[{\[]|[\s,;\]]*\[\s*\{|" + re.escape(_GZIP) + b"|" + re.escape(_ZSTD))
 _LIST = re.compile(rb"\s*(?::\s*(\[)?)?")
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
 _INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _MISSING = re.compile(rb":\s*(?=[,}])")
 _MAYBE_END = re.compile(rb"\](?=\s*(?:[\"}]|,\s*\"|\0*$))")
+# A list that begins where neither a value nor another event can: of a trace that is a bare list.
+BARE_LIST = re.compile(rb"(?:\][\s,;]*|[^:,\[\s]\s*)(\[)\s*\{")
 EVENTS_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BEGIN = re.compile(rb'\{\s*"schemaVersion"\s*:')
 # It matches an unfinished string, too: so it never looks at a byte twice.
