@@ -38,7 +38,7 @@ def drop_working_directory() -> None:
 def drop_relative_homes() -> None:
     """Remove what would make the working directory one of settings: ``HOME=.`` and its like."""
     for name in _HOMES:
-        if not os.path.isabs(os.environ.get(name, os.sep)):
+        if not Path(os.environ.get(name, "/")).is_absolute():
             del os.environ[name]
 
 

@@ -258,9 +258,7 @@ def test_a_bare_list_behind_another_is_an_error_whatever_divides_them(
 ):
     bare = trace(*EVENTS, head="[", tail="]")
     text = bare[:cut] + gap
-    with pytest.raises(
-        TraceFileError, match=f"a second document begins at byte {len(text)} "
-    ):
+    with pytest.raises(TraceFileError, match=f"a second document begins at byte {len(text)} "):
         scan(tmp_path, text + bare, **options)
 
 

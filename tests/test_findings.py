@@ -188,7 +188,7 @@ def test_a_slow_gpu_costs_what_its_attentions_take_longer():
 RANKS, MS = 8, 10**6
 
 
-def known_of(excess, stage=None, received=None, idle=None, steps=2):
+def known_of(excess, stage=None, received=None, idle=None, steps=2, caused=None):
     """Eight ranks whose compute is some ms above 50, in two steps of 100 ms."""
     compute = np.full((RANKS, steps), 50 * MS)
     for rank, more in excess.items():
@@ -208,12 +208,24 @@ def known_of(excess, stage=None, received=None, idle=None, steps=2):
         stage=stage or {},
         received=received or {},
         waits={rank: 0.0 if rank in excess else late for rank in range(RANKS)},
+        caused=caused or {},
         longer=lambda _: None,
     )
 
 
 def told(findings):
     return [(each.ranks, each.cost_ns / MS) for each in findings]
+
+
+def test_a_straggler_costs_no_more_than_others_wait_for_it_alone():
+    (found,) = own_work(known_of({3: 4}, caused={3: 1.5 * MS, 5: 1 * MS}))
+    assert told([found]) == [((3,), pytest.approx(1.5))]
+    assert "+4.00 ms compute per step; others delay the same steps, its share is 1.50" in (
+        found.text
+    )
+    for caused in (9, 0.5):  # of delays that are handed on, and of those by messages
+        (found,) = own_work(known_of({3: 4}, caused={3: caused * MS}))
+        assert told([found]) == [((3,), 4)]
 
 
 def test_ranks_that_tie_are_one_finding_that_costs_the_delay_once():

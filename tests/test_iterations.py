@@ -407,6 +407,9 @@ def test_a_cut_trace_has_the_numbers_of_its_whole_steps(tmp_path):
     whole = fastcomm.compute_metrics(fastcomm.open_run(path), iterations=[0, 1]).to_dict()
     assert found["iterations"] == 2
     assert found["breakdown"] == whole["breakdown"]
+    # What lies in no step is of the steps that are left out: nothing is known of the rest.
+    assert found["outside"] == {"device_ns": None, "share": None, "comm_events": None}
+    assert "Outside every step" not in str(found["warnings"])
 
 
 def test_a_trace_that_is_cut_inside_its_first_step_has_no_numbers(tmp_path):

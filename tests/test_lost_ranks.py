@@ -675,3 +675,39 @@ def test_an_unreadable_rank_has_no_number_where_several_are_possible(folder, bad
     lines = invoke("metrics", folder, "--keep-going", code=3).stdout.splitlines()
     assert lines[0].startswith("6 of 8 ranks")
     assert lines[1].startswith("skipped: rank of unknown number:")
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("part", [0.5, 0.95])
+def test_a_rank_of_which_no_step_is_whole_is_not_among_the_measured_ones(tmp_path, part):
+    write(Job.of(ranks=4, tp=2, dp=2, steps=2, straggler=None), tmp_path)
+    path = sorted(tmp_path.glob("*"))[1]
+    text = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(text[: int(part * len(text))]))
+    done = invoke("metrics", tmp_path, "--allow-truncated")
+    assert done.stdout.startswith("3 of 4 ranks, 2 iterations")
+    assert "no step of rank 1 counts" in " ".join(done.stdout.split())
+    assert "healthy" not in done.stdout
+    assert "None of the 3 ranks that were measured stands apart" in " ".join(
+        done.stdout.split()
+    )
+    found = fastcomm.compute_metrics(
+        fastcomm.open_run(tmp_path, options=OpenOptions(allow_truncated=True))
+    )
+    assert (found.ranks, found.measured_ranks) == ((0, 1, 2, 3), (0, 2, 3))
+
+
+@pytest.mark.compiled
+def test_waiting_for_a_rank_that_is_missing_is_not_called_transfer(tmp_path):
+    write(Job.of(ranks=4, tp=1, dp=4, steps=3, hidden=8192, link_speed=4 * 10**9), tmp_path)
+    whole = exposed(tmp_path)
+    assert "of it is waiting for the last rank;" in whole.text
+    sorted(tmp_path.glob("*"))[0].unlink()
+    part = exposed(tmp_path)
+    assert "that was measured, and waiting for the missing ranks is not known;" in part.text
+    assert part.confidence != "high"
+
+
+def exposed(folder):
+    found = fastcomm.compute_metrics(fastcomm.open_run(folder))
+    return next(each for each in found.findings if each.kind == "exposed_communication")

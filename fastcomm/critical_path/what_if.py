@@ -209,14 +209,15 @@ _REMOVED = {"launches": "launch", "gaps": "kernel_kernel", "host-gaps": "depende
 _MOST_NS = 1e18  # of all events together: above it integers overflow
 
 
-def _whole_ns(durations: NDArray[np.float64], edit: Edit) -> Ints:
+def _whole_ns(durations: NDArray[np.floating[Any]], edit: Edit) -> Ints:
     """Return durations as whole ns; ConfigError where they are too long to be added."""
     if durations.sum() > _MOST_NS:
         raise ConfigError(
             f"{edit}: the events become longer than {format_ns(_MOST_NS)}; factors of several "
             "edits multiply"
         )
-    return np.rint(durations).astype(np.int64)
+    whole: Ints = np.rint(durations).astype(np.int64)
+    return whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,6 +107,7 @@ def across(
         stage=stage,
         received=_received(of.sums, steps),
         waits={each.rank: each.wait_ns for each in by_rank},
+        caused={each.rank: each.caused_ns for each in by_rank},
         longer=lambda rank: longer_exchange(
             seen, steps, members.of_rank(of.groups, rank), rank
         ),

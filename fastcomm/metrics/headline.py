@@ -48,7 +48,8 @@ def headline(metrics: "Metrics") -> str:
     )
     if largest == "exposed":
         sentence += _whose(metrics.breakdown.exact, share)
-        sentence += _divided(metrics.exposure, share * step, step)
+        if len(metrics.measured_ranks) == metrics.expected_ranks:
+            sentence += _divided(metrics.exposure, share * step, step)
     elif not metrics.volume:
         sentence += "; no communication was recorded"
     return f"{sentence}."
@@ -78,11 +79,13 @@ def health(metrics: "Metrics") -> str | None:
 
 def _apart(metrics: "Metrics") -> str:
     """Return that nothing stands apart; healthy is a run of which all ranks were read."""
-    read, expected = len(metrics.ranks), metrics.expected_ranks
-    if missing := expected - read:
+    measured, expected = len(metrics.measured_ranks), metrics.expected_ranks
+    if missing := expected - measured:
+        what = "measured" if measured < len(metrics.ranks) else "read"
+        were = "was" if missing == 1 else "were"
         return (
-            f"None of the {read} ranks that were read stands apart, and no link among them; "
-            f"{missing} of {expected} ranks {'was' if missing == 1 else 'were'} not read"
+            f"None of the {measured} ranks that were {what} stands apart, and no link among "
+            f"them; {missing} of {expected} ranks {were} not {what}"
         )
     nothing = "o rank, stage or link stands apart"
     return f"N{nothing}" if metrics.findings else f"The run is healthy: n{nothing}"
@@ -198,6 +201,7 @@ class StepTimes:
     exposure: Mapping[str, Exposure]
     overlap: float | None  # share of the communication that overlaps compute
     is_matched: bool  # whether collectives are matched across ranks
+    is_whole: bool  # whether all ranks of the run are in it
 
 
 def symptoms(of: StepTimes) -> list[Finding]:
@@ -230,6 +234,8 @@ def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding
     if evidence.exposed_wait_ns is not None and share:
         waiting = evidence.exposed_wait_ns / (share * step)
         text += f"; {percent(waiting)} of it is waiting for the last rank"
+        if not of.is_whole:
+            text += " that was measured, and waiting for the missing ranks is not known"
     if evidence.overlap is not None:
         text += f"; {percent(evidence.overlap)} of communication overlaps compute"
     return Finding(
@@ -239,7 +245,10 @@ def _finding(of: StepTimes, kind: Kind, share: float, compute: float) -> Finding
         cost_ns=share * step,
         share=share,
         confidence=confidence(
-            share * step, evidence.spread_ns, ranks=len(ranks), is_matched=of.is_matched
+            share * step,
+            evidence.spread_ns,
+            ranks=len(ranks),
+            is_matched=of.is_matched and of.is_whole,
         ),
         evidence=evidence,
     )

@@ -117,7 +117,7 @@ def _link(
     tag, op, power, _, label, *pair = by_class.keys[:, column].tolist()
     moved, took = int(by_class.moved[column]), int(by_class.took[column])
     own = float(by_class.per_byte[column])
-    count, excess = int(by_class.counts[column]), (took - moved * peers) / step.count
+    excess = (took - moved * peers) / step.count
     group = groups[label]
     link = Link(
         group=group.description,
@@ -125,10 +125,10 @@ def _link(
         tag=TAGS[tag],
         op=OPS[op],
         size_from=1 << power,
-        count=count,
+        count=int(by_class.counts[column]),
         **_rates(own, peers),
         excess_ns=None if np.isnan(peers) else excess,
-        is_slow=is_apart and count > 1 and _is_slow(own, peers, excess, step),
+        is_slow=is_apart and _is_slow(own, peers, excess, step),
     )
     expected = Expected(
         group=label,

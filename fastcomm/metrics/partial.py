@@ -31,7 +31,7 @@ class RankNote:
     lacks: tuple[str, ...] = ()  # of trace.LACKS
     clock: str | None = None
     clock_notes: tuple[str, ...] = ()
-    device_time: outside.RankOutside | None = None  # null where times are unknown
+    device_time: outside.RankOutside | None = None  # null where times or steps are unknown
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
 
 
@@ -129,7 +129,8 @@ def _note(trace: Trace, beyond: outside.RankOutside, *, by_host: bool) -> RankNo
         lacks=meta.lacks,
         clock=clock,
         clock_notes=trace.device_notes if has_reason else (),
-        device_time=None if "times" in meta.lacks else beyond,
+        # Of a file that is cut, what lies in no step is of the steps that were left out.
+        device_time=None if "times" in meta.lacks or meta.is_truncated else beyond,
         unused=meta.unused,
     )
 

@@ -39,7 +39,7 @@ from fastcomm.metrics.volume import Exposure, Volume, exposures
 from fastcomm.metrics.windows import PhaseWindows
 from fastcomm.spread import Spread, one_by_one
 from fastcomm.trace import rank_warnings
-from fastcomm.trace.run import SkippedRank, agreed_size, expected_ranks
+from fastcomm.trace.run import SkippedRank, agreed_size, expected_ranks, named_ranks
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS
@@ -76,6 +76,11 @@ class Metrics:
     def expected_ranks(self) -> int:
         """The number of ranks that the run should have, read or not."""
         return expected_ranks(self.ranks, self.world_size, self.failed)
+
+    @property
+    def measured_ranks(self) -> tuple[int, ...]:
+        """The ranks in the numbers: not those of which no step is whole, where others' are."""
+        return tuple(each.rank for each in self.by_rank) or self.ranks
 
     @property
     def longest(self) -> RankTime | None:
@@ -173,7 +178,11 @@ def answer(  # noqa: PLR0913 - one word a choice
     beyond = outside_.outside(note.device_time for note in partial.notes)
     times = rank_times(partial.iterations)
     volume = volume_.volume(material.sums, count, timed)
-    summary = _Summary.of(partial.iterations, seen, volume, tags)
+    size = world_size or agreed
+    expected = expected_ranks(ranks, size, failed)
+    summary = _Summary.of(
+        partial.iterations, seen, volume, tags, is_whole=len(times) == expected
+    )
     return Metrics(
         ranks=ranks,
         iterations=count,
@@ -187,8 +196,12 @@ def answer(  # noqa: PLR0913 - one word a choice
         windows=over_all.windows if timed else None,
         bandwidth=bandwidth_.bandwidth(material.sums, over_all.p95, link),
         across=seen,
-        warnings=(*warnings, *_warnings(partial.notes, lacks, beyond)),
-        world_size=world_size or agreed,
+        warnings=(
+            *warnings,
+            *_fewer_steps(times, ranks, len(numbers)),
+            *_warnings(partial.notes, lacks, beyond),
+        ),
+        world_size=size,
         failed=tuple(failed),
         lacks=lacks,
         tables={
@@ -228,9 +241,15 @@ class _Summary:
 
     @classmethod
     def of(
-        cls, iterations: pa.Table, seen: Across, volume: dict[str, Volume], tags: Sequence[int]
+        cls,
+        iterations: pa.Table,
+        seen: Across,
+        volume: dict[str, Volume],
+        tags: Sequence[int],
+        *,
+        is_whole: bool,
     ) -> Self:
-        """Summarize the table of iterations."""
+        """Summarize the table of iterations; `is_whole`: of all ranks of the run."""
         times, parts = iteration_times(iterations), breakdown(iterations)
         hidden = overlap(iterations, [TAGS[tag] for tag in tags])
         exposure = exposures(parts.exact, times.mean_ns, seen.waits, volume)
@@ -242,6 +261,7 @@ class _Summary:
                 exposure=exposure,
                 overlap=hidden.average_overlap_ratio,
                 is_matched=seen.matching.matched > 0,
+                is_whole=is_whole,
             )
         )
         return cls(
@@ -379,6 +399,28 @@ def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
     if iteration_clock(notes) == "host":
         return ()
     return tuple(note.rank for note in notes if note.clock == "host")
+
+
+def _fewer_steps(times: Sequence[RankTime], ranks: Sequence[int], steps: int) -> list[str]:
+    """Return a warning of the ranks of which fewer steps count than of others."""
+    count = {each.rank: each.iterations for each in times}
+    fewer = [rank for rank in ranks if count.get(rank, 0) < steps]
+    if not fewer or not times:
+        return []
+    few = [rank for rank in fewer if rank in count]
+    found = [f"no step of {named_ranks(none)} counts"] if (none := _without(fewer, few)) else []
+    if few:
+        counts = sorted({count[rank] for rank in few})
+        found.append(
+            f"{' or '.join(map(str, counts))} of {steps} steps count of "
+            f"{named_ranks(few)}: where these take part, waits, skew and findings per step are "
+            "too small"
+        )
+    return found
+
+
+def _without(ranks: Sequence[int], others: Sequence[int]) -> list[int]:
+    return [rank for rank in ranks if rank not in others]
 
 
 def _warnings(

@@ -25,6 +25,11 @@ class _Suspect:
     groups: list[SlowLink]
     cost_ns: float = 0.0
 
+    @property
+    def collectives(self) -> int:
+        """How many are slow: one alone may have met another on its way."""
+        return sum(each.link.count for each in self.groups)
+
 
 def slow_links(linked: Sequence[SlowLink], seen: Compared, grid: HeatArrays) -> list[Finding]:
     """Return a finding for each set of ranks that slow groups share; it costs exposed time."""
@@ -37,7 +42,9 @@ def slow_links(linked: Sequence[SlowLink], seen: Compared, grid: HeatArrays) -> 
         cost = float(np.median(list(by_rank.values()))) if by_rank else 0.0
         _add(suspects, found, cost / count)
     return [
-        _finding(each, grid, step) for each in suspects if each.cost_ns > LEAST_SHARE * step
+        _finding(each, grid, step)
+        for each in suspects
+        if each.cost_ns > LEAST_SHARE * step and each.collectives > 1
     ]
 
 

@@ -32,6 +32,8 @@ LEAST_STAGE = 0.015
 # Of what a rank computes more, the share that it gets more to do for, to be called hot.
 _HOT = 1 / 3
 _LEAST_HOT = 0.05
+# Of a cost, what others wait in collectives: with less, messages hand the delay on.
+_LEAST_CAUSED = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ class Known:
     stage: Mapping[int, int]  # of ranks
     received: Mapping[int, float]  # bytes of expert parallelism that each rank gets, a step
     waits: Mapping[int, float]  # ns that each rank waits for others, a step
+    caused: Mapping[int, float]  # ns that others wait for each rank alone, a step
     # what a rank's exchanges with other experts take longer than those of other groups
     longer: Callable[[int], float | None]
 
@@ -64,7 +67,21 @@ def own_work(known: Known) -> list[Finding]:
         *_above(known, "idle_ns", LEAST_SHARE, lambda *_: "jittery_host"),
         *_imbalanced_stages(known),
     ]
-    return [_FINDINGS[each.kind](known, each) for each in sharing(suspects)]
+    shared = [_at_most_awaited(known, each) for each in sharing(suspects)]
+    return [_FINDINGS[each.kind](known, each) for each in shared]
+
+
+def _at_most_awaited(known: Known, of: Suspect) -> Suspect:
+    """Return the suspect with no more of its cost than others wait for it alone.
+
+    Where all ranks vary, the next one is nearly as late: a fix gains little more than that
+    wait. Delays that messages hand on are in no collective, and leave the cost as it is.
+    """
+    caused = known.caused.get(of.rank, 0.0)
+    is_alone = of.kind in ("straggler", "jittery_host") and not of.tied and of.share == 1
+    if not is_alone or not _LEAST_CAUSED * of.cost < caused < of.cost:
+        return of
+    return replace(of, share=caused / of.cost)
 
 
 def late_rank(known: Known, waited: Sequence[WaitCaused]) -> list[Finding]:

@@ -109,7 +109,7 @@ def _title(found: Metrics) -> str:
         else counted(found.iterations, "iteration")
     )
     clock = f"; {found.iteration_clock} clock" if times.mean_ns is not None else ""
-    ranks = ranks_words(len(found.ranks), found.expected_ranks)
+    ranks = ranks_words(len(found.measured_ranks), found.expected_ranks)
     return (
         f"[bold]{ranks}, {iterations}[/] "
         f"({escape(', '.join(found.found_by))}{clock}): {measured}"

@@ -194,7 +194,7 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(-?\d{1,19})\b')
 _INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _MISSING = re.compile(rb":\s*(?=[,}])")
 _MAYBE_END = re.compile(rb"\](?=\s*(?:[\"}]|,\s*\"|\0*$))")
-# A list that begins where neither a value nor another event can: of a trace that is a bare list.
+# Where neither a value nor another event can begin: a list behind a trace that is a bare list.
 BARE_LIST = re.compile(rb"(?:\][\s,;]*|[^:,\[\s]\s*)(\[)\s*\{")
 EVENTS_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BEGIN = re.compile(rb'\{\s*"schemaVersion"\s*:')

@@ -133,7 +133,7 @@ def busiest(found: Metrics) -> int:
 
 
 def _about(found: Metrics, why: str) -> tuple[Fact, ...]:
-    count = len(found.ranks)
+    count = len(found.measured_ranks)
     return (
         words.fact("ranks", count, words.whole, label=_of_ranks(count, found.expected_ranks)),
         words.fact("iterations", found.iterations, words.whole, label="iterations", why=why),
