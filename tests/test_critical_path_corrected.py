@@ -305,8 +305,8 @@ def test_contradictions_are_left_out_and_counted(path_of):
     ]
     found = path_of(*events)
     assert found.about.notes[:2] == (
-        "1 constraints of kind launch contradict the measured times and are left out",
-        "1 constraints of kind kernel_kernel contradict the measured times and are left out",
+        "1 constraint of kind launch left out, against the measured times",
+        "1 constraint of kind kernel_kernel left out, against the measured times",
     )
     assert found.length_ns == found.wall_ns
 

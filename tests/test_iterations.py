@@ -99,7 +99,7 @@ def test_overlapping_marks_end_where_the_next_begins_and_say_so(tmp_path):
     marks = [k.mark("step 1", 0, 10), k.mark("step 2", 8, 10)]
     rows, meta = iterations(tmp_path, WORK + marks)
     assert rows == [(1, 0, 8000), (2, 8000, 18_000)]
-    assert "1 iteration marks overlap" in meta.warnings[0]
+    assert "1 iteration mark cut where the next begins" in meta.warnings[0]
 
 
 def test_the_period_of_the_collectives_is_the_last_guess(tmp_path):

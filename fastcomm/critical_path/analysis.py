@@ -15,6 +15,7 @@ from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.run import Run
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
+from fastcomm.units import counted
 
 _LOG = logging.getLogger("fastcomm")
 
@@ -72,7 +73,7 @@ def analyse(
     built = corrected.build(trace, window, data_load)
     graph = built.graph
     notes = [
-        f"{count} constraints of kind {kind} contradict the measured times and are left out"
+        f"{counted(count, 'constraint')} of kind {kind} left out, against the measured times"
         for kind, count in built.left_out.items()
     ]
     if len(graph.time):

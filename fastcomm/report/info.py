@@ -2,6 +2,7 @@
 
 import shlex
 from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -141,5 +142,7 @@ def _next(found: Info, paths: tuple[str, ...]) -> list[str]:
     words = escape(shlex.join(paths))
     commands = [f"fastcomm metrics {words}"]
     if not found.stored:
-        commands.append(f"fastcomm ingest {words} -o store")
+        name = Path(paths[0]).name.partition(".")[0]
+        store = shlex.quote(f"{name}-store" if name else "store")
+        commands.append(f"fastcomm ingest {words} -o {escape(store)}")
     return ["[bold]next:[/]", *(f"    {command}" for command in commands)]

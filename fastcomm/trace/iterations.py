@@ -16,6 +16,7 @@ import numpy as np
 
 from fastcomm.errors import ConfigError
 from fastcomm.trace.run import ranges as in_ranges
+from fastcomm.units import counted
 from fastcomm_kernels.arrays import NULL, Ints
 
 Clock = Literal["auto", "host", "device"]
@@ -184,7 +185,7 @@ def _disjoint(found: Iterations) -> Iterations:
     stop[:-1] = np.minimum(stop[:-1], found.start[1:])
     if not overlapping:
         return found
-    warning = f"{overlapping} iteration marks overlap: each ends where the next begins"
+    warning = f"{counted(overlapping, 'iteration mark')} cut where the next begins"
     return replace(found, stop=stop, warnings=(*found.warnings, warning))
 
 
