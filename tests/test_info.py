@@ -64,7 +64,8 @@ def test_traces_are_told_by_their_first_rank(traces):
         "3 by ProfilerStep#N, 100 us mean (host clock)",
     ]
     assert lines[7].split() == ["mesh_tp", "1", "2", "TP", "description", "1", "2"]
-    commands = [f"    fastcomm metrics {traces}", f"    fastcomm ingest {traces} -o store"]
+    store = f"{traces.name}-store"
+    commands = [f"    fastcomm metrics {traces}", f"    fastcomm ingest {traces} -o {store}"]
     assert lines[-3:] == ["next:", *commands]
 
 
