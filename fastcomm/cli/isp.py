@@ -178,7 +178,12 @@ def run(**words: Any) -> None:
     if len(lengths) > 1:
         _sweep(question, using, lengths, words)
         return
-    found = search.answer(question, using)
+    if said.get("compat"):
+        from fastcomm.compat import isp as original
+
+        found = original.answer(question, original.rules_of(said), using)
+    else:
+        found = search.search(question, using.cluster, attention=using.attention)
     if words["output"]:
         from fastcomm.report.isp import write_search
 
@@ -187,7 +192,7 @@ def run(**words: Any) -> None:
         from fastcomm.report.html import isp as html
         from fastcomm.report.html import render
 
-        changes = _changes(found, using) if words["sensitivity"] else ()
+        changes = _changes(found, using, words) if words["sensitivity"] else ()
         render.write(html.page(found, changes), words["html"])
     if words["as_json"]:
         _print_json(_as_dict(found, using, words))
@@ -249,14 +254,14 @@ def _as_dict(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> 
         whole["calibration_compute"] = [asdict(each) for each in using.calibration.compute]
         whole["notes"] += using.calibration.skipped
     if words["sensitivity"]:
-        whole["sensitivity"] = [asdict(change) for change in _changes(found, using)]
+        whole["sensitivity"] = [asdict(change) for change in _changes(found, using, words)]
     return whole
 
 
-def _changes(found: "SearchResult", using: "Setting") -> list[Any]:
+def _changes(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> list[Any]:
     from fastcomm.isp.sweep import sensitivity
 
-    if using.compat:
+    if words["compat"]:
         raise ConfigError("--sensitivity: asks the default mode, leave --compat out")
     best = found.record(0) if found.feasible else None
     return sensitivity(found.question, using.cluster, best, using.attention)
@@ -278,7 +283,7 @@ def _show(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> Non
     if using.calibration:
         report.calibration(using.calibration)
     if words["sensitivity"]:
-        report.changes(_changes(found, using))
+        report.changes(_changes(found, using, words))
 
 
 def _sweep(
@@ -287,7 +292,7 @@ def _sweep(
     from fastcomm.isp.sweep import sweep
     from fastcomm.report import isp as report
 
-    if using.compat:
+    if words["compat"]:
         raise ConfigError("--compat: one sequence length at a time")
     found = sweep(question, using.cluster, lengths, using.attention)
     if words["output"]:

@@ -1,16 +1,20 @@
-"""The original search: its formulas, candidates and order, reproduced exactly."""
+"""The original strategy search: its formulas, candidates and order, reproduced exactly."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fastcomm.compat import isp_space
+from fastcomm.compat.isp_space import ORIGINAL_ALGOS, OriginalBlock, OriginalRules
+from fastcomm.errors import ConfigError
 from fastcomm.hardware.cluster import Cluster
-from fastcomm.isp import compat
-from fastcomm.isp.compat import CompatBlock, CompatRules
+from fastcomm.isp import question as questions
 from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
+from fastcomm.isp.search import Setting, setting
 from fastcomm.isp.tables import AttentionTable, ComputeTables
 
 Array = NDArray[Any]
@@ -38,7 +42,7 @@ def _moved(volume: ArrayLike, n: ArrayLike, stride: ArrayLike, kind: str = "gath
     return np.asarray(np.where(n > 1, moved * volume * share / bandwidth, 0.0))
 
 
-def memory(block: CompatBlock, question: Question) -> Costs:
+def memory(block: OriginalBlock, question: Question) -> Costs:
     """Bytes of a rank, by the original's names; `total_mm_cost` is the peak."""
     model, d, pp = question.model, question.dtype_size, block.pp
     weights, states = _held(block, question)
@@ -65,7 +69,7 @@ def memory(block: CompatBlock, question: Question) -> Costs:
     }
 
 
-def _held(block: CompatBlock, question: Question) -> tuple[Array, Array]:
+def _held(block: OriginalBlock, question: Question) -> tuple[Array, Array]:
     """Elements of weights and of optimizer states."""
     model = question.model
     head = (2 if block.pp == 1 else 1) * model.embedding / block.sp
@@ -77,7 +81,7 @@ def _held(block: CompatBlock, question: Question) -> tuple[Array, Array]:
     return stage / block.wp + head, stage / (block.wp * block.zp) + head / halves
 
 
-def _activations(block: CompatBlock, question: Question) -> Costs:
+def _activations(block: OriginalBlock, question: Question) -> Costs:
     model, d, pp, sp = question.model, question.dtype_size, block.pp, block.sp
     seq, h, layers, b, full = (
         *(question.seq_len, model.hidden, model.layers),
@@ -99,7 +103,7 @@ def _activations(block: CompatBlock, question: Question) -> Costs:
     }
 
 
-def attention_seconds(block: CompatBlock, question: Question, cluster: Cluster) -> Array:
+def attention_seconds(block: OriginalBlock, question: Question, cluster: Cluster) -> Array:
     """Seconds of a layer's attention, by the closed form."""
     local = question.model.hidden // block.sp
     forward = cluster.attention.forward(block.bsz, question.seq_len, local)
@@ -108,7 +112,7 @@ def attention_seconds(block: CompatBlock, question: Question, cluster: Cluster) 
 
 
 def measured_attention(
-    block: CompatBlock, question: Question, table: AttentionTable
+    block: OriginalBlock, question: Question, table: AttentionTable
 ) -> tuple[Array, NDArray[np.bool_]]:
     """The same, looked up; and for which rows the table has an entry."""
     local = question.model.hidden // block.sp
@@ -119,9 +123,9 @@ def measured_attention(
 
 
 def times(
-    block: CompatBlock,
+    block: OriginalBlock,
     question: Question,
-    rules: CompatRules,
+    rules: OriginalRules,
     cluster: Cluster,
     comp_attn: Array,
 ) -> Costs:
@@ -151,7 +155,7 @@ def times(
     }
 
 
-def _layer(block: CompatBlock, question: Question, cluster: Cluster) -> Costs:
+def _layer(block: OriginalBlock, question: Question, cluster: Cluster) -> Costs:
     """Products and communication of a layer, attention apart."""
     model, d, sp, wp = question.model, question.dtype_size, block.sp, block.wp
     seq, h, b, ck = question.seq_len, model.hidden, block.bsz, block.ck
@@ -176,14 +180,14 @@ def _layer(block: CompatBlock, question: Question, cluster: Cluster) -> Costs:
     }
 
 
-def _p2p(block: CompatBlock, volume: Array) -> Array:
+def _p2p(block: OriginalBlock, volume: Array) -> Array:
     stride = block.world / block.pp
     inside = block.pp <= _RANKS and (block.pp - 1) * stride <= _RANKS - 1
     return volume / _INTRA if inside else volume * min(stride, _RANKS) / _NODE
 
 
 def _synchronise(
-    block: CompatBlock, question: Question, rules: CompatRules
+    block: OriginalBlock, question: Question, rules: OriginalRules
 ) -> tuple[Array, Array]:
     """Seconds of the gradients' reduction, and of the parameters' broadcast."""
     model, d, sp, wp, zp, dp = (
@@ -209,7 +213,7 @@ def _synchronise(
     return wdp, np.maximum(zp * _moved(d * cut / zp, zp, wp), sent)
 
 
-_COMPAT_VOCAB = 103168
+_VOCAB = 103168
 # More candidates than any world has: ties go by world, then by enumeration.
 _WORLD = 1 << 40
 _REASONS = ("candidates", "divisibility", "memory", "table")
@@ -217,20 +221,20 @@ _REASONS = ("candidates", "divisibility", "memory", "table")
 
 def search(
     question: Question,
-    rules: CompatRules,
+    rules: OriginalRules,
     cluster: Cluster,
     tables: ComputeTables | None = None,
 ) -> SearchResult:
     """Every feasible strategy of the original's space, by its formulas."""
     question.check()
-    compat.check(question, rules)
+    isp_space.check(question, rules)
     counted = dict.fromkeys(_REASONS, 0)
     if tables:
         cluster = replace(cluster, gemm=tables.gemm)
     parts: list[FeasibleCells] = []
     least = np.inf
     for place, world in enumerate(sorted(question.world_sizes, reverse=True)):
-        for block in compat.blocks(question, rules, world, counted):
+        for block in isp_space.blocks(question, rules, world, counted):
             part, needed = _priced(
                 block, question, rules, cluster, tables, counted, place * _WORLD
             )
@@ -251,10 +255,32 @@ def search(
     )
 
 
+def answer(question: Question, rules: OriginalRules, using: Setting) -> SearchResult:
+    """Search by the original's rules; ConfigError for algorithms that it does not know."""
+    algos = ORIGINAL_ALGOS if question.algos == ALGOS else question.algos
+    if "mtp" in algos:
+        raise ConfigError("mtp: the original searches isp, msp and fsp")
+    return search(replace(question, algos=algos), rules, using.cluster, using.tables)
+
+
+def rules_of(words: Mapping[str, Any]) -> OriginalRules:
+    """Build the rules from `compat` (a variant), `overlap_wdp` and `strict_batch`."""
+    return OriginalRules(
+        variant=words.get("compat") or "isp-2025",
+        overlap_wdp=bool(words.get("overlap_wdp")),
+        strict_batch=bool(words.get("strict_batch")),
+    )
+
+
+def search_strategies(**words: Any) -> SearchResult:
+    """Search as `fastcomm isp --compat`: `search_strategies(model="7B", compat="isp-2025")`."""
+    return answer(questions.asked(words), rules_of(words), setting(words))
+
+
 def _priced(
-    block: CompatBlock,
+    block: OriginalBlock,
     question: Question,
-    rules: CompatRules,
+    rules: OriginalRules,
     cluster: Cluster,
     tables: ComputeTables | None,
     counted: dict[str, int],
@@ -279,7 +305,7 @@ def _priced(
     return kept(shape, fits, {**named, **costs, **used}), float(total.min())
 
 
-def _key(block: CompatBlock, question: Question, shift: int) -> Fields:
+def _key(block: OriginalBlock, question: Question, shift: int) -> Fields:
     model = question.model
     return {
         "order": block.order + shift,
@@ -293,6 +319,5 @@ def _key(block: CompatBlock, question: Question, shift: int) -> Fields:
         "micro_num": block.num,
         "activation_ckpt": block.ck,
         "world_size": block.world,
-        "modelsize": (model.parameters - 2 * (model.embedding - _COMPAT_VOCAB * model.hidden))
-        / 1e9,
+        "modelsize": (model.parameters - 2 * (model.embedding - _VOCAB * model.hidden)) / 1e9,
     }
