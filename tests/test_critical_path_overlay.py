@@ -16,6 +16,7 @@ import pytest
 from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.overlay import Drawing, write
+from fastcomm.critical_path.saved import load
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
 from fastcomm.readers.assembly import ReadOptions
@@ -294,3 +295,12 @@ def test_a_damaged_zip_is_refused(tmp_path, manifest, said):
     path.write_bytes(b"PK")
     with pytest.raises(FastcommError, match="no saved critical path"):
         hta.restore_cpgraph(path)
+
+
+def test_a_graph_by_rules_that_are_not_known_is_refused(tmp_path):
+    events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
+    trace = read_whole(k.write(tmp_path / "rank0.json", events))
+    path = hta.find_path(trace, Window(annotation="")).save(str(tmp_path / "graph"))
+    assert hta.restore_cpgraph(path).about.rules is hta.RULES
+    with pytest.raises(FastcommError, match="rules 'hta', wanted corrected"):
+        load(path)

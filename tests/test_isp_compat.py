@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from isp_golden import GOLDEN, ask, asked, golden_rows
 
-from fastcomm.compat.isp import search
+from fastcomm.compat.isp import search, search_strategies
 from fastcomm.compat.isp_space import OriginalRules
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.cluster import load
@@ -185,3 +185,12 @@ def test_the_front_is_what_nothing_beats(isp_tables):
         ).any()
     }
     assert wanted == front
+
+
+def test_python_asks_as_the_command_line_does():
+    words = {"model": "7B", "world_size": 8, "seq_len": 4096, "global_batch": 1 << 20}
+    found = search_strategies(OriginalRules(variant="isp-2024"), **words)
+    assert found.mode == "isp-2024"
+    assert set(found.best_by_algo()) == {"isp", "msp", "fsp"}
+    with pytest.raises(ConfigError, match="mtp: the original searches isp, msp and fsp"):
+        search_strategies(**words, compare="mtp")

@@ -178,12 +178,7 @@ def run(**words: Any) -> None:
     if len(lengths) > 1:
         _sweep(question, using, lengths, words)
         return
-    if said.get("compat"):
-        from fastcomm.compat import isp as original
-
-        found = original.answer(question, original.rules_of(said), using)
-    else:
-        found = search.search(question, using.cluster, attention=using.attention)
+    found = _found(question, using, said)
     if words["output"]:
         from fastcomm.report.isp import write_search
 
@@ -202,6 +197,22 @@ def run(**words: Any) -> None:
         from fastcomm.errors import FastcommError
 
         raise FastcommError(found.nearest())
+
+
+def _found(question: "Question", using: "Setting", said: dict[str, Any]) -> "SearchResult":
+    """Search, by the original's rules where they are asked for."""
+    if not said.get("compat"):
+        from fastcomm.isp.search import search
+
+        return search(question, using.cluster, attention=using.attention)
+    from fastcomm.compat import isp, isp_space
+
+    rules = isp_space.OriginalRules(
+        variant=said["compat"],
+        overlap_wdp=bool(said.get("overlap_wdp")),
+        strict_batch=bool(said.get("strict_batch")),
+    )
+    return isp.answer(question, rules, using)
 
 
 _DECIMAL = re.compile(r"([0-9.]+)\s*([kKmMgGtT])(?:[bB]|bytes)?")

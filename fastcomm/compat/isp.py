@@ -1,6 +1,5 @@
 """The original strategy search: its formulas, candidates and order, reproduced exactly."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -263,18 +262,9 @@ def answer(question: Question, rules: OriginalRules, using: Setting) -> SearchRe
     return search(replace(question, algos=algos), rules, using.cluster, using.tables)
 
 
-def rules_of(words: Mapping[str, Any]) -> OriginalRules:
-    """Build the rules from `compat` (a variant), `overlap_wdp` and `strict_batch`."""
-    return OriginalRules(
-        variant=words.get("compat") or "isp-2025",
-        overlap_wdp=bool(words.get("overlap_wdp")),
-        strict_batch=bool(words.get("strict_batch")),
-    )
-
-
-def search_strategies(**words: Any) -> SearchResult:
-    """Search as `fastcomm isp --compat`: `search_strategies(model="7B", compat="isp-2025")`."""
-    return answer(questions.asked(words), rules_of(words), setting(words))
+def search_strategies(rules: OriginalRules | None = None, **words: Any) -> SearchResult:
+    """Search by the original's rules; `words` are those of `fastcomm.search_strategies`."""
+    return answer(questions.asked(words), rules or OriginalRules(), setting(words))
 
 
 def _priced(
