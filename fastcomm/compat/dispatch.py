@@ -38,11 +38,11 @@ class Links:
         )
 
     def inter_s(self, count: float) -> float:
-        """Time of so many tokens on a NIC."""
+        """Return the time of `count` tokens on a NIC."""
         return (count * self.token_kb) / self.inter_kb_per_s
 
     def intra_s(self, count: float) -> float:
-        """Time of so many tokens inside a node."""
+        """Return the time of `count` tokens inside a node."""
         return (count * self.token_kb) / self.intra_kb_per_s
 
 
@@ -57,7 +57,7 @@ class OriginalDeepEP:
 
     @property
     def total_s(self) -> float:
-        """Both kinds of link work at the same time."""
+        """Time of the slower kind of link: both work at the same time."""
         return max(self.inter_s, self.intra_s)
 
     @property
@@ -73,7 +73,7 @@ class OriginalDeepEP:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalFast:
-    """The original's FAST on one layer, with all that it works out on the way."""
+    """The original's FAST on one layer, with its intermediate results."""
 
     remote: Matrix
     raw_send: Matrix
@@ -92,7 +92,7 @@ class OriginalFast:
 
     @property
     def total_s(self) -> float:
-        """The three phases one after the other, added from the left."""
+        """Sum of the three phases, added from the left."""
         return (self.balance_s + self.inter_s) + self.redist_s
 
     @property
@@ -102,7 +102,7 @@ class OriginalFast:
 
 
 def deepep(traffic: Traffic, links: Links) -> OriginalDeepEP:
-    """The original forwards every copy, two to one GPU as well."""
+    """Run the original's DeepEP: it forwards every copy, two to one GPU as well."""
     counts = deepep_counts(traffic, traffic.copies)
     return OriginalDeepEP(
         counts=counts,
@@ -113,7 +113,7 @@ def deepep(traffic: Traffic, links: Links) -> OriginalDeepEP:
 
 
 def fast(traffic: Traffic, links: Links) -> OriginalFast:
-    """The original's FAST: floors each block, and lets half of the last stage move on."""
+    """Run the original's FAST: it floors each block, and half of the last stage moves on."""
     remote, width = np.where(traffic.own_node, 0, traffic.copies), traffic.width
     raw = traffic.copies.sum(axis=1)
     servers = sum_by_node(remote, width) // width
@@ -148,7 +148,7 @@ def fast(traffic: Traffic, links: Links) -> OriginalFast:
 def _last_stage(
     permutations: NDArray[np.int64], weights: Matrix, padding: Matrix
 ) -> tuple[int, int, Matrix]:
-    """The last stage that carries more than padding, its largest cell, and the padding left."""
+    """Return the last stage with more than padding, its largest cell, the padding left."""
     remaining, rows = padding.copy(), np.arange(len(padding))
     last = 0
     for stage in range(len(weights) - 1, -1, -1):

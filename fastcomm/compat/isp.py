@@ -27,7 +27,7 @@ _FACTOR = {"gather": 1.0, "reduce": 2.0}
 
 
 def _moved(volume: ArrayLike, n: ArrayLike, stride: ArrayLike, kind: str = "gather") -> Array:
-    """Seconds of a ring or an all-to-all in a group of n ranks, `stride` apart."""
+    """Return the seconds of a ring or an all-to-all in a group of n ranks, `stride` apart."""
     n, stride = np.maximum(np.asarray(n, np.float64), 1), np.asarray(stride, np.float64)
     inside = (n <= _RANKS) & ((n - 1) * stride <= _RANKS - 1)
     slow = np.array([1, 1.1, 1.2, 1.3, 1.4, 1.5])[np.searchsorted([16, 32, 64, 256, 512], n)]
@@ -42,7 +42,7 @@ def _moved(volume: ArrayLike, n: ArrayLike, stride: ArrayLike, kind: str = "gath
 
 
 def memory(block: OriginalBlock, question: Question) -> Costs:
-    """Bytes of a rank, by the original's names; `total_mm_cost` is the peak."""
+    """Return the bytes of a rank, by the original's names; `total_mm_cost` is the peak."""
     model, d, pp = question.model, question.dtype_size, block.pp
     weights, states = _held(block, question)
     os, p_g = d * max(1, 4 // d) * 3 * states, 2.0 * d * weights
@@ -69,7 +69,7 @@ def memory(block: OriginalBlock, question: Question) -> Costs:
 
 
 def _held(block: OriginalBlock, question: Question) -> tuple[Array, Array]:
-    """Elements of weights and of optimizer states."""
+    """Return the elements of weights and of optimizer states."""
     model = question.model
     head = (2 if block.pp == 1 else 1) * model.embedding / block.sp
     stage = model.layers // block.pp * model.layer_parameters
@@ -103,7 +103,7 @@ def _activations(block: OriginalBlock, question: Question) -> Costs:
 
 
 def attention_seconds(block: OriginalBlock, question: Question, cluster: Cluster) -> Array:
-    """Seconds of a layer's attention, by the closed form."""
+    """Return the seconds of a layer's attention by the closed form."""
     local = question.model.hidden // block.sp
     forward = cluster.attention.forward(block.bsz, question.seq_len, local)
     backward = cluster.attention.backward(block.bsz, question.seq_len, local)
@@ -113,7 +113,7 @@ def attention_seconds(block: OriginalBlock, question: Question, cluster: Cluster
 def measured_attention(
     block: OriginalBlock, question: Question, table: AttentionTable
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """The same, looked up; and for which rows the table has an entry."""
+    """Look up the seconds of a layer's attention, and which rows the table has."""
     local = question.model.hidden // block.sp
     keys = [(int(b), question.seq_len, local) for b in block.bsz[:, 0]]
     found = [table.get(key, (np.nan, np.nan)) for key in keys]
@@ -128,7 +128,7 @@ def times(
     cluster: Cluster,
     comp_attn: Array,
 ) -> Costs:
-    """Seconds of a step and its parts; tokens a GPU and second."""
+    """Return the seconds of a step and its parts, and tokens/s/GPU (`tgs`)."""
     pp, m, layers = block.pp, block.num, question.model.layers
     costs = _layer(block, question, cluster)
     layer = costs["overlap_latency"] + costs["sp_comm_cost"] + comp_attn
@@ -155,7 +155,7 @@ def times(
 
 
 def _layer(block: OriginalBlock, question: Question, cluster: Cluster) -> Costs:
-    """Products and communication of a layer, attention apart."""
+    """Return the GEMMs and communication of a layer, without attention."""
     model, d, sp, wp = question.model, question.dtype_size, block.sp, block.wp
     seq, h, b, ck = question.seq_len, model.hidden, block.bsz, block.ck
     linear = sum(
@@ -188,7 +188,7 @@ def _p2p(block: OriginalBlock, volume: Array) -> Array:
 def _synchronise(
     block: OriginalBlock, question: Question, rules: OriginalRules
 ) -> tuple[Array, Array]:
-    """Seconds of the gradients' reduction, and of the parameters' broadcast."""
+    """Return the seconds of the gradients' reduction, and of the parameters' broadcast."""
     model, d, sp, wp, zp, dp = (
         question.model,
         question.dtype_size,
@@ -224,7 +224,7 @@ def search(
     cluster: Cluster,
     tables: ComputeTables | None = None,
 ) -> SearchResult:
-    """Every feasible strategy of the original's space, by its formulas."""
+    """Price every strategy of the original's space by its formulas, and keep what fits."""
     question.check()
     isp_space.check(question, rules)
     counted = dict.fromkeys(_REASONS, 0)

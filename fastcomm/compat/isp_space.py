@@ -25,7 +25,7 @@ _SMALL = (0.25, 1.3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginalRules:
-    """Which original, and its switches."""
+    """The version of the original, and its switches."""
 
     variant: str = "isp-2025"
     overlap_wdp: bool = False
@@ -77,14 +77,14 @@ def check(question: Question, rules: OriginalRules) -> None:
 
 
 def degrees(world: int, most: int) -> list[int]:
-    """The original's values of a degree: 1, 2, 4, 6, 8, then steps of 8."""
+    """Return the original's values of a degree: 1, 2, 4, 6, 8, then steps of 8."""
     return [n for n in (1, 2, 4, 6, 8, *range(16, world + 1, 8)) if n <= min(world, most)]
 
 
 def blocks(
     question: Question, rules: OriginalRules, world: int, rejected: dict[str, int]
 ) -> Iterator[OriginalBlock]:
-    """Every block of one world size that a group rule leaves; `rejected` counts the rest."""
+    """Yield the blocks of a world size that group rules allow; count others in `rejected`."""
     base = 0
     pp = 1
     while pp <= min(world, question.model.layers):
