@@ -14,6 +14,7 @@ from time import perf_counter
 
 from compare_hta import python_with_hta
 
+from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.window import Window
 from fastcomm.readers.runs import OpenOptions, open_run
@@ -44,11 +45,11 @@ def main():
     run = open_run(path, options=OpenOptions(whole=True))
     trace = run.read(run.ranks[0])
     ours = {}
-    for rules in ("hta", "corrected"):
+    for rules, find in (("hta", hta.find_path), ("corrected", analyse)):
         seconds = []
         for _ in range(ROUNDS + 1):
             begun = perf_counter()
-            found = analyse(trace, Window(annotation=annotation), rules=rules)
+            found = find(trace, Window(annotation=annotation))
             summary = found.summary()
             seconds.append(perf_counter() - begun)
         ours[rules] = {

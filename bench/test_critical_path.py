@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from tiled import tiled
 
-from fastcomm.critical_path import corrected, hta_graph, hta_window
+from fastcomm.compat import hta_graph, hta_window
+from fastcomm.critical_path import corrected
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.overlay import Drawing, write
 from fastcomm.critical_path.ranks import joined

@@ -5,7 +5,7 @@ import pytest
 
 from fastcomm.dispatch import fast, sampler
 from fastcomm.dispatch.cluster import preset
-from fastcomm.dispatch.compat import assigned_stages, pad
+from fastcomm.dispatch.fast import assigned_stages, pad
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.simulation import simulate
 from fastcomm.dispatch.workload import Workload

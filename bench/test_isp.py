@@ -7,9 +7,9 @@ import oracle_isp as oracle
 import pyarrow as pa
 from timing import best_of_processes
 
+from fastcomm.compat import isp as original
+from fastcomm.compat.isp_space import OriginalRules
 from fastcomm.hardware.cluster import load
-from fastcomm.isp import compat_search
-from fastcomm.isp.compat import CompatRules
 from fastcomm.isp.presets import of_size
 from fastcomm.isp.question import MicroBatchRule, Question
 from fastcomm.isp.result import Records
@@ -71,7 +71,7 @@ def test_original_space(bar):
     question = asked(4 << 20, ("isp", "msp", "fsp"))
 
     def searched():
-        return compat_search.search(question, CompatRules(overlap_wdp=True), A800).candidates
+        return original.search(question, OriginalRules(overlap_wdp=True), A800).candidates
 
     assert searched() == 239526
     bar("isp_original", searched, definition, count=239526, yardstick_count=SCALAR)

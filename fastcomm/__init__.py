@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from fastcomm.analyses.critical_path import find_critical_path
     from fastcomm.analyses.measure import compute_metrics
     from fastcomm.analyses.replay import replay_run
-    from fastcomm.critical_path.analysis import critical_path_analysis
-    from fastcomm.critical_path.overlay import overlay_critical_path_analysis
     from fastcomm.critical_path.result import CriticalPath
-    from fastcomm.critical_path.saved import restore_cpgraph
     from fastcomm.critical_path.what_if import Edit, what_if
     from fastcomm.critical_path.window import Window
     from fastcomm.dispatch.recipe import Recipe
@@ -47,14 +44,11 @@ __all__ = [
     "__version__",
     "compare",
     "compute_metrics",
-    "critical_path_analysis",
     "find_critical_path",
     "open_run",
     "open_workload",
-    "overlay_critical_path_analysis",
     "replay_run",
     "replay_trial",
-    "restore_cpgraph",
     "search_strategies",
     "simulate_dispatch",
     "what_if",
@@ -74,14 +68,11 @@ _HOMES = {
     "Workload": "dispatch.workload",
     "compare": "analyses.compare",
     "compute_metrics": "analyses.measure",
-    "critical_path_analysis": "critical_path.analysis",
     "find_critical_path": "analyses.critical_path",
     "open_run": "readers.runs",
     "open_workload": "dispatch.workload",
-    "overlay_critical_path_analysis": "critical_path.overlay",
     "replay_run": "analyses.replay",
     "replay_trial": "replay.session",
-    "restore_cpgraph": "critical_path.saved",
     "search_strategies": "isp.search",
     "simulate_dispatch": "dispatch.simulation",
     "what_if": "critical_path.what_if",

@@ -16,7 +16,7 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.critical_path import what_if as critical_path_what_if
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.saved import restore_cpgraph, save
+from fastcomm.critical_path.saved import load, save
 from fastcomm.critical_path.window import Window
 from fastcomm.dispatch import cluster as dispatch_cluster
 from fastcomm.dispatch import workload
@@ -361,7 +361,7 @@ _SEEDS = (
     Seed(name="nsys_pqtdir", make=_nsys("parquetdir"), read=metrics),
     Seed(name="nsys_arwdir", make=_nsys("arrowdir"), read=metrics),
     Seed(name="store", make=_store, read=_stored),
-    Seed(name="path.zip", make=_saved, read=lambda path: restore_cpgraph(path).summary()),
+    Seed(name="path.zip", make=_saved, read=lambda path: load(path).summary()),
     Seed(name="inspector.log", make=_inspector, read=whole),
     Seed(name="table.parquet", make=lambda p: pq.write_table(_operations(), p), read=_table),
     Seed(name="table.csv", make=lambda p: pa_csv.write_csv(_operations(), p), read=_table),

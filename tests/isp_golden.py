@@ -4,8 +4,8 @@ import csv
 import gzip
 import re
 
+from fastcomm.compat.isp_space import OriginalRules
 from fastcomm.isp import presets
-from fastcomm.isp.compat import CompatRules
 from fastcomm.isp.question import MicroBatchRule, Question
 
 GOLDEN = {
@@ -31,7 +31,7 @@ def ask(size, world, seq_len, tokens=4 << 20):
 
 def asked(name):
     year, rule, wdp, size, world, seq_len = _NAME.fullmatch(name).groups()
-    rules = CompatRules(
+    rules = OriginalRules(
         variant=f"isp-20{year}", strict_batch=rule == "strict", overlap_wdp=wdp == "1"
     )
     return ask(int(size), int(world), int(seq_len)), rules

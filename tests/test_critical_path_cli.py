@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from fastcomm.cli import main
-from fastcomm.critical_path.saved import restore_cpgraph
+from fastcomm.compat import hta
 from fastcomm.synthetic import Job, write
 
 EVENTS = [
@@ -94,7 +94,7 @@ def test_files(trace, tmp_path):
     document = json.loads(gzip.decompress(overlay.read_bytes()))
     works = [event for event in document["traceEvents"] if event["ph"] == "X"]
     assert [event["args"].get("critical") for event in works] == [None, None, 1, 1, 1]
-    assert restore_cpgraph(f"{saved}.zip").length_ns == 80_000
+    assert hta.restore_cpgraph(f"{saved}.zip").length_ns == 80_000
     assert pq.read_table(folder / "critical_path.parquet").num_rows == 3
     assert (
         json.loads((folder / "critical_path.json").read_text())["path"]["length_ns"] == 80_000

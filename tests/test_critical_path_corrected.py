@@ -9,7 +9,8 @@ from critical_path_traces import documents
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.critical_path.analysis import analyse, critical_path_analysis
+from fastcomm.compat import hta
+from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.window import Window, WindowError
 from fastcomm.errors import FastcommError
 from fastcomm.readers.assembly import ReadOptions
@@ -45,9 +46,9 @@ def sync(name, ts, dur, correlation, stream=7, **args):
 
 @pytest.fixture
 def path_of(tmp_path):
-    def find(*events, rules="corrected", **words):
+    def find(*events, by=analyse, **words):
         path = k.write(tmp_path / "rank0.json", list(events))
-        return analyse(read(path), words.pop("wanted", WHOLE), rules=rules, **words)
+        return by(read(path), words.pop("wanted", WHOLE), **words)
 
     return find
 
@@ -113,7 +114,7 @@ def test_what_is_shorter_than_a_microsecond_stays(path_of):
         call("cudaLaunchKernel", 1.1, 0.3, 1),
         work("gemm", 20.125, 5, 1),
     ]
-    assert path_of(*events, rules="hta").about.clipped == 1
+    assert path_of(*events, by=hta.find_path).about.clipped == 1
     found = path_of(*events)
     assert found.about.clipped == 3
     assert steps(found) == [
@@ -129,7 +130,7 @@ def test_all_kernels_of_a_graph_belong_to_its_launch(path_of):
         *(work(f"kernel{n}", 10 + 10 * n, 9, 1, stream=7) for n in range(3)),
         work("other", 21, 30, 1, stream=8),
     ]
-    assert path_of(*events, rules="hta").about.clipped == 2
+    assert path_of(*events, by=hta.find_path).about.clipped == 2
     found = path_of(*events)
     assert found.about.clipped == 5
     assert found.graph.counts()["launch"] == 2
@@ -148,7 +149,7 @@ def test_events_that_overlap_on_a_thread_are_closed_by_identity(path_of):
         op("B", 40, 50),
         call("cudaLaunchKernel", 70, 5, 1),
     ]
-    assert path_of(*events, rules="hta").graph.weight.min() < 0
+    assert path_of(*events, by=hta.find_path).graph.weight.min() < 0
     assert steps(path_of(*events)) == [
         ("cpu_bound", 30, "A"),
         ("cpu_bound", 20, "B"),
@@ -173,7 +174,9 @@ def test_a_launch_is_whatever_has_device_work(path_of):
     for name in ("hipModuleLaunchKernel", "cudaLaunchCooperativeKernel", "anything"):
         events = [call(name, 0, 5, 1), work("gemm", 12, 5, 1)]
         assert path_of(*events).summary_ns()["gpu_kernel_launch_overhead"] == 12 * US
-        assert "gpu_kernel_launch_overhead" not in path_of(*events, rules="hta").summary_ns()
+        assert (
+            "gpu_kernel_launch_overhead" not in path_of(*events, by=hta.find_path).summary_ns()
+        )
 
 
 def test_a_copy_that_its_call_waits_for_binds_the_call(path_of):
@@ -226,7 +229,7 @@ def test_two_devices_have_streams_of_their_own(path_of):
         work("a", 10, 90, 1, device=0),
         work("b", 40, 70, 2, device=1),
     ]
-    assert path_of(*events, rules="hta").graph.weight.min() == -60 * US
+    assert path_of(*events, by=hta.find_path).graph.weight.min() == -60 * US
     found = path_of(*events)
     assert found.graph.counts()["kernel_kernel"] == 0
     assert steps(found)[-2:] == [
@@ -256,7 +259,7 @@ def test_a_kernel_keeps_all_its_waits(path_of):
     events += [call("cudaLaunchKernel", 50, 2, 3), work("joined", 130, 5, 3, stream=9)]
     found = path_of(*events)
     assert found.graph.counts()["sync"] == 2
-    assert path_of(*events, rules="hta").graph.counts()["sync"] == 1
+    assert path_of(*events, by=hta.find_path).graph.counts()["sync"] == 1
     assert steps(found)[-3:] == [
         ("gpu_compute_bound", 100, "k2"),
         ("gpu_kernel_kernel_overhead", 5, None),
@@ -291,7 +294,7 @@ def test_a_far_kernel_still_follows_the_one_before(path_of):
         work("a", 5, 10, 1),
         work("b", 4000, 10, 2),
     ]
-    assert path_of(*events, rules="hta").length_ns < 20 * US
+    assert path_of(*events, by=hta.find_path).length_ns < 20 * US
     found = path_of(*events)
     assert found.length_ns == found.wall_ns == 4010 * US
 
@@ -388,23 +391,21 @@ def test_windows(folder, data):
 
 def test_windows_that_are_not_there(path_of, tmp_path):
     events = [k.mark("ProfilerStep#3", 0, 10), op("a", 0, 5), k.mark("ProfilerStep#30", 20, 10)]
-    for rules in ("hta", "corrected"):
+    for rules in (hta.find_path, analyse):
         with pytest.raises(WindowError, match="no event's name contains 'nothing'"):
-            path_of(*events, wanted=Window(annotation="nothing"), rules=rules)
+            path_of(*events, wanted=Window(annotation="nothing"), by=rules)
         with pytest.raises(
             WindowError, match=r"no instance 2 of 'Prof': the trace has \d, 0 to"
         ):
-            path_of(*events, wanted=Window(annotation="Prof", instance=2), rules=rules)
+            path_of(*events, wanted=Window(annotation="Prof", instance=2), by=rules)
         for instance in (-1, (1, 0), (1,), "x"):
             with pytest.raises(WindowError, match="instance"):
-                path_of(
-                    *events, wanted=Window(annotation="Prof", instance=instance), rules=rules
-                )
+                path_of(*events, wanted=Window(annotation="Prof", instance=instance), by=rules)
     with pytest.raises(WindowError, match="no iteration 4; it has 3, 30"):
         path_of(*events, wanted=Window(iteration=4))
     found = path_of(*events, wanted=Window(annotation="ProfilerStep#3", exact=True))
     assert found.about.clipped == 1
-    assert path_of(*events, wanted=Window(iteration=3), rules="hta").about.clipped == 2
+    assert path_of(*events, wanted=Window(iteration=3), by=hta.find_path).about.clipped == 2
     assert path_of(*events, wanted=Window()).about.clipped == 0
     metrics_only = reader.read(tmp_path / "rank0.json", ReadOptions())
     with pytest.raises(FastcommError, match="read for metrics; wanted every event"):
@@ -412,8 +413,8 @@ def test_windows_that_are_not_there(path_of, tmp_path):
 
 
 def test_a_trace_of_the_host_alone_has_a_path(path_of):
-    for rules in ("hta", "corrected"):
-        found = path_of(op("a", 0, 10), op("b", 10, 5), rules=rules)
+    for rules in (hta.find_path, analyse):
+        found = path_of(op("a", 0, 10), op("b", 10, 5), by=rules)
         assert found.length_ns == 15 * US
         assert "no device work: the path is that of the host" in found.about.notes
 
@@ -427,7 +428,7 @@ def test_a_launch_without_a_correlation_has_no_work(path_of):
 def test_a_cycle_is_no_path_by_the_rules_of_hta(path_of):
     # One call ends as the other starts, and the later one stands first in the file.
     events = [call("cudaLaunchKernel", 1, 1, 1), call("cudaLaunchKernel", 0, 1, 2)]
-    found = path_of(*events, rules="hta")
+    found = path_of(*events, by=hta.find_path)
     assert found.path is None
     assert not found.critical_path()
     assert found.get_critical_path_breakdown() is None
@@ -441,27 +442,28 @@ def test_the_last_profiled_step_is_left_out_by_the_rules_of_hta(tmp_path):
     events = [k.mark("ProfilerStep#1", 0, 10), op("a", 1, 5)]
     events += [k.mark("ProfilerStep#2", 10, 10), op("b", 11, 5)]
     path = k.write(tmp_path / "rank0.json", events)
-    found, _ = critical_path_analysis(path, 0, "")
+    found, _ = hta.critical_path_analysis(path, 0, "")
     assert found.about.clipped == 2
     assert found.about.notes[0] == "the last profiled step is left out, as HTA does"
-    found, _ = critical_path_analysis(path, 0, "", include_last_profiler_step=True)
+    found, _ = hta.critical_path_analysis(path, 0, "", include_last_profiler_step=True)
     assert found.about.clipped == 4
-    assert critical_path_analysis(path, 0, "nothing") is None
-    assert critical_path_analysis(path, 0, "", (1, 2, 3)) is not None
-    assert critical_path_analysis(path, 0, "Step", (1, 2, 3)) is None
+    assert hta.critical_path_analysis(path, 0, "nothing") is None
+    assert hta.critical_path_analysis(path, 0, "", (1, 2, 3)) is not None
+    assert hta.critical_path_analysis(path, 0, "Step", (1, 2, 3)) is None
     with pytest.raises(WindowError, match="no instance 7"):
-        critical_path_analysis(path, 0, "Step", 7)
+        hta.critical_path_analysis(path, 0, "Step", 7)
 
 
 def test_negative_weights_are_refused_on_request(path_of):
-    found = path_of(op("A", 10, 50), op("B", 40, 50), call("x", 70, 5), rules="hta")
+    found = path_of(op("A", 10, 50), op("B", 40, 50), call("x", 70, 5), by=hta.find_path)
     assert found.critical_path()
     assert not found.critical_path(strict=True)
-    assert path_of(op("A", 10, 50), rules="hta").critical_path(strict=True)
+    assert path_of(op("A", 10, 50), by=hta.find_path).critical_path(strict=True)
 
 
 def test_look_ups_by_event_and_edge(path_of):
-    found = path_of(op("a", 0, 20), call("cudaLaunchKernel", 5, 5, 1), work("gemm", 30, 6, 1))
+    events = [op("a", 0, 20), call("cudaLaunchKernel", 5, 5, 1), work("gemm", 30, 6, 1)]
+    found = hta.CPGraph.of(path_of(*events))
     assert found.get_nodes_for_event(0) == (0, 3)
     assert found.get_nodes_for_event(9) == (None, None)
     edges = {edge[:2]: edge for edge in found.edges(range(5))}

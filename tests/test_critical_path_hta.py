@@ -10,7 +10,7 @@ from critical_path_traces import documents, row
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fastcomm.critical_path import hta_graph, hta_window
+from fastcomm.compat import hta_graph, hta_window
 from fastcomm.graph.graph import LongestPath, longest_path
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.kineto import reader

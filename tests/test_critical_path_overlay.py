@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fastcomm.critical_path.analysis import analyse, critical_path_analysis
-from fastcomm.critical_path.overlay import Drawing, overlay_critical_path_analysis, write
-from fastcomm.critical_path.saved import restore_cpgraph
+from fastcomm.compat import hta
+from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.overlay import Drawing, write
+from fastcomm.critical_path.saved import load
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
 from fastcomm.readers.assembly import ReadOptions
@@ -57,18 +58,20 @@ def criticals(document):
 @real
 @pytest.mark.compiled
 def test_the_overlay_is_that_of_the_reference(tmp_path):
-    found, success = critical_path_analysis(ADD, 0, "", 0, ["data_load"])
+    found, success = hta.critical_path_analysis(ADD, 0, "", 0, ["data_load"])
     assert success
-    written = overlay_critical_path_analysis(ADD, 0, found, tmp_path, False)
+    written = hta.overlay_critical_path_analysis(ADD, 0, found, tmp_path, False)
     ours, theirs = loaded(written), loaded(golden.FOLDER / "simple_add_overlay.json.gz")
     plain = [e for e in ours["traceEvents"] if e.get("cat") != "critical_path"]
     expected = [e for e in theirs["traceEvents"] if e.get("cat") != "critical_path"]
     assert plain == expected
     assert flows(ours) == flows(theirs)
     assert len(criticals(ours)) == 624
-    everything = loaded(overlay_critical_path_analysis(ADD, 0, found, tmp_path, False, True))
+    everything = loaded(
+        hta.overlay_critical_path_analysis(ADD, 0, found, tmp_path, False, True)
+    )
     assert len(everything["traceEvents"]) == 4250
-    only = loaded(overlay_critical_path_analysis(ADD, 0, found, tmp_path))
+    only = loaded(hta.overlay_critical_path_analysis(ADD, 0, found, tmp_path))
     assert len(only["traceEvents"]) == 1526
     assert sum(event["ph"] == "X" for event in only["traceEvents"]) == 632
 
@@ -76,8 +79,10 @@ def test_the_overlay_is_that_of_the_reference(tmp_path):
 @real
 @pytest.mark.compiled
 def test_edges_of_one_type_can_be_drawn_alone(tmp_path):
-    found, _ = critical_path_analysis(ADD, 0, FORWARD, 1, zero_weight_launches=True)
-    everything = loaded(overlay_critical_path_analysis(ADD, 0, found, tmp_path, False, True))
+    found, _ = hta.critical_path_analysis(ADD, 0, FORWARD, 1, zero_weight_launches=True)
+    everything = loaded(
+        hta.overlay_critical_path_analysis(ADD, 0, found, tmp_path, False, True)
+    )
     arrows = sum(
         event["args"]["critical"]
         for pair in [everything["traceEvents"]]
@@ -85,14 +90,16 @@ def test_edges_of_one_type_can_be_drawn_alone(tmp_path):
         if event.get("cat") == "critical_path" and event["ph"] == "f"
     )
     assert (len(criticals(everything)), arrows) == (159, 314)
-    some = loaded(overlay_critical_path_analysis(ADD, 0, found, tmp_path, False))
+    some = loaded(hta.overlay_critical_path_analysis(ADD, 0, found, tmp_path, False))
     assert flows(some).total() == 21
-    one = overlay_critical_path_analysis(
+    one = hta.overlay_critical_path_analysis(
         ADD, 0, found, tmp_path, False, edge_types_to_viz=["kernel_launch_delay"]
     )
     assert flows(loaded(one)).total() == 1
     with pytest.raises(FastcommError, match="no edges of type 'nothing'; there are operator"):
-        overlay_critical_path_analysis(ADD, 0, found, tmp_path, edge_types_to_viz=["nothing"])
+        hta.overlay_critical_path_analysis(
+            ADD, 0, found, tmp_path, edge_types_to_viz=["nothing"]
+        )
 
 
 @real
@@ -103,7 +110,7 @@ def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
         golden.DATA / "kineto/nccl_2rank_rank0.json.gz", options=OpenOptions(whole=True)
     )
     found = analyse(run.read(0))
-    document = loaded(overlay_critical_path_analysis(run, 0, found, tmp_path))
+    document = loaded(hta.overlay_critical_path_analysis(run, 0, found, tmp_path))
     lanes = {}
     for event in criticals(document):
         span = (round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000))
@@ -177,19 +184,19 @@ def test_an_overlay_never_overwrites_its_trace(tmp_path):
     copy.write_bytes(ADD.read_bytes())
     link = tmp_path / "x.json.gz"
     link.symlink_to(copy)
-    found, _ = critical_path_analysis(link, 0, FORWARD, 1)
+    found, _ = hta.critical_path_analysis(link, 0, FORWARD, 1)
     with pytest.raises(FastcommError, match="not written, this command reads"):
-        overlay_critical_path_analysis(link, 0, found, tmp_path)
+        hta.overlay_critical_path_analysis(link, 0, found, tmp_path)
 
 
 @real
 @pytest.mark.compiled
-@pytest.mark.parametrize("rules", ["hta", "corrected"])
-def test_a_saved_graph_comes_back(tmp_path, rules):
+@pytest.mark.parametrize("find", [hta.find_path, analyse])
+def test_a_saved_graph_comes_back(tmp_path, find):
 
     run = open_run(ADD, options=OpenOptions(whole=True))
-    found = analyse(run.read(0), Window(annotation=FORWARD, instance=1), rules=rules)
-    again = restore_cpgraph(found.save(str(tmp_path / "graph")))
+    found = hta.CPGraph.of(find(run.read(0), Window(annotation=FORWARD, instance=1)))
+    again = hta.restore_cpgraph(found.save(str(tmp_path / "graph")))
     assert again.critical_path_nodes == found.critical_path_nodes
     assert again.breakdown.equals(found.breakdown)
     assert again.summary() == found.summary()
@@ -204,8 +211,8 @@ def test_a_saved_graph_comes_back(tmp_path, rules):
 @real
 @pytest.mark.compiled
 def test_an_edited_graph_has_another_path(tmp_path):
-    found, _ = critical_path_analysis(ADD, 0, FORWARD, 1)
-    saved = restore_cpgraph(found.save(str(tmp_path / "graph")))
+    found, _ = hta.critical_path_analysis(ADD, 0, FORWARD, 1)
+    saved = hta.restore_cpgraph(found.save(str(tmp_path / "graph")))
     before = saved.length_ns
     heavy = max(found.critical_path_edges_set, key=lambda edge: edge.weight)
     saved.set_weight(heavy.begin, heavy.end, 0)
@@ -228,12 +235,12 @@ def test_an_edited_graph_has_another_path(tmp_path):
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_a_hostile_zip_is_refused(tmp_path, change, said):
-    found, _ = critical_path_analysis(ADD, 0, FORWARD, 1)
+    found, _ = hta.critical_path_analysis(ADD, 0, FORWARD, 1)
     path = found.save(str(tmp_path / "graph"))
     with zipfile.ZipFile(path, "a") as archive:
         change(archive)
     with pytest.raises(FastcommError, match=said):
-        restore_cpgraph(path)
+        hta.restore_cpgraph(path)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +257,7 @@ def test_numbers_that_lead_nowhere_are_refused(tmp_path, name, column, value, sa
     events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
     found = analyse(read_whole(k.write(tmp_path / "rank0.json", events)), Window(annotation=""))
     path = Path(found.save(str(tmp_path / "graph")))
-    assert restore_cpgraph(path).critical_path()
+    assert hta.restore_cpgraph(path).critical_path()
     with zipfile.ZipFile(path) as archive:
         members = {info.filename: archive.read(info) for info in archive.infolist()}
     table = pq.read_table(io.BytesIO(members[f"{name}.parquet"]))
@@ -264,7 +271,7 @@ def test_numbers_that_lead_nowhere_are_refused(tmp_path, name, column, value, sa
         for member, content in members.items():
             archive.writestr(member, content)
     with pytest.raises(FastcommError, match=said):
-        restore_cpgraph(path)
+        hta.restore_cpgraph(path)
 
 
 def test_a_bomb_is_refused(tmp_path):
@@ -272,7 +279,7 @@ def test_a_bomb_is_refused(tmp_path):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("manifest.json", " " * (1 << 22))
     with pytest.raises(FastcommError, match="compressed or larger than"):
-        restore_cpgraph(path)
+        hta.restore_cpgraph(path)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +291,16 @@ def test_a_damaged_zip_is_refused(tmp_path, manifest, said):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("manifest.json", manifest)
     with pytest.raises(FastcommError, match=said):
-        restore_cpgraph(path)
+        hta.restore_cpgraph(path)
     path.write_bytes(b"PK")
     with pytest.raises(FastcommError, match="no saved critical path"):
-        restore_cpgraph(path)
+        hta.restore_cpgraph(path)
+
+
+def test_a_graph_by_rules_that_are_not_known_is_refused(tmp_path):
+    events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
+    trace = read_whole(k.write(tmp_path / "rank0.json", events))
+    path = hta.find_path(trace, Window(annotation="")).save(str(tmp_path / "graph"))
+    assert hta.restore_cpgraph(path).about.rules is hta.RULES
+    with pytest.raises(FastcommError, match="rules 'hta', wanted corrected"):
+        load(path)

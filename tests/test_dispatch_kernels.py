@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.dispatch import compat, fast, schedules
-from fastcomm.dispatch import compat as dispatch_compat
+from fastcomm.dispatch import fast, sampler, schedules
 from fastcomm.dispatch.bounds import bounds
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.traffic import LayerTokens, Traffic
+from fastcomm.dispatch.traffic import LayerTokens, Traffic, sum_by_node
 from fastcomm_kernels import dispatch, routing
 from fastcomm_kernels import permutations as fastcomm_kernels_permutations
 
@@ -59,7 +58,7 @@ def test_many_nodes_are_counted_as_few_are(nodes):
 @given(layers(), st.booleans())
 def test_deepep_is_the_sum_over_tokens(layer, once):
     traffic = Traffic.of(layer)
-    found = compat.deepep_counts(traffic, traffic.unique if once else traffic.copies)
+    found = schedules.deepep_counts(traffic, traffic.unique if once else traffic.copies)
     gpus = layer.gpus
     wanted = oracle.deepep(layer.src, layer.expert, layer.home, gpus, layer.width, once=once)
     assert found.tolist() == wanted
@@ -69,8 +68,6 @@ def test_deepep_is_the_sum_over_tokens(layer, once):
 def test_no_schedule_beats_the_bounds_of_its_class(layer, demand):
     traffic, told = Traffic.of(layer), terms(demand)
     for name, strategy in schedules.STRATEGIES.items():
-        if strategy.compat:
-            continue
         used = "copies" if strategy.copies_only else demand
         limits = bounds(traffic, told.cluster, told.token_bytes, used)
         timing = strategy.run(traffic, told)
@@ -168,13 +165,13 @@ def test_fast_delivers_every_unit_once_and_uses_no_nic_twice(made, decomposition
         block[s, d].sum() for s in range(len(block)) for d in range(len(block)) if s != d
     )
     remote = np.array([[s != d for d in range(len(block))] for s in range(len(block))])
-    load = compat.blocks(np.where(np.kron(remote, np.ones((width, width))), demand, 0), width)
-    assert found.total_s >= compat.largest_sum(load) / width
+    load = sum_by_node(np.where(np.kron(remote, np.ones((width, width))), demand, 0), width)
+    assert found.total_s >= fast.largest_sum(load) / width
 
 
 @given(demands(), st.booleans())
 def test_stages_add_up_to_the_matrix(made, plain):
-    matrix = compat.pad(made[0])
+    matrix = fast.pad(made[0])
     permutations, weights = fast.split(matrix, 1 if plain else max(1, int(matrix.max())))
     size = len(matrix)
     total = np.zeros_like(matrix)
@@ -197,8 +194,8 @@ def test_a_matrix_of_unequal_sums_is_refused():
 @given(st.lists(st.integers(0, 9), min_size=9, max_size=9))
 def test_padding_reaches_the_largest_sum(cells):
     matrix = np.array(cells).reshape(3, 3)
-    padded = compat.pad(matrix)
-    load = compat.largest_sum(matrix)
+    padded = fast.pad(matrix)
+    load = fast.largest_sum(matrix)
     assert (padded >= matrix).all()
     assert padded.sum(axis=0).tolist() == padded.sum(axis=1).tolist() == [load] * 3
 
@@ -229,7 +226,7 @@ def test_the_original_draws_its_remainder_and_repairs():
         num_nodes=2, gpus_per_node=2, seq_len=7, batch_size=1, topk=3, num_layers=2, iter_num=1,
         sampler="seed", zipf_alpha=3.0,
     )  # fmt: skip
-    first, second = dispatch_compat.layers(recipe)
+    first, second = sampler.layers_of_seed(recipe)
     assert np.sort(first[0]).tolist()[:4] != [0, 0, 0, 0]
     assert first[0] is second[0]
     assert all(len(set(row)) == 3 for row in first[1].tolist())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conftest import SHARED
 
-from fastcomm.dispatch import compat
-from fastcomm.dispatch import compat as dispatch_compat
+from fastcomm.compat import dispatch as original
+from fastcomm.dispatch import sampler
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.traffic import LayerTokens, Traffic
 
@@ -25,7 +25,7 @@ def reference(request):
     config = dict(said["config"])
     bandwidths = {name: config.pop(name) for name in ("bw_inter", "bw_intra")}
     recipe = Recipe.of(topk=config.pop("top_k"), seed=said["seed"], sampler="seed", **config)
-    links = compat.Links(
+    links = original.Links(
         token_kb=recipe.token_bytes / 1024,
         inter_kb_per_s=bandwidths["bw_inter"] * 1024 * 1024,
         intra_kb_per_s=bandwidths["bw_intra"] * 1024 * 1024,
@@ -34,7 +34,7 @@ def reference(request):
     home = (np.arange(recipe.experts) // recipe.experts_per_gpu).astype(np.int32)
     made = [
         Traffic.of(LayerTokens(src, expert, home, recipe.num_nodes, recipe.gpus_per_node))
-        for src, expert in dispatch_compat.layers(recipe)
+        for src, expert in sampler.layers_of_seed(recipe)
     ]
     return said, made, links, np.load(path.with_suffix(".npz"), allow_pickle=False)
 
@@ -52,7 +52,7 @@ def test_deepep_is_equal_in_every_count_and_bit(reference):
     said, made, links, arrays = reference
     total = 0.0
     for number, (traffic, layer) in enumerate(zip(made, said["layers"], strict=True)):
-        found = compat.deepep(traffic, links)
+        found = original.deepep(traffic, links)
         total += found.total_s
         assert {
             "layer_time": found.total_s,
@@ -69,7 +69,7 @@ def test_fast_is_equal_in_every_matrix_stage_and_bit(reference):
     said, made, links, arrays = reference
     total = 0.0
     for number, (traffic, layer) in enumerate(zip(made, said["layers"], strict=True)):
-        found = compat.fast(traffic, links)
+        found = original.fast(traffic, links)
         total += found.total_s
         assert {
             "total": found.total_s,

@@ -15,7 +15,7 @@ from fault_tools import agree, refused, run
 from nsys_report import SMALL
 
 from fastcomm import inputs
-from fastcomm.critical_path.saved import restore_cpgraph
+from fastcomm.compat import hta
 from fastcomm.errors import FastcommError
 from fastcomm.synthetic import write_nsys
 
@@ -189,11 +189,11 @@ def test_a_saved_path_with_a_bomb_in_it_is_refused(folder):
         for name, content in (members | {"nodes.parquet": buffer.getvalue()}).items():
             archive.writestr(name, content)
     with pytest.raises(FastcommError, match="wanted no bomb"):
-        restore_cpgraph(folder / "bomb.zip")
+        hta.restore_cpgraph(folder / "bomb.zip")
     with zipfile.ZipFile(folder / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("manifest.json", b" " * (1 << 24))
     with pytest.raises(FastcommError, match="compressed or larger"):
-        restore_cpgraph(folder / "bomb.zip")
+        hta.restore_cpgraph(folder / "bomb.zip")
 
 
 @pytest.mark.parametrize("pattern", ["[", "(" * 100_000, "a{99999999999}", 7])
@@ -207,7 +207,7 @@ def test_a_saved_path_with_a_pattern_that_is_none_is_refused(folder, pattern):
         for name, content in (members | {"manifest.json": json.dumps(manifest)}).items():
             archive.writestr(name, content)
     with pytest.raises(FastcommError, match="no saved critical path"):
-        restore_cpgraph(folder / "strange.zip")
+        hta.restore_cpgraph(folder / "strange.zip")
 
 
 YAML_BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 from isp_golden import GOLDEN, ask, asked, golden_rows
 
+from fastcomm.compat.isp import search, search_strategies
+from fastcomm.compat.isp_space import OriginalRules
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.cluster import load
 from fastcomm.isp import tables
-from fastcomm.isp.compat import CompatRules
-from fastcomm.isp.compat_search import search
 from fastcomm.isp.question import ALGOS, MicroBatchRule
 from fastcomm.isp.search import search as default_search
 
 KEY = ("pp", "sp", "wp_size", "zp_size", "micro_bsz", "micro_num", "activation_ckpt")
 A800 = load("a800")
-S25 = CompatRules(overlap_wdp=True)
+S25 = OriginalRules(overlap_wdp=True)
 
 
 def key(row):
@@ -108,7 +108,7 @@ def test_several_worlds_are_ranked_together(isp_tables):
 
 
 def test_without_tables_closed_forms_answer_and_say_so():
-    found = search(ask(7, 64, 4096), CompatRules(variant="isp-2024"), A800)
+    found = search(ask(7, 64, 4096), OriginalRules(variant="isp-2024"), A800)
     assert found.feasible > 3802
     assert "closed forms" in found.notes[0]
 
@@ -116,8 +116,8 @@ def test_without_tables_closed_forms_answer_and_say_so():
 @pytest.mark.parametrize(
     ("question", "rules", "words"),
     [
-        (ask(0.25, 8, 4096), CompatRules(variant="isp-2024"), "InternLM sizes"),
-        (ask(7, 8, 4096, 3 << 20), CompatRules(), None),
+        (ask(0.25, 8, 4096), OriginalRules(variant="isp-2024"), "InternLM sizes"),
+        (ask(7, 8, 4096, 3 << 20), OriginalRules(), None),
     ],
 )
 def test_what_the_original_cannot_search_is_said(question, rules, words):
@@ -130,7 +130,7 @@ def test_what_the_original_cannot_search_is_said(question, rules, words):
 
 def test_a_fixed_pair_skips_the_batch(isp_tables):
     pair = MicroBatchRule(least=1, most=1 << 40, micro_bsz=1, micro_num=4)
-    rules = CompatRules(strict_batch=False)
+    rules = OriginalRules(strict_batch=False)
     found = search(replace(ask(7, 64, 4096), batch=pair), rules, A800, isp_tables)
     assert set(found.columns["micro_num"]) == {4}
     assert len(set(found.columns["g_bsz"])) > 1
@@ -185,3 +185,12 @@ def test_the_front_is_what_nothing_beats(isp_tables):
         ).any()
     }
     assert wanted == front
+
+
+def test_python_asks_as_the_command_line_does():
+    words = {"model": "7B", "world_size": 8, "seq_len": 4096, "global_batch": 1 << 20}
+    found = search_strategies(OriginalRules(variant="isp-2024"), **words)
+    assert found.mode == "isp-2024"
+    assert set(found.best_by_algo()) == {"isp", "msp", "fsp"}
+    with pytest.raises(ConfigError, match="mtp: the original searches isp, msp and fsp"):
+        search_strategies(**words, compare="mtp")

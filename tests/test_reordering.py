@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fastcomm.critical_path.reordering import Reordering, StepOperator, pieces_of
 from fastcomm.critical_path.result import CriticalPath, PathSource
 from fastcomm.critical_path.rows import EVENT, SavedEvents
+from fastcomm.critical_path.rules import CORRECTED
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.graph import EDGE_KIND, Graph, measured_delays
 
@@ -81,13 +82,11 @@ class Step:
         return np.array([name[0] == "d" for name in self.place])
 
     def found(self):
-        about = PathSource(
-            rules="corrected", window=TimeRange(start=0, stop=1), path="", rank=0
-        )
+        about = PathSource(rules=CORRECTED, window=TimeRange(start=0, stop=1), path="", rank=0)
         events = SavedEvents(
             pa.table({n: pa.nulls(0, EVENT.field(n).type) for n in EVENT.names})
         )
-        return CriticalPath(self.graph, events, about, self.on_device())
+        return CriticalPath(self.graph, events, about, self.on_device(), None)
 
     def pieces(self):
         return pieces_of(

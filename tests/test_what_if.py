@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.cli import main
+from fastcomm.compat import hta
 from fastcomm.critical_path import what_if as critical_path_what_if
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.what_if import Edit, Replay, sweep, what_if
@@ -145,7 +146,7 @@ def test_only_the_corrected_rules_can_be_replayed(tmp_path):
     path = k.write(tmp_path / "rank0.json", EVENTS)
     trace = reader.read(path, ReadOptions(whole=True))
     with pytest.raises(FastcommError, match="found those of hta"):
-        Replay(analyse(trace, Window(annotation=""), rules="hta"))
+        Replay(hta.find_path(trace, Window(annotation="")))
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,9 @@ def trimmed(trace: Trace, found: CriticalPath) -> tuple[Trace, CriticalPath]:
         TraceEvents(small),
         found.about,
         found.on_device,
+        found.path,
+        found.slack,
     )
-    path.path, path.slack = found.path, found.slack
     return small, path
 
 

@@ -1,5 +1,6 @@
 """``fastcomm critical-path``."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,10 @@ from fastcomm.cli.results import result_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from fastcomm.critical_path.classes import Rules
     from fastcomm.critical_path.data import DataDependencies
+    from fastcomm.critical_path.overlay import Drawing
     from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.result import CriticalPath
     from fastcomm.trace.run import SkippedRank
@@ -90,29 +91,18 @@ def run(
             ctx.exit(INCOMPLETE)
         return
     from fastcomm.cli.windows import one_rank, wanted_window
-    from fastcomm.critical_path.analysis import analyse
     from fastcomm.errors import FastcommError
-    from fastcomm.executors import warm
 
-    rules: Rules = words["compat"] or "corrected"
-    warm.compile_critical_path(rules)
+    find, drawing_type = _rules(words)
     trace, left_out = one_rank(paths, words)
-    found = analyse(
-        trace,
-        wanted_window(words),
-        rules=rules,
-        data_load=words["data_load_events"],
-        zero_weight_launches=words["zero_weight_launches"],
-    )
+    found = find(trace, wanted_window(words), data_load=words["data_load_events"])
     if found.path is None:
         raise FastcommError(f"{trace.meta.path}: the graph has a cycle, and no critical path")
     if words["overlay"]:
-        from pathlib import Path
-
-        from fastcomm.critical_path.overlay import Drawing, write
+        from fastcomm.critical_path.overlay import write
 
         every = words["all_events"] or words["all_edges"]
-        drawing = Drawing(only_critical=not every, all_edges=words["all_edges"])
+        drawing = drawing_type(only_critical=not every, all_edges=words["all_edges"])
         write(trace, found, Path(words["overlay"]), drawing)
     if words["save"]:
         found.save(words["save"])
@@ -121,6 +111,23 @@ def run(
     _show(found, as_json, output, data, left_out, xlsx=words["xlsx"])
     if left_out:
         ctx.exit(INCOMPLETE)
+
+
+def _rules(words: dict[str, Any]) -> "tuple[Callable[..., CriticalPath], type[Drawing]]":
+    """Return the analysis by the rules that were asked for, compiled, and how to draw it."""
+    from fastcomm.executors import warm
+
+    if words["compat"]:
+        from fastcomm.compat import hta
+
+        warm.compile_for("critical-path-hta", hta.find_path)
+        zero = words["zero_weight_launches"]
+        return partial(hta.find_path, zero_weight_launches=zero), hta.HtaDrawing
+    from fastcomm.critical_path.analysis import analyse
+    from fastcomm.critical_path.overlay import Drawing
+
+    warm.compile_critical_path()
+    return analyse, Drawing
 
 
 def _page(

@@ -105,11 +105,13 @@ def simulate(
     experts. The shape of a generated workload is its own, and one that contradicts it is an
     error.
     """
+    from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation
     from fastcomm.report import dispatch as report
 
     opened = _opened(workload, words)
-    found = simulation.simulate(opened, names.split(","), _terms(opened.recipe, words))
+    terms = _terms(opened.recipe, words)
+    found = simulation.simulate(opened, names.split(","), terms, known=STRATEGIES)
     _page(found, words["html"])
     _give(found, as_json, (output, words["xlsx"]), report.show)
 
@@ -125,14 +127,15 @@ def compare(workload: Path | None, as_json: bool, output: Path | None, **words: 
 
     Without WORKLOAD one is drawn on the way, from the options, and stored nowhere.
     """
+    from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation
-    from fastcomm.dispatch.schedules import STRATEGIES
     from fastcomm.dispatch.workload import Workload
     from fastcomm.report import dispatch as report
 
     opened = _opened(workload, words) if workload else Workload.of(_recipe(words))
+    terms = _terms(opened.recipe, words)
     found = simulation.simulate(
-        opened, tuple(STRATEGIES), _terms(opened.recipe, words), lenient=True
+        opened, tuple(STRATEGIES), terms, known=STRATEGIES, lenient=True
     )
     _page(found, words["html"])
     _give(found, as_json, (output, words["xlsx"]), report.compare)
@@ -221,13 +224,14 @@ def sweep(
     **words: Any,
 ) -> None:
     """Time strategies over a grid of workloads: skew, nodes, top-k, tokens."""
+    from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation as dispatch_simulation
     from fastcomm.report import dispatch as report
 
     grid = dict(dispatch_simulation.axis(text) for text in over)
     words["iter_num"] = words["iter_num"] or 1
     found = dispatch_simulation.sweep(
-        _recipe(words), grid, names.split(","), lambda recipe: _terms(recipe, words)
+        _recipe(words), grid, names.split(","), lambda recipe: _terms(recipe, words), STRATEGIES
     )
     _page(found, words["html"])
     _give(found, as_json, (output, words["xlsx"]), report.sweep)

@@ -178,7 +178,7 @@ def run(**words: Any) -> None:
     if len(lengths) > 1:
         _sweep(question, using, lengths, words)
         return
-    found = search.answer(question, using)
+    found = _found(question, using, said)
     if words["output"]:
         from fastcomm.report.isp import write_search
 
@@ -187,7 +187,7 @@ def run(**words: Any) -> None:
         from fastcomm.report.html import isp as html
         from fastcomm.report.html import render
 
-        changes = _changes(found, using) if words["sensitivity"] else ()
+        changes = _changes(found, using, words) if words["sensitivity"] else ()
         render.write(html.page(found, changes), words["html"])
     if words["as_json"]:
         _print_json(_as_dict(found, using, words))
@@ -197,6 +197,22 @@ def run(**words: Any) -> None:
         from fastcomm.errors import FastcommError
 
         raise FastcommError(found.nearest())
+
+
+def _found(question: "Question", using: "Setting", said: dict[str, Any]) -> "SearchResult":
+    """Search, by the original's rules where they are asked for."""
+    if not said.get("compat"):
+        from fastcomm.isp.search import search
+
+        return search(question, using.cluster, attention=using.attention)
+    from fastcomm.compat import isp, isp_space
+
+    rules = isp_space.OriginalRules(
+        variant=said["compat"],
+        overlap_wdp=bool(said.get("overlap_wdp")),
+        strict_batch=bool(said.get("strict_batch")),
+    )
+    return isp.answer(question, rules, using)
 
 
 _DECIMAL = re.compile(r"([0-9.]+)\s*([kKmMgGtT])(?:[bB]|bytes)?")
@@ -249,14 +265,14 @@ def _as_dict(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> 
         whole["calibration_compute"] = [asdict(each) for each in using.calibration.compute]
         whole["notes"] += using.calibration.skipped
     if words["sensitivity"]:
-        whole["sensitivity"] = [asdict(change) for change in _changes(found, using)]
+        whole["sensitivity"] = [asdict(change) for change in _changes(found, using, words)]
     return whole
 
 
-def _changes(found: "SearchResult", using: "Setting") -> list[Any]:
+def _changes(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> list[Any]:
     from fastcomm.isp.sweep import sensitivity
 
-    if using.compat:
+    if words["compat"]:
         raise ConfigError("--sensitivity: asks the default mode, leave --compat out")
     best = found.record(0) if found.feasible else None
     return sensitivity(found.question, using.cluster, best, using.attention)
@@ -278,7 +294,7 @@ def _show(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> Non
     if using.calibration:
         report.calibration(using.calibration)
     if words["sensitivity"]:
-        report.changes(_changes(found, using))
+        report.changes(_changes(found, using, words))
 
 
 def _sweep(
@@ -287,7 +303,7 @@ def _sweep(
     from fastcomm.isp.sweep import sweep
     from fastcomm.report import isp as report
 
-    if using.compat:
+    if words["compat"]:
         raise ConfigError("--compat: one sequence length at a time")
     found = sweep(question, using.cluster, lengths, using.attention)
     if words["output"]:

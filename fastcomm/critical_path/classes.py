@@ -1,8 +1,7 @@
-"""What the time of an edge is spent on, by either rules."""
+"""What the time of an edge is spent on."""
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -10,18 +9,13 @@ from numpy.typing import NDArray
 
 from fastcomm.graph.graph import EDGE_KINDS
 
-Rules = Literal["hta", "corrected"]
-
-HTA_CLASSES = (
+CLASSES = (
     "cpu_bound",
     "data_loading",
     "gpu_communication_bound",
     "gpu_compute_bound",
     "gpu_kernel_kernel_overhead",
     "gpu_kernel_launch_overhead",
-)
-CLASSES = (
-    *HTA_CLASSES,
     "gpu_memory_bound",  # copies and memsets
     "host_gap",  # between operators
     "sync_wait",  # from the end of work to the return of the call that waited for it
@@ -41,7 +35,6 @@ TYPES = {
     "unexplained": "critical_path_unexplained",
     "join": "critical_path_join",
 }
-_HTA_COMM = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
 _PLAIN = re.compile(r"(hip)?Mem(cpy|set)|dma")
 
 
@@ -68,15 +61,13 @@ def short_names(names: pa.ChunkedArray) -> pa.Array:
 
 
 def classes(
-    rules: Rules,
+    edge_class: Callable[[str, bool, "Fact", Sequence[str]], str],
     kinds: NDArray[np.int8],
     owners: pa.Table,
     targets: pa.Table,
     loads: Sequence[str],
 ) -> pa.Array:
-    """The class of each edge, from its kind, its owner and the event that it leads to."""
-    of_owner = _hta_owner if rules == "hta" else _owner
-    said = _hta_edge if rules == "hta" else _edge
+    """Return the class of each edge, asking `edge_class` once for edges that are equal."""
     facts = [owners[name].combine_chunks() for name in FACTS]
     to_device = targets["is_device"].combine_chunks()
     # Equal edges are asked about once.
@@ -88,11 +79,10 @@ def classes(
     first = np.empty(int(number.max(initial=-1)) + 1, np.int64)
     first[number[::-1]] = np.arange(len(number))[::-1]
     found = [
-        said(
+        edge_class(
             EDGE_KINDS[kinds[k]],
             bool(to_device[k].as_py()),
             [column[k].as_py() for column in facts],
-            of_owner,
             loads,
         )
         for k in first.tolist()
@@ -109,33 +99,12 @@ def _numbered(key: NDArray[np.int64]) -> NDArray[np.int64]:
 # What is asked of the owner of an edge.
 FACTS = ("name", "kind", "stream", "is_device", "op")
 Fact = Sequence[object]
-OfOwner = Callable[[Fact, Sequence[str]], str]
 
 
-def _hta_edge(
-    kind: str, _on_device: bool, owner: Fact, of_owner: OfOwner, loads: Sequence[str]
-) -> str:
-    if kind == "kernel_kernel":
-        return "gpu_kernel_kernel_overhead"
-    if kind == "launch":
-        return "gpu_kernel_launch_overhead"
-    return of_owner(owner, loads) if kind == "operator" else ""
-
-
-def _hta_owner(owner: Fact, loads: Sequence[str]) -> str:
-    name, _, stream, _, _ = owner
-    short = short_name(str(name or ""))
-    if stream is None or stream == -1:
-        is_load = any(re.search(text, short) for text in loads)
-        return "data_loading" if is_load else "cpu_bound"
-    return "gpu_communication_bound" if _HTA_COMM.match(short) else "gpu_compute_bound"
-
-
-def _edge(
-    kind: str, on_device: bool, owner: Fact, of_owner: OfOwner, loads: Sequence[str]
-) -> str:
+def corrected_class(kind: str, on_device: bool, owner: Fact, loads: Sequence[str]) -> str:
+    """Return the class of an edge of the corrected rules: one of `CLASSES`."""
     if kind == "operator" or (kind == "dependency" and owner[0] is not None):
-        return of_owner(owner, loads)
+        return _owner_class(owner, loads)
     if kind == "join":
         return "gpu_communication_bound"
     if kind in ("sync", "inferred"):
@@ -147,7 +116,7 @@ def _edge(
     }.get(kind, "unexplained")
 
 
-def _owner(owner: Fact, loads: Sequence[str]) -> str:
+def _owner_class(owner: Fact, loads: Sequence[str]) -> str:
     name, kind, _, is_device, op = owner
     if not is_device:
         is_load = any(re.search(text, str(name)) for text in loads)

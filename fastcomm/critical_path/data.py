@@ -290,8 +290,8 @@ def _table(
 def _reordering(
     trace: Trace, found: CriticalPath, leaves: Sequence[_LeafOperator]
 ) -> Reordering | None:
-    """The step with its leaves, any of which may move; None by rules without a replay."""
-    if found.about.rules != "corrected":
+    """The step with its leaves, any of which may move; None where it cannot be replayed."""
+    if not found.about.rules.is_exact:
         return None
     pieces = pieces_of(found.graph, [(leaf.row, leaf.works, leaf.producers) for leaf in leaves])
     return Reordering(found, trace.events["lane"].to_numpy(), pieces)

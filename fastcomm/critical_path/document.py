@@ -81,7 +81,7 @@ def _merged(start: object, stop: object, chosen: NDArray[np.bool_]) -> tuple[Int
 
 def notes(found: CriticalPath) -> tuple[str, ...]:
     """Return the notes of a path, and what reconciles it with a busy device."""
-    if found.about.rules != "corrected":
+    if not found.about.rules.is_exact:
         return found.about.notes
     measured = DeviceTime.of(found)
     more = (measured.note() if measured else None, _two_clocks(found))
@@ -115,18 +115,18 @@ def document(found: CriticalPath) -> dict[str, Any]:
     """What `fastcomm critical-path --json` prints. Times are ns, shares those of the path."""
     graph, path, about = found.graph, found.found, found.about
     length, counts = found.length_ns, graph.counts()
-    guessed = {name: counts.pop(name) for name in ("inferred", "unexplained", "join")}
-    if not guessed["join"]:
-        del guessed["join"]
+    edges = {name: counts[name] for name in about.rules.edge_kinds}
+    if not edges.get("join"):
+        edges.pop("join", None)
     return {
-        "rules": about.rules,
+        "rules": about.rules.name,
         "path_of_trace": about.path,
         "rank": about.rank,
         "window": {"start_ns": about.window.start, "stop_ns": about.window.stop},
         "events": about.clipped,
         "nodes": graph.used,
         "nodes_listed": len(graph.event),
-        "edges": counts if about.rules == "hta" else {**counts, **guessed},
+        "edges": edges,
         "path": {
             "nodes": len(path.nodes),
             "events": found.event_count,

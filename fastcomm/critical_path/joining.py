@@ -11,6 +11,7 @@ import pyarrow as pa
 from fastcomm.critical_path.communication import Instance, RankCommunication
 from fastcomm.critical_path.result import CriticalPath, PathSource
 from fastcomm.critical_path.rows import EVENT, EventDescriptions
+from fastcomm.critical_path.rules import CORRECTED
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.graph import EDGE_KIND, Graph
 from fastcomm_kernels import graph as graphs
@@ -152,8 +153,8 @@ class Joiner:
         new = np.empty(len(order), np.int32)
         new[order] = np.arange(len(order), dtype=np.int32)
         graph = self._graph((event[order], time[order], is_end[order]), new, met)
-        path = CriticalPath(graph, self._events(), self._about(graph, notes), on_device[order])
-        path.critical_path()
+        about = self._about(graph, notes)
+        path = CriticalPath.search(graph, self._events(), about, on_device[order])
         starts = [self._node(part, 0) for each in self.same for part in each.members]
         return path, rank_of[order], new[starts]
 
@@ -178,7 +179,7 @@ class Joiner:
         window = TimeRange(start=int(graph.time[0]), stop=int(graph.time[-1]))
         clipped = sum(each.about.clipped for each in self.found.values())
         return PathSource(
-            rules="corrected",
+            rules=CORRECTED,
             window=window,
             path=first.path,
             rank=first.rank,

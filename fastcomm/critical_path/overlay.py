@@ -7,7 +7,7 @@ byte by byte as it was.
 import gzip
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,7 @@ from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
 from fastcomm.guard import refuse_inputs
 from fastcomm.readers.kineto.stream import UnreadBytesError, blocks
-from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.remote import is_local, place
-from fastcomm.trace.run import Run
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import json_text
@@ -52,31 +50,14 @@ class Drawing:
     all_edges: bool = False  # not only those on the path; needs all events
     kinds: tuple[str, ...] | None = None  # of the path's edges, these
 
+    def inset_ns(self, on_device: Flags) -> Ints:
+        """Return how far before the end of its event an arrow touches it, by event."""
+        return np.ones(len(on_device), np.int64)
 
-def overlay_critical_path_analysis(
-    run: Run | str | Path,
-    rank: int,
-    critical_path_graph: CriticalPath,
-    output_dir: str | Path,
-    only_show_critical_events: bool = True,
-    show_all_edges: bool = False,
-    edge_types_to_viz: Sequence[str] | None = None,
-) -> str:
-    """Write the trace of a rank with the path in it; the file that was written.
-
-    `run` is a path, or a run opened with `OpenOptions(whole=True)`.
-    """
-    if not isinstance(run, Run):
-        run = open_run(run, options=OpenOptions(whole=True))
-    trace = run.read(rank)
-    target = Path(output_dir) / f"overlaid_critical_path_{Path(trace.meta.path).name}"
-    drawing = Drawing(
-        only_critical=only_show_critical_events,
-        all_edges=show_all_edges and not only_show_critical_events,
-        kinds=None if edge_types_to_viz is None else tuple(edge_types_to_viz),
-    )
-    write(trace, critical_path_graph, target, drawing)
-    return str(target)
+    def microseconds(self, ns: int) -> str:
+        """Write a time as JSON has it, to the nanosecond."""
+        sign, ns = ("-", -ns) if ns < 0 else ("", ns)
+        return f"{sign}{ns // 1000}.{ns % 1000:03d}"
 
 
 def write(trace: Trace, found: CriticalPath, target: Path, drawing: Drawing) -> None:
@@ -192,7 +173,7 @@ def _flows(trace: Trace, found: CriticalPath, drawing: Drawing) -> list[str]:
         kinds = [EDGE_KIND[_kind(name)] for name in drawing.kinds or _DRAWN]
         shown = on_path & np.isin(graph.kind, kinds)
     edges = np.flatnonzero(shown)
-    ends = [_ends(trace, found, side[edges]) for side in (graph.source, graph.target)]
+    ends = [_ends(trace, found, side[edges], drawing) for side in (graph.source, graph.target)]
     rows = []
     weights, kinds_of = graph.weight[edges].tolist(), graph.kind[edges].tolist()
     for number, (weight, kind, marked, first, second) in enumerate(
@@ -200,7 +181,7 @@ def _flows(trace: Trace, found: CriticalPath, drawing: Drawing) -> list[str]:
     ):
         args = (
             f'"cat": "critical_path", "name": "critical_path", "args": {{"weight": '
-            f'{_us(weight, found)}, "critical": {json.dumps(marked)}, '
+            f'{drawing.microseconds(weight)}, "critical": {json.dumps(marked)}, '
             f'"type": "{TYPES[EDGE_KINDS[kind]]}"}}'
         )
         rows.append(f'{{"ph": "s", "id": {number}, {first}, {args}}}')
@@ -216,21 +197,13 @@ def _kind(name: str) -> str:
     raise FastcommError(f"no edges of type {name!r}; there are {', '.join(TYPES)}")
 
 
-def _us(ns: int, found: CriticalPath) -> str:
-    """Microseconds: whole ones by HTA's rules, else to the nanosecond."""
-    if found.about.rules == "hta":
-        return str(ns // 1000)
-    sign, ns = ("-", -ns) if ns < 0 else ("", ns)
-    return f"{sign}{ns // 1000}.{ns % 1000:03d}"
-
-
-def _ends(trace: Trace, found: CriticalPath, nodes: Numbers) -> list[str]:
+def _ends(trace: Trace, found: CriticalPath, nodes: Numbers, drawing: Drawing) -> list[str]:
     """Where an arrow touches: inside of the slice of the node's event."""
     graph = found.graph
     table = found.events.describe(graph.event[nodes])
     start, stop = (table[name].to_numpy() for name in ("start", "stop"))
     on_device = table["is_device"].to_numpy(zero_copy_only=False)
-    inside = np.where(on_device, 1000, 0) if found.about.rules == "hta" else np.int64(1)
+    inside = drawing.inset_ns(on_device)
     time = np.where(graph.is_end[nodes], np.maximum(start, stop - inside), start)
     time -= trace.meta.base
     words: dict[tuple[str, str], str] = {}
@@ -241,7 +214,7 @@ def _ends(trace: Trace, found: CriticalPath, nodes: Numbers) -> list[str]:
         lane = words.setdefault(
             (process, thread), f'"pid": {_word(process)}, "tid": {_word(thread)}'
         )
-        found_words.append(f'{lane}, "ts": {_us(ns, found)}')
+        found_words.append(f'{lane}, "ts": {drawing.microseconds(ns)}')
     return found_words
 
 

@@ -6,25 +6,24 @@ Times are nanoseconds. An event's id is its place in the trace's file.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm.critical_path.classes import FACTS, OWN, TYPES, Rules, classes, short_names
+from fastcomm.critical_path.classes import FACTS, OWN, TYPES, classes, short_names
 from fastcomm.critical_path.rows import EventDescriptions
+from fastcomm.critical_path.rules import PathRules
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
-from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath, longest_path
-from fastcomm_kernels import binding
+from fastcomm.graph.graph import EDGE_KINDS, Graph, LongestPath
+from fastcomm.trace.schema import KIND
+from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Flags, Ints
-from fastcomm_kernels.graph import NONE
 
 if TYPE_CHECKING:
     import networkx
-
-_SEARCHED_FROM_NS = -1000  # HTA takes a weight of so little for 0 in its search
 
 
 class Edge(NamedTuple):
@@ -40,7 +39,7 @@ class Edge(NamedTuple):
 class PathSource:
     """Where a path comes from."""
 
-    rules: Rules
+    rules: PathRules
     window: TimeRange
     path: str  # of the trace
     rank: int
@@ -50,75 +49,45 @@ class PathSource:
     notes: tuple[str, ...] = ()
 
 
+def source_notes(trace: Trace) -> list[str]:
+    """Return what a user should know of a trace before trusting its path."""
+    kind = trace.events["kind"].to_numpy()
+    if not np.isin(kind, [KIND[name] for name in ("kernel", "memcpy", "memset")]).any():
+        return ["no device work: the path is that of the host"]
+    if not (kind == KIND["sync"]).any():
+        return [
+            "no cuda_sync events (enable_cuda_sync_events in the profiler's experimental "
+            "options): what waits for the device is guessed"
+        ]
+    return []
+
+
 class CriticalPath:
-    """The result of `critical_path_analysis`."""
+    """The path through a graph, from `CriticalPath.search`."""
 
     def __init__(
-        self, graph: Graph, events: EventDescriptions, about: PathSource, on_device: Flags
+        self,
+        graph: Graph,
+        events: EventDescriptions,
+        about: PathSource,
+        on_device: Flags,
+        path: LongestPath | None,
+        slack: Ints | None = None,
     ) -> None:
         self.graph = graph
         self.events = events
         self.about = about
         self.on_device = on_device  # by node
-        self.path: LongestPath | None = None
-        self.slack: Ints | None = None  # by edge of the path; -1: nothing else was near
+        self.path = path  # None where the graph has no valid one
+        self.slack = slack  # by edge of the path; -1: nothing else was near
 
-    def critical_path(self, *, strict: bool = False) -> bool:
-        """Search the path, again after an edit; False where the graph has no valid one.
-
-        By the rules of HTA a negative weight counts as 0 in the search. With `strict`, one of
-        -1 us stays as it is, and what is below makes the graph invalid.
-        """
-        self._forget()
-        if self.about.rules == "hta":
-            weight = self.graph.weight
-            searched = np.where(weight <= _SEARCHED_FROM_NS, 0, weight)
-            refused = strict and bool((weight < _SEARCHED_FROM_NS).any())
-            is_valid = self._is_valid() and not refused
-            searched = weight if strict else searched
-            self.path = longest_path(self.graph, searched) if is_valid else None
-        elif len(self.graph.event):
-            edges, self.slack = binding.binding(
-                len(self.graph.event) - 1,
-                self.graph.into[0],
-                self.graph.source,
-                self.graph.time,
-                self.on_device,
-            )
-            last = np.int32(len(self.graph.event) - 1)
-            nodes = np.append(self.graph.source[edges], last)
-            self.path = LongestPath(nodes=nodes, edges=edges)
-        else:
-            self.path = LongestPath(nodes=self.graph.event, edges=self.graph.source)
-            self.slack = np.empty(0, np.int64)
-        return self.path is not None
-
-    def set_weight(self, source: int, target: int, weight: int) -> None:
-        """Change the weight of an edge; the path stays until `critical_path` is called."""
-        at = np.flatnonzero((self.graph.source == source) & (self.graph.target == target))
-        if not len(at):
-            raise FastcommError(f"the graph has no edge from node {source} to node {target}")
-        changed = self.graph.weight.copy()
-        changed[at] = weight
-        self.graph = self.graph.weighing(changed)
-        self._forget()
-
-    def _forget(self) -> None:
-        """Drop what was found of the path before."""
-        for name in ("_breakdown", "_bound_by"):
-            self.__dict__.pop(name, None)
-
-    def _is_valid(self) -> bool:
-        """No waiting is inside of one stream."""
-        graph = self.graph
-        sync = np.flatnonzero(graph.kind == EDGE_KIND["sync"])
-        streams = [
-            self.events.describe(graph.event[side[sync]], ["stream"])["stream"]
-            .fill_null(-1)
-            .to_numpy()
-            for side in (graph.source, graph.target)
-        ]
-        return not ((streams[0] == streams[1]) & (streams[0] != -1)).any()
+    @classmethod
+    def search(
+        cls, graph: Graph, events: EventDescriptions, about: PathSource, on_device: Flags
+    ) -> Self:
+        """Search the path by the rules of `about`; `on_device` is by node."""
+        path, slack = about.rules.search(graph, events, on_device)
+        return cls(graph, events, about, on_device, path, slack)
 
     @property
     def found(self) -> LongestPath:
@@ -128,18 +97,8 @@ class CriticalPath:
         return self.path
 
     @property
-    def critical_path_nodes(self) -> list[int]:
-        """The nodes of the path, from first to last."""
-        return [] if self.path is None else self.path.nodes.tolist()
-
-    @property
-    def critical_path_events_set(self) -> set[int]:
-        """The ids of the events on the path."""
-        return set(self.event_ids)
-
-    @property
     def event_ids(self) -> list[int]:
-        """The same, ascending."""
+        """The ids of the events on the path, ascending."""
         rows = np.unique(self.graph.event[self.found.nodes])
         return sorted(self.events.ids(rows).tolist())
 
@@ -147,11 +106,6 @@ class CriticalPath:
     def event_count(self) -> int:
         """How many events are on the path."""
         return len(np.unique(self.graph.event[self.found.nodes]))
-
-    @property
-    def critical_path_edges_set(self) -> set[Edge]:
-        """The edges of the path."""
-        return set(self.edges(self.found.edges))
 
     def edges(self, at: Sequence[int] | np.ndarray[Any, Any]) -> list[Edge]:
         """These edges as HTA names their parts."""
@@ -165,10 +119,7 @@ class CriticalPath:
     @property
     def length_ns(self) -> int:
         """The length of the path: what its edges weigh, nothing less than 0."""
-        weight = self.graph.weight[self.found.edges]
-        if self.about.rules == "hta":
-            weight = np.where(weight <= _SEARCHED_FROM_NS, 0, weight)
-        return int(weight.sum())
+        return int(np.maximum(self.graph.weight[self.found.edges], 0).sum())
 
     @cached_property
     def wall_ns(self) -> int:
@@ -178,13 +129,9 @@ class CriticalPath:
         times = graph.time[used] if len(used) else graph.time
         return int(times.max() - times.min()) if len(times) else 0
 
-    @property
+    @cached_property
     def breakdown(self) -> pa.Table:
         """The path edge by edge: what it is, how long it takes, whose time that is."""
-        return self._breakdown
-
-    @cached_property
-    def _breakdown(self) -> pa.Table:
         graph, edges = self.graph, self.found.edges
         kinds = graph.kind[edges]
         owners = self.events.describe(graph.owner[edges])
@@ -216,11 +163,9 @@ class CriticalPath:
         owners = self.events.describe(graph.owner[edges], FACTS)
         targets = self.events.describe(graph.event[graph.target[edges]], ["is_device"])
         about = self.about
-        return classes(about.rules, graph.kind[edges], owners, targets, about.data_load)
-
-    def get_critical_path_breakdown(self) -> pa.Table | None:
-        """`breakdown`, or None before there is a path."""
-        return None if self.path is None else self.breakdown
+        return classes(
+            about.rules.edge_class, graph.kind[edges], owners, targets, about.data_load
+        )
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """`breakdown` for whatever takes Arrow's PyCapsules: pandas, Polars, DuckDB."""
@@ -264,33 +209,6 @@ class CriticalPath:
         )
         order = [("self_ns", "descending"), (keys[0], "ascending")]
         return sums.sort_by(order).slice(0, count)
-
-    def get_nodes_for_event(self, event: int) -> tuple[int | None, int | None]:
-        """The nodes of the start and the end of the event of an id."""
-        nodes = np.flatnonzero(self.events.ids(self.graph.event) == event)
-        if not len(nodes):
-            return None, None
-        start, end = sorted(nodes.tolist(), key=lambda node: bool(self.graph.is_end[node]))
-        return start, end
-
-    def get_events_for_edge(self, edge: Edge) -> tuple[int, int]:
-        """The ids of the events that an edge joins."""
-        ends = self.graph.event[[edge.begin, edge.end]]
-        source, target = self.events.ids(ends).tolist()
-        return source, target
-
-    def get_event_attribution_for_edge(self, edge: Edge) -> int | None:
-        """The id of the event that an edge's time belongs to."""
-        graph = self.graph
-        at = np.flatnonzero((graph.source == edge.begin) & (graph.target == edge.end))
-        owner = graph.owner[at[:1]]
-        return int(self.events.ids(owner)[0]) if len(owner) and owner[0] != NONE else None
-
-    def get_edges_attributed_to_event(self, event: int) -> list[Edge]:
-        """The edges whose time belongs to the event of an id."""
-        owned = np.flatnonzero(self.graph.owner != NONE)
-        ids = self.events.ids(self.graph.owner[owned])
-        return self.edges(owned[ids == event])
 
     def save(self, out_dir: str) -> str:
         """Write graph and path to ``<out_dir>.zip``, and give its path."""

@@ -4,7 +4,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from fastcomm import inputs, parquet
 from fastcomm.aside import aside
 from fastcomm.critical_path.result import CriticalPath, PathSource
 from fastcomm.critical_path.rows import EVENT, SavedEvents
+from fastcomm.critical_path.rules import CORRECTED, PathRules
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KINDS, Graph
@@ -92,7 +93,8 @@ def _members(found: CriticalPath) -> dict[str, bytes]:
     }
     tables["events"] = found.events.describe(used)
     last = None if path is None or not len(path.nodes) else int(path.nodes[-1])
-    manifest = {"version": VERSION, "last": last, "about": asdict(found.about)}
+    about = {**asdict(found.about), "rules": found.about.rules.name}
+    manifest = {"version": VERSION, "last": last, "about": about}
     members = {f"{name}.parquet": _parquet(table) for name, table in tables.items()}
     return {_MANIFEST: json.dumps(manifest, indent=1).encode(), **members}
 
@@ -103,18 +105,16 @@ def _parquet(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-def restore_cpgraph(
-    zip_filename: str | Path, t_full: object = None, rank: int = 0
-) -> CriticalPath:
-    """The graph and path that `save` wrote; `critical_path` may be called again.
+def load(path: str | Path, known_rules: Sequence[PathRules] = (CORRECTED,)) -> CriticalPath:
+    """Load the graph and path that `save` wrote.
 
-    `t_full` and `rank` are taken as HTA takes them, and not needed. Raises `FastcommError`
-    where the file is none of ours; nothing is unpacked outside of memory.
+    Raises `FastcommError` where the file is no saved path, or one by rules that are not among
+    `known_rules`; nothing is unpacked outside of memory.
     """
-    path = Path(zip_filename)
+    path = Path(path)
     try:
         with inputs.opened(path) as file, zipfile.ZipFile(file) as archive:
-            return _restored(archive, path)
+            return _restored(archive, path, {each.name: each for each in known_rules})
     except (
         OSError,
         zipfile.BadZipFile,
@@ -126,7 +126,9 @@ def restore_cpgraph(
         raise FastcommError(f"{path}: no saved critical path: {error}") from error
 
 
-def _restored(archive: zipfile.ZipFile, path: Path) -> CriticalPath:
+def _restored(
+    archive: zipfile.ZipFile, path: Path, known_rules: Mapping[str, PathRules]
+) -> CriticalPath:
     names = [info.filename for info in archive.infolist()]
     known = {_MANIFEST, *(f"{name}.parquet" for name in _SCHEMAS)}
     if len(names) != len(set(names)) or not set(names) <= known:
@@ -150,14 +152,15 @@ def _restored(archive: zipfile.ZipFile, path: Path) -> CriticalPath:
         owner=owner,
     )
     _check(graph, events.num_rows, path)
-    about = _about(manifest["about"])
+    about = _about(manifest["about"], known_rules)
     forward = (graph.source < graph.target).all() and (np.diff(graph.target) >= 0).all()
-    if about.rules == "corrected" and not forward:
+    if about.rules.is_exact and not forward:
         raise FastcommError(f"{path}: edges are not in order, or lead back")
-    found = CriticalPath(graph, SavedEvents(events), about, nodes["on_device"].to_numpy())
+    on_device = nodes["on_device"].to_numpy()
+    longest, slack = None, None
     if "path.parquet" in names:
-        found.path, found.slack = _path(_table(archive, "path", path), graph, manifest["last"])
-    return found
+        longest, slack = _path(_table(archive, "path", path), graph, manifest["last"])
+    return CriticalPath(graph, SavedEvents(events), about, on_device, longest, slack)
 
 
 def _path(table: pa.Table, graph: Graph, last: Any) -> tuple[GraphPath, Any]:
@@ -195,11 +198,14 @@ def _check(graph: Graph, events: int, path: Path) -> None:
             raise FastcommError(f"{path}: a {name} is not within 0 to {count - 1}")
 
 
-def _about(words: Mapping[str, Any]) -> PathSource:
+def _about(words: Mapping[str, Any], known_rules: Mapping[str, PathRules]) -> PathSource:
+    if words["rules"] not in known_rules:
+        raise ValueError(f"rules {str(words['rules'])[:40]!r}, wanted {', '.join(known_rules)}")
     for text in words["data_load"]:
         try:
             re.compile(text)
         except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"data_load {text[:40]!r}: {error}") from error
     lists = {name: tuple(words[name]) for name in ("data_load", "notes")}
-    return PathSource(**{**words, **lists, "window": TimeRange(**words["window"])})
+    window, rules = TimeRange(**words["window"]), known_rules[words["rules"]]
+    return PathSource(**{**words, **lists, "window": window, "rules": rules})

@@ -241,10 +241,10 @@ class Replay:
     """A graph of the corrected rules, ready to be edited and run again."""
 
     def __init__(self, found: CriticalPath) -> None:
-        if found.about.rules != "corrected":
+        if not found.about.rules.is_exact:
             raise FastcommError(
                 "a replay needs the constraints of the corrected rules; found those of "
-                f"{found.about.rules}"
+                f"{found.about.rules.name}"
             )
         graph = found.graph
         self.found = found
@@ -327,17 +327,17 @@ class Replay:
         )
 
     def _after(self, graph: Graph, through: Numbers) -> CriticalPath:
-        found = CriticalPath(graph, self.found.events, self.found.about, self.found.on_device)
         edges, node = [], int(np.argmax(graph.time)) if len(graph.time) else NONE
         nodes = [node] if node >= 0 else []
         while node >= 0 and through[node] >= 0:
             edges.append(int(through[node]))
             node = int(graph.source[edges[-1]])
             nodes.append(node)
-        found.path = LongestPath(
+        path = LongestPath(
             nodes=np.array(nodes[::-1], np.int32), edges=np.array(edges[::-1], np.int32)
         )
-        return found
+        found = self.found
+        return CriticalPath(graph, found.events, found.about, found.on_device, path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ Each bound is a time of one layer; a schedule is held to those of its class.
 from dataclasses import dataclass
 
 from fastcomm.dispatch.cluster import DispatchCluster
-from fastcomm.dispatch.compat import blocks
-from fastcomm.dispatch.traffic import Matrix, Traffic
+from fastcomm.dispatch.traffic import Matrix, Traffic, sum_by_node
 
 CLASSES = ("relayed", "fixed", "multicast", "proxy")
 
@@ -48,7 +47,7 @@ def bounds(
     needed = traffic.demand("unique")
     needed_by_node = needed.sum(axis=0).reshape(-1, width).sum(axis=1)
     return Bounds(
-        relayed_s=_most(blocks(remote, width)) * nic / width,
+        relayed_s=_most(sum_by_node(remote, width)) * nic / width,
         fixed_s=_most(remote) * nic,
         multicast_s=_most(pairs) * nic / width,
         proxy_s=_proxy(traffic) * nic,

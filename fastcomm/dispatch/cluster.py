@@ -5,7 +5,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Self
 
-from fastcomm.dispatch.compat import Links
 from fastcomm.dispatch.fast import Cost
 from fastcomm.errors import ConfigError
 from fastcomm.inputs import parsed_toml, text
@@ -73,14 +72,6 @@ class DispatchCluster:
     def intra_cost(self, size: int) -> Cost:
         """Time of tokens of `size` bytes inside a node."""
         return Cost(start_s=self.intra_start_s, unit_s=size / self.intra)
-
-    def links(self, size: int) -> Links:
-        """The same in the original's units, efficiencies left out: it has none."""
-        return Links(
-            token_kb=size / 1024,
-            inter_kb_per_s=self.inter_bytes_per_s / 1024,
-            intra_kb_per_s=self.intra_bytes_per_s / 1024,
-        )
 
 
 def bandwidth(text: str) -> float:

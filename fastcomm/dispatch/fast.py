@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.dispatch.compat import assigned_stages, largest_sum, pad
 from fastcomm.dispatch.traffic import Matrix
 from fastcomm.errors import ConfigError
 from fastcomm_kernels import permutations as fastcomm_kernels_permutations
@@ -18,6 +17,8 @@ from fastcomm_kernels import permutations as kernels
 
 Rows = NDArray[np.int32]
 DECOMPOSITIONS = ("threshold", "incremental", "assignment")
+# Above any number of cells: the assignment takes such a cell only where it has to.
+_FORBIDDEN = 1e9
 # Of 16: how far the threshold falls where the cells above it do not suffice.
 _SHRINK = 15
 
@@ -139,3 +140,42 @@ def spreadout_s(demand: Matrix, width: int, inter: Cost, intra: Cost) -> float:
     np.fill_diagonal(cost, 0.0)
     shifted = (np.arange(gpus)[:, None] + np.arange(gpus)) % gpus
     return float(np.take_along_axis(cost, shifted, axis=1).max(axis=0, initial=0).sum())
+
+
+def largest_sum(matrix: Matrix) -> int:
+    """The largest row or column sum."""
+    return int(max(matrix.sum(axis=0).max(initial=0), matrix.sum(axis=1).max(initial=0)))
+
+
+def pad(matrix: Matrix) -> Matrix:
+    """Bring every row and column to the largest sum, from the upper left corner on."""
+    load = largest_sum(matrix)
+    rows, columns = load - matrix.sum(axis=1), load - matrix.sum(axis=0)
+    padded = matrix.copy()
+    r = c = 0
+    while r < len(rows) and c < len(rows):
+        added = min(rows[r], columns[c])
+        padded[r, c] += added
+        rows[r] -= added
+        columns[c] -= added
+        r, c = r + (rows[r] == 0), c + (columns[c] == 0)
+    return padded
+
+
+def assigned_stages(padded: Matrix) -> tuple[NDArray[np.int64], Matrix]:
+    """Weighted permutations that add up to the matrix, as SciPy's assignment finds them."""
+    from scipy.optimize import linear_sum_assignment  # takes a while to load
+
+    rest = padded.copy()
+    rows = np.arange(len(rest))
+    permutations, weights = [], []
+    while rest.max(initial=0) > 0:
+        _, to = linear_sum_assignment(np.where(rest > 0, 0.0, _FORBIDDEN))
+        weight = rest[rows, to].min()
+        if weight == 0:
+            break
+        rest[rows, to] -= weight
+        permutations.append(to)
+        weights.append(weight)
+    shape = (len(weights), len(rest))
+    return np.array(permutations, np.int64).reshape(shape), np.array(weights, np.int64)

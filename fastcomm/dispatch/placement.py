@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.sampler import layer_key
-from fastcomm.dispatch.schedules import STRATEGIES, Terms
+from fastcomm.dispatch.schedules import Terms
 from fastcomm.dispatch.simulation import Simulation, simulate
 from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.dispatch.workload import Workload
@@ -224,10 +224,6 @@ def placing(
     loads: NDArray[np.float64] | None = None,
 ) -> Placing:
     """Place the experts of each layer by their load, the workload's own or `loads`."""
-    if compat := [
-        name for name in strategies if name in STRATEGIES and STRATEGIES[name].compat
-    ]:
-        raise ConfigError(f"strategy: {', '.join(compat)}: the original places no experts")
     recipe = workload.recipe
     before = simulate(workload, strategies, terms)
     if loads is None:

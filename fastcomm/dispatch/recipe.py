@@ -17,7 +17,7 @@ _KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true o
 _MOST_EXPERTS = 1 << 24
 _MOST_TOKENS = 1 << 40  # of a layer
 _MOST_LAYERS = 1 << 20  # of all iterations
-_MOST_COMPAT_SEED = (1 << 32) - 1
+_MOST_LEGACY_SEED = (1 << 32) - 1
 RANGES = {
     "num_nodes": Range(1, 1 << 16),
     "gpus_per_node": Range(1, 1 << 16),
@@ -144,9 +144,9 @@ def _check_words(recipe: Recipe) -> None:
             raise ConfigError(
                 f"{name}: found {getattr(recipe, name)!r}, wanted one of {', '.join(known)}"
             )
-    if recipe.sampler == "seed" and recipe.seed > _MOST_COMPAT_SEED:
+    if recipe.sampler == "seed" and recipe.seed > _MOST_LEGACY_SEED:
         raise ConfigError(
-            f"seed: found {recipe.seed}, wanted at most {_MOST_COMPAT_SEED}: the original's "
+            f"seed: found {recipe.seed}, wanted at most {_MOST_LEGACY_SEED}: the original's "
             "generator takes no more"
         )
     if recipe.sampler in {"seed", "zipf"} and recipe.zipf_alpha <= 1:

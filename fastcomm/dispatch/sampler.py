@@ -6,16 +6,21 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.dispatch import compat
-from fastcomm.dispatch.compat import Ids
 from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch.traffic import Ids
 from fastcomm.errors import ConfigError
+from fastcomm_kernels import dispatch as kernels
 from fastcomm_kernels import routing
 
 Shares = NDArray[np.float64]
 _COIN = 2.0**32
 # What is left for the last expert of a token to be drawn from, at least.
 _LEAST = 1e-5
+
+
+def id_type(recipe: Recipe) -> type[np.int16] | type[np.int32]:
+    """Return the smallest type that holds every expert and GPU."""
+    return np.int16 if recipe.experts <= np.iinfo(np.int16).max else np.int32
 
 
 def shares(recipe: Recipe, popularity: Sequence[float] | None = None) -> Shares:
@@ -109,7 +114,7 @@ def layers(
 
 def source_gpus(recipe: Recipe, counts: Sequence[int] | None = None) -> Ids:
     """The GPU of each token, in order: evenly, or by `counts`."""
-    dtype = compat.id_type(recipe)
+    dtype = id_type(recipe)
     if counts is None:
         # Token i lies on GPU i * gpus // tokens.
         edges = -(-np.arange(recipe.gpus + 1) * recipe.tokens // recipe.gpus)
@@ -199,3 +204,33 @@ def _bimodal(recipe: Recipe, src: Ids) -> tuple[NDArray[np.float64], NDArray[np.
     share = np.where(rank < _HOT_RANKS, _HOT_SHARE, 1 - _HOT_SHARE)
     coin = np.random.default_rng(recipe.seed).random(len(src))
     return weight, (2 * node + (coin >= share)).astype(np.int32)
+
+
+def layers_of_seed(recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
+    """Draw source and experts of each layer by the sampler "seed": NumPy's legacy stream."""
+    stream = np.random.RandomState(recipe.seed)
+    each, rest = divmod(recipe.tokens, recipe.gpus)
+    src = np.repeat(np.arange(recipe.gpus), each)
+    if rest:
+        src = np.concatenate([src, stream.randint(0, recipe.gpus, rest)])
+    src = src.astype(id_type(recipe))
+    for _ in range(recipe.iter_num * recipe.num_layers):
+        raw = stream.zipf(recipe.zipf_alpha, (recipe.tokens, recipe.topk))
+        expert = ((raw - 1) % recipe.experts).astype(src.dtype)
+        yield src, _repaired(stream, expert, recipe.experts)
+
+
+def _repaired(stream: np.random.RandomState, expert: Ids, experts: int) -> Ids:
+    """The rows with distinct experts; the stream moves on by exactly what that takes."""
+    size = 2 * expert.size + 1024
+    while True:
+        # n scalar draws take from the stream what one draw of n takes.
+        state = stream.get_state()
+        drawn = stream.randint(0, experts, size)
+        stream.set_state(state)
+        fixed = expert.copy()
+        used = kernels.repair(fixed, experts, drawn)
+        if used >= 0:
+            stream.randint(0, experts, used)
+            return fixed
+        size *= 4

@@ -1,7 +1,7 @@
 """The schedules: how long one layer takes under each, which link binds, what each GPU carries.
 
-A schedule is a function of the traffic of a layer and the terms of a simulation. All but the
-two of the original simulator (`-compat`) are exact.
+A schedule is a function of the traffic of a layer and the terms of a simulation. All are
+exact.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.dispatch import compat, fast
+from fastcomm.dispatch import fast
 from fastcomm.dispatch.cluster import DispatchCluster
 from fastcomm.dispatch.traffic import Matrix, Traffic
+from fastcomm.errors import FastcommError
 from fastcomm_kernels import dispatch
 
 LINKS = ("NIC", "NVLink")
@@ -63,6 +64,10 @@ class Timing:
     combine_s: float | None = None
 
 
+class NoAnswerError(FastcommError):
+    """A schedule has no answer for a layer."""
+
+
 Schedule = Callable[[Traffic, Terms], Timing]
 
 
@@ -73,7 +78,8 @@ def _weights(
     return np.repeat([size / (cluster.inter * nic), size / (cluster.intra * port)], 2)
 
 
-def _busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
+def busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
+    """Return the link with most seconds; `loads` and `seconds` are GPU by link column."""
     gpu, column = np.unravel_index(int(np.argmax(seconds)), seconds.shape)
     return Bottleneck(
         gpu=int(gpu),
@@ -94,7 +100,7 @@ def _pipelined(loads: Matrix, terms: Terms, starts: tuple[float, float]) -> Timi
         phases={"inter": times[0], "intra": times[1]},
         inter_tokens=int(loads[:, 0].sum()),
         loads=loads,
-        bottleneck=_busiest(loads, seconds),
+        bottleneck=busiest(loads, seconds),
         combine_s=_combined(most, starts, terms),
     )
 
@@ -107,9 +113,25 @@ def _combined(most: list[float], starts: tuple[float, float], terms: Terms) -> f
     )
 
 
+def deepep_counts(traffic: Traffic, forwarded: Matrix) -> Matrix:
+    """Count tokens by GPU and link: one to the proxy of a node, `forwarded` from there."""
+    width, nodes = traffic.width, traffic.nodes
+    gpus = nodes * width
+    remote = traffic.remote_node_unique
+    rank = np.arange(gpus) % width
+    by_rank = forwarded.reshape(nodes, width, gpus).sum(axis=0)
+    by_rank[rank, np.arange(gpus)] = 0
+    counts = np.zeros((gpus, 4), np.int64)
+    counts[:, 0] = remote.sum(axis=1)
+    counts[:, 1] = remote.reshape(nodes, width, nodes).sum(axis=0).T.ravel()
+    counts[:, 2] = by_rank.reshape(width, nodes, width).sum(axis=2).T.ravel()
+    counts[:, 3] = by_rank.sum(axis=0)
+    return counts
+
+
 def deepep(traffic: Traffic, terms: Terms) -> Timing:
     """Once to each node, to the GPU of the source's rank; from there once to each GPU."""
-    loads = compat.deepep_counts(traffic, traffic.unique)
+    loads = deepep_counts(traffic, traffic.unique)
     starts = terms.cluster.inter_start_s, terms.cluster.intra_start_s
     return _pipelined(loads, terms, starts)
 
@@ -161,7 +183,8 @@ def _quota(traffic: Traffic) -> NDArray[np.int32]:
     return np.asarray(each[:, :, None] + (turn < rest[:, :, None]), np.int32)
 
 
-def _end_loads(remote: Matrix, local: Matrix) -> Matrix:
+def end_loads(remote: Matrix, local: Matrix) -> Matrix:
+    """Return the loads of traffic between GPUs that nobody relays."""
     sums = (remote.sum(axis=1), remote.sum(axis=0), local.sum(axis=1), local.sum(axis=0))
     return np.stack(sums, axis=1)
 
@@ -169,8 +192,8 @@ def _end_loads(remote: Matrix, local: Matrix) -> Matrix:
 def direct(traffic: Traffic, terms: Terms) -> Timing:
     """Each GPU sends to each GPU what it has for it, all at the same time."""
     demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
-    ends = _end_loads(remote, demand - remote)
-    messages = _end_loads(np.sign(remote), np.sign(demand - remote))
+    ends = end_loads(remote, demand - remote)
+    messages = end_loads(np.sign(remote), np.sign(demand - remote))
     seconds, dispatch_s = _direct_s(ends, messages, terms, terms.token_bytes)
     mirror = [1, 0, 3, 2]
     _, combine_s = _direct_s(ends[:, mirror], messages[:, mirror], terms, terms.combine_bytes)
@@ -179,7 +202,7 @@ def direct(traffic: Traffic, terms: Terms) -> Timing:
         phases={"inter": dispatch_s[0], "intra": dispatch_s[1]},
         inter_tokens=int(remote.sum()),
         loads=ends,
-        bottleneck=_busiest(ends, seconds),
+        bottleneck=busiest(ends, seconds),
         combine_s=max(combine_s),
     )
 
@@ -198,7 +221,7 @@ def _direct_s(
 def spreadout(traffic: Traffic, terms: Terms) -> Timing:
     """Shift by shift, each GPU to the one so many places on."""
     demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
-    ends = _end_loads(remote, demand - remote)
+    ends = end_loads(remote, demand - remote)
     took, back = (
         fast.spreadout_s(
             each,
@@ -213,7 +236,7 @@ def spreadout(traffic: Traffic, terms: Terms) -> Timing:
         phases={"shifts": took},
         inter_tokens=int(remote.sum()),
         loads=ends,
-        bottleneck=_busiest(ends, ends * _weights(terms.cluster)),
+        bottleneck=busiest(ends, ends * _weights(terms.cluster)),
         combine_s=back,
     )
 
@@ -222,7 +245,7 @@ def low_latency(traffic: Traffic, terms: Terms) -> Timing:
     """DeepEP's low-latency kernels: a message for each expert of a token, nothing shared."""
     demand = traffic.demand("copies")
     remote = traffic.remote("copies")
-    loads = _end_loads(remote, demand - remote)
+    loads = end_loads(remote, demand - remote)
     cluster = terms.cluster
     most = [int(loads[:, :2].max()), int(loads[:, 2:].max())]
     times = {}
@@ -236,7 +259,7 @@ def low_latency(traffic: Traffic, terms: Terms) -> Timing:
         phases=dict(zip(("inter", "intra"), times["dispatch"], strict=True)),
         inter_tokens=int(remote.sum()),
         loads=loads,
-        bottleneck=_busiest(loads, loads * _weights(cluster, terms.token_bytes, nic, port)),
+        bottleneck=busiest(loads, loads * _weights(cluster, terms.token_bytes, nic, port)),
         combine_s=max(times["combine"]),
     )
 
@@ -268,7 +291,7 @@ def fast_exact(traffic: Traffic, terms: Terms) -> Timing:
         },
         inter_tokens=int(traffic.remote(terms.demand).sum()),
         loads=loads,
-        bottleneck=_busiest(loads, loads * _weights(terms.cluster)),
+        bottleneck=busiest(loads, loads * _weights(terms.cluster)),
         combine_s=back.total_s,
     )
 
@@ -293,55 +316,16 @@ def _fast_loads(found: fast.Schedule) -> Matrix:
     return np.stack([each.ravel() for each in sums], axis=1)
 
 
-def deepep_compat(traffic: Traffic, terms: Terms) -> Timing:
-    """The original simulator's DeepEP."""
-    found = compat.deepep(traffic, terms.cluster.links(terms.token_bytes))
-    unit = np.repeat(
-        [1 / terms.cluster.inter_bytes_per_s, 1 / terms.cluster.intra_bytes_per_s], 2
-    )
-    return Timing(
-        seconds=found.total_s,
-        phases={"inter": found.inter_s, "intra": found.intra_s},
-        inter_tokens=int(found.counts[:, 0].sum()),
-        loads=found.counts,
-        bottleneck=_busiest(found.counts, found.counts * unit),
-    )
-
-
-def fast_compat(traffic: Traffic, terms: Terms) -> Timing:
-    """The original simulator's FAST."""
-    found = compat.fast(traffic, terms.cluster.links(terms.token_bytes))
-    ends = _end_loads(found.remote, np.where(traffic.own_node, traffic.demand("copies"), 0))
-    even = np.repeat(
-        np.stack([found.servers.sum(axis=1), found.servers.sum(axis=0)], 1), traffic.width, 0
-    )
-    loads = np.concatenate([even, ends[:, 2:]], axis=1)
-    return Timing(
-        seconds=found.total_s,
-        phases={
-            "balance": found.balance_s,
-            "inter": found.inter_s,
-            "redist": found.redist_s,
-        },
-        inter_tokens=int(found.remote.sum()),
-        loads=loads,
-        bottleneck=_busiest(loads[:, :2], loads[:, :2].astype(np.float64)),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A schedule, the class of bounds it is held to, and whether it is the original's."""
+    """A schedule and the class of bounds it is held to."""
 
     run: Schedule
     bound: str
-    copies_only: bool = False
-    compat: bool = False
+    copies_only: bool = False  # a token is sent once for each of its experts
 
 
 STRATEGIES = {
-    "deepep-compat": Strategy(run=deepep_compat, bound="proxy", compat=True),
-    "fast-compat": Strategy(run=fast_compat, bound="relayed", compat=True),
     "deepep": Strategy(run=deepep, bound="proxy"),
     "deepep-ll": Strategy(run=low_latency, bound="fixed", copies_only=True),
     "fast": Strategy(run=fast_exact, bound="relayed"),

@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 
 from fastcomm.dispatch.bounds import Bounds, bounds
-from fastcomm.dispatch.compat import NoAnswerError
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.schedules import STRATEGIES, Bottleneck, Terms, Timing
+from fastcomm.dispatch.schedules import (
+    STRATEGIES,
+    Bottleneck,
+    NoAnswerError,
+    Strategy,
+    Terms,
+    Timing,
+)
 from fastcomm.dispatch.traffic import LayerTokens, Matrix, Traffic
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
@@ -59,7 +65,6 @@ class StrategyResult:
     layers: tuple[LayerResult, ...]
     payload_bytes: int
     gpus: int
-    compat: bool
 
     @property
     def total_s(self) -> float:
@@ -73,7 +78,7 @@ class StrategyResult:
 
     @property
     def combine_s(self) -> float | None:
-        """The way back of all layers; None where the original has none."""
+        """The way back of all layers; None where the schedule has none."""
         times = [layer.combine_s for layer in self.layers]
         return None if None in times else _added(time for time in times if time is not None)
 
@@ -186,18 +191,19 @@ def simulate(
     strategies: Sequence[str] = tuple(STRATEGIES),
     terms: Terms | None = None,
     *,
+    known: Mapping[str, Strategy] = STRATEGIES,
     layers: Iterable[LayerTokens] | None = None,
     lenient: bool = False,
 ) -> Simulation:
-    """Run a workload under the schedules of these names.
+    """Run a workload under the strategies of these names, each a key of `known`.
 
-    `layers` are given where the experts have been placed anew. A layer on which the original
-    simulator fails is an error, or if `lenient` costs that schedule its place in the result.
+    `layers` are given where the experts have been placed anew. A layer for which a schedule
+    has no answer is an error, or if `lenient` costs that schedule its place in the result.
     """
-    check_names(strategies)
+    check_names(strategies, known)
     recipe = workload.recipe
     terms = terms or terms_of(recipe)
-    tally = _Tally(recipe, terms, strategies)
+    tally = _Tally(recipe, terms, {name: known[name] for name in strategies})
     for number, layer in enumerate(workload.layers() if layers is None else layers):
         traffic = Traffic.of(layer)
         tally.add_experts(number, traffic.expert_load)
@@ -214,9 +220,11 @@ def simulate(
 class _Tally:
     """What the layers so far have given."""
 
-    def __init__(self, recipe: Recipe, terms: Terms, names: Sequence[str]) -> None:
-        self.recipe, self.terms = recipe, terms
-        self.layers: dict[str, list[LayerResult]] = {name: [] for name in names}
+    def __init__(
+        self, recipe: Recipe, terms: Terms, strategies: Mapping[str, Strategy]
+    ) -> None:
+        self.recipe, self.terms, self.strategies = recipe, terms, strategies
+        self.layers: dict[str, list[LayerResult]] = {name: [] for name in strategies}
         self.experts: list[Matrix] = []
         self.unanswered: dict[str, str] = {}
 
@@ -227,10 +235,9 @@ class _Tally:
             self.experts[number % self.recipe.num_layers] += load
 
     def add(self, name: str, traffic: Traffic) -> None:
-        strategy, terms = STRATEGIES[name], self.terms
+        strategy, terms = self.strategies[name], self.terms
         timing = strategy.run(traffic, terms)
-        copies = strategy.compat or strategy.copies_only
-        demand = "copies" if copies else terms.demand
+        demand = "copies" if strategy.copies_only else terms.demand
         limits = bounds(traffic, terms.cluster, terms.token_bytes, demand)
         self.layers[name].append(_layer(timing, limits, strategy.bound, terms.token_bytes))
 
@@ -247,7 +254,6 @@ class _Tally:
                 layers=tuple(layers),
                 payload_bytes=payload * self.terms.token_bytes,
                 gpus=recipe.gpus,
-                compat=STRATEGIES[name].compat,
             )
             for name, layers in self.layers.items()
         }
@@ -266,14 +272,12 @@ def terms_of(recipe: Recipe, **words: Any) -> Terms:
     return replace(Terms(token_bytes=size, combine_bytes=size), **words)
 
 
-def check_names(strategies: Sequence[str]) -> None:
-    """Every name is a strategy's, and there is one."""
-    if unknown := [name for name in strategies if name not in STRATEGIES] or (
+def check_names(strategies: Sequence[str], known: Mapping[str, Strategy] = STRATEGIES) -> None:
+    """Raise `ConfigError` unless there are names, each a key of `known`."""
+    if unknown := [name for name in strategies if name not in known] or (
         [] if strategies else ["none"]
     ):
-        raise ConfigError(
-            f"strategy: found {', '.join(unknown)}, wanted of {', '.join(STRATEGIES)}"
-        )
+        raise ConfigError(f"strategy: found {', '.join(unknown)}, wanted of {', '.join(known)}")
 
 
 def _layer(timing: Timing, limits: Bounds, kind: str, size: int) -> LayerResult:
@@ -294,7 +298,7 @@ def _by_link(loads: Matrix) -> dict[str, list[int]]:
 
 
 def _added(times: Iterable[float]) -> float:
-    # Not sum(): from Python 3.12 on it compensates, and the original does not.
+    # Not sum(), which compensates from Python 3.12 on: all versions give the same bits.
     total = 0.0
     for time in times:
         total += time
@@ -349,10 +353,11 @@ def sweep(
     grid: Mapping[str, Sequence[Any]],
     strategies: Sequence[str],
     terms: Callable[[Recipe], Terms],
+    known: Mapping[str, Strategy] = STRATEGIES,
 ) -> DispatchSweep:
     """Simulate a workload of each combination of the values of a grid."""
     points = []
     for values in itertools.product(*grid.values()):
         changed = recipe.changed(**dict(zip(grid, values, strict=True)))
-        points.append(simulate(Workload.of(changed), strategies, terms(changed)))
+        points.append(simulate(Workload.of(changed), strategies, terms(changed), known=known))
     return DispatchSweep(axes=tuple(grid), points=tuple(points))

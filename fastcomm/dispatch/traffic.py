@@ -124,3 +124,9 @@ def _by_node(layer: LayerTokens) -> Matrix:
     dispatch.distinct_few(layer.src, layer.expert, (1 << node).astype(np.int32), sets)
     members = np.arange(1 << layer.nodes)[:, None] >> np.arange(layer.nodes) & 1
     return np.asarray(sets.astype(np.int64) @ members)
+
+
+def sum_by_node(matrix: Matrix, width: int) -> Matrix:
+    """Sum a GPU-by-GPU matrix to node by node."""
+    nodes = len(matrix) // width
+    return np.asarray(matrix.reshape(nodes, width, nodes, width).sum(axis=(1, 3)))

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from fastcomm import inputs, parquet, remote
 from fastcomm.aside import aside
-from fastcomm.dispatch import compat, sampler
-from fastcomm.dispatch.compat import Ids
+from fastcomm.dispatch import sampler
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.traffic import LayerTokens
+from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
 
 Numbers = NDArray[Any]
@@ -132,7 +131,7 @@ def home_gpus(recipe: Recipe) -> NDArray[np.int32]:
 def drawn(recipe: Recipe, **more: Any) -> Iterator[tuple[Ids, Ids]]:
     """The layers of a recipe; `more` is what `sampler.layers` takes beside it."""
     if recipe.sampler == "seed":
-        return compat.layers(recipe)
+        return sampler.layers_of_seed(recipe)
     if recipe.sampler == "table":
         raise ConfigError("sampler: `table` is a user's own routing, and draws nothing")
     return sampler.layers(recipe, **more)
@@ -154,7 +153,7 @@ def write(recipe: Recipe, folder: Path, **more: Any) -> list[Path]:
 
 
 def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Path:
-    kind = pa.from_numpy_dtype(compat.id_type(recipe))
+    kind = pa.from_numpy_dtype(sampler.id_type(recipe))
     schema = pa.schema(
         {"src": kind, "expert": pa.list_(kind, recipe.topk)},
         metadata={_KEY: json.dumps(recipe.to_dict()).encode()},
@@ -314,7 +313,7 @@ def _table(path: Path, src: Ids, expert: Ids, words: Mapping[str, Any]) -> Workl
             raise ConfigError(f"{path}: {name} is {value}, and {words[name]} was asked for")
     recipe = Recipe.of(**{**words, **fixed})
     _check(path, src, expert.reshape(-1, expert.shape[2]), recipe)
-    dtype = compat.id_type(recipe)
+    dtype = sampler.id_type(recipe)
     every = np.broadcast_to(src, expert.shape[:2])
     pairs = [
         (np.ascontiguousarray(s, dtype), np.ascontiguousarray(e, dtype))

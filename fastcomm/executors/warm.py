@@ -10,7 +10,9 @@ from fastcomm.temporary import temporary_folder
 from fastcomm_kernels import _jit
 
 if TYPE_CHECKING:
-    from fastcomm.critical_path.classes import Rules
+    from collections.abc import Callable
+
+    from fastcomm.trace.trace import Trace
 
 _LOG = logging.getLogger("fastcomm")
 
@@ -34,26 +36,31 @@ def compile_kernels() -> None:
     _jit.mark_compiled()
 
 
-def compile_critical_path(rules: "Rules" = "corrected") -> None:
-    """The same for all that the critical path and a what-if need besides, by some rules."""
-    part = f"critical-path-{rules}"
+def compile_critical_path() -> None:
+    """Compile what the critical path and a what-if need beside `compile_kernels`."""
+
+    def replayed(trace: "Trace") -> None:
+        # Not for those who measure: loading it takes time.
+        from fastcomm.critical_path.analysis import analyse
+        from fastcomm.critical_path.what_if import Replay
+        from fastcomm.critical_path.window import Window
+
+        found = analyse(trace, Window(annotation=""))
+        found.summary()
+        Replay(found).run([])
+
+    compile_for("critical-path-corrected", replayed)
+
+
+def compile_for(part: str, analysis: "Callable[[Trace], object]") -> None:
+    """Run an analysis on a small whole trace, unless all of `part` has been compiled."""
     if _jit.is_compiled(part):
         return
-    # Not for those who measure: loading it takes time.
-    from fastcomm.critical_path.analysis import analyse
-    from fastcomm.critical_path.what_if import Replay
-    from fastcomm.critical_path.window import Window
-
     _LOG.info("fastcomm: compiling its kernels for this machine (the first run only)")
     with temporary_folder() as folder:
         path = folder / "rank0.json"
         path.write_text(_TRACE)
-        trace = reader.read(path, ReadOptions(whole=True))
-        everything = Window(annotation="")
-        found = analyse(trace, everything, rules=rules)
-        found.summary()
-        if rules == "corrected":
-            Replay(found).run([])
+        analysis(reader.read(path, ReadOptions(whole=True)))
     _jit.mark_compiled(part)
 
 

@@ -14,7 +14,6 @@ from fastcomm.isp import question as words_
 from fastcomm.isp import tables as tables_
 from fastcomm.isp.block import Block
 from fastcomm.isp.calibration import Calibrated, calibrated
-from fastcomm.isp.compat import COMPAT_ALGOS, CompatRules
 from fastcomm.isp.layer import Correction
 from fastcomm.isp.memory import memory
 from fastcomm.isp.price import price
@@ -123,12 +122,11 @@ class Setting:
     cluster: Cluster
     attention: AttentionTable | None = None
     calibration: Calibrated | None = None
-    compat: CompatRules | None = None
-    tables: ComputeTables | None = None
+    tables: ComputeTables | None = None  # where both products and attention were measured
 
 
 def setting(words: Mapping[str, Any]) -> Setting:
-    """Cluster, measured tables and mode, as the words say."""
+    """Load the cluster and the measured tables."""
     cluster = load_.load(words.get("cluster") or "a800")
     gemm = words.get("gemm_table") and tables_.gemm(Path(words["gemm_table"]))
     attention = words.get("attention_table") and tables_.attention(
@@ -139,14 +137,7 @@ def setting(words: Mapping[str, Any]) -> Setting:
     found = tables_.find(folder, gpu) if folder else None
     if found is None and gemm and attention:
         found = ComputeTables(gemm, attention)
-    rules = None
-    if words.get("compat"):
-        rules = CompatRules(
-            variant=words["compat"],
-            overlap_wdp=bool(words.get("overlap_wdp")),
-            strict_batch=bool(words.get("strict_batch")),
-        )
-    elif found:
+    if found:
         gemm, attention = found
     said = words.get("calibrate")
     measured = calibrated(str(said), cluster) if said else None
@@ -159,25 +150,11 @@ def setting(words: Mapping[str, Any]) -> Setting:
         ),
         attention=attention or None,
         calibration=measured,
-        compat=rules,
         tables=found,
     )
 
 
-def answer(question: Question, using: Setting) -> SearchResult:
-    """Search, in the mode that the setting says."""
-    if using.compat:
-        from fastcomm.isp import compat_search
-
-        algos = COMPAT_ALGOS if question.algos == ALGOS else question.algos
-        if "mtp" in algos:
-            raise ConfigError("mtp: the original searches isp, msp and fsp")
-        asked = replace(question, algos=algos)
-        return compat_search.search(asked, using.compat, using.cluster, using.tables)
-
-    return search(question, using.cluster, attention=using.attention)
-
-
 def find(**words: Any) -> SearchResult:
     """Search from Python: the words of the command line, as in `find(model="7B", ...)`."""
-    return answer(words_.asked(words), setting(words))
+    using = setting(words)
+    return search(words_.asked(words), using.cluster, attention=using.attention)

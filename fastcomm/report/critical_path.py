@@ -133,7 +133,7 @@ def _ranks(found: Joined) -> str:
 def _title(found: CriticalPath, ranks: str) -> str:
     about, path = found.about, found.found
     return (
-        f"[bold]{ranks}, rules {about.rules}[/]: {counted(about.clipped, 'event')}, "
+        f"[bold]{ranks}, rules {about.rules.name}[/]: {counted(about.clipped, 'event')}, "
         f"{counted(len(found.graph.source), 'edge')}; critical path of "
         f"{counted(len(path.edges), 'edge')}, {counted(found.event_count, 'event')}, "
         f"{format_ns(found.length_ns)}"

@@ -1,4 +1,4 @@
-"""The original's space: its candidates in its order, and why each falls out.
+"""The space of the original strategy search: its candidates in order, and why each falls out.
 
 A block is what has one pipeline, sequence shard and algorithm: its micro-batches are rows, its
 shards are columns. Group rules see the columns alone, so most candidates cost nothing.
@@ -17,15 +17,15 @@ from fastcomm_kernels.arrays import Ints
 
 Columns = dict[str, NDArray[np.float64]]
 
-COMPAT_ALGOS = ("isp", "msp", "fsp")
+ORIGINAL_ALGOS = ("isp", "msp", "fsp")
 VARIANTS = ("isp-2025", "isp-2024")
 _NODE = 8
 _SMALL = (0.25, 1.3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompatRules:
-    """Which original, and its switches."""
+class OriginalRules:
+    """The version of the original, and its switches."""
 
     variant: str = "isp-2025"
     overlap_wdp: bool = False
@@ -39,7 +39,7 @@ class CompatRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompatBlock:
+class OriginalBlock:
     """Rows (b, m, ck) against columns (wp, zp) of one pipeline, sequence shard, algorithm."""
 
     world: int
@@ -60,7 +60,7 @@ class CompatBlock:
         return self.world // self.pp // self.sp
 
 
-def check(question: Question, rules: CompatRules) -> None:
+def check(question: Question, rules: OriginalRules) -> None:
     """Raise `ConfigError` for what the original cannot be asked."""
     billions = question.model.billions
     if not billions or (rules.first and billions in _SMALL):
@@ -77,14 +77,14 @@ def check(question: Question, rules: CompatRules) -> None:
 
 
 def degrees(world: int, most: int) -> list[int]:
-    """The original's values of a degree: 1, 2, 4, 6, 8, then steps of 8."""
+    """Return the original's values of a degree: 1, 2, 4, 6, 8, then steps of 8."""
     return [n for n in (1, 2, 4, 6, 8, *range(16, world + 1, 8)) if n <= min(world, most)]
 
 
 def blocks(
-    question: Question, rules: CompatRules, world: int, rejected: dict[str, int]
-) -> Iterator[CompatBlock]:
-    """Every block of one world size that a group rule leaves; `rejected` counts the rest."""
+    question: Question, rules: OriginalRules, world: int, rejected: dict[str, int]
+) -> Iterator[OriginalBlock]:
+    """Yield the blocks of a world size that group rules allow; count others in `rejected`."""
     base = 0
     pp = 1
     while pp <= min(world, question.model.layers):
@@ -92,7 +92,7 @@ def blocks(
             pairs = _pairs(question, rules, world, pp, sp)
             offset = 0
             made = []
-            for algo in COMPAT_ALGOS:
+            for algo in ORIGINAL_ALGOS:
                 wp, zp = _shards(world, pp, sp, algo)
                 made.append((algo, wp, zp, offset))
                 offset += 2 * len(wp)
@@ -118,11 +118,11 @@ def _block(
     zp: Ints,
     places: Ints,
     order: tuple[int, int],
-) -> CompatBlock:
+) -> OriginalBlock:
     bsz, num = np.repeat(np.array(pairs, np.int64), 2, axis=0).T
     ck = np.tile(np.array([0, 1], np.int64), len(pairs))
     row = np.repeat(np.arange(len(pairs)), 2) * order[1] + ck * len(wp) + order[0]
-    return CompatBlock(
+    return OriginalBlock(
         world=key[0],
         pp=key[1],
         sp=key[2],
@@ -151,7 +151,7 @@ def _shards(world: int, pp: int, sp: int, algo: str) -> tuple[Ints, Ints]:
 
 
 def _pairs(
-    question: Question, rules: CompatRules, world: int, pp: int, sp: int
+    question: Question, rules: OriginalRules, world: int, pp: int, sp: int
 ) -> list[tuple[int, int]]:
     model, batch = question.model, question.batch
     if model.hidden % sp or model.heads % sp:
@@ -173,7 +173,7 @@ def _pairs(
 
 def _allowed(
     question: Question,
-    rules: CompatRules,
+    rules: OriginalRules,
     key: tuple[int, int, int, str],
     wp: Ints,
     zp: Ints,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.critical_path.hta_window import Clipped, Linked
+from fastcomm.compat.hta_window import Clipped, Linked
 from fastcomm.critical_path.rows import codes, codes_in_order, pair_codes
 from fastcomm.graph.graph import Graph
 from fastcomm.trace.schema import KIND

@@ -1,4 +1,4 @@
-"""The original search: its formulas, candidates and order, reproduced exactly."""
+"""The original strategy search: its formulas, candidates and order, reproduced exactly."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,11 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fastcomm.compat import isp_space
+from fastcomm.compat.isp_space import ORIGINAL_ALGOS, OriginalBlock, OriginalRules
+from fastcomm.errors import ConfigError
 from fastcomm.hardware.cluster import Cluster
-from fastcomm.isp import compat
-from fastcomm.isp.compat import CompatBlock, CompatRules
+from fastcomm.isp import question as questions
 from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
+from fastcomm.isp.search import Setting, setting
 from fastcomm.isp.tables import AttentionTable, ComputeTables
 
 Array = NDArray[Any]
@@ -24,7 +27,7 @@ _FACTOR = {"gather": 1.0, "reduce": 2.0}
 
 
 def _moved(volume: ArrayLike, n: ArrayLike, stride: ArrayLike, kind: str = "gather") -> Array:
-    """Seconds of a ring or an all-to-all in a group of n ranks, `stride` apart."""
+    """Return the seconds of a ring or an all-to-all in a group of n ranks, `stride` apart."""
     n, stride = np.maximum(np.asarray(n, np.float64), 1), np.asarray(stride, np.float64)
     inside = (n <= _RANKS) & ((n - 1) * stride <= _RANKS - 1)
     slow = np.array([1, 1.1, 1.2, 1.3, 1.4, 1.5])[np.searchsorted([16, 32, 64, 256, 512], n)]
@@ -38,8 +41,8 @@ def _moved(volume: ArrayLike, n: ArrayLike, stride: ArrayLike, kind: str = "gath
     return np.asarray(np.where(n > 1, moved * volume * share / bandwidth, 0.0))
 
 
-def memory(block: CompatBlock, question: Question) -> Costs:
-    """Bytes of a rank, by the original's names; `total_mm_cost` is the peak."""
+def memory(block: OriginalBlock, question: Question) -> Costs:
+    """Return the bytes of a rank, by the original's names; `total_mm_cost` is the peak."""
     model, d, pp = question.model, question.dtype_size, block.pp
     weights, states = _held(block, question)
     os, p_g = d * max(1, 4 // d) * 3 * states, 2.0 * d * weights
@@ -65,8 +68,8 @@ def memory(block: CompatBlock, question: Question) -> Costs:
     }
 
 
-def _held(block: CompatBlock, question: Question) -> tuple[Array, Array]:
-    """Elements of weights and of optimizer states."""
+def _held(block: OriginalBlock, question: Question) -> tuple[Array, Array]:
+    """Return the elements of weights and of optimizer states."""
     model = question.model
     head = (2 if block.pp == 1 else 1) * model.embedding / block.sp
     stage = model.layers // block.pp * model.layer_parameters
@@ -77,7 +80,7 @@ def _held(block: CompatBlock, question: Question) -> tuple[Array, Array]:
     return stage / block.wp + head, stage / (block.wp * block.zp) + head / halves
 
 
-def _activations(block: CompatBlock, question: Question) -> Costs:
+def _activations(block: OriginalBlock, question: Question) -> Costs:
     model, d, pp, sp = question.model, question.dtype_size, block.pp, block.sp
     seq, h, layers, b, full = (
         *(question.seq_len, model.hidden, model.layers),
@@ -99,8 +102,8 @@ def _activations(block: CompatBlock, question: Question) -> Costs:
     }
 
 
-def attention_seconds(block: CompatBlock, question: Question, cluster: Cluster) -> Array:
-    """Seconds of a layer's attention, by the closed form."""
+def attention_seconds(block: OriginalBlock, question: Question, cluster: Cluster) -> Array:
+    """Return the seconds of a layer's attention by the closed form."""
     local = question.model.hidden // block.sp
     forward = cluster.attention.forward(block.bsz, question.seq_len, local)
     backward = cluster.attention.backward(block.bsz, question.seq_len, local)
@@ -108,9 +111,9 @@ def attention_seconds(block: CompatBlock, question: Question, cluster: Cluster) 
 
 
 def measured_attention(
-    block: CompatBlock, question: Question, table: AttentionTable
+    block: OriginalBlock, question: Question, table: AttentionTable
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """The same, looked up; and for which rows the table has an entry."""
+    """Look up the seconds of a layer's attention, and which rows the table has."""
     local = question.model.hidden // block.sp
     keys = [(int(b), question.seq_len, local) for b in block.bsz[:, 0]]
     found = [table.get(key, (np.nan, np.nan)) for key in keys]
@@ -119,13 +122,13 @@ def measured_attention(
 
 
 def times(
-    block: CompatBlock,
+    block: OriginalBlock,
     question: Question,
-    rules: CompatRules,
+    rules: OriginalRules,
     cluster: Cluster,
     comp_attn: Array,
 ) -> Costs:
-    """Seconds of a step and its parts; tokens a GPU and second."""
+    """Return the seconds of a step and its parts, and tokens/s/GPU (`tgs`)."""
     pp, m, layers = block.pp, block.num, question.model.layers
     costs = _layer(block, question, cluster)
     layer = costs["overlap_latency"] + costs["sp_comm_cost"] + comp_attn
@@ -151,8 +154,8 @@ def times(
     }
 
 
-def _layer(block: CompatBlock, question: Question, cluster: Cluster) -> Costs:
-    """Products and communication of a layer, attention apart."""
+def _layer(block: OriginalBlock, question: Question, cluster: Cluster) -> Costs:
+    """Return the GEMMs and communication of a layer, without attention."""
     model, d, sp, wp = question.model, question.dtype_size, block.sp, block.wp
     seq, h, b, ck = question.seq_len, model.hidden, block.bsz, block.ck
     linear = sum(
@@ -176,16 +179,16 @@ def _layer(block: CompatBlock, question: Question, cluster: Cluster) -> Costs:
     }
 
 
-def _p2p(block: CompatBlock, volume: Array) -> Array:
+def _p2p(block: OriginalBlock, volume: Array) -> Array:
     stride = block.world / block.pp
     inside = block.pp <= _RANKS and (block.pp - 1) * stride <= _RANKS - 1
     return volume / _INTRA if inside else volume * min(stride, _RANKS) / _NODE
 
 
 def _synchronise(
-    block: CompatBlock, question: Question, rules: CompatRules
+    block: OriginalBlock, question: Question, rules: OriginalRules
 ) -> tuple[Array, Array]:
-    """Seconds of the gradients' reduction, and of the parameters' broadcast."""
+    """Return the seconds of the gradients' reduction, and of the parameters' broadcast."""
     model, d, sp, wp, zp, dp = (
         question.model,
         question.dtype_size,
@@ -209,7 +212,7 @@ def _synchronise(
     return wdp, np.maximum(zp * _moved(d * cut / zp, zp, wp), sent)
 
 
-_COMPAT_VOCAB = 103168
+_VOCAB = 103168
 # More candidates than any world has: ties go by world, then by enumeration.
 _WORLD = 1 << 40
 _REASONS = ("candidates", "divisibility", "memory", "table")
@@ -217,20 +220,20 @@ _REASONS = ("candidates", "divisibility", "memory", "table")
 
 def search(
     question: Question,
-    rules: CompatRules,
+    rules: OriginalRules,
     cluster: Cluster,
     tables: ComputeTables | None = None,
 ) -> SearchResult:
-    """Every feasible strategy of the original's space, by its formulas."""
+    """Price every strategy of the original's space by its formulas, and keep what fits."""
     question.check()
-    compat.check(question, rules)
+    isp_space.check(question, rules)
     counted = dict.fromkeys(_REASONS, 0)
     if tables:
         cluster = replace(cluster, gemm=tables.gemm)
     parts: list[FeasibleCells] = []
     least = np.inf
     for place, world in enumerate(sorted(question.world_sizes, reverse=True)):
-        for block in compat.blocks(question, rules, world, counted):
+        for block in isp_space.blocks(question, rules, world, counted):
             part, needed = _priced(
                 block, question, rules, cluster, tables, counted, place * _WORLD
             )
@@ -251,10 +254,23 @@ def search(
     )
 
 
+def answer(question: Question, rules: OriginalRules, using: Setting) -> SearchResult:
+    """Search by the original's rules; ConfigError for algorithms that it does not know."""
+    algos = ORIGINAL_ALGOS if question.algos == ALGOS else question.algos
+    if "mtp" in algos:
+        raise ConfigError("mtp: the original searches isp, msp and fsp")
+    return search(replace(question, algos=algos), rules, using.cluster, using.tables)
+
+
+def search_strategies(rules: OriginalRules | None = None, **words: Any) -> SearchResult:
+    """Search by the original's rules; `words` are those of `fastcomm.search_strategies`."""
+    return answer(questions.asked(words), rules or OriginalRules(), setting(words))
+
+
 def _priced(
-    block: CompatBlock,
+    block: OriginalBlock,
     question: Question,
-    rules: CompatRules,
+    rules: OriginalRules,
     cluster: Cluster,
     tables: ComputeTables | None,
     counted: dict[str, int],
@@ -279,7 +295,7 @@ def _priced(
     return kept(shape, fits, {**named, **costs, **used}), float(total.min())
 
 
-def _key(block: CompatBlock, question: Question, shift: int) -> Fields:
+def _key(block: OriginalBlock, question: Question, shift: int) -> Fields:
     model = question.model
     return {
         "order": block.order + shift,
@@ -293,6 +309,5 @@ def _key(block: CompatBlock, question: Question, shift: int) -> Fields:
         "micro_num": block.num,
         "activation_ckpt": block.ck,
         "world_size": block.world,
-        "modelsize": (model.parameters - 2 * (model.embedding - _COMPAT_VOCAB * model.hidden))
-        / 1e9,
+        "modelsize": (model.parameters - 2 * (model.embedding - _VOCAB * model.hidden)) / 1e9,
     }

@@ -1,0 +1,292 @@
+"""The critical path as HolisticTraceAnalysis finds it, under HTA's own names.
+
+>>> from fastcomm.compat import hta
+>>> graph, success = hta.critical_path_analysis("traces/", 0, "ProfilerStep", 1)
+"""
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.compat import hta_graph, hta_window
+from fastcomm.critical_path import overlay, saved
+from fastcomm.critical_path.classes import Fact, short_name
+from fastcomm.critical_path.overlay import Drawing
+from fastcomm.critical_path.result import CriticalPath, Edge, PathSource, source_notes
+from fastcomm.critical_path.rows import EventDescriptions, TraceEvents
+from fastcomm.critical_path.rules import CORRECTED, PathRules
+from fastcomm.critical_path.window import TimeRange, Window, WindowError, errors_of
+from fastcomm.errors import FastcommError
+from fastcomm.graph.graph import EDGE_KIND, Graph, LongestPath, longest_path
+from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.trace.run import Run
+from fastcomm.trace.trace import Trace
+from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.graph import NONE
+
+_LOG = logging.getLogger("fastcomm")
+_SEARCHED_FROM_NS = -1000  # HTA takes a weight of so little for 0 in its search
+_COMM = re.compile(r"(^nccl.*)|(^hip)|(^hccl)|(.*ncclKernel.*)")
+
+
+def _edge_class(kind: str, _on_device: bool, owner: Fact, loads: Sequence[str]) -> str:
+    if kind == "kernel_kernel":
+        return "gpu_kernel_kernel_overhead"
+    if kind == "launch":
+        return "gpu_kernel_launch_overhead"
+    if kind != "operator":
+        return ""
+    name, _, stream, _, _ = owner
+    short = short_name(str(name or ""))
+    if stream is None or stream == -1:
+        is_load = any(re.search(text, short) for text in loads)
+        return "data_loading" if is_load else "cpu_bound"
+    return "gpu_communication_bound" if _COMM.match(short) else "gpu_compute_bound"
+
+
+def _search(
+    graph: Graph, events: EventDescriptions, _: Flags
+) -> tuple[LongestPath | None, None]:
+    """Search the longest path; None if the graph has a cycle, or a stream waits for itself."""
+    searched = np.where(graph.weight <= _SEARCHED_FROM_NS, 0, graph.weight)
+    return _longest(graph, events, searched), None
+
+
+def _longest(graph: Graph, events: EventDescriptions, weight: Ints) -> LongestPath | None:
+    sync = np.flatnonzero(graph.kind == EDGE_KIND["sync"])
+    source, target = (
+        events.describe(graph.event[side[sync]], ["stream"])["stream"].fill_null(-1).to_numpy()
+        for side in (graph.source, graph.target)
+    )
+    if ((source == target) & (source != -1)).any():
+        return None
+    return longest_path(graph, weight)
+
+
+RULES = PathRules(
+    name="hta",
+    search=_search,
+    edge_class=_edge_class,
+    edge_kinds=("operator", "dependency", "launch", "kernel_kernel", "sync"),
+    is_exact=False,
+)
+
+
+class CPGraph(CriticalPath):
+    """A critical path with the methods of HTA's class of this name.
+
+    Events are given by their ids, their places in the file; weights are ns, where HTA has us.
+    """
+
+    @classmethod
+    def of(cls, path: CriticalPath) -> Self:
+        """Give a path these methods."""
+        return cls(path.graph, path.events, path.about, path.on_device, path.path, path.slack)
+
+    def critical_path(self, *, strict: bool = False) -> bool:
+        """Search the path again, after an edit; False where the graph has no valid one.
+
+        A negative weight counts as 0 in the search. With `strict`, one of -1 us stays as it
+        is, and a lower one makes the graph invalid.
+        """
+        self._forget()
+        if strict and self.about.rules.name == RULES.name:
+            weight = self.graph.weight
+            refused = bool((weight < _SEARCHED_FROM_NS).any())
+            self.path = None if refused else _longest(self.graph, self.events, weight)
+        else:
+            search = self.about.rules.search
+            self.path, self.slack = search(self.graph, self.events, self.on_device)
+        return self.path is not None
+
+    def set_weight(self, source: int, target: int, weight: int) -> None:
+        """Change the weight of an edge; the path stays until `critical_path` is called."""
+        at = np.flatnonzero((self.graph.source == source) & (self.graph.target == target))
+        if not len(at):
+            raise FastcommError(f"the graph has no edge from node {source} to node {target}")
+        changed = self.graph.weight.copy()
+        changed[at] = weight
+        self.graph = self.graph.weighing(changed)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what was derived from the path and weights before."""
+        for name in ("breakdown", "_bound_by"):
+            self.__dict__.pop(name, None)
+
+    @property
+    def critical_path_nodes(self) -> list[int]:
+        """The nodes of the path, from first to last."""
+        return [] if self.path is None else self.path.nodes.tolist()
+
+    @property
+    def critical_path_events_set(self) -> set[int]:
+        """The ids of the events on the path."""
+        return set(self.event_ids)
+
+    @property
+    def critical_path_edges_set(self) -> set[Edge]:
+        """The edges of the path."""
+        return set(self.edges(self.found.edges))
+
+    def get_critical_path_breakdown(self) -> pa.Table | None:
+        """Return `breakdown`, or None before there is a path."""
+        return None if self.path is None else self.breakdown
+
+    def get_nodes_for_event(self, event: int) -> tuple[int | None, int | None]:
+        """Return the nodes of the start and the end of an event."""
+        nodes = np.flatnonzero(self.events.ids(self.graph.event) == event)
+        if not len(nodes):
+            return None, None
+        start, end = sorted(nodes.tolist(), key=lambda node: bool(self.graph.is_end[node]))
+        return start, end
+
+    def get_events_for_edge(self, edge: Edge) -> tuple[int, int]:
+        """Return the ids of the events that an edge joins."""
+        ends = self.graph.event[[edge.begin, edge.end]]
+        source, target = self.events.ids(ends).tolist()
+        return source, target
+
+    def get_event_attribution_for_edge(self, edge: Edge) -> int | None:
+        """Return the id of the event that an edge's time belongs to."""
+        graph = self.graph
+        at = np.flatnonzero((graph.source == edge.begin) & (graph.target == edge.end))
+        owner = graph.owner[at[:1]]
+        return int(self.events.ids(owner)[0]) if len(owner) and owner[0] != NONE else None
+
+    def get_edges_attributed_to_event(self, event: int) -> list[Edge]:
+        """Return the edges whose time belongs to an event."""
+        owned = np.flatnonzero(self.graph.owner != NONE)
+        ids = self.events.ids(self.graph.owner[owned])
+        return self.edges(owned[ids == event])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HtaDrawing(Drawing):
+    """An overlay with times in whole microseconds."""
+
+    def inset_ns(self, on_device: Flags) -> Ints:
+        """Return how far before the end of its event an arrow touches it, by event."""
+        return np.where(on_device, 1000, 0)
+
+    def microseconds(self, ns: int) -> str:
+        """Write a time as JSON has it."""
+        return str(ns // 1000)
+
+
+def critical_path_analysis(
+    run: Run | str | Path,
+    rank: int,
+    annotation: str,
+    instance_id: int | tuple[int, int] | None = None,
+    data_load_events: Sequence[str] | None = None,
+    *,
+    zero_weight_launches: bool = False,
+    include_last_profiler_step: bool = False,
+) -> tuple[CPGraph, bool] | None:
+    """Find the critical path of a rank, and whether there is one.
+
+    The last profiled step is left out, unless `include_last_profiler_step`. `run` is a path,
+    or a run opened with `OpenOptions(whole=True)`. Returns None, and logs an error, where no
+    name contains the annotation or the instance is no instance; raises `FastcommError` where
+    the trace has fewer instances.
+    """
+    try:
+        found = find_path(
+            _opened(run).read(rank),
+            Window(annotation=annotation, instance=instance_id),
+            data_load_events or (),
+            zero_weight_launches=zero_weight_launches,
+            keep_last=include_last_profiler_step,
+        )
+    except WindowError as error:
+        if "no instance" in str(error):
+            raise
+        _LOG.error("%s", error)
+        return None
+    return found, found.path is not None
+
+
+def _opened(run: Run | str | Path) -> Run:
+    return run if isinstance(run, Run) else open_run(run, options=OpenOptions(whole=True))
+
+
+def find_path(
+    trace: Trace,
+    wanted: Window | None = None,
+    data_load: Sequence[str] = (),
+    *,
+    zero_weight_launches: bool = False,
+    keep_last: bool = False,
+) -> CPGraph:
+    """Find the critical path of a window by HTA's rules; `path` is None where there is none.
+
+    A step is the annotation ``ProfilerStep#N``. With `zero_weight_launches` each launch has an
+    edge of weight 0; with `keep_last` the last profiled step stays. Raises `WindowError` where
+    the trace has no such window.
+    """
+    wanted = wanted or Window()
+    linked = hta_window.linked(trace, keep_last=keep_last)
+    annotation, exact = wanted.annotation, wanted.exact
+    if annotation is None:
+        exact = wanted.iteration is not None
+        annotation = f"ProfilerStep#{wanted.iteration}" if exact else "ProfilerStep"
+    with errors_of(trace.meta.path):
+        clipped = hta_window.clipped(linked, annotation, wanted.instance, exact=exact)
+    graph = hta_graph.build(clipped, data_load, zero_launches=zero_weight_launches)
+    window = clipped.window
+    trimmed = len(linked.rows) < trace.events.num_rows and linked.has_steps
+    notes = ["the last profiled step is left out, as HTA does"] if trimmed else []
+    about = PathSource(
+        rules=RULES,
+        window=TimeRange(start=window.start + linked.origin, stop=window.stop + linked.origin),
+        path=trace.meta.path,
+        rank=trace.meta.rank,
+        base=trace.meta.base,
+        clipped=len(clipped.rows),
+        data_load=tuple(data_load),
+        notes=(*notes, *source_notes(trace)),
+    )
+    events = TraceEvents(trace)
+    streams = events.describe(graph.event, ["stream"])["stream"].fill_null(-1)
+    return CPGraph.search(graph, events, about, streams.to_numpy() != -1)
+
+
+def overlay_critical_path_analysis(
+    run: Run | str | Path,
+    rank: int,
+    critical_path_graph: CriticalPath,
+    output_dir: str | Path,
+    only_show_critical_events: bool = True,
+    show_all_edges: bool = False,
+    edge_types_to_viz: Sequence[str] | None = None,
+) -> str:
+    """Write the trace of a rank with the path in it, and return the path of that file.
+
+    `run` is a path, or a run opened with `OpenOptions(whole=True)`.
+    """
+    trace = _opened(run).read(rank)
+    target = Path(output_dir) / f"overlaid_critical_path_{Path(trace.meta.path).name}"
+    is_hta = critical_path_graph.about.rules.name == RULES.name
+    drawing = (HtaDrawing if is_hta else Drawing)(
+        only_critical=only_show_critical_events,
+        all_edges=show_all_edges and not only_show_critical_events,
+        kinds=None if edge_types_to_viz is None else tuple(edge_types_to_viz),
+    )
+    overlay.write(trace, critical_path_graph, target, drawing)
+    return str(target)
+
+
+def restore_cpgraph(zip_filename: str | Path, t_full: object = None, rank: int = 0) -> CPGraph:
+    """Load the graph and path that `CriticalPath.save` wrote, by any rules.
+
+    `t_full` and `rank` are taken as HTA takes them, and not needed. Raises `FastcommError`
+    where the file is no saved path; nothing is unpacked outside of memory.
+    """
+    return CPGraph.of(saved.load(zip_filename, (CORRECTED, RULES)))
