@@ -312,14 +312,10 @@ class Replay:
 
     def _after(self, graph: Graph, through: Numbers) -> CriticalPath:
         found = CriticalPath(graph, self.found.events, self.found.about, self.found.on_device)
-        edges, node = [], int(np.argmax(graph.time)) if len(graph.time) else NONE
-        nodes = [node] if node >= 0 else []
-        while node >= 0 and through[node] >= 0:
-            edges.append(int(through[node]))
-            node = int(graph.source[edges[-1]])
-            nodes.append(node)
-        found.path = LongestPath(
-            nodes=np.array(nodes[::-1], np.int32), edges=np.array(edges[::-1], np.int32)
+        found.path = (
+            LongestPath.to(int(np.argmax(graph.time)), through, graph.source)
+            if len(graph.time)
+            else LongestPath.empty()
         )
         return found
 

@@ -102,7 +102,7 @@ def _keys(made: Replayer, i: int, links: tuple[str, ...]) -> tuple[str, ...]:
     elif cat in COMMUNICATION:
         kind = "DELAY_ALL_COMM"
     tensors = tuple(f"tensor:{tensor}" for tensor in name.tensors)
-    device = f"device:{made.devices[made.device[i]]}"
+    device = f"device:{made.devices[made.operations.device[i]]}"
     exact = (made.graph.nodes[i], long_name(name.pid, name.standard), name.standard)
     own = (*exact, *tensors, *links, device)
     return (*own, f"rank:{name.pid}", f"category:{cat}", kind, _ALL)
