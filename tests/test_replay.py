@@ -14,14 +14,15 @@ from replay_data import FOLDER, assert_same, document, needed
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.graph import edits
+from fastcomm.graph.edits import DurationChange
 from fastcomm.readers.dpro import nccl, tensorflow, trial
 from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.replay import dependency, gaps, what_if
 from fastcomm.replay import session as replay_session
-from fastcomm.replay.partial import partial
+from fastcomm.replay.predictions import partial
 from fastcomm.replay.replayer import Options, Replayer
 from fastcomm.replay.session import session
-from fastcomm.replay.what_if import DurationChange
 from fastcomm_kernels import replay as kernels
 
 TRIAL = FOLDER / "trial" / "trace"
@@ -233,7 +234,7 @@ def test_bad_what_ifs_say_what_is_wrong(tmp_path, text, message):
     path = tmp_path / "w.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        what_if.read(path)
+        edits.read(path)
 
 
 def test_a_what_if_of_nothing_is_an_error():

@@ -15,9 +15,9 @@ from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.dpro import dataflow, mxnet, tensorflow, trial, uniform
 from fastcomm.readers.dpro.parameters import Parameter, ParameterDict, listed
 from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.readers.dpro.steps import step_time
 from fastcomm.readers.dpro.uniform import Event
 from fastcomm.replay.session import session
-from fastcomm.replay.step_time import step_time
 
 
 def operators(read, pid):

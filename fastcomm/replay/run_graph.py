@@ -15,11 +15,11 @@ import numpy as np
 from fastcomm.graph.devices import DeviceGraph
 from fastcomm.graph.graph import EDGE_KIND, Graph, measured_delays
 from fastcomm.readers.dpro.names import HOST, Name, category
+from fastcomm.readers.dpro.run_trace import Naming, pid, plain
+from fastcomm.readers.dpro.steps import RankSteps, StepTime
 from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import Measured
-from fastcomm.replay.operations import Naming, pid, plain
 from fastcomm.replay.replayer import Options, Replayer
-from fastcomm.replay.step_time import RankSteps, StepTime
 from fastcomm.trace.run import ReadRanks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import replay as kernels

@@ -7,11 +7,11 @@ import numpy as np
 
 from fastcomm.graph.graph import LongestPath
 from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.readers.dpro.steps import StepTime, step_time
 from fastcomm.readers.dpro.trial import Trial, read
 from fastcomm.replay.dependency import dependencies
 from fastcomm.replay.gaps import measured
 from fastcomm.replay.replayer import Options, Replayed, Replayer
-from fastcomm.replay.step_time import StepTime, step_time
 from fastcomm.trace.run import ReadRanks
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import Floats, Ints
