@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.critical_path import what_if as critical_path_what_if
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.saved import restore_cpgraph, save
 from fastcomm.critical_path.window import Window
@@ -371,7 +370,7 @@ _SEEDS = (
     Seed(name="meta.yaml", make=_text("dp_size: 2\npp_size: 2\nvpp_size: 1\n"), read=_meta),
     Seed(name="uniform.json", make=_text(_UNIFORM), read=_stats),
     Seed(name="scanned.json", make=_text(_UNIFORM), read=_scanned),
-    Seed(name="changes.json", make=_text('{"FW.a": {"delay": 1.5}}'), read=edits.read),
+    Seed(name="changes.json", make=_text('{"FW.a": {"delay": 1.5}}'), read=edits.read_changes),
     Seed(name="et.json", make=_execution, read=execution_trace.read),
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
     Seed(name="card.yaml", make=_text(_CARD), read=cards.read_card),
@@ -380,7 +379,7 @@ _SEEDS = (
     Seed(name="model.toml", make=_text(_MODEL), read=presets.load),
     Seed(name="config.json", make=_text(_HF), read=presets.load),
     Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=isp_config.read),
-    Seed(name="edits.toml", make=_text(_EDITS), read=critical_path_what_if.read),
+    Seed(name="edits.toml", make=_text(_EDITS), read=edits.read_edits),
     Seed(name="all_reduce.log", make=_text(_NCCL), read=links.read_measurements),
     Seed(name="linear_x.csv", make=_text(_GEMM), read=tables.gemm),
     Seed(name="w.npz", make=_routing, read=_workload),

@@ -234,7 +234,7 @@ def test_bad_what_ifs_say_what_is_wrong(tmp_path, text, message):
     path = tmp_path / "w.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        edits.read(path)
+        edits.read_changes(path)
 
 
 def test_a_what_if_of_nothing_is_an_error():

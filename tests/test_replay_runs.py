@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fastcomm.analyses.replay import session_of, step_of
 from fastcomm.cli import main
 from fastcomm.critical_path.ranks import joined
-from fastcomm.critical_path.what_if import Edit, Replay
+from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
-from fastcomm.graph.edits import DurationChange
+from fastcomm.graph.edits import DurationChange, Edit
 from fastcomm.readers.dpro import inputs, run_trace, uniform
 from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.readers.runs import OpenOptions, open_run

@@ -146,7 +146,7 @@ def test_a_change_that_means_nothing_is_an_error(model, tmp_path, text, said):
     path = tmp_path / "changes.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        stragglers_changes.times(model, edits.read(path, has_ideal=True))
+        stragglers_changes.times(model, edits.read_changes(path, has_ideal=True))
 
 
 @needed

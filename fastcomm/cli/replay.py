@@ -106,7 +106,7 @@ def run(
     changed = removed = alone = None
     if changes is not None:
         made = found.replayed.replayer
-        changed = made.run(what_if.durations(made, edits.read(changes)))
+        changed = made.run(what_if.durations(made, edits.read_changes(changes)))
     if words["bottleneck"]:
         removed = what_if.bottlenecks(
             found.replayed, found.path, workers=words["workers"], by_name=of_run

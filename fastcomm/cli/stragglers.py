@@ -80,7 +80,9 @@ def run(
             shards=(meta or {}).get("dsp_size", 1),
             steps=numbers("--steps", words["steps"]) if words["steps"] else None,
             threshold=words["threshold"],
-            changes=None if changes is None else edits.read(place(changes), has_ideal=True),
+            changes=None
+            if changes is None
+            else edits.read_changes(place(changes), has_ideal=True),
             trace=trace_path is not None,
             engine=engine,
         )

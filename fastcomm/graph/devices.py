@@ -14,7 +14,7 @@ from fastcomm_kernels.arrays import Floats, Ints
 from fastcomm_kernels.graph import index
 
 
-class Schedule(NamedTuple):
+class DeviceSchedule(NamedTuple):
     """Start and end of each operation, and the operations in the order in which they ran."""
 
     start: Floats
@@ -45,7 +45,7 @@ class DeviceGraph:
 
     def replay(
         self, duration: Floats, ready: Floats, free: Floats, *, by_device: bool = False
-    ) -> Schedule:
+    ) -> DeviceSchedule:
         """Run every operation as early as its predecessors and its device allow.
 
         `ready` and `free`, when operations and devices may begin, are written into. The
@@ -60,7 +60,7 @@ class DeviceGraph:
             self.releases,
         )
         run = kernels.by_device if by_device else kernels.by_time
-        return Schedule(*run(self._successors, work, self.kind, ready, free))
+        return DeviceSchedule(*run(self._successors, work, self.kind, ready, free))
 
     def consecutive(self, order: Ints) -> tuple[Ints, Ints]:
         """Pairs of operations that ran one after the other on a device of limited capacity."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.graph.devices import DeviceGraph, Schedule
+from fastcomm.graph.devices import DeviceGraph, DeviceSchedule
 from fastcomm.graph.graph import acyclic_order
 from fastcomm.readers.dpro.names import OUT, REQUESTS, SERVER, STAGES, Name, is_rank
 from fastcomm.replay.dependency import Dependencies, is_operator, kinds
@@ -131,7 +131,7 @@ class Replayed:
     end: Floats
     order: Ints
     step_end: Floats
-    passes: tuple[Schedule, ...]
+    passes: tuple[DeviceSchedule, ...]
 
     @property
     def mean_ns(self) -> float:
