@@ -130,3 +130,21 @@ def test_an_order_has_nodes_without_edges_and_no_cycle():
     assert order.tolist() == [2, 1, 0, 3]
     with pytest.raises(FastcommError, match="b waits for itself"):
         acyclic_order(column([2, 1], np.int64), column([1, 2], np.int64), "abcd")
+
+
+def test_a_path_that_costs_more_than_it_gains_starts_again_at_zero():
+    source, target, weight = column([0, 1]), column([1, 2]), column([-5, 3], np.int64)
+    into = graph.index(target, 3)
+    length, through = graph.longest_path(column(range(3)), into, source, weight, 0)
+    assert length.tolist() == [0, 0, 3]
+    assert through.tolist() == [-1, -1, 1]
+
+
+def test_of_constraints_met_at_one_time_work_on_a_device_binds_then_the_last():
+    first, source = column([0, 0, 0, 0, 3]), column([0, 1, 2])
+    time = column([5, 5, 5, 6], np.int64)
+    for is_device, bound in (([1, 0, 0, 0], 0), ([1, 1, 0, 0], 1), ([0, 0, 0, 0], 2)):
+        flags = np.array(is_device, np.bool_)
+        path, slack = binding.binding(3, first, source, time, flags)
+        assert path.tolist() == [bound]
+        assert slack.tolist() == [0]
