@@ -16,8 +16,9 @@ from fastcomm.critical_path import corrected
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.overlay import Drawing, write
 from fastcomm.critical_path.ranks import joined
-from fastcomm.critical_path.what_if import Edit, Replay
+from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import TimeRange, Window
+from fastcomm.graph.edits import Edit
 from fastcomm.graph.graph import longest_path
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.kineto import reader

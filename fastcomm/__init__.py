@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from fastcomm.analyses.measure import compute_metrics
     from fastcomm.analyses.replay import replay_run
     from fastcomm.critical_path.result import CriticalPath
-    from fastcomm.critical_path.what_if import Edit, what_if
+    from fastcomm.critical_path.what_if import what_if
     from fastcomm.critical_path.window import Window
     from fastcomm.dispatch.recipe import Recipe
     from fastcomm.dispatch.simulation import simulate as simulate_dispatch
     from fastcomm.dispatch.workload import Workload, open_workload
+    from fastcomm.graph.edits import Edit
     from fastcomm.isp.search import find as search_strategies
     from fastcomm.metrics.result import Metrics
     from fastcomm.readers.runs import OpenOptions, open_run
@@ -58,7 +59,7 @@ __all__ = [
 # Loaded on first use: `fastcomm --help` must not wait for numba and pyarrow.
 _HOMES = {
     "CriticalPath": "critical_path.result",
-    "Edit": "critical_path.what_if",
+    "Edit": "graph.edits",
     "Metrics": "metrics.result",
     "OpenOptions": "readers.runs",
     "Recipe": "dispatch.recipe",

@@ -137,12 +137,12 @@ def parsed_toml(words: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: not TOML: {error}") from error
 
 
-def json(path: Path) -> Any:
+def json(path: Path, most: int = _LARGEST) -> Any:
     """What a small JSON file holds; ConfigError where it is none."""
     from json import loads
 
     try:
-        return loads(text(path))
+        return loads(text(path, most))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON: {error}") from error
 

@@ -14,22 +14,22 @@ import pyarrow.parquet as pq
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.critical_path import what_if as critical_path_what_if
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.saved import load, save
 from fastcomm.critical_path.window import Window
 from fastcomm.dispatch import cluster as dispatch_cluster
 from fastcomm.dispatch import workload
 from fastcomm.dispatch.recipe import Recipe
+from fastcomm.graph import edits
 from fastcomm.hardware import cluster, links
 from fastcomm.isp import presets, tables
 from fastcomm.isp import question as isp_config
 from fastcomm.readers import cards, config, execution_trace
+from fastcomm.readers.dpro import inputs
 from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.readers.dpro.steps import step_time
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.readers.tables.mapping import RowKind, TableMapping
-from fastcomm.replay import inputs, what_if
-from fastcomm.replay.step_time import step_time
 from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel
 from fastcomm.stragglers.stragglers import stragglers
@@ -370,7 +370,7 @@ _SEEDS = (
     Seed(name="meta.yaml", make=_text("dp_size: 2\npp_size: 2\nvpp_size: 1\n"), read=_meta),
     Seed(name="uniform.json", make=_text(_UNIFORM), read=_stats),
     Seed(name="scanned.json", make=_text(_UNIFORM), read=_scanned),
-    Seed(name="changes.json", make=_text('{"FW.a": {"delay": 1.5}}'), read=what_if.read),
+    Seed(name="changes.json", make=_text('{"FW.a": {"delay": 1.5}}'), read=edits.read_changes),
     Seed(name="et.json", make=_execution, read=execution_trace.read),
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
     Seed(name="card.yaml", make=_text(_CARD), read=cards.read_card),
@@ -379,7 +379,7 @@ _SEEDS = (
     Seed(name="model.toml", make=_text(_MODEL), read=presets.load),
     Seed(name="config.json", make=_text(_HF), read=presets.load),
     Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=isp_config.read),
-    Seed(name="edits.toml", make=_text(_EDITS), read=critical_path_what_if.read),
+    Seed(name="edits.toml", make=_text(_EDITS), read=edits.read_edits),
     Seed(name="all_reduce.log", make=_text(_NCCL), read=links.read_measurements),
     Seed(name="linear_x.csv", make=_text(_GEMM), read=tables.gemm),
     Seed(name="w.npz", make=_routing, read=_workload),

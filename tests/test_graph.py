@@ -5,7 +5,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fastcomm.graph.graph import EDGE_KINDS, Graph, longest_path
+from fastcomm.errors import FastcommError
+from fastcomm.graph.graph import EDGE_KINDS, Graph, acyclic_order, longest_path
 from fastcomm_kernels import binding, graph
 from fastcomm_kernels.graph import NONE
 
@@ -112,3 +113,38 @@ def test_a_replay_reaches_each_node_behind_the_last_of_its_predecessors(edges):
         best = max((at for at, _ in into), default=100)
         assert time[node] == best
         assert through[node] == next((e for at, e in into if at == best), NONE)
+
+
+def test_of_paths_that_are_equal_but_for_rounding_the_first_edge_wins():
+    source, target = column([0, 0, 1, 2]), column([1, 2, 3, 3])
+    cost = np.array([1.0, 2.0, 2.0, 1.0 + 1e-9])
+    into = graph.index(target, 4)
+    length, through = graph.longest_path(column(range(4)), into, source, cost, 1e-3)
+    assert length.tolist() == [0, 1, 2, 3]
+    assert through.tolist() == [-1, 0, 1, 2]
+    assert graph.path_to(3, through, source).tolist() == [0, 2]
+
+
+def test_an_order_has_nodes_without_edges_and_no_cycle():
+    order = acyclic_order(column([2, 1], np.int64), column([1, 0], np.int64), "abcd")
+    assert order.tolist() == [2, 1, 0, 3]
+    with pytest.raises(FastcommError, match="b waits for itself"):
+        acyclic_order(column([2, 1], np.int64), column([1, 2], np.int64), "abcd")
+
+
+def test_a_path_that_costs_more_than_it_gains_starts_again_at_zero():
+    source, target, weight = column([0, 1]), column([1, 2]), column([-5, 3], np.int64)
+    into = graph.index(target, 3)
+    length, through = graph.longest_path(column(range(3)), into, source, weight, 0)
+    assert length.tolist() == [0, 0, 3]
+    assert through.tolist() == [-1, -1, 1]
+
+
+def test_of_constraints_met_at_one_time_work_on_a_device_binds_then_the_last():
+    first, source = column([0, 0, 0, 0, 3]), column([0, 1, 2])
+    time = column([5, 5, 5, 6], np.int64)
+    for is_device, bound in (([1, 0, 0, 0], 0), ([1, 1, 0, 0], 1), ([0, 0, 0, 0], 2)):
+        flags = np.array(is_device, np.bool_)
+        path, slack = binding.binding(3, first, source, time, flags)
+        assert path.tolist() == [bound]
+        assert slack.tolist() == [0]

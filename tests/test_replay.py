@@ -14,14 +14,15 @@ from replay_data import FOLDER, assert_same, document, needed
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.graph import edits
+from fastcomm.graph.edits import DurationChange
 from fastcomm.readers.dpro import nccl, tensorflow, trial
 from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.replay import dependency, gaps, what_if
 from fastcomm.replay import session as replay_session
-from fastcomm.replay.partial import partial
+from fastcomm.replay.predictions import partial
 from fastcomm.replay.replayer import Options, Replayer
 from fastcomm.replay.session import session
-from fastcomm.replay.what_if import DurationChange
 from fastcomm_kernels import replay as kernels
 
 TRIAL = FOLDER / "trial" / "trace"
@@ -233,7 +234,7 @@ def test_bad_what_ifs_say_what_is_wrong(tmp_path, text, message):
     path = tmp_path / "w.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        what_if.read(path)
+        edits.read_changes(path)
 
 
 def test_a_what_if_of_nothing_is_an_error():
@@ -255,8 +256,8 @@ def measured_of(size):
     )
 
 
-def test_operations_in_a_circle_are_an_error_that_names_one():
-    with pytest.raises(FastcommError, match=r"in a circle; p->FW\.a is in it"):
+def test_operations_in_a_cycle_are_an_error_that_names_one():
+    with pytest.raises(FastcommError, match=r"p->FW\.a waits for itself"):
         Replayer.of(graph_of([("p->FW.a", "p->BW.b"), ("p->BW.b", "p->FW.a")]), measured_of(2))
 
 
@@ -414,12 +415,3 @@ def test_groups_wait_in_line_for_an_exclusive_device(run):
     _, end, order = run(graph, work, np.array([2]), np.zeros(6), np.zeros(1))
     assert order.tolist() == [0, 1, 2, 3, 4, 5]
     assert end.tolist() == [1, 2, 3, 4, 5, 6]
-
-
-def test_the_longest_path_comes_by_the_edge_of_the_least_rank():
-    first, after = np.array([0, 2, 3, 4, 4]), np.array([1, 2, 3, 3])
-    cost = np.array([1.0, 2.0, 2.0, 1.0])
-    order = np.array([0, 1, 2, 3])
-    far, by = kernels.longest(first, after, cost, np.array([0, 1, 3, 2]), order)
-    assert far.tolist() == [0, 1, 2, 3]
-    assert by.tolist() == [-1, 0, 1, 3]

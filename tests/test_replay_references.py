@@ -14,11 +14,10 @@ from replay_data import FOLDER, needed
 
 from fastcomm.readers.dpro import trial
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.dpro.steps import with_steps
+from fastcomm.readers.dpro.steps import step_time, with_steps
 from fastcomm.replay.predictions import daydream
 from fastcomm.replay.replayer import Options
 from fastcomm.replay.session import session
-from fastcomm.replay.step_time import step_time
 from fastcomm.replay.what_if import DurationChange, durations
 from fastcomm.stragglers import operations, stragglers
 from fastcomm.stragglers.model import JobModel

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from fastcomm.analyses.replay import session_of, step_of
 from fastcomm.cli import main
 from fastcomm.critical_path.ranks import joined
-from fastcomm.critical_path.what_if import Edit, Replay
+from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
-from fastcomm.readers.dpro import uniform
+from fastcomm.graph.edits import DurationChange, Edit
+from fastcomm.readers.dpro import inputs, run_trace, uniform
 from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.replay import export, inputs, operations, run_graph, what_if
-from fastcomm.replay.what_if import DurationChange
+from fastcomm.replay import export, run_graph, what_if
 from fastcomm.synthetic import Job, layers, write, write_nsys
 
 US = 1000
@@ -69,7 +69,7 @@ def opened(folder, *ranks):
 
 
 def test_operations_have_the_names_of_who_launched_them_and_in_which_pass(tmp_path):
-    found = operations.converted(opened(tmp_path, rank_events(60), rank_events(100)))
+    found = run_trace.converted(opened(tmp_path, rank_events(60), rank_events(100)))
     engine = "autograd::engine::evaluate_function: MmBackward0"
     names = ["FW.aten::mm", "Comm.TP-0-0.AllReduce", f"BW.{engine}", "UPDATE_.aten::add_"]
     wanted = {f"host0.rank{rank}->{name}" for rank in (0, 1) for name in names}
@@ -97,7 +97,7 @@ def test_the_engine_s_thread_is_of_the_backward_pass_without_a_mark(tmp_path):
         k.mark("ProfilerStep#1", 0, 50),
         k.mark("forward and backward", 0, 50),
     ]
-    found = operations.converted(opened(tmp_path, events))
+    found = run_trace.converted(opened(tmp_path, events))
     assert found.trace.names == ("BW.aten::mm", "FW.aten::mm")
 
 
@@ -108,7 +108,7 @@ def test_without_work_of_a_device_outermost_operators_count(tmp_path):
         op("inner", 2, 3),
         op("inner", 12, 3),
     ]
-    trace = operations.converted(opened(tmp_path, events)).trace
+    trace = run_trace.converted(opened(tmp_path, events)).trace
     assert trace.names == ("FW.outer", "FW.inner")
     assert trace.dur.tolist() == [10 * US, 3 * US]
 
@@ -278,7 +278,7 @@ def test_the_planted_straggler_s_cost_comes_out(tmp_path):
     job = Job.of(ranks=8, steps=2)
     write(job, tmp_path)
     run = open_run(tmp_path, options=OpenOptions(whole=True))
-    rows = statistics(operations.converted(run).trace)
+    rows = statistics(run_trace.converted(run).trace)
     sums = {}
     for name, category, total in zip(
         rows.names, rows.category, rows.total.tolist(), strict=True

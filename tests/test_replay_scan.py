@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro import uniform, uniform_scan
+from fastcomm.readers.dpro import inputs, uniform, uniform_scan
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.replay import inputs
 
 NAMES = ("FW.a", "BW.a.b.c", "Comm.0+1.SEND", "UPDATE_0", "I/O", 'FW.é"\\x', "END")
 

@@ -18,6 +18,7 @@ from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers.dpro import (
     dataflow,
     horovod,
+    inputs,
     names,
     nccl,
     steps,
@@ -26,9 +27,8 @@ from fastcomm.readers.dpro import (
     uniform,
 )
 from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.readers.dpro.steps import step_time
 from fastcomm.readers.dpro.uniform import Event
-from fastcomm.replay import inputs
-from fastcomm.replay.step_time import step_time
 from fastcomm_kernels import durations
 from fastcomm_kernels.arrays import NULL
 

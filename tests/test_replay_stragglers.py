@@ -343,7 +343,7 @@ def test_operations_that_wait_for_each_other_are_an_error():
         chunks=1,
         edges={(0, 1): None, (1, 0): None},
     )
-    with pytest.raises(FastcommError, match="in a circle, x_0_0 in it"):
+    with pytest.raises(FastcommError, match="x_0_0 waits for itself"):
         operation_graph._finished(making)
 
 

@@ -15,9 +15,9 @@ from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.dpro import dataflow, mxnet, tensorflow, trial, uniform
 from fastcomm.readers.dpro.parameters import Parameter, ParameterDict, listed
 from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.readers.dpro.steps import step_time
 from fastcomm.readers.dpro.uniform import Event
 from fastcomm.replay.session import session
-from fastcomm.replay.step_time import step_time
 
 
 def operators(read, pid):
@@ -269,11 +269,11 @@ def test_a_rank_with_fewer_steps_counts_with_those_that_it_has(tmp_path):
     assert abs(found.error) < 0.5
 
 
-def test_a_graph_in_a_circle_is_an_error_that_names_an_operation(tmp_path):
+def test_a_graph_in_a_cycle_is_an_error_that_names_an_operation(tmp_path):
     made.tensorflow1(tmp_path)
     path = tmp_path / "host0" / "0" / "dag.gml"
     path.write_text(path.read_text().rstrip(" ]") + " edge [ source 2 target 1 ] ]")
-    with pytest.raises(FastcommError, match=r"in a circle; host0\.rank0->\S+ is in it"):
+    with pytest.raises(FastcommError, match=r"host0\.rank0->\S+ waits for itself"):
         session(trial.read(tmp_path))
 
 

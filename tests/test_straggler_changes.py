@@ -10,9 +10,10 @@ from replay_data import FOLDER, document, needed
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
+from fastcomm.graph import edits
+from fastcomm.graph.edits import DurationChange
 from fastcomm.stragglers import changes as stragglers_changes
 from fastcomm.stragglers import operations
-from fastcomm.stragglers.changes import OperationChange
 from fastcomm.stragglers.model import JobModel
 from fastcomm.stragglers.stragglers import stragglers
 from fastcomm.synthetic import TableJob, write_table
@@ -37,7 +38,7 @@ def test_the_slow_rank_of_the_made_up_table_comes_out(tmp_path, ranks):
         stragglers_changes.times(
             made,
             {
-                f"{way}-compute+rank:{job.slow_rank}": OperationChange(
+                f"{way}-compute+rank:{job.slow_rank}": DurationChange(
                     ratio=1 / (1 + job.slowdown)
                 )
                 for way in ("forward", "backward")
@@ -106,7 +107,7 @@ def test_an_ideal_stage_is_the_study_s_m_s(tmp_path):
 )
 def test_a_key_means_the_operations_that_it_names(model, key, count):
     key = key.replace("STEP", str(model.table.steps[3]))
-    found = stragglers_changes.times(model, {key: OperationChange(delay_ns=1e9)})
+    found = stragglers_changes.times(model, {key: DurationChange(delay_ns=1e9)})
     changed = int((found != model.measured).sum())
     if key.startswith(("rank", "stage")):
         sizes = [sum(op.stage == stage for op in model.table.ops) for stage in range(4)]
@@ -117,9 +118,9 @@ def test_a_key_means_the_operations_that_it_names(model, key, count):
 @needed
 def test_changes_follow_each_other(model):
     changes = {
-        "all": OperationChange(ideal=True),
-        "gc": OperationChange(ratio=0.0),
-        "stage:1": OperationChange(ratio=2),
+        "all": DurationChange(is_ideal=True),
+        "gc": DurationChange(ratio=0.0),
+        "stage:1": DurationChange(ratio=2),
     }
     found = stragglers_changes.times(model, changes)
     gc, second = model.of_type("gc"), np.array([op.stage == 1 for op in model.table.ops])
@@ -133,7 +134,7 @@ def test_changes_follow_each_other(model):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[]", 'wanted {"<which>'),
+        ("[]", 'wanted {"<key>'),
         ('{"gc": 3}', "wanted delay and ratio"),
         ('{"gc": {"ideal": 1}}', "wanted true or false"),
         ('{"nothing": {}}', "found 'nothing', wanted all, a type"),
@@ -145,7 +146,7 @@ def test_a_change_that_means_nothing_is_an_error(model, tmp_path, text, said):
     path = tmp_path / "changes.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        stragglers_changes.times(model, stragglers_changes.read(path))
+        stragglers_changes.times(model, edits.read_changes(path, has_ideal=True))
 
 
 @needed

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from fastcomm.cli import main
 from fastcomm.compat import hta
-from fastcomm.critical_path import what_if as critical_path_what_if
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.what_if import Edit, Replay, sweep, what_if
+from fastcomm.critical_path.what_if import Replay, sweep, what_if
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.graph import edits
+from fastcomm.graph.edits import Edit
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.kineto import reader
 
@@ -95,8 +96,8 @@ def test_a_replay_is_exact_and_what_gets_shorter_never_takes_longer(folder, docu
         (Edit(action="remove", what="gaps"), 99),
         (Edit(action="remove", what="host-gaps"), 103),
         (Edit(action="fuse", what="compute", value=100 * US), 103),
-        (critical_path_what_if.speed("compute", "2"), 74),
-        (critical_path_what_if.speed("comm", "2"), 89),
+        (edits.speed("compute", "2"), 74),
+        (edits.speed("comm", "2"), 89),
     ],
 )
 def test_an_edit_gives_a_new_step_time(step, edit, after):
@@ -172,7 +173,7 @@ def test_a_file_of_edits(tmp_path, step):
         '[[edit]]\nwhat = "name:relu"\nset = "9us"\n[[edit]]\nhide = "TP"\n'
         '[[edit]]\nfuse_below = "1us"\n[[edit]]\nclock = 1.5\n[[edit]]\nlink = 2\n'
     )
-    found = critical_path_what_if.read(path)
+    found = edits.read_edits(path)
     assert [str(edit) for edit in found] == [
         "scale comm = 0.5",
         "remove gaps",
@@ -204,7 +205,7 @@ def test_a_damaged_file_of_edits(tmp_path, text, said):
     path = tmp_path / "edits.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        critical_path_what_if.read(path)
+        edits.read_edits(path)
 
 
 @pytest.mark.parametrize("value", [1e18, 1e-7, -1, float("nan"), float("inf")])

@@ -13,10 +13,10 @@ from typing import Any
 
 from fastcomm.executors.executor import Executor
 from fastcomm.executors.local import Local
+from fastcomm.graph.edits import DurationChange
 from fastcomm.remote import place
 from fastcomm.stragglers import changes as stragglers_changes
 from fastcomm.stragglers import operations
-from fastcomm.stragglers.changes import OperationChange
 from fastcomm.stragglers.model import JobModel, JobTimes, chosen
 from fastcomm.stragglers.stragglers import THRESHOLD, JobDescription, Stragglers, analysis
 
@@ -36,7 +36,7 @@ def find_stragglers(
     shards: int = 1,
     steps: Sequence[int] | None = None,
     threshold: float = THRESHOLD,
-    changes: Mapping[str, OperationChange] | None = None,
+    changes: Mapping[str, DurationChange] | None = None,
     trace: bool = False,
     engine: Executor | None = None,
 ) -> StragglerResult:
@@ -63,10 +63,10 @@ def _model(table: str, shards: int, steps: Sequence[int] | None) -> JobModel:
     return whole if steps is None else chosen(whole, list(steps))
 
 
-def _changed(model: JobModel, changes: Mapping[str, OperationChange]) -> JobTimes:
+def _changed(model: JobModel, changes: Mapping[str, DurationChange]) -> JobTimes:
     return model.replay(stragglers_changes.times(model, changes))
 
 
-def _drawn(model: JobModel, changes: Mapping[str, OperationChange] | None) -> dict[str, Any]:
+def _drawn(model: JobModel, changes: Mapping[str, DurationChange] | None) -> dict[str, Any]:
     times = model.measured if changes is None else stragglers_changes.times(model, changes)
     return stragglers_changes.trace(model, times)

@@ -66,8 +66,7 @@ def _uniform(
 ) -> None:
     from fastcomm.aside import aside
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.readers.dpro import uniform
-    from fastcomm.replay import inputs
+    from fastcomm.readers.dpro import inputs, uniform
 
     said = inputs.read(path, rule=rule, options=open_options(words))
     warn(said.warnings)

@@ -94,8 +94,10 @@ def run(
     device:NAME, rank:RANK, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most
     exact wins.
     """
-    from fastcomm.replay import inputs, what_if
-    from fastcomm.replay.partial import partial
+    from fastcomm.graph import edits
+    from fastcomm.readers.dpro import inputs
+    from fastcomm.replay import what_if
+    from fastcomm.replay.predictions import partial
     from fastcomm.report import json_text, replay
     from fastcomm.report import replay as report
 
@@ -104,7 +106,7 @@ def run(
     changed = removed = alone = None
     if changes is not None:
         made = found.replayed.replayer
-        changed = made.run(what_if.durations(made, what_if.read(changes)))
+        changed = made.run(what_if.durations(made, edits.read_changes(changes)))
     if words["bottleneck"]:
         removed = what_if.bottlenecks(
             found.replayed, found.path, workers=words["workers"], by_name=of_run

@@ -13,8 +13,8 @@ from fastcomm.cli.ranges import COUNT
 from fastcomm.cli.results import result_options
 
 if TYPE_CHECKING:
+    from fastcomm.readers.dpro.inputs import Input
     from fastcomm.readers.dpro.trial import Trial
-    from fastcomm.replay.inputs import Input
     from fastcomm.replay.predictions import Predictions
     from fastcomm.replay.replayer import Replayer
 
@@ -148,8 +148,8 @@ def run(
 
     from fastcomm.analyses.stats import comparison
     from fastcomm.readers.dpro.statistics import sort_rows, statistics
+    from fastcomm.readers.dpro.steps import step_time
     from fastcomm.readers.runs import OpenOptions
-    from fastcomm.replay.step_time import step_time
     from fastcomm.report import stats as report
 
     compat = words["compat"] is not None
@@ -184,7 +184,7 @@ def run(
 def _read(path: Path, how: dict[str, Any]) -> "Input":
     """Read PATH, and report what is to know about it."""
     from fastcomm.errors import ConfigError
-    from fastcomm.replay import inputs
+    from fastcomm.readers.dpro import inputs
 
     said = inputs.read(path, **how)
     if said.read is None and how["options"].keep_going:

@@ -69,8 +69,8 @@ def run(
     """
     from fastcomm.analyses.stragglers import find_stragglers
     from fastcomm.cli.options import engine_of, seen_by
+    from fastcomm.graph import edits
     from fastcomm.remote import place
-    from fastcomm.stragglers import changes as stragglers_changes
     from fastcomm.stragglers import operations
 
     meta = None if meta_path is None else operations.meta(place(meta_path))
@@ -80,7 +80,9 @@ def run(
             shards=(meta or {}).get("dsp_size", 1),
             steps=numbers("--steps", words["steps"]) if words["steps"] else None,
             threshold=words["threshold"],
-            changes=None if changes is None else stragglers_changes.read(place(changes)),
+            changes=None
+            if changes is None
+            else edits.read_changes(place(changes), has_ideal=True),
             trace=trace_path is not None,
             engine=engine,
         )

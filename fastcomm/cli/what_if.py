@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fastcomm.critical_path.result import CriticalPath
-    from fastcomm.critical_path.what_if import Edit
+    from fastcomm.graph.edits import Edit
     from fastcomm.trace.run import SkippedRank
 
 _EXAMPLES = """\b
@@ -122,30 +122,30 @@ def _edits(words: dict[str, Any]) -> tuple[list["Edit"], list[tuple["Edit", list
     """The edits, those of the file first, and the sweeps."""
     from pathlib import Path
 
-    from fastcomm.critical_path import what_if
     from fastcomm.errors import ConfigError
+    from fastcomm.graph import edits
 
-    found = what_if.read(Path(words["edits"])) if words["edits"] else []
+    found = edits.read_edits(Path(words["edits"])) if words["edits"] else []
     sweeps = []
     for text in words["scale"]:
         what, value = _pair("--scale", text)
         parts = value.split(":")
-        many = [*map(what_if.factor, parts[:2]), *map(what_if.amount, parts[2:])]
+        many = [*map(edits.factor, parts[:2]), *map(edits.amount, parts[2:])]
         if len(many) == 1:
-            found.append(what_if.Edit(action="scale", what=what, value=many[0]))
+            found.append(edits.Edit(action="scale", what=what, value=many[0]))
             continue
         if len(many) != 3 or many[2] <= 0:  # noqa: PLR2004 - from, to, step
             raise ConfigError(f"--scale {text}: wanted a factor, or FROM:TO:STEP")
-        sweeps.append((what_if.Edit(action="scale", what=what), _steps(*many)))
+        sweeps.append((edits.Edit(action="scale", what=what), _steps(*many)))
     for text in words["set_"]:
         what, value = _pair("--set", text)
-        found.append(what_if.Edit(action="set", what=what, value=what_if.duration_ns(value)))
+        found.append(edits.Edit(action="set", what=what, value=edits.duration_ns(value)))
     tables = [("remove", each) for each in words["remove"]]
     tables += [("hide", each) for each in words["hide"]]
     tables += [
         (key, words[key]) for key in ("fuse_below", "clock", "link") if words[key] is not None
     ]
-    found += [what_if.edit_of({key: value}) for key, value in tables]
+    found += [edits.edit_of({key: value}) for key, value in tables]
     return found, sweeps
 
 

@@ -1,5 +1,6 @@
 """A graph of events: two nodes an event, typed and weighted edges, longest path and delays."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -7,6 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.errors import FastcommError
 from fastcomm_kernels import binding
 from fastcomm_kernels import graph as kernels
 from fastcomm_kernels.arrays import Flags, Ints
@@ -122,6 +124,17 @@ class LongestPath:
     nodes: Numbers
     edges: Numbers  # one fewer than nodes, none where there is no node
 
+    @classmethod
+    def empty(cls) -> Self:
+        """Return the path of a graph without nodes."""
+        return cls(nodes=np.empty(0, np.int32), edges=np.empty(0, np.int32))
+
+    @classmethod
+    def to(cls, last: int, through: Numbers, source: Numbers) -> Self:
+        """Return the path to node `last`; `through` has the last edge of the way to each."""
+        edges = kernels.path_to(last, through, source)
+        return cls(nodes=np.append(source[edges], np.int32(last)), edges=edges)
+
 
 def longest_path(graph: Graph, weight: Ints | None = None) -> LongestPath | None:
     """The path of the greatest weight; None where the graph has a cycle."""
@@ -129,10 +142,27 @@ def longest_path(graph: Graph, weight: Ints | None = None) -> LongestPath | None
     if len(order) < graph.used:
         return None
     weight = graph.weight if weight is None else weight
-    last, edges = kernels.longest_path(order, graph.into, graph.source, weight)
-    if last == NONE:
-        return LongestPath(nodes=np.empty(0, np.int32), edges=edges)
-    return LongestPath(nodes=np.append(graph.source[edges], np.int32(last)), edges=edges)
+    if not len(order):
+        return LongestPath.empty()
+    length, through = kernels.longest_path(order, graph.into, graph.source, weight, 0)
+    return LongestPath.to(int(order[np.argmax(length[order])]), through, graph.source)
+
+
+def acyclic_order(source: Ints, target: Ints, names: Sequence[str]) -> Numbers:
+    """Return all nodes, each behind its predecessors.
+
+    `names` has one name a node. Raises FastcommError where nodes wait for each other.
+    """
+    nodes, before, after = len(names), source.astype(np.int32), target.astype(np.int32)
+    order = kernels.topological(before, after, kernels.index(before, nodes), nodes)
+    has_edges = np.zeros(nodes, np.bool_)
+    has_edges[source] = has_edges[target] = True
+    alone = np.flatnonzero(~has_edges).astype(np.int32)
+    has_edges[order] = False
+    if has_edges.any():
+        stuck = names[int(np.argmax(has_edges))]
+        raise FastcommError(f"cyclic dependencies: {stuck} waits for itself or for a cycle")
+    return np.append(order, alone)
 
 
 def measured_delays(graph: Graph, on_device: Flags) -> Ints:

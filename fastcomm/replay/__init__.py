@@ -1,1 +1,1 @@
-"""Replay: statistics and dependency graphs of a distributed step, and who holds it up."""
+"""Replay of a step on its devices: a dPRO trial's or a run's, measured or changed."""

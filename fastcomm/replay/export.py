@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
-import numpy as np
-
 from fastcomm.errors import FastcommError
 from fastcomm.replay.replayer import Replayed
 
@@ -69,7 +67,7 @@ def _data(about: dict[str, Any]) -> str:
 def _nodes(replayed: Replayed) -> Iterator[tuple[str, dict[str, Any]]]:
     made = replayed.replayer
     times = [replayed.duration / _MS, replayed.start / _MS, replayed.end / _MS]
-    words = (made.categories, [made.devices[d] for d in made.device.tolist()])
+    words = (made.categories, [made.devices[d] for d in made.operations.device.tolist()])
     columns = (*words, *(each.tolist() for each in times))
     for name, *values in zip(made.graph.nodes, *columns, strict=True):
         yield str(name), dict(zip(_NODE, values, strict=True))
@@ -77,7 +75,6 @@ def _nodes(replayed: Replayed) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _edges(replayed: Replayed) -> Iterator[tuple[str, str, dict[str, Any]]]:
     made = replayed.replayer
-    back = np.argsort(made.edge)
-    lag, at_start = (made.lag[back] / _MS).tolist(), made.at_start[back].tolist()
+    lag, at_start = (made.operations.lag / _MS).tolist(), made.operations.at_start.tolist()
     for (a, b), *values in zip(made.graph.edges, lag, at_start, strict=True):
         yield a, b, dict(zip(_EDGE, values, strict=True))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.errors import FastcommError
+from fastcomm.graph.devices import DeviceGraph, DeviceSchedule
+from fastcomm.graph.graph import acyclic_order
 from fastcomm.readers.dpro.names import OUT, REQUESTS, SERVER, STAGES, Name, is_rank
 from fastcomm.replay.dependency import Dependencies, is_operator, kinds
 from fastcomm.replay.gaps import Measured
@@ -40,18 +41,9 @@ class Replayer:
     measured: Measured
     options: Options
     devices: tuple[str, ...]
-    kind: Ints
-    device: Ints
-    priority: Ints
-    group: Ints
-    releases: Ints
+    operations: DeviceGraph
     pid: Ints
     pids: tuple[str, ...]
-    first: Ints
-    edge: Ints
-    after: Ints
-    lag: Floats
-    at_start: Ints
     release: Floats | float = 0.0  # when a node may begin at the earliest
 
     @classmethod
@@ -66,54 +58,50 @@ class Replayer:
         device = [devices.setdefault(_device(n, options), len(devices)) for n in names]
         groups: dict[str, int] = {}
         pids: dict[str, int] = {}
-        order = np.argsort(graph.source, kind="stable")
-        counts = np.bincount(graph.source, minlength=len(names))
-        made = cls(
+        operator = is_operator(cats)
+        operations = DeviceGraph(
+            source=graph.source,
+            target=graph.target,
+            lag=_lags(graph, names, operator, measured),
+            at_start=_from_start(graph, names, options),
+            device=np.array(device, np.int64),
+            priority=np.array([_priority(each.standard) for each in names], np.int64),
+            busy=np.where(operator, measured.gap, 0.0),
+            group=np.array(
+                [groups.setdefault(n.op_name, len(groups)) for n in names], np.int64
+            ),
+            releases=np.array([n.sub_op == OUT for n in names], np.int64),
+            kind=np.array([_kind(each) for each in devices], np.int64),
+        )
+        acyclic_order(graph.source, graph.target, graph.nodes)
+        return cls(
             graph=graph,
             names=tuple(names),
             categories=tuple(cats),
             measured=measured,
             options=options,
             devices=tuple(devices),
-            kind=np.array([_kind(each) for each in devices], np.int64),
-            device=np.array(device, np.int64),
-            priority=np.array([_priority(each.standard) for each in names], np.int64),
-            group=np.array(
-                [groups.setdefault(n.op_name, len(groups)) for n in names], np.int64
-            ),
-            releases=np.array([n.sub_op == OUT for n in names], np.int64),
+            operations=operations,
             pid=np.array([pids.setdefault(n.pid or "", len(pids)) for n in names], np.int64),
             pids=tuple(pids),
-            first=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-            edge=order,
-            after=graph.target[order],
-            lag=_lags(graph, names, is_operator(cats), measured)[order],
-            at_start=_from_start(graph, names, options)[order],
         )
-        _acyclic(made)
-        return made
 
-    def run(self, duration: Floats | None = None, lag: Floats | None = None) -> "Replayed":
-        """Replay with the measured durations, or others; `lag` is by edge as in `after`."""
+    def run(self, duration: Floats | None = None) -> "Replayed":
+        """Replay with the measured durations, or others."""
         duration = self.measured.avg if duration is None else duration
-        graph = (self.first, self.after, self.lag if lag is None else lag, self.at_start)
-        gap = np.where(self.operators, self.measured.gap, 0.0)
-        work = (self.device, self.priority, duration, gap, self.group, self.releases)
-        run = kernels.by_device if self.options.compat else kernels.by_time
         free, begin = np.zeros(len(self.devices)), np.zeros(len(self.pids))
         ends, passes = begin, []
         for _ in range(self.options.steps):
             ready = ends[self.pid] + self.release
-            start, end, order = run(graph, work, self.kind, ready, free)
-            ends = self._step_ends(end, order)
-            passes.append((start, end, order))
-        start, end, order = passes[0]
+            found = self.operations.replay(duration, ready, free, by_device=self.options.compat)
+            ends = self._step_ends(found.end, found.order)
+            passes.append(found)
         return Replayed(
             replayer=self,
             duration=duration,
-            start=start,
-            end=end,
-            order=order,
+            start=passes[0].start,
+            end=passes[0].end,
+            order=passes[0].order,
             step_end=ends / self.options.steps,
             passes=tuple(passes),
         )
@@ -143,7 +131,7 @@ class Replayed:
     end: Floats
     order: Ints
     step_end: Floats
-    passes: tuple[tuple[Floats, Floats, Ints], ...]
+    passes: tuple[DeviceSchedule, ...]
 
     @property
     def mean_ns(self) -> float:
@@ -201,20 +189,3 @@ def _from_start(graph: Dependencies, names: Sequence[Name], options: Options) ->
     overlaps = send[graph.source] & receive[graph.target] & (not options.compat)
     found: Ints = overlaps.astype(np.int64)
     return found
-
-
-def _acyclic(made: Replayer) -> None:
-    """Raise where nodes wait for each other in a circle."""
-    waits = kernels.waits_of(made.after, np.int64(len(made.names)))
-    ready = np.flatnonzero(waits == 0).tolist()
-    done = 0
-    while ready:
-        node = ready.pop()
-        done += 1
-        for other in made.after[made.first[node] : made.first[node + 1]].tolist():
-            waits[other] -= 1
-            if waits[other] == 0:
-                ready.append(other)
-    if done < len(made.names):
-        stuck = made.graph.nodes[int(np.flatnonzero(waits > 0)[0])]
-        raise FastcommError(f"operations wait for each other in a circle; {stuck} is in it")

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fastcomm.graph.devices import DeviceGraph
 from fastcomm.graph.graph import EDGE_KIND, Graph, measured_delays
 from fastcomm.readers.dpro.names import HOST, Name, category
+from fastcomm.readers.dpro.run_trace import Naming, pid, plain
+from fastcomm.readers.dpro.steps import RankSteps, StepTime
 from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import Measured
-from fastcomm.replay.operations import Naming, pid, plain
 from fastcomm.replay.replayer import Options, Replayer
-from fastcomm.replay.step_time import RankSteps, StepTime
 from fastcomm.trace.run import ReadRanks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import replay as kernels
@@ -61,8 +62,7 @@ def replayer(step: StepConstraints) -> Replayer:
     found = operations(step)
     names = _names(step, found)
     device, devices, kind = _devices(step, found)
-    n, order = len(found.edge), np.argsort(found.source, kind="stable")
-    first = np.concatenate(([0], np.cumsum(np.bincount(found.source, minlength=n))))
+    n = len(found.edge)
     free = np.ones(n, bool)
     free[found.target] = False
     zeros = np.zeros(n, np.int64)
@@ -76,18 +76,20 @@ def replayer(step: StepConstraints) -> Replayer:
         measured=Measured(avg=found.duration, gap=nothing, samples=zeros, comm_gap=nothing),
         options=Options(),
         devices=devices,
-        kind=kind,
-        device=device,
-        priority=zeros,
-        group=zeros,
-        releases=zeros,
+        operations=DeviceGraph(
+            source=found.source,
+            target=found.target,
+            lag=found.lag,
+            at_start=found.at_start,
+            device=device,
+            priority=zeros,
+            busy=nothing,
+            group=zeros,
+            releases=zeros,
+            kind=kind,
+        ),
         pid=found.rank,
         pids=tuple(pid(trace.meta.rank) for trace in step.traces),
-        first=first.astype(np.int64),
-        edge=order,
-        after=found.target[order],
-        lag=found.lag[order],
-        at_start=found.at_start[order],
         release=np.where(free, found.begin, 0.0),
     )
 

@@ -5,15 +5,18 @@ from pathlib import Path
 
 import numpy as np
 
+from fastcomm.graph.graph import LongestPath
 from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.readers.dpro.steps import StepTime, step_time
 from fastcomm.readers.dpro.trial import Trial, read
 from fastcomm.replay.dependency import dependencies
 from fastcomm.replay.gaps import measured
 from fastcomm.replay.replayer import Options, Replayed, Replayer
-from fastcomm.replay.step_time import StepTime, step_time
 from fastcomm.trace.run import ReadRanks
-from fastcomm_kernels import replay as kernels
+from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import Floats, Ints
+
+_SAME_NS = 1e-3  # paths that differ by less are equally long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +37,12 @@ def critical_path(replayed: Replayed) -> ReplayPath:
     """Find it: a dependency costs its node and the gap behind it, a device what has passed."""
     made = replayed.replayer
     source, target, cost = execution_graph(replayed)
-    by_source = np.argsort(source, kind="stable")
-    counts = np.bincount(source, minlength=len(made.names))
-    first = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    far, by = kernels.longest(
-        first, target[by_source], cost[by_source], by_source, replayed.order
-    )
-    path = [int(np.argmax(far))]
-    while by[path[-1]] >= 0:
-        path.append(int(source[by_source[by[path[-1]]]]))
-    path.reverse()
+    into = graphs.index(target.astype(np.int32), len(made.names))
+    order, ends = replayed.order.astype(np.int32), source.astype(np.int32)
+    far, through = graphs.longest_path(order, into, ends, cost, _SAME_NS)
+    path = LongestPath.to(int(np.argmax(far)), through, ends).nodes
     steps = np.diff(far[path], append=far[path[-1]])
-    return ReplayPath(nodes=tuple(path), cost=tuple(steps.tolist()), edges=len(source))
+    return ReplayPath(nodes=tuple(path.tolist()), cost=tuple(steps.tolist()), edges=len(source))
 
 
 def execution_graph(replayed: Replayed) -> tuple[Ints, Ints, Floats]:
@@ -70,21 +67,15 @@ def _dependencies(replayed: Replayed) -> tuple[Ints, Ints, Floats]:
     gap += np.where(operator[source] & comm[target], made.measured.comm_gap[source], 0.0)
     duration = replayed.duration[source]
     if not made.options.compat:
-        lag, at_start = np.empty(len(source)), np.empty(len(source), np.int64)
-        lag[made.edge], at_start[made.edge] = made.lag, made.at_start
-        gap = np.where(both, gap, 0.0) + lag
-        duration = np.where(at_start == 1, 0.0, duration)
+        gap = np.where(both, gap, 0.0) + made.operations.lag
+        duration = np.where(made.operations.at_start == 1, 0.0, duration)
     return source, target, duration + gap
 
 
 def _on_devices(replayed: Replayed, source: Ints, target: Ints) -> tuple[Ints, Ints]:
     """Edges between what ran on a device one after the other."""
     made = replayed.replayer
-    device = made.device[replayed.order]
-    by = np.argsort(device, kind="stable")
-    nodes, device = replayed.order[by], device[by]
-    follows = (device[1:] == device[:-1]) & (made.kind[device[1:]] != kernels.UNLIMITED)
-    a, b = nodes[:-1][follows], nodes[1:][follows]
+    a, b = made.operations.consecutive(replayed.order)
     size = len(made.names)
     known = np.isin(a * size + b, source * size + target)
     backward = np.array([name.op_cat == "BW" for name in made.names])

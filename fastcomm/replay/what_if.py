@@ -1,34 +1,22 @@
 """What if: durations changed by name, tensor, link, device, rank or category, and replayed.
 
-A change adds `delay` ms and then scales by `ratio`; a duration does not fall below 0. Of those
-that fit a node the most exact wins: long name, that without suffix, that without rank as well;
-tensor, link, device, rank, category; DELAY_ALL_CMP or DELAY_ALL_COMM; DELAY_ALL.
+Of the changes that fit a node the most exact wins: long name, that without suffix, that
+without rank as well; tensor, link, device, rank, category; DELAY_ALL_CMP or DELAY_ALL_COMM;
+DELAY_ALL.
 """
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from fastcomm.errors import ConfigError
-from fastcomm.ranges import DELAY_MS, FACTOR
+from fastcomm.graph.edits import DurationChange
 from fastcomm.readers.dpro.names import COMMUNICATION, COMPUTATION, long_name
-from fastcomm.readers.dpro.uniform import read_json
 from fastcomm.replay.replayer import Replayed, Replayer
 from fastcomm.replay.session import ReplayPath
 from fastcomm_kernels.arrays import Floats
 
-_MS = 1e6
 _ALL = "DELAY_ALL"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DurationChange:
-    """What happens to a duration."""
-
-    delay_ns: float = 0.0
-    ratio: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,25 +25,6 @@ class Removed:
 
     node: str
     saved_ns: float
-
-
-def read(path: Path) -> dict[str, DurationChange]:
-    """Changes from a JSON file: `{key: {"delay": ms, "ratio": r}}`."""
-    said = read_json(path)
-    if not isinstance(said, dict):
-        raise ConfigError(f'{path}: wanted {{"<key>": {{"delay": ms, "ratio": r}}}}')
-    return {str(key): change(value, f"{path}: {key}") for key, value in said.items()}
-
-
-def change(value: Any, place: str) -> DurationChange:
-    """One change, as the file at `place` says it."""
-    fields = value if isinstance(value, dict) else {"?": value}
-    if odd := set(fields) - {"delay", "ratio"}:
-        raise ConfigError(f"{place}: found {sorted(odd)}, wanted delay and ratio")
-    delay, ratio = fields.get("delay", 0.0), fields.get("ratio", 1.0)
-    DELAY_MS.check(delay, f"{place}: delay, in ms")
-    FACTOR.check(ratio, f"{place}: ratio")
-    return DurationChange(delay_ns=delay * _MS, ratio=float(ratio))
 
 
 def durations(made: Replayer, changes: Mapping[str, DurationChange]) -> Floats:
@@ -68,7 +37,7 @@ def durations(made: Replayer, changes: Mapping[str, DurationChange]) -> Floats:
             change = changes.get(key)
             if change is not None:
                 used.add(key)
-                out[i] = max(out[i] + change.delay_ns, 0.0) * change.ratio
+                out[i] = change.applied(out[i])
                 break
     if unused := [key for key in changes if key not in used and not key.startswith(_ALL)]:
         raise ConfigError(
@@ -102,7 +71,7 @@ def _keys(made: Replayer, i: int, links: tuple[str, ...]) -> tuple[str, ...]:
     elif cat in COMMUNICATION:
         kind = "DELAY_ALL_COMM"
     tensors = tuple(f"tensor:{tensor}" for tensor in name.tensors)
-    device = f"device:{made.devices[made.device[i]]}"
+    device = f"device:{made.devices[made.operations.device[i]]}"
     exact = (made.graph.nodes[i], long_name(name.pid, name.standard), name.standard)
     own = (*exact, *tensors, *links, device)
     return (*own, f"rank:{name.pid}", f"category:{cat}", kind, _ALL)

@@ -173,7 +173,7 @@ def trace(replayed: Replayed) -> dict[str, Any]:
         {"ph": "M", "name": "process_name", "pid": i, "args": {"name": pid or "all"}}
         for i, pid in enumerate(made.pids)
     ]
-    places = dict(zip(made.device.tolist(), made.pid.tolist(), strict=True))
+    places = dict(zip(made.operations.device.tolist(), made.pid.tolist(), strict=True))
     rows += [
         {
             "ph": "M",
@@ -194,7 +194,7 @@ def trace(replayed: Replayed) -> dict[str, Any]:
                         "ts": float(start[i]) / _US,
                         "dur": float(replayed.duration[i]) / _US,
                         "pid": int(made.pid[i]),
-                        "tid": int(made.device[i]),
+                        "tid": int(made.operations.device[i]),
                         "cat": made.categories[i].partition(".")[0],
                         "args": {"name": made.graph.nodes[i], "cnt": count},
                     }
@@ -214,7 +214,9 @@ def nodes(replayed: Replayed) -> pa.Table:
         {
             "name": pa.array(made.graph.nodes, pa.string()),
             "category": pa.array(made.categories, pa.string()),
-            "device": pa.array([made.devices[d] for d in made.device.tolist()], pa.string()),
+            "device": pa.array(
+                [made.devices[d] for d in made.operations.device.tolist()], pa.string()
+            ),
             "duration_ns": replayed.duration,
             "gap_ns": made.measured.gap,
             "comm_gap_ns": made.measured.comm_gap,

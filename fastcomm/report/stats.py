@@ -9,7 +9,7 @@ from rich.markup import escape
 from fastcomm.analyses.stats import OperationComparison
 from fastcomm.readers.dpro.parameters import ParameterDict
 from fastcomm.readers.dpro.statistics import MS, Statistics
-from fastcomm.replay.step_time import StepTime
+from fastcomm.readers.dpro.steps import StepTime
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import TerminalTable, table

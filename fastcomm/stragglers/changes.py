@@ -1,15 +1,12 @@
 """Replay a job with changed operations, and write the result as a Chrome trace."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fastcomm.errors import ConfigError
-from fastcomm.readers.dpro.uniform import read_json
-from fastcomm.replay import what_if
+from fastcomm.graph.edits import DurationChange
 from fastcomm.stragglers.model import JobModel
 from fastcomm.stragglers.operations import POINT_TO_POINT
 from fastcomm_kernels.arrays import Flags, Floats
@@ -18,46 +15,15 @@ from fastcomm_kernels.simulate import ALONE
 _NUMBERS = ("rank", "dp_rank", "stage", "step")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationChange:
-    """What happens to the times of some operations."""
-
-    delay_ns: float = 0.0
-    ratio: float = 1.0
-    ideal: bool = False
-
-
-def read(path: Path) -> dict[str, OperationChange]:
-    """The changes of a file, in its order."""
-    said = read_json(path)
-    if not isinstance(said, dict):
-        raise ConfigError(
-            f'{path}: wanted {{"<which>": {{"delay": ms, "ratio": r, "ideal": true}}}}'
-        )
-    return {str(key): _change(value, f"{path}: {key}") for key, value in said.items()}
-
-
-def _change(value: Any, place: str) -> OperationChange:
-    fields = dict(value) if isinstance(value, dict) else {"?": value}
-    ideal = fields.pop("ideal", False)
-    if not isinstance(ideal, bool):
-        raise ConfigError(f"{place}: ideal is {ideal!r}, wanted true or false")
-    one = what_if.change(fields, place)
-    return OperationChange(delay_ns=one.delay_ns, ratio=one.ratio, ideal=ideal)
-
-
-def times(model: JobModel, changes: Mapping[str, OperationChange]) -> Floats:
+def times(model: JobModel, changes: Mapping[str, DurationChange]) -> Floats:
     """The measured times with all changes; one that means no operation is an error."""
     out, ideal = model.measured.copy(), model.ideal_times()
     for key, change in changes.items():
         chosen = _selected(model, key)
         if not chosen.any():
             raise ConfigError(f"{key!r} means no operation of the table")
-        base = np.where(chosen & change.ideal, ideal, out)
-        changed = np.maximum(base + change.delay_ns, 0.0) * change.ratio
-        # A transfer may be negative: it stays where nothing is added.
-        changed = changed if change.delay_ns else base * change.ratio
-        out = np.where(chosen, changed, out)
+        base = np.where(chosen & change.is_ideal, ideal, out)
+        out = np.where(chosen, change.applied(base), out)
     return out
 
 

@@ -11,8 +11,10 @@ from itertools import pairwise
 import numpy as np
 
 from fastcomm.errors import FastcommError
+from fastcomm.graph.graph import acyclic_order
 from fastcomm.stragglers.operations import POINT_TO_POINT, Op, OperationTable
 from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.graph import index
 from fastcomm_kernels.simulate import ALONE
 
 _EPSILON_NS = 5e4
@@ -241,9 +243,9 @@ def _finished(making: _Making) -> OperationGraph:
     group_of = np.full(size, ALONE, np.int64)
     for g, members in enumerate(making.groups):
         group_of[list(members)] = g
-    order, closes = _order(making, group_of.tolist())
-    pairs = sorted((b, a) for a, b in making.edges)
-    counts = np.bincount([b for b, _ in pairs], minlength=size)
+    order, closes = _order(making, group_of)
+    sources, targets = np.array(list(making.edges), np.int32).reshape(-1, 2).T
+    first, edge = index(targets, size)
     bounds = np.cumsum([0, *map(len, making.groups)])
     flat = [op for members in making.groups for op in members]
     return OperationGraph(
@@ -251,41 +253,30 @@ def _finished(making: _Making) -> OperationGraph:
         groups=tuple(making.groups),
         common=tuple(making.common),
         group_of=group_of,
-        order=np.array(order, np.int64),
-        before=(
-            np.concatenate(([0], np.cumsum(counts))),
-            np.array([a for _, a in pairs], np.int64),
-        ),
-        closes=np.array(closes, np.int64),
+        order=order,
+        before=(first.astype(np.int64), sources[edge].astype(np.int64)),
+        closes=closes,
         members=(bounds, np.array(flat, np.int64), np.array(making.common, np.int64)),
     )
 
 
-def _order(making: _Making, group_of: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Each operation after those it waits for, and the group that it is the last of to start.
+def _order(making: _Making, group_of: Ints) -> tuple[Ints, Ints]:
+    """Return the operations, each behind those it waits for, and the group that each closes.
 
-    What ends no group has `ALONE` if it has none itself, else one less. A circle is an error.
+    The last of a group to start closes it; `ALONE` is in no group, others have one less. A
+    group is a node behind its members: what waits for one of them waits for all to start.
     """
-    after: list[list[int]] = [[] for _ in making.ops]
-    waits, missing = [0] * len(making.ops), [len(members) for members in making.groups]
-    for a, b in making.edges:
-        after[a].append(b)
-        waits[b] += 1
-    ready, order, closes = [i for i, left in enumerate(waits) if not left], [], []
-    while ready:
-        op = ready.pop()
-        order.append(op)
-        group = group_of[op]
-        ended: tuple[int, ...] = (op,)
-        if group != ALONE:
-            missing[group] -= 1
-            ended = () if missing[group] else making.groups[group]
-        closes.append(group if ended else ALONE - 1)
-        for later in (each for end in ended for each in after[end]):
-            waits[later] -= 1
-            if not waits[later]:
-                ready.append(later)
-    if len(order) < len(making.ops):
-        stuck = making.ops[next(i for i, left in enumerate(waits) if left)].name
-        raise FastcommError(f"the operations wait for each other in a circle, {stuck} in it")
-    return order, closes
+    size, groups = len(making.ops), len(making.groups)
+    ends = np.where(group_of != ALONE, size + group_of, np.arange(size))
+    before, after = np.array(list(making.edges), np.int64).reshape(-1, 2).T
+    members = np.flatnonzero(group_of != ALONE)
+    names = [op.name for op in making.ops] + [f"group {g}" for g in range(groups)]
+    source = np.concatenate((ends[before], members))
+    target = np.concatenate((after, ends[members]))
+    order = acyclic_order(source, target, names).astype(np.int64)
+    order = order[order < size]
+    group = group_of[order]
+    last = np.full(groups + 1, -1)  # by group, the place of its last member in the order
+    np.maximum.at(last, group, np.arange(size))
+    closes = np.where((group != ALONE) & (np.arange(size) != last[group]), ALONE - 1, group)
+    return order, closes.astype(np.int64)

@@ -13,6 +13,16 @@ from fastcomm_kernels.graph import NONE, Numbers
 
 
 @kernel
+def _binds(a: int, b: int, time: Ints, is_device: Flags) -> bool:
+    """Whether source `a` binds rather than `b`: the later, then one on a device, the last."""
+    if time[a] != time[b]:
+        return bool(time[a] > time[b])
+    if is_device[a] != is_device[b]:
+        return bool(is_device[a])
+    return a > b
+
+
+@kernel
 def binding(
     last: int, first: Numbers, source: Numbers, time: Ints, is_device: Flags
 ) -> tuple[Numbers, Ints]:
@@ -28,11 +38,7 @@ def binding(
     while first[node + 1] > first[node]:
         best = first[node]
         for e in range(first[node] + 1, first[node + 1]):
-            a, b = source[best], source[e]
-            difference = time[b] - time[a]
-            if difference == 0:
-                difference = np.int64(is_device[b]) - np.int64(is_device[a])
-            if difference > 0 or (difference == 0 and b > a):
+            if _binds(source[e], source[best], time, is_device):
                 best = e
         size -= 1
         path[size], slack[size] = best, -1
@@ -96,12 +102,8 @@ def delays(
     for node in range(len(time)):
         best = first[node]
         for e in range(first[node], first[node + 1]):
-            a, b = source[best], source[e]
-            weight[e] = min(least[kind[e]], time[node] - time[b])
-            difference = time[b] - time[a]
-            if difference == 0:
-                difference = np.int64(is_device[b]) - np.int64(is_device[a])
-            if difference > 0 or (difference == 0 and b > a):
+            weight[e] = min(least[kind[e]], time[node] - time[source[e]])
+            if _binds(source[e], source[best], time, is_device):
                 best = e
         if first[node + 1] > first[node]:
             weight[best] = time[node] - time[source[best]]

@@ -4,15 +4,16 @@ An *index* of edges by one of their ends is a pair of columns: edges `edge[first
 are those of node n, in the order in which they stand.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
-from fastcomm_kernels.arrays import Flags, Ints
+from fastcomm_kernels.arrays import Flags, Floats, Ints
 
 Numbers = NDArray[np.int32]
+Column = TypeVar("Column", Ints, Floats)
 
 
 NONE = -1
@@ -147,29 +148,33 @@ def topological(
 
 @kernel
 def longest_path(
-    order: Numbers, into: tuple[Numbers, Numbers], source: Numbers, weight: Ints
-) -> tuple[int, Numbers]:
-    """The last node of the longest path, and the path's edges from first to last.
+    order: Numbers, into: tuple[Numbers, Numbers], source: Numbers, weight: Column, least: float
+) -> tuple[Column, Numbers]:
+    """Return the length of the longest path to each node, and its last edge; NONE without any.
 
-    The first of equally long ways wins, in the order of edges and of `order`; what is negative
-    starts again at 0. Without nodes the last one is NONE.
+    Nodes come in `order`, each behind its predecessors; `into` indexes edges by target. An edge
+    has to be longer by more than `least` than those before it. What is negative starts at 0.
     """
     first, edge = into
     nodes = len(first) - 1
-    length = np.zeros(nodes, np.int64)
+    length = np.zeros(nodes, weight.dtype)
     through = np.full(nodes, NONE, np.int32)
-    last = NONE
     for k in range(len(order)):
         node = order[k]
-        best, way = np.int64(-1), NONE
+        best, way = length[node], NONE
         for j in range(first[node], first[node + 1]):
             e = edge[j]
-            if way == NONE or length[source[e]] + weight[e] > best:
-                best, way = length[source[e]] + weight[e], e
+            reached = length[source[e]] + weight[e]
+            if way == NONE or reached > best + least:
+                best, way = reached, e
         if best >= 0:
             length[node], through[node] = best, way
-        if last == NONE or length[node] > length[last]:
-            last = node
+    return length, through
+
+
+@kernel
+def path_to(last: int, through: Numbers, source: Numbers) -> Numbers:
+    """Return the edges that lead to a node, from first to last; `through` is each node's."""
     steps, node = 0, last
     while node >= 0 and through[node] >= 0:
         node = source[through[node]]
@@ -179,4 +184,4 @@ def longest_path(
         steps -= 1
         path[steps] = through[node]
         node = source[path[steps]]
-    return last, path
+    return path

@@ -32,7 +32,6 @@ Work = tuple[Ints, Ints, Floats, Floats, Ints, Ints]
 UNLIMITED = 1
 EXCLUSIVE = 2
 _NOBODY = -1
-_SAME = 1e-3
 
 
 @kernel
@@ -197,26 +196,3 @@ def _in_time(
                     push_choice(queues, d, shut[room[d] + shuts[d]])
         limit = BEFORE if kind[d] == UNLIMITED else frees[d]
         promise(queues, d, soon_of(queues, d, frees[d], limit))
-
-
-@kernel
-def longest(
-    first: Ints, after: Ints, cost: Floats, rank: Ints, order: Ints
-) -> tuple[Floats, Ints]:
-    """Return the length of the longest path to each node, and the edge by which it comes there.
-
-    `order` has every node behind those it waits for. Of paths that differ by less than a
-    thousandth the one by the edge of the least `rank` stays. Without an edge it is -1.
-    """
-    far = np.zeros(len(first) - 1)
-    by = np.full(len(first) - 1, _NOBODY, np.int64)
-    for i in range(len(order)):
-        node = order[i]
-        for e in range(first[node], first[node + 1]):
-            other = after[e]
-            more = far[node] + cost[e] - far[other]
-            fits = more > -_SAME and by[other] != _NOBODY and rank[e] < rank[by[other]]
-            if more > _SAME or by[other] == _NOBODY or fits:
-                far[other] = max(far[node] + cost[e], far[other])
-                by[other] = e
-    return far, by

@@ -1,17 +1,16 @@
-"""What `stats`, `convert` and `replay` take: a dPRO trial, a uniform trace, or a run."""
+"""Read a dPRO trial, a uniform trace or a run as a uniform trace."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro import detection, trial, uniform, uniform_scan
+from fastcomm.readers.dpro import detection, run_trace, trial, uniform, uniform_scan
 from fastcomm.readers.dpro.nccl import Topology
 from fastcomm.readers.dpro.steps import with_steps
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.readers.dpro.uniform import UniformTrace
 from fastcomm.readers.kineto import head
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.replay import operations
 from fastcomm.trace.run import ReadRanks
 
 
@@ -45,7 +44,7 @@ def read(
     if is_run(path):
         options = replace(options or OpenOptions(), whole=True)
         run = open_run(path, options=options)
-        found = operations.converted(run, keep_going=options.keep_going)
+        found = run_trace.converted(run, keep_going=options.keep_going)
         return Input(trace=found.trace, warnings=found.warnings, read=found.read)
     if path.is_dir():
         read_trial = trial.read(path, rule=rule, align=align)

@@ -1,4 +1,4 @@
-"""Name the events of a run as operations of the uniform trace."""
+"""A run of a profiler's traces as a uniform trace: its events, named as operations."""
 
 import re
 from collections.abc import Iterator
