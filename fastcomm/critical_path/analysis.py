@@ -8,8 +8,8 @@ import numpy as np
 
 from fastcomm.critical_path import corrected, hta_graph, hta_window
 from fastcomm.critical_path.classes import Rules
+from fastcomm.critical_path.descriptions import TraceEvents
 from fastcomm.critical_path.result import CriticalPath, PathSource
-from fastcomm.critical_path.rows import TraceEvents
 from fastcomm.critical_path.window import TimeRange, Window, WindowError, errors_of, find
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.run import Run

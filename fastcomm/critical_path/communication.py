@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fastcomm.exchange import clocks
 from fastcomm.exchange.matching import NONE, CollectiveCalls, Matches, match
 from fastcomm.exchange.messages import Messages, Sides, match_messages
+from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import (
     ENDS_TOGETHER,
     EVEN,
@@ -200,12 +201,6 @@ def _labels(trace: Trace) -> Ints:
     """The label of the group of each row."""
     label = pa.array(clocks.labels(trace.groups, described=True), pa.int64())
     return filled(label.take(trace.comm["group"].combine_chunks()))
-
-
-def filled(column: pa.Array) -> Ints:
-    """A column of whole numbers, NULL for null."""
-    found: Ints = column.cast(pa.int64()).fill_null(NULL).to_numpy(zero_copy_only=False)
-    return found
 
 
 def exchanges(

@@ -6,11 +6,10 @@ from typing import Self
 
 import numpy as np
 
-from fastcomm.critical_path.rows import EventRows, codes
 from fastcomm.critical_path.window import TimeRange
+from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels import attribution
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import Flags, Ints
 from fastcomm_kernels.graph import NONE, Numbers
@@ -55,13 +54,14 @@ class Selected:
 
         Work whose launch is not in the trace belongs to the window in which it starts.
         """
-        whole = EventRows.of(trace)
+        whole = EventRows.whole(trace)
         is_work = whole.of_kind("kernel", "memcpy", "memset")
-        is_call = whole.kind == KIND["runtime"]
         is_sync = whole.kind == KIND["sync"]
-        call = _calls(whole, is_call, is_work | is_sync)
+        call = np.full(len(whole), NONE, np.int32)
+        on_device = np.flatnonzero(is_work | is_sync)
+        call[on_device] = whole.launch_of(on_device)
         inside = (whole.start >= window.start) & (whole.start < window.stop)
-        host = is_call | (whole.kind == KIND["cpu_op"])
+        host = whole.of_kind("runtime", "cpu_op")
         for regex in data_load:
             host |= ~is_work & ~is_sync & whole.matching(regex)
         host &= inside
@@ -78,16 +78,6 @@ class Selected:
             syncs=whole.take(syncs),
             sync_call=place[call[syncs]],
         )
-
-
-def _calls(rows: EventRows, is_call: Flags, is_device: Flags) -> Numbers:
-    """The call of each row on a device, or NONE: the last of its correlation."""
-    code = np.full(len(rows), NONE, np.int32)
-    asked = is_call | is_device
-    (code[asked],), count = codes(rows.correlation[asked])
-    partner = attribution.partners(code, count, is_device, rows.position)
-    partner[~is_device] = NONE
-    return partner
 
 
 def _ordered(rows: EventRows, is_work: Flags, kept: Ints) -> Ints:

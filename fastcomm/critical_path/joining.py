@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.critical_path.communication import Instance, RankCommunication
+from fastcomm.critical_path.descriptions import EVENT, EventDescriptions
 from fastcomm.critical_path.result import CriticalPath, PathSource
-from fastcomm.critical_path.rows import EVENT, EventDescriptions
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.graph import EDGE_KIND, Graph
 from fastcomm_kernels import graph as graphs

@@ -9,7 +9,8 @@ import numpy as np
 
 from fastcomm.critical_path import corrected_rows
 from fastcomm.critical_path.corrected_rows import Selected
-from fastcomm.critical_path.rows import EventRows, Integers, codes, pair_codes
+from fastcomm.trace.columns import Integers, codes, filled, pair_codes
+from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels import attribution
 from fastcomm_kernels import constraints as kernels
@@ -172,7 +173,7 @@ class _Streams:
         """The lanes of the selected work."""
         table = found.rows.lanes
         threads = table["thread"].to_pylist()
-        device = tuple(table["device"].fill_null(NONE).to_pylist())
+        device = tuple(filled(table["device"], NONE).tolist())
         by_both, by_stream = {}, {}
         for lane in np.unique(found.rows.lane[found.is_device]).tolist():
             if re.fullmatch(r"-?\d{1,18}", threads[lane]):

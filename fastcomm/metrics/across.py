@@ -20,6 +20,7 @@ from fastcomm.metrics.slowness import longer_exchange, slow_links
 from fastcomm.metrics.suspects import Known
 from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.spread import Spread
+from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import TAG
 
 ClockKind = Literal["aligned", "raw"]
@@ -130,7 +131,7 @@ def across(
 
 def _job(of: Material) -> ExpectedMembers:
     """Return who should be in collectives of no known group, as far as all ranks tell."""
-    size = of.groups["size"].fill_null(0).to_numpy()
+    size = filled(of.groups["size"], 0)
     is_smaller = bool(((size > 1) & (size < len(of.ranks))).any())
     has_messages = bool(of.sums["messages"].to_numpy().any())
     return ExpectedMembers(

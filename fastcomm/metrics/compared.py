@@ -32,9 +32,9 @@ from fastcomm_kernels.arrays import NULL
 
 _ENDS_BY = (
     *("rank", "tag", "op", "group", "group_size", "seq"),
-    *("start_ns", "duration_ns", "bytes"),
+    *("start_ns", "duration_ns", "payload_bytes"),
 )
-_COMPARED_BY = (*_ENDS_BY, "alone_ns", "bus_bytes", "partner", "sends")
+_COMPARED_BY = (*_ENDS_BY, "bytes", "alone_ns", "bus_bytes", "partner", "sends")
 
 
 class MatchCounts(NamedTuple):

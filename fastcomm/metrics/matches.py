@@ -8,13 +8,22 @@ from numpy.typing import NDArray
 
 from fastcomm.exchange.matching import NONE, CollectiveCalls, Matches, match
 from fastcomm.exchange.messages import Messages, match_messages
-from fastcomm.metrics.pieces import column
+from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, FROM_ROOT, OP, TO_ROOT, numbers
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 _TOGETHER, _EVEN, _ROOTED = map(numbers, (ENDS_TOGETHER, EVEN, FROM_ROOT + TO_ROOT))
 
-_WHOLE = ("rank", "group", "group_size", "seq", "bytes", "bus_bytes", "partner")
+_WHOLE = (
+    "rank",
+    "group",
+    "group_size",
+    "seq",
+    "bytes",
+    "payload_bytes",
+    "bus_bytes",
+    "partner",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,7 @@ class CommunicationEvents:
     group_size: Ints
     seq: Ints
     bytes: Ints
+    payload_bytes: Ints
     bus_bytes: Ints
     partner: Ints
     sends: Flags
@@ -46,7 +56,7 @@ class CommunicationEvents:
         rows, given = table.num_rows, set(table.column_names)
         nothing, never = np.broadcast_to(NULL, rows), np.broadcast_to(False, rows)
         names = {name: name for name in _WHOLE} | {"alone": "alone_ns"}
-        start = column(table, "start_ns")
+        start = filled(table["start_ns"])
         return cls(
             tag=table["tag"].to_numpy(),
             op=table["op"].to_numpy(),
@@ -54,7 +64,7 @@ class CommunicationEvents:
             start=start,
             stop=start + table["duration_ns"].to_numpy(),
             **{
-                name: column(table, said) if said in given else nothing
+                name: filled(table[said]) if said in given else nothing
                 for name, said in names.items()
             },
         )
@@ -100,7 +110,7 @@ def matches_of(events: CommunicationEvents, rows: Ints) -> Matches:
             group=events.group[rows],
             op=op.astype(np.int64),
             seq=events.seq[rows],
-            size=np.where(np.isin(op, _EVEN), events.bytes[rows], NULL),
+            size=np.where(np.isin(op, _EVEN), events.payload_bytes[rows], NULL),
             stop=events.stop[rows],
             root=np.where(np.isin(op, _ROOTED), partner, NULL),
         )
@@ -128,7 +138,7 @@ def met_in_messages(events: CommunicationEvents, rows: Ints, ahead: Ints) -> Met
             is_send=events.sends[rows],
             group=events.group[rows],
             seq=events.seq[rows],
-            size=events.bytes[rows],
+            size=events.payload_bytes[rows],
             stop=events.stop[rows] - ahead[rows],
         )
     )

@@ -70,8 +70,8 @@ def own_work(known: Known) -> list[Finding]:
 def late_rank(known: Known, waited: Sequence[WaitCaused]) -> list[Finding]:
     """Return the rank that the others wait for, where neither compute nor idle time says why.
 
-    It causes more than half of the wait, and twice as much as any other rank: in a group of two,
-    each is last half of the time by chance.
+    It causes more than half of the wait, and twice as much as any other rank: in a group of
+    two, each is last half of the time by chance.
     """
     if not waited or not known.step_ns:
         return []
