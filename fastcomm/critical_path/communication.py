@@ -14,7 +14,6 @@ from fastcomm.exchange.messages import Messages, Sides, match_messages
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import (
     ENDS_TOGETHER,
-    EVEN,
     FROM_ROOT,
     OP,
     OPS,
@@ -116,16 +115,9 @@ class CommunicationTable:
         op, stop = table["op"].to_numpy(), table["stop"].to_numpy()
         directed = (op == OP["SendRecv"]) & table["sends_to"].is_valid().to_numpy()
         together = np.flatnonzero((group != NULL) & ~directed)
-        size = np.where(np.isin(op, numbers(EVEN)), filled(table["payload_bytes"]), NULL)
-        calls = CollectiveCalls(
-            rank=rank[together],
-            group=group[together],
-            op=op[together].astype(np.int64),
-            seq=filled(table["seq"])[together],
-            size=size[together],
-            stop=stop[together],
-            root=filled(table["root"])[together],
-        )
+        columns = {"rank": rank, "group": group, "op": op, "stop": stop}
+        columns |= {"payload": filled(table["payload_bytes"])}
+        columns |= {name: filled(table[name]) for name in ("seq", "root")}
         return cls(
             traces=traces,
             table=table,
@@ -135,7 +127,7 @@ class CommunicationTable:
             stop=stop,
             directed=np.flatnonzero((group != NULL) & directed),
             together=together,
-            matches=match(calls),
+            matches=match(CollectiveCalls.of(columns, together)),
         )
 
     def ahead(self) -> dict[int, int]:

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.critical_path import corrected_rows
-from fastcomm.critical_path.corrected_rows import Selected
-from fastcomm.critical_path.waits import waits_of
+from fastcomm.critical_path.corrected_rows import LOCKED, Selected, waits_of
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.graph import EDGE_KINDS, Graph
 from fastcomm.trace.columns import filled, lookup
@@ -41,7 +39,7 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
     del tie, ends
     lanes = _lanes(found, trace)
     waits, role, goal = waits_of(found)
-    locked = rows.matching(corrected_rows.LOCKED) & (rows.kind == KIND["runtime"])
+    locked = rows.matching(LOCKED) & (rows.kind == KIND["runtime"])
     packed = kernels.ConstraintRows(
         rows.start, rows.stop, rows.lane, found.is_device, locked, found.call, role, goal
     )

@@ -9,10 +9,9 @@ import pyarrow as pa
 from fastcomm.exchange.clocks import ClockOffset
 from fastcomm.metrics import members, suspects
 from fastcomm.metrics import outliers as heat_
-from fastcomm.metrics.compared import compare_all
 from fastcomm.metrics.findings import Finding, in_order
 from fastcomm.metrics.links import Link, MeanStep, links
-from fastcomm.metrics.matching import Matching, matching
+from fastcomm.metrics.matching import Matching, compare_all, matching
 from fastcomm.metrics.outliers import Heat, HeatArrays, Outlier, outliers
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.skew import Skew, Wait, WaitCaused, over_tags, skew, waits

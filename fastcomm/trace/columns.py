@@ -1,4 +1,4 @@
-"""Arrow columns as NumPy arrays and back, and lookups by key and by enclosing range.
+"""Arrow columns as NumPy arrays and back, lookups by key, and small numbers for values.
 
 `NULL` of `fastcomm_kernels.arrays` stands for null in every array of whole numbers.
 """
@@ -9,12 +9,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm_kernels import attribution
 from fastcomm_kernels.arrays import NULL, Ints
-from fastcomm_kernels.graph import Numbers
 
 Integers = NDArray[np.signedinteger[Any]]
-Spans = tuple[NDArray[np.int32], Ints, Ints]  # lane, start, stop
+Codes = NDArray[np.int32]
 
 
 def filled(column: pa.ChunkedArray | pa.Array, null: int = NULL) -> Ints:
@@ -48,7 +46,7 @@ def lookup(keys: Integers, wanted: Integers) -> Ints:
     return np.where((keys[place] == wanted) & (wanted != NULL), place, -1)
 
 
-def codes(*columns: Integers) -> tuple[list[Numbers], int]:
+def codes(*columns: Integers) -> tuple[list[Codes], int]:
     """Small numbers instead of the columns' values, the same in all, and more than they are.
 
     NULL becomes -1.
@@ -62,11 +60,11 @@ def codes(*columns: Integers) -> tuple[list[Numbers], int]:
     return found, high - low + 1
 
 
-# Numbers so close to each other are taken as they are.
+# Codes so close to each other are taken as they are.
 _DENSE = 1 << 10
 
 
-def codes_in_order(*columns: Integers) -> tuple[list[Numbers], int]:
+def codes_in_order(*columns: Integers) -> tuple[list[Codes], int]:
     """Small numbers in order of the values' first appearance, and how many; NULL becomes -1."""
     joined = np.concatenate(columns)
     encoded = pa.array(joined, mask=joined == NULL).dictionary_encode()
@@ -78,27 +76,10 @@ def codes_in_order(*columns: Integers) -> tuple[list[Numbers], int]:
 
 def pair_codes(
     left: tuple[Integers, Integers], right: tuple[Integers, Integers]
-) -> tuple[Numbers, Numbers, int]:
+) -> tuple[Codes, Codes, int]:
     """Small numbers for pairs of numbers, the same on both sides, and more than they are."""
     firsts, count = codes(left[0], right[0])
     seconds, _ = codes(left[1], right[1])
     keys = [b.astype(np.int64) * (count + 1) + a for a, b in zip(firsts, seconds, strict=True)]
     (a, b), pairs = codes(*keys)
     return a, b, pairs
-
-
-def enclosing(ranges: Spans, points: Spans) -> Ints:
-    """Return for each point the place of the innermost range around it on its lane, or -1."""
-    inner = np.full(len(points[0]), -1, np.int64)
-    if len(ranges[0]) and len(inner):
-        lane, start, stop = ranges
-        outer_first = np.lexsort((-stop, start, lane))
-        order = np.lexsort((points[1], points[0]))
-        place = attribution.enclosing(*_taken(ranges, outer_first), *_taken(points, order))
-        inner[order] = np.where(place >= 0, outer_first[place], -1)
-    return inner
-
-
-def _taken(spans: Spans, order: Ints) -> Spans:
-    lane, start, stop = spans
-    return lane[order], start[order], stop[order]

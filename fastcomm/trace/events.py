@@ -15,14 +15,33 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.errors import FastcommError
-from fastcomm.trace import columns
 from fastcomm.trace.columns import filled, lookup
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
+from fastcomm_kernels import attribution
 from fastcomm_kernels.arrays import NULL, Flags, Ints
+
+Spans = tuple[NDArray[np.int32], Ints, Ints]  # lane, start, stop
 
 # Calls of CUDA and HIP that always start device work; a copy or memset of nothing does not.
 _LAUNCH = re.compile(r"Launch(?:Cooperative|Ext)?Kernel|GraphLaunch")
+
+
+def enclosing(ranges: Spans, points: Spans) -> Ints:
+    """Return for each point the place of the innermost range around it on its lane, or -1."""
+    inner = np.full(len(points[0]), -1, np.int64)
+    if len(ranges[0]) and len(inner):
+        lane, start, stop = ranges
+        outer_first = np.lexsort((-stop, start, lane))
+        order = np.lexsort((points[1], points[0]))
+        place = attribution.enclosing(*_taken(ranges, outer_first), *_taken(points, order))
+        inner[order] = np.where(place >= 0, outer_first[place], -1)
+    return inner
+
+
+def _taken(spans: Spans, order: Ints) -> Spans:
+    lane, start, stop = spans
+    return lane[order], start[order], stop[order]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +90,11 @@ class EventColumns:
         inner = np.full(len(points), -1, np.int64)
         known = np.flatnonzero(points >= 0)
         if len(ranges) and len(known):
-            place = columns.enclosing(self._spans(ranges), self._spans(points[known]))
+            place = enclosing(self._spans(ranges), self._spans(points[known]))
             inner[known] = np.where(place >= 0, ranges[place], -1)
         return inner
 
-    def _spans(self, rows: Ints) -> columns.Spans:
+    def _spans(self, rows: Ints) -> Spans:
         return self.lane[rows], self.start[rows], self.stop[rows]
 
 

@@ -24,7 +24,7 @@ from fastcomm.readers.nsys.operations import (
 from fastcomm.readers.nsys.sizes import Parts
 from fastcomm.readers.patterns import Named
 from fastcomm.trace import bytes as byte_rules
-from fastcomm.trace import columns
+from fastcomm.trace import events
 from fastcomm.trace.alike import alike
 from fastcomm.trace.columns import lookup
 from fastcomm.trace.events import Events
@@ -115,7 +115,7 @@ def enclosing(ranges: Points, points: Points) -> Ints:
     lane = lookup(threads, points.thread)
     known = np.flatnonzero(lane >= 0)
     inner = np.full(len(lane), -1, np.int64)
-    inner[known] = columns.enclosing(
+    inner[known] = events.enclosing(
         (range_lane.astype(np.int32), ranges.start, ranges.stop),
         (lane[known].astype(np.int32), points.start[known], points.stop[known]),
     )

@@ -1,4 +1,4 @@
-"""Collectives and messages of all ranks on one clock, matched to each other."""
+"""Who arrives when at matched collectives and messages, and who waits for whom."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.exchange.matching import NONE, CollectiveCalls, Matches, match
+from fastcomm.exchange.matching import NONE, ROOTED, CollectiveCalls, Matches, match
 from fastcomm.exchange.messages import Messages, match_messages
 from fastcomm.trace.columns import filled
-from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, FROM_ROOT, OP, TO_ROOT, numbers
+from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, TO_ROOT, numbers
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
-_TOGETHER, _EVEN, _ROOTED = map(numbers, (ENDS_TOGETHER, EVEN, FROM_ROOT + TO_ROOT))
+_TOGETHER = numbers(ENDS_TOGETHER)
 
 _WHOLE = (
     "rank",
@@ -77,7 +77,7 @@ class CommunicationEvents:
     @property
     def collectives(self) -> Ints:
         """The rows of these, and of those whose root is known."""
-        rooted = np.isin(self.op, _ROOTED) & (self.partner != NULL)
+        rooted = np.isin(self.op, ROOTED) & (self.partner != NULL)
         return np.flatnonzero(self._of_several & (rooted | np.isin(self.op, _TOGETHER)))
 
     @property
@@ -103,18 +103,9 @@ class Met:
 
 def matches_of(events: CommunicationEvents, rows: Ints) -> Matches:
     """Match the collectives among some rows."""
-    op, partner = events.op[rows], events.partner[rows]
-    return match(
-        CollectiveCalls(
-            rank=events.rank[rows],
-            group=events.group[rows],
-            op=op.astype(np.int64),
-            seq=events.seq[rows],
-            size=np.where(np.isin(op, _EVEN), events.payload_bytes[rows], NULL),
-            stop=events.stop[rows],
-            root=np.where(np.isin(op, _ROOTED), partner, NULL),
-        )
-    )
+    columns = {name: getattr(events, name) for name in ("rank", "group", "op", "seq", "stop")}
+    columns |= {"payload": events.payload_bytes, "root": events.partner}
+    return match(CollectiveCalls.of(columns, rows))
 
 
 def met_in_collectives(events: CommunicationEvents, rows: Ints, matches: Matches) -> Met:
@@ -122,7 +113,7 @@ def met_in_collectives(events: CommunicationEvents, rows: Ints, matches: Matches
     matched = np.flatnonzero(matches.instance != NONE)
     row, number = rows[matched], matches.instance[matched]
     counts = np.zeros(matches.count, np.bool_)
-    rooted = np.isin(events.op[row], _ROOTED)
+    rooted = np.isin(events.op[row], ROOTED)
     counts[number[~rooted | (events.partner[row] == events.rank[row])]] = True
     kept = counts[number]
     again = np.cumsum(counts) - 1
