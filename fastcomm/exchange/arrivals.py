@@ -1,6 +1,11 @@
-"""Who arrives when at matched collectives and messages, and who waits for whom."""
+"""Who arrives when at matched collectives and messages, and who waits for whom.
+
+At a meeting events wait for each other: until all that it needs have started, none that waits
+in it can end.
+"""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -270,3 +275,88 @@ def _waiting(
         until = np.where(to_root & ~is_root, start, until)
         holds = np.where(from_root, is_root, ~to_root | ~is_root)
     return until, holds
+
+
+class Pairs(NamedTuple):
+    """Parts and meetings, one pair a row, sorted by meeting and then by part."""
+
+    part: Ints
+    meeting: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instances:
+    """Collectives and exchanges in order of time; a row a part, those of an instance together.
+
+    Times are ns on the first rank's clock.
+    """
+
+    instance: Ints
+    rank: Ints
+    row: Ints  # of the rank's events
+    op: NDArray[np.int8]
+    tag: NDArray[np.int8]
+    group: tuple[str, ...]
+    start: Ints
+    stop: Ints
+    is_whole: Flags  # by instance: no participant is missing
+    needed: Pairs  # two parts or more of each meeting have to start
+    waiting: Pairs  # before one part or more can end; a part waits in one meeting at most
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def arrived(self) -> Ints:
+        """When the last part of each meeting started."""
+        begin = _begins(self.needed.meeting)
+        latest: Ints = np.maximum.reduceat(self.start[self.needed.part], begin)
+        return latest
+
+    @property
+    def last(self) -> Ints:
+        """The part of each meeting that started last, the first of several."""
+        part, meeting = self.needed
+        order = np.lexsort((-part, self.start[part], meeting))
+        last: Ints = part[order[_ends(meeting)]]
+        return last
+
+    @property
+    def until(self) -> Ints:
+        """Until when each part waits; its own start where it waits for nobody."""
+        until = self.start.copy()
+        until[self.waiting.part] = self.arrived[self.waiting.meeting]
+        return until
+
+    def wait_caused(self) -> tuple[Ints, Flags]:
+        """Return how much later each part is than the one before it, and whether it is last.
+
+        Last is a part for which the others of its meetings wait longest. Where it is not, it
+        causes 0 ns.
+        """
+        part, meeting = self.needed
+        start = self.start[part]
+        ordered = start[np.lexsort((start, meeting))]
+        ends = _ends(meeting)
+        late = ordered[ends] - ordered[ends - 1]
+        # A part that alone waits for the others holds up nobody.
+        alone = np.full(len(late), NONE)
+        sole = np.flatnonzero(np.bincount(self.waiting.meeting) == 1)
+        alone[sole] = self.waiting.part[_begins(self.waiting.meeting)[sole]]
+        counts = alone[meeting] != part
+        is_late = counts & (start == ordered[ends][meeting])
+        caused = np.full(len(self), np.iinfo(np.int64).max)
+        np.minimum.at(caused, part[is_late], late[meeting[is_late]])
+        is_last = np.zeros(len(self), np.bool_)
+        is_last[part[is_late]] = True
+        is_last[part[counts & ~is_late]] = False
+        return np.where(is_last, caused, 0), is_last
+
+
+def _begins(sorted_: Ints) -> Ints:
+    return np.flatnonzero(np.diff(sorted_, prepend=-1))
+
+
+def _ends(sorted_: Ints) -> Ints:
+    """Return the last row of each of the sorted numbers."""
+    return np.append(_begins(sorted_)[1:], len(sorted_)) - 1
