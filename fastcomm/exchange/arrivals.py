@@ -277,7 +277,7 @@ def _waiting(
     return until, holds
 
 
-class Pairs(NamedTuple):
+class MeetingPairs(NamedTuple):
     """Parts and meetings, one pair a row, sorted by meeting and then by part."""
 
     part: Ints
@@ -300,8 +300,10 @@ class Instances:
     start: Ints
     stop: Ints
     is_whole: Flags  # by instance: no participant is missing
-    needed: Pairs  # two parts or more of each meeting have to start
-    waiting: Pairs  # before one part or more can end; a part waits in one meeting at most
+    needed: MeetingPairs  # two parts or more of each meeting have to start
+    waiting: (
+        MeetingPairs  # before one part or more can end; a part waits in one meeting at most
+    )
 
     def __len__(self) -> int:
         return len(self.row)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.exchange import clocks
-from fastcomm.exchange.arrivals import Instances, Pairs
+from fastcomm.exchange.arrivals import Instances, MeetingPairs
 from fastcomm.exchange.matching import NONE, CollectiveCalls, Matches, match
 from fastcomm.exchange.messages import Messages, Sides, match_messages
 from fastcomm.trace.columns import filled
@@ -25,14 +25,14 @@ _PAIR = 2
 _REFUSED = "collectives do not match in size or root and are not joined"
 
 
-class _Found(NamedTuple):
+class _InstanceRows(NamedTuple):
     """Instances of some rows of the communication; pairs are of rows."""
 
     row: Ints  # ascending
     instance: Ints
     is_whole: Flags
-    needed: Pairs
-    waiting: Pairs
+    needed: MeetingPairs
+    waiting: MeetingPairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class RunCommunication:
             f"{count} {words}" for words, count in notes.items() if count
         ]
 
-    def _collectives(self, counts: Flags) -> tuple[_Found, int]:
+    def _collectives(self, counts: Flags) -> tuple[_InstanceRows, int]:
         """Return the collectives of two ranks or more; and how many say too little."""
         own = (self.matches.instance != NONE) & counts[self.together]
         row, number = self.together[own], self.matches.instance[own]
@@ -125,7 +125,7 @@ class RunCommunication:
         root = root[is_known]
         count = np.bincount(number, minlength=len(root))
         size = self.sizes[self.columns["place"][row[_first(number)]]]
-        return _Found(
+        return _InstanceRows(
             row, number, (size == NULL) | (count == size), *self._meetings(row, number, root)
         ), silent
 
@@ -144,7 +144,9 @@ class RunCommunication:
         is_rooted = np.isin(op[first], numbers(FROM_ROOT + TO_ROOT)) & (root != NONE)
         return np.where(of_all, NONE, root), of_all | is_rooted
 
-    def _meetings(self, row: Ints, number: Ints, root: Ints) -> tuple[Pairs, Pairs]:
+    def _meetings(
+        self, row: Ints, number: Ints, root: Ints
+    ) -> tuple[MeetingPairs, MeetingPairs]:
         """Return who has to come to which meeting, and who waits there: pairs of rows."""
         own_root, op = root[number], self.columns["op"][row]
         from_root = (own_root != NONE) & np.isin(op, numbers(FROM_ROOT))
@@ -155,11 +157,13 @@ class RunCommunication:
         needed = (row[~from_root], row[other], own_root[other])
         waits = ~from_root & ~(to_root & (row != own_root))
         return (
-            Pairs(np.concatenate(needed), np.concatenate([number[~from_root], single, single])),
-            Pairs(np.append(row[waits], row[other]), np.append(number[waits], single)),
+            MeetingPairs(
+                np.concatenate(needed), np.concatenate([number[~from_root], single, single])
+            ),
+            MeetingPairs(np.append(row[waits], row[other]), np.append(number[waits], single)),
         )
 
-    def _exchanges(self, counts: Flags, ahead: Mapping[int, int]) -> tuple[_Found, int]:
+    def _exchanges(self, counts: Flags, ahead: Mapping[int, int]) -> tuple[_InstanceRows, int]:
         """Return exchanges, joined by messages; and how many messages lack their other side.
 
         A receive waits for its send, and a send for its receive. But a send that fits a buffer
@@ -181,7 +185,7 @@ class RunCommunication:
         waits = received <= self.columns["stop"][sender] - offset[sender]
         pairs = _met(np.append(receiver, sender[waits]), np.append(sender, receiver[waits]))
         lacking = int((matches.lacking(messages) & counts[side_row]).sum())
-        return _Found(row, number, is_whole, *pairs), lacking
+        return _InstanceRows(row, number, is_whole, *pairs), lacking
 
     def _messages(self, ahead: Mapping[int, int]) -> tuple[Ints, Messages]:
         """Return the row of each side of a message, and the messages on clocks that agree."""
@@ -202,7 +206,7 @@ class RunCommunication:
         )
 
     def _in_order(
-        self, exchanged: _Found, together: _Found, ahead: Mapping[int, int]
+        self, exchanged: _InstanceRows, together: _InstanceRows, ahead: Mapping[int, int]
     ) -> Instances:
         """Put instances in order of their first start, and number their parts and meetings."""
         row = np.append(exchanged.row, together.row)
@@ -212,18 +216,19 @@ class RunCommunication:
         begin = np.full(len(is_whole), np.iinfo(np.int64).max)
         np.minimum.at(begin, instance, start)
         by_time = np.argsort(begin, kind="stable")
-        place = np.empty(len(by_time), np.int64)
-        place[by_time] = np.arange(len(by_time))
+        place = np.argsort(by_time)
         order = np.lexsort((row, place[instance]))
         part = np.full(len(self.group), NONE)
         part[row[order]] = np.arange(len(order))
         meetings = int(exchanged.needed.meeting.max(initial=-1)) + 1
         needed, waiting = (
-            Pairs(part[np.append(a.part, b.part)], np.append(a.meeting, b.meeting + meetings))
+            MeetingPairs(
+                part[np.append(a.part, b.part)], np.append(a.meeting, b.meeting + meetings)
+            )
             for a, b in zip(exchanged[3:], together[3:], strict=True)
         )
+        needed, waiting = _numbered(needed, waiting)
         columns = {name: column[row[order]] for name, column in self.columns.items()}
-        numbered = _numbered(needed, waiting)
         return Instances(
             instance=place[instance][order],
             rank=columns["rank"],
@@ -234,8 +239,8 @@ class RunCommunication:
             start=start[order],
             stop=columns["stop"] - (columns["start"] - start[order]),
             is_whole=is_whole[by_time],
-            needed=numbered[0],
-            waiting=numbered[1],
+            needed=needed,
+            waiting=waiting,
         )
 
     def _alone(self, counts: Flags) -> int:
@@ -276,7 +281,7 @@ def _components(ends: Ints, count: int) -> Ints:
     return number
 
 
-def _met(waiter: Ints, awaited: Ints) -> tuple[Pairs, Pairs]:
+def _met(waiter: Ints, awaited: Ints) -> tuple[MeetingPairs, MeetingPairs]:
     """Return meetings by who waits for whom: one for all who wait for the same."""
     needs: dict[int, set[int]] = {}
     for one, other in zip(waiter.tolist(), awaited.tolist(), strict=True):
@@ -288,33 +293,30 @@ def _met(waiter: Ints, awaited: Ints) -> tuple[Pairs, Pairs]:
     ]
     needed = [(one, meeting) for key, meeting in number.items() for one in key]
     both = (np.array(pairs, np.int64).reshape(-1, 2).T for pairs in (needed, waiting))
-    return Pairs(*next(both)), Pairs(*next(both))
+    return MeetingPairs(*next(both)), MeetingPairs(*next(both))
 
 
-def _numbered(needed: Pairs, waiting: Pairs) -> tuple[Pairs, Pairs]:
+def _numbered(needed: MeetingPairs, waiting: MeetingPairs) -> tuple[MeetingPairs, MeetingPairs]:
     """Number meetings by the first part that waits in each, and sort the pairs."""
     count = int(needed.meeting.max(initial=-1)) + 1
     first = np.full(count, np.iinfo(np.int64).max)
     np.minimum.at(first, waiting.meeting, waiting.part)
-    place = np.empty(count, np.int64)
-    place[np.argsort(first, kind="stable")] = np.arange(count)
+    place = np.argsort(np.argsort(first, kind="stable"))
     # Numbers of collectives that have no meeting of their own are left out.
     used = np.cumsum(np.bincount(place[waiting.meeting], minlength=count) > 0) - 1
     return _sorted(needed, used[place]), _sorted(waiting, used[place])
 
 
-def _sorted(pairs: Pairs, place: Ints) -> Pairs:
+def _sorted(pairs: MeetingPairs, place: Ints) -> MeetingPairs:
     meeting = place[pairs.meeting]
     order = np.lexsort((pairs.part, meeting))
-    return Pairs(pairs.part[order], meeting[order])
+    return MeetingPairs(pairs.part[order], meeting[order])
 
 
 def _by_first(number: Ints) -> Ints:
     """Return the numbers anew, in the order of their first appearance."""
     _, first, place = np.unique(number, return_index=True, return_inverse=True)
-    again = np.empty(len(first), np.int64)
-    again[np.argsort(first)] = np.arange(len(first))
-    return again[place]
+    return np.argsort(np.argsort(first))[place]
 
 
 def _first(number: Ints) -> Ints:
