@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics.compared import compare_all
+from fastcomm.metrics.matching import compare_all
 from fastcomm.metrics.pieces import cut
 from fastcomm.metrics.skew import skew, waits
 from fastcomm.spread import one_by_one

@@ -84,6 +84,8 @@ _AT_HOME = {"search_strategies": "find", "simulate_dispatch": "simulate"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "intervals":
+        return import_module("fastcomm.intervals")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"fastcomm.{_HOMES[name]}"), _AT_HOME.get(name, name))

@@ -78,6 +78,8 @@ def table(events):
         "partner",
     ]
     columns = {name: pa.array([e.get(name) for e in events], pa.int64()) for name in whole}
+    sizes = [e.get("payload_bytes", e.get("bytes")) for e in events]
+    columns["payload_bytes"] = pa.array(sizes, pa.int64())
     columns["sends"] = pa.array([e.get("sends", False) for e in events], pa.bool_())
     columns["tag"] = pa.array([TAG[e["tag"]] for e in events], pa.int8())
     columns["op"] = pa.array([OP[e["op"]] for e in events], pa.int8())
@@ -139,6 +141,21 @@ def test_a_transfer_ends_at_the_median_of_its_ends_the_lower_of_two(ends, transf
     ranks = list(GROUPS[label])
     found, _ = ask(ranks, table(events), "raw")
     assert [each.transfer_mean_ns for each in found.skew] == [transfer]
+
+
+def test_matching_does_not_depend_on_which_bytes_are_counted():
+    seen = {"group": TWO, "tag": "DP", "op": "AllReduce", "duration_ns": 9, "group_size": 3}
+    events = [
+        # Ranks hand in counts that differ, as "msg" of their own side may; the payload agrees.
+        {**seen, "rank": rank, "start_ns": 10 * k, "bytes": rank + 1, "payload_bytes": 8}
+        for rank in range(3)
+        for k in range(4)
+    ]
+    found, _ = ask(list(GROUPS[TWO]), table(events), "raw")
+    assert (found.matching.matched, found.matching.collectives) == (12, 4)
+    contradicting = [{**event, "payload_bytes": 1 + event["rank"]} for event in events]
+    found, _ = ask(list(GROUPS[TWO]), table(contradicting), "raw")
+    assert found.matching.matched == 0
 
 
 def ranks_of(members):

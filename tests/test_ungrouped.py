@@ -228,7 +228,7 @@ def cut_up(events):
             "group_size": [None] * len(own),
             "start_ns": [e.start for e in own],
             "duration_ns": [e.stop - e.start for e in own],
-            "bytes": [e.size for e in own],
+            "payload_bytes": [e.size for e in own],
         }
         table = pa.table({name: pa.array(each, pa.int64()) for name, each in columns.items()})
         ops = pa.array([OP[e.op] for e in own], pa.int8())

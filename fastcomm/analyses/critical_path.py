@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.descriptions import TraceEvents
 from fastcomm.critical_path.ranks import Joined, join_ranks, joined
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.critical_path.rows import TraceEvents
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task

@@ -17,9 +17,9 @@ import pyarrow as pa
 from fastcomm.compat import hta_graph, hta_window
 from fastcomm.critical_path import overlay, saved
 from fastcomm.critical_path.classes import Fact, short_name
+from fastcomm.critical_path.descriptions import EventDescriptions, TraceEvents
 from fastcomm.critical_path.overlay import Drawing
 from fastcomm.critical_path.result import CriticalPath, Edge, PathSource, source_notes
-from fastcomm.critical_path.rows import EventDescriptions, TraceEvents
 from fastcomm.critical_path.rules import CORRECTED, PathRules
 from fastcomm.critical_path.window import TimeRange, Window, WindowError, errors_of
 from fastcomm.errors import FastcommError

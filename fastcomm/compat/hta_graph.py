@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastcomm.compat.hta_window import Clipped, Linked
-from fastcomm.critical_path.rows import codes, codes_in_order, pair_codes
 from fastcomm.graph.graph import Graph
+from fastcomm.trace.columns import codes, codes_in_order, pair_codes
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels import attribution
 from fastcomm_kernels import graph as graphs

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastcomm.critical_path.rows import EventRows, codes
 from fastcomm.critical_path.window import TimeRange, WindowError, instances
 from fastcomm.readers.kineto.stream import find
 from fastcomm.remote import place
+from fastcomm.trace.columns import codes
+from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import attribution
@@ -44,7 +45,7 @@ class Clipped:
 
 def linked(trace: Trace, *, keep_last: bool = False) -> Linked:
     """Read a trace as HTA does; the last profiled step is left out unless `keep_last`."""
-    rows = EventRows.of(trace)
+    rows = EventRows.whole(trace)
     spans = np.isin(np.array(trace.lanes["process"].to_pylist(), object), _SPANS)
     if spans.any():
         rows = rows.take((rows.kind != KIND["other"]) | ~spans[rows.lane])

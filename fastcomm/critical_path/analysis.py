@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from fastcomm.critical_path import corrected
+from fastcomm.critical_path.descriptions import TraceEvents
 from fastcomm.critical_path.result import CriticalPath, PathSource, source_notes
-from fastcomm.critical_path.rows import TraceEvents
 from fastcomm.critical_path.rules import CORRECTED
 from fastcomm.critical_path.window import TimeRange, Window, errors_of, find
 from fastcomm.trace.trace import Trace

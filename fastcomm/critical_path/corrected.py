@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.critical_path import corrected_rows
-from fastcomm.critical_path.corrected_rows import Selected
-from fastcomm.critical_path.waits import waits_of
+from fastcomm.critical_path.corrected_rows import LOCKED, Selected, waits_of
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.graph import EDGE_KINDS, Graph
+from fastcomm.trace.columns import filled, lookup
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import constraints as kernels
@@ -40,7 +39,7 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
     del tie, ends
     lanes = _lanes(found, trace)
     waits, role, goal = waits_of(found)
-    locked = rows.matching(corrected_rows.LOCKED) & (rows.kind == KIND["runtime"])
+    locked = rows.matching(LOCKED) & (rows.kind == KIND["runtime"])
     packed = kernels.ConstraintRows(
         rows.start, rows.stop, rows.lane, found.is_device, locked, found.call, role, goal
     )
@@ -95,7 +94,7 @@ def _most_edges(
 def _lanes(found: Selected, trace: Trace) -> kernels.Lanes:
     table = trace.lanes
     process = table["process"].combine_chunks().dictionary_encode().indices.to_numpy()
-    device = table["device"].fill_null(NONE).to_numpy().astype(np.int32)
+    device = filled(table["device"], NONE).astype(np.int32)
     is_device = table["is_device"].to_numpy()
     device = np.where(is_device, np.maximum(device, 0), NONE).astype(np.int32)
     forward = np.full(len(process), NONE, np.int32)
@@ -118,15 +117,15 @@ def _hand_overs(found: Selected, trace: Trace) -> dict[int, int]:
     args = trace.args
     if args is None or not {"sequence", "forward_thread"} <= set(args.column_names):
         return {}
-    thread = args["forward_thread"].fill_null(0).to_numpy()[rows.row]
-    sequence = args["sequence"].fill_null(NULL).to_numpy()[rows.row]
+    thread = filled(args["forward_thread"], 0)[rows.row]
+    sequence = filled(args["sequence"])[rows.row]
     known = asked & (sequence != NULL)
     first, again = np.flatnonzero(known & (thread == 0)), np.flatnonzero(known & (thread > 0))
     if not len(first) or not len(again):
         return {}
     first = first[np.argsort(sequence[first], kind="stable")]
-    at = np.minimum(np.searchsorted(sequence[first], sequence[again]), len(first) - 1)
-    joined = sequence[first[at]] == sequence[again]
+    at = lookup(sequence[first], sequence[again])
+    joined = at >= 0
     lanes = rows.lanes.num_rows
     key = rows.lane[again[joined]].astype(np.int64) * lanes + rows.lane[first[at[joined]]]
     counts = np.bincount(key, minlength=lanes * lanes)

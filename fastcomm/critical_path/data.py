@@ -19,6 +19,7 @@ from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.readers.execution_trace import Storage, TracedOperator
+from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NULL, Ints
@@ -143,7 +144,7 @@ def _join(
     """The row of each operator, by id; and what joined them."""
     args = trace.args
     if args is not None and "record_function" in args.column_names:
-        number = args["record_function"].fill_null(NULL).to_numpy()[ops]
+        number = filled(args["record_function"])[ops]
         known = (number != NULL) & (number != 0)
         if known.any():
             row_of = dict(zip(number[known].tolist(), ops[known].tolist(), strict=True))

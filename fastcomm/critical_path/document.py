@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.critical_path.data import DataDependencies
+from fastcomm.critical_path.descriptions import TraceEvents
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.critical_path.rows import TraceEvents
 from fastcomm.trace.schema import KIND
 from fastcomm.units import format_ns, percent
 from fastcomm_kernels import intervals

@@ -1,19 +1,18 @@
 """Join the graphs of several ranks at their matched collectives and messages."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path.communication import Instance, RankCommunication
+from fastcomm.critical_path.descriptions import EVENT, EventDescriptions
 from fastcomm.critical_path.result import CriticalPath, PathSource
-from fastcomm.critical_path.rows import EVENT, EventDescriptions
 from fastcomm.critical_path.rules import CORRECTED
 from fastcomm.critical_path.window import TimeRange
+from fastcomm.exchange.arrivals import Instances
 from fastcomm.graph.graph import EDGE_KIND, Graph
+from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.graph import NONE, Numbers
@@ -36,53 +35,27 @@ COLLECTIVES = pa.schema(
     ]
 )
 
-Meeting = tuple[tuple[int, ...], list[int]]
 
-
-def meetings(each: Instance) -> list[Meeting]:
-    """The members that have to come, and those that wait for them, where several have to."""
-    found: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for member, needed in enumerate(each.waits_for):
-        if len(needed) > 1:
-            found[needed].append(member)
-    return list(found.items())
-
-
-def table(same: Sequence[Instance], slack: Ints) -> pa.Table:
-    """A row of COLLECTIVES for each member of each instance; `slack` is that of its start."""
-    rows = chain.from_iterable(_rows(number, each) for number, each in enumerate(same))
-    columns = [*zip(*rows, strict=True), slack]
-    return pa.table(dict(zip(COLLECTIVES.names, columns, strict=True)), COLLECTIVES)
-
-
-def _rows(number: int, each: Instance) -> Iterator[tuple[object, ...]]:
-    held = _held_up(each)
-    starts = [part.start for part in each.members]
-    latest = {
-        needed: max(starts[n] for n in needed) for needed in dict.fromkeys(each.waits_for)
+def table(joined: Instances, slack: Ints) -> pa.Table:
+    """Return a row of COLLECTIVES for each part; `slack` is that of its start."""
+    until = joined.until
+    caused, is_last = joined.wait_caused()
+    words = {"op": (OPS, joined.op), "tag": (TAGS, joined.tag)}
+    columns = {
+        "instance": joined.instance,
+        "rank": joined.rank,
+        **{name: pa.array(names).take(pa.array(at)) for name, (names, at) in words.items()},
+        "group": pa.array(joined.group, pa.string()),
+        "start": joined.start,
+        "stop": joined.stop,
+        "arrived": until,
+        "wait_ns": until - joined.start,
+        "transfer_ns": np.maximum(joined.stop - until, 0),
+        "held_up_ns": caused,
+        "is_last": is_last,
+        "slack_ns": slack,
     }
-    for n, part in enumerate(each.members):
-        arrived = latest[each.waits_for[n]]
-        words = (number, part.rank, part.op, part.tag, part.group.label)
-        times = (part.start, part.stop, arrived, arrived - part.start)
-        held_up = held.get(n)
-        yield *words, *times, max(0, part.stop - arrived), held_up or 0, held_up is not None
-
-
-def _held_up(each: Instance) -> dict[int, int]:
-    """How much later than all others those came for whom somebody else waited longest."""
-    late: dict[int, int] = {}
-    early: set[int] = set()
-    for needed, waiting in meetings(each):
-        *_, before, last = sorted(each.members[n].start for n in needed)
-        for n in needed:
-            if waiting == [n]:
-                continue  # it waits for others, and nobody for it
-            if each.members[n].start == last:
-                late[n] = min(late.get(n, last - before), last - before)
-            else:
-                early.add(n)
-    return {n: ns for n, ns in late.items() if n not in early}
+    return pa.table(columns, COLLECTIVES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +106,7 @@ class Joiner:
     def __init__(
         self,
         found: Mapping[int, CriticalPath],
-        same: Sequence[Instance],
+        same: Instances,
         ahead: Mapping[int, int],
     ) -> None:
         self.found, self.same, self.ahead = found, same, ahead
@@ -155,25 +128,26 @@ class Joiner:
         graph = self._graph((event[order], time[order], is_end[order]), new, met)
         about = self._about(graph, notes)
         path = CriticalPath.search(graph, self._events(), about, on_device[order])
-        starts = [self._node(part, 0) for each in self.same for part in each.members]
-        return path, rank_of[order], new[starts]
+        return path, rank_of[order], new[self._nodes(0)]
 
-    def _node(self, part: RankCommunication, side: int) -> int:
-        """The node of a start (0) or an end (1), before all are put in order."""
-        k = self.index[part.rank]
-        return int(self.nodes[k] + self.place[k][side][part.row])
+    def _nodes(self, side: int) -> Ints:
+        """Return the node of each part's start (0) or end (1), before all are put in order."""
+        nodes = np.empty(len(self.same), np.int64)
+        for rank, k in self.index.items():
+            own = self.same.rank == rank
+            nodes[own] = self.nodes[k] + self.place[k][side][self.same.row[own]]
+        return nodes
 
     def _events(self) -> RunEvents:
         return RunEvents(self.rows, tuple(each.events for each in self.found.values()))
 
     def _about(self, graph: Graph, more: Sequence[str]) -> PathSource:
         first = next(iter(self.found.values())).about
-        partial = sum(not each.is_whole for each in self.same)
+        partial = int((~self.same.is_whole).sum())
         notes = {*more, *(note for each in self.found.values() for note in each.about.notes)}
         if partial:
-            notes.add(
-                f"{partial} of {len(self.same)} collectives lack ranks: the path is partial"
-            )
+            count = len(self.same.is_whole)
+            notes.add(f"{partial} of {count} collectives lack ranks: the path is partial")
         if self.violations:
             notes.add(f"{self.violations} ends are before the last arrival, clocks aligned")
         window = TimeRange(start=int(graph.time[0]), stop=int(graph.time[-1]))
@@ -190,28 +164,27 @@ class Joiner:
 
     def _meetings(self) -> JoinPoints:
         """Where all have come that somebody waits for; an end before is a violation."""
-        starts: list[tuple[int, int]] = []
-        ends: list[tuple[int, int]] = []
-        arrived: list[int] = []
-        owner: list[int] = []
-        for each in self.same:
-            for needed, waiting in meetings(each):
-                number = len(arrived)
-                last = max((each.members[n] for n in needed), key=lambda part: part.start)
-                held = [n for n in waiting if each.members[n].stop >= last.start]
-                self.violations += len(waiting) - len(held)
-                if not held:
-                    continue
-                arrived.append(last.start)
-                owner.append(int(self.rows[self.index[last.rank]]) + last.row)
-                for pairs, side, members in ((starts, 0, needed), (ends, 1, held)):
-                    pairs += [(self._node(each.members[n], side), number) for n in members]
-        first, second = (np.array(pairs, np.int32).reshape(-1, 2) for pairs in (starts, ends))
+        same = self.same
+        arrived, last = same.arrived, same.last
+        held = same.stop[same.waiting.part] >= arrived[same.waiting.meeting]
+        self.violations = int((~held).sum())
+        ends = same.waiting.part[held], same.waiting.meeting[held]
+        kept = np.unique(ends[1])
+        number = np.full(len(arrived), NONE)
+        number[kept] = np.arange(len(kept))
+        came = number[same.needed.meeting] != NONE
+        starts = same.needed.part[came], same.needed.meeting[came]
+        owner = last[kept]
+        rank = np.array([self.index[each] for each in same.rank[owner].tolist()], np.int64)
+        first, second = (
+            np.stack([self._nodes(side)[part], number[meeting]], axis=1).astype(np.int32)
+            for side, (part, meeting) in enumerate((starts, ends))
+        )
         return JoinPoints(
             starts=first,
             ends=second,
-            arrived=np.array(arrived, np.int64),
-            owner=np.array(owner, np.int64),
+            arrived=arrived[kept],
+            owner=self.rows[rank] + same.row[owner],
         )
 
     def _node_columns(

@@ -18,12 +18,12 @@ import numpy as np
 from fastcomm.aside import aside
 from fastcomm.critical_path.classes import TYPES
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.critical_path.rows import ints
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
 from fastcomm.guard import refuse_inputs
 from fastcomm.readers.kineto.stream import UnreadBytesError, blocks
 from fastcomm.remote import is_local, place
+from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import json_text
@@ -95,7 +95,7 @@ def _pieces(
     text: bytearray, trace: Trace, found: CriticalPath, drawing: Drawing
 ) -> Iterator[bytes | memoryview]:
     """The overlay's text, in order."""
-    offset = ints(trace.events["offset"])
+    offset = filled(trace.events["offset"])
     order = np.argsort(offset)
     begin = offset[order]
     array = np.frombuffer(text, np.uint8)

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.communication import CommunicationTable, instances
 from fastcomm.critical_path.joining import Joiner, table
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
+from fastcomm.exchange.instances import RunCommunication
 from fastcomm.graph.graph import EDGE_KIND, slack
 from fastcomm.trace.run import Run, expected_ranks
 from fastcomm.trace.trace import Trace
@@ -169,10 +169,10 @@ def joined(
         rank: np.isin(traces[rank].comm["event"].to_numpy(), each.graph.event)
         for rank, each in found.items()
     }
-    comm = CommunicationTable.of(traces)
+    comm = RunCommunication.of(traces)
     ahead = comm.ahead()
-    same, notes = instances(comm, inside, ahead)
-    if not same:
+    same, notes = comm.instances(inside, ahead)
+    if not len(same):
         raise FastcommError(
             f"{', '.join(map(str, traces))}: no communication of one group is on two of these "
             "ranks; wanted process groups on the events"

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.critical_path.classes import FACTS, OWN, TYPES, classes, short_names
-from fastcomm.critical_path.rows import EventDescriptions
+from fastcomm.critical_path.descriptions import EventDescriptions
 from fastcomm.critical_path.rules import PathRules
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError

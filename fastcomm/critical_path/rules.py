@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastcomm.critical_path.classes import Fact, corrected_class
-from fastcomm.critical_path.rows import EventDescriptions
+from fastcomm.critical_path.descriptions import EventDescriptions
 from fastcomm.graph.graph import EDGE_KINDS, Graph, LongestPath
 from fastcomm_kernels import binding
 from fastcomm_kernels.arrays import Flags, Ints

@@ -15,13 +15,14 @@ import pyarrow.parquet as pq
 
 from fastcomm import inputs, parquet
 from fastcomm.aside import aside
+from fastcomm.critical_path.descriptions import EVENT, SavedEvents
 from fastcomm.critical_path.result import CriticalPath, PathSource
-from fastcomm.critical_path.rows import EVENT, SavedEvents
 from fastcomm.critical_path.rules import CORRECTED, PathRules
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KINDS, Graph
 from fastcomm.graph.graph import LongestPath as GraphPath
+from fastcomm.trace.columns import filled
 from fastcomm.trace.trace import checked
 from fastcomm_kernels.graph import NONE
 
@@ -145,7 +146,7 @@ def _restored(
     nodes, edges, events = (
         _table(archive, name, path) for name in ("nodes", "edges", "events")
     )
-    owner = edges["owner"].fill_null(NONE).to_numpy()
+    owner = filled(edges["owner"], NONE).astype(np.int32)
     graph = Graph(
         **{name: nodes[name].to_numpy() for name in ("event", "time", "is_end")},
         **{name: edges[name].to_numpy() for name in ("source", "target", "kind", "weight")},

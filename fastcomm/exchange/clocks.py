@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, numbers
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
@@ -86,7 +87,7 @@ def ends(trace: Trace) -> pa.Table:
             "group": group,
             "op": comm["op"],
             "iteration": np.where(counted, -1, number),
-            "place": np.where(counted, seq.fill_null(0).to_numpy(), place),
+            "place": np.where(counted, filled(seq, 0), place),
             "stop": comm["stop"],
         }
     )

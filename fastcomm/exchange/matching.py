@@ -10,20 +10,23 @@ they end on another. They are series of their own, an operation each, and come a
 by whose ends the clocks are set.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from fastcomm.exchange import sequences
 from fastcomm.exchange.clocks import by_rank, offsets_of
 from fastcomm.exchange.sequences import NONE, edges
-from fastcomm.trace.schema import ENDS_TOGETHER, OPS
+from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, FROM_ROOT, OPS, TO_ROOT, numbers
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 __all__ = ["NONE", "NULL", "CollectiveCalls", "Matches", "match"]
 
 
+ROOTED = numbers(FROM_ROOT + TO_ROOT)
+_EVEN = numbers(EVEN)
 _RANK_BITS = 40
 _ENDS_APART = np.array([name not in ENDS_TOGETHER for name in OPS])
 # Groups are hashes; what an operation's own series adds to one has to be large, too.
@@ -45,6 +48,22 @@ class CollectiveCalls:
     size: Ints  # bytes, where they have to be the same on all members; else NULL
     stop: Ints  # ns, on the rank's clock
     root: Ints | None = None  # global rank; NULL where there is none. None: nowhere known
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Ints], rows: Ints) -> Self:
+        """Take some rows of columns `rank`, `group`, `op`, `seq`, `payload`, `stop`, `root`.
+
+        A payload says which collective it is where all members have the same one; what stands
+        under `root` for other operations is ignored.
+        """
+        taken = {name: column[rows] for name, column in columns.items()}
+        op, payload, root = (taken.pop(name) for name in ("op", "payload", "root"))
+        return cls(
+            **taken,
+            op=op.astype(np.int64),
+            size=np.where(np.isin(op, _EVEN), payload, NULL),
+            root=np.where(np.isin(op, ROOTED), root, NULL),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,9 @@ import pyarrow as pa
 from fastcomm.exchange.clocks import ClockOffset
 from fastcomm.metrics import members, suspects
 from fastcomm.metrics import outliers as heat_
-from fastcomm.metrics.compared import compare_all
 from fastcomm.metrics.findings import Finding, in_order
 from fastcomm.metrics.links import Link, MeanStep, links
-from fastcomm.metrics.matching import Matching, matching
+from fastcomm.metrics.matching import Matching, compare_all, matching
 from fastcomm.metrics.outliers import Heat, HeatArrays, Outlier, outliers
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.skew import Skew, Wait, WaitCaused, over_tags, skew, waits
@@ -20,6 +19,7 @@ from fastcomm.metrics.slowness import longer_exchange, slow_links
 from fastcomm.metrics.suspects import Known
 from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.spread import Spread
+from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import TAG
 
 ClockKind = Literal["aligned", "raw"]
@@ -131,7 +131,7 @@ def across(
 
 def _job(of: Material) -> ExpectedMembers:
     """Return who should be in collectives of no known group, as far as all ranks tell."""
-    size = of.groups["size"].fill_null(0).to_numpy()
+    size = filled(of.groups["size"], 0)
     is_smaller = bool(((size > 1) & (size < len(of.ranks))).any())
     has_messages = bool(of.sums["messages"].to_numpy().any())
     return ExpectedMembers(

@@ -9,8 +9,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.metrics.grouping import Groups
-from fastcomm.metrics.pieces import NS, column, rate
+from fastcomm.metrics.pieces import NS, rate
 from fastcomm.metrics.view import View
+from fastcomm.trace.columns import filled, nullable
 from fastcomm.trace.schema import OP, TAGS
 from fastcomm_kernels.arrays import NULL, Floats
 
@@ -33,8 +34,8 @@ ADDED = (
 
 def sums_by_rank(events: pa.Table) -> pa.Table:
     """One row a rank and tag, sorted; `timed` is whether the rank knows its iterations."""
-    duration, size = events["duration_ns"].to_numpy(), column(events, "bytes")
-    rates, bus_rates = (rate(count, duration) for count in (size, column(events, "bus_bytes")))
+    duration, size = events["duration_ns"].to_numpy(), filled(events["bytes"])
+    rates, bus_rates = (rate(count, duration) for count in (size, filled(events["bus_bytes"])))
     op, timed = events["op"].to_numpy(), events["iteration"].is_valid().to_numpy()
     groups = Groups.of(events["rank"].to_numpy() * len(TAGS) + events["tag"].to_numpy())
     known, exchanged = size != NULL, op == OP["AllToAll"]
@@ -92,23 +93,20 @@ def rows(view: View) -> pa.Table:
             "iteration": view.number[comm.iteration],
             "tag": comm.tag,
             "op": comm.op,
-            "group": _nullable(comm.group),
-            "seq": _nullable(comm.seq),
-            "stream": _nullable(comm.stream),
-            "group_size": _nullable(comm.group_size),
+            "group": nullable(comm.group),
+            "seq": nullable(comm.seq),
+            "stream": nullable(comm.stream),
+            "group_size": nullable(comm.group_size),
             "start_ns": comm.start - view.moved[comm.iteration],
             "duration_ns": comm.stop - comm.start,
             "alone_ns": comm.alone,
-            "bytes": _nullable(comm.bytes),
-            "bus_bytes": _nullable(comm.bus_bytes),
-            "partner": _nullable(comm.partner),
+            "bytes": nullable(comm.bytes),
+            "payload_bytes": nullable(comm.payload_bytes),  # for matching, whatever is counted
+            "bus_bytes": nullable(comm.bus_bytes),
+            "partner": nullable(comm.partner),
             "sends": comm.sends,
         }
     )
-
-
-def _nullable(column: NDArray[np.int64]) -> pa.Array:
-    return pa.array(column, mask=column == NULL)
 
 
 def bandwidth(
@@ -194,8 +192,8 @@ def iteration_columns(view: View) -> dict[str, pa.Array]:
 
 def iteration_rates(iterations: pa.Table, link: float | None) -> pa.Table:
     """The table with bytes over the union of communication, and their share of the link."""
-    union = iterations["comm_union_ns"].fill_null(0).to_numpy()
-    total = iterations["comm_bytes"].fill_null(NULL).to_numpy()
+    union = filled(iterations["comm_union_ns"], 0)
+    total = filled(iterations["comm_bytes"])
     found = rate(total, union)
     util = found / link if link else np.full(len(found), np.nan)
     return iterations.append_column("iteration_bw", _known(found)).append_column(

@@ -6,8 +6,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from fastcomm.metrics.compared import Expected
 from fastcomm.metrics.grouping import classes
+from fastcomm.metrics.matching import Expected
 from fastcomm.metrics.members import GroupSummary, Label
 from fastcomm.metrics.outliers import above_peers
 from fastcomm.metrics.skew import Transfers

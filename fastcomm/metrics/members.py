@@ -10,6 +10,7 @@ from fastcomm.metrics import ungrouped
 from fastcomm.metrics.grouping import members
 from fastcomm.metrics.view import Stack
 from fastcomm.trace.alike import alike
+from fastcomm.trace.columns import filled, lookup
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
 from fastcomm_kernels.arrays import Ints
 
@@ -42,7 +43,7 @@ def tagged(stack: Stack) -> pa.Table:
     group's place among those of its rank in `rows`; null for events of no known group.
     """
     comm = stack.comm
-    group = comm["group"].fill_null(-1).to_numpy().astype(np.int64)
+    group = filled(comm["group"], -1)
     columns = (stack.rank_of_comm, group, comm["tag"].to_numpy(), comm["tag_source"].to_numpy())
     first, kind = alike(*columns)
     rank, group, tag, source = (column[first] for column in columns)
@@ -60,7 +61,7 @@ def tagged(stack: Stack) -> pa.Table:
 
 def described(found: pa.Table, groups: pa.Table) -> pa.Table:
     """Return the rows of `tagged` with what `rows` says of each group."""
-    place, rank = found["place"].fill_null(0).to_numpy(), found["rank"].to_numpy()
+    place, rank = filled(found["place"], 0), found["rank"].to_numpy()
     first = _first_of(groups["rank"].to_numpy(), rank)
     row = pa.array(
         first + place, mask=found["place"].combine_chunks().is_null().to_numpy(False)
@@ -78,8 +79,8 @@ def _first_of(ranks: Ints, asked: Ints) -> Ints:
     known, first = np.unique(ranks, return_index=True)
     if not len(known):
         return np.zeros(len(asked), np.int64)
-    at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-    return np.where(known[at] == asked, first[at], 0)
+    place = lookup(known, asked)
+    return np.where(place >= 0, first[place], 0)
 
 
 def _candidates(groups: pa.Table) -> pa.Array:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import TAGS
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
@@ -104,7 +105,7 @@ def table(grid: HeatArrays) -> pa.Table:
 
 def _sum(table: pa.Table, parts: tuple[str, ...]) -> Ints:
     """Row by row, NULL where one part is null."""
-    columns = [table[part].fill_null(NULL).to_numpy() for part in parts]
+    columns = [filled(table[part]) for part in parts]
     unknown = np.any([column == NULL for column in columns], axis=0)
     known = [np.where(unknown, 0, column) for column in columns]
     return np.where(unknown, NULL, np.sum(known, axis=0))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, OPS, numbers
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
@@ -17,7 +18,6 @@ _SHIFT = 64 - CELLS.bit_length() + 1
 _ROWS = 131_072  # of cells that are read at once, where more than one are
 
 _ORDERED_BY = ("rank", "op", "stream", "group_size", "start_ns", "duration_ns")
-_NULL = np.iinfo(np.int64).min
 
 Cells = range
 ALL = Cells(CELLS + 1)
@@ -46,7 +46,7 @@ def cut(events: pa.Table) -> Piece:
     by rank, stream and end.
     """
     known = events["group"].is_valid().to_numpy()
-    cell = np.where(known, cell_of(events["group"].fill_null(0).to_numpy()), CELLS)
+    cell = np.where(known, cell_of(filled(events["group"], 0)), CELLS)
     order = np.argsort(cell.astype(np.int16), kind="stable")
     begin = int(known.sum())
     order[begin:], ungrouped = _ungrouped_first(events, order[begin:])
@@ -69,10 +69,8 @@ def _ungrouped_first(events: pa.Table, rows: Ints) -> tuple[Ints, int]:
         return rows, 0
     own = events.select(_ORDERED_BY).take(pa.array(rows))
     rank, op = own["rank"].to_numpy(), own["op"].to_numpy()
-    start, stream, size = (
-        own[name].fill_null(_NULL).to_numpy() for name in ("start_ns", "stream", "group_size")
-    )
-    others = ~np.isin(op, numbers(ENDS_TOGETHER)) | (start == _NULL) | (size == 1)
+    start, stream, size = (filled(own[name]) for name in ("start_ns", "stream", "group_size"))
+    others = ~np.isin(op, numbers(ENDS_TOGETHER)) | (start == NULL) | (size == 1)
     stop = start + own["duration_ns"].to_numpy()
     keys = [np.where(others, 0, each) for each in (start, stop, stream)]
     return rows[np.lexsort((*keys, rank, others))], int((~others).sum())
@@ -174,20 +172,13 @@ def rate(count: Ints, duration: Ints) -> Floats:
     return found
 
 
-def column(table: pa.Table, name: str) -> Ints:
-    """A column of whole numbers, NULL for null."""
-    found = table[name]
-    whole: Ints = (found.fill_null(NULL) if found.null_count else found).to_numpy()
-    return whole
-
-
 def p95(pieces: Sequence[Piece], tag: int) -> float:
     """The 95th percentile of the rates of a tag's events, by NumPy's linear rule; NaN: none."""
     parts = []
     for piece in pieces:
         table = columns(piece.where, ("tag", "duration_ns", "bytes"))
         own = table["tag"].to_numpy() == tag
-        found = rate(column(table, "bytes")[own], table["duration_ns"].to_numpy()[own])
+        found = rate(filled(table["bytes"])[own], table["duration_ns"].to_numpy()[own])
         parts.append(found[~np.isnan(found)])
     rates = np.concatenate(parts)
     return float(np.percentile(rates, 95, overwrite_input=True)) if len(rates) else np.nan
@@ -226,9 +217,9 @@ def _median(rates: Floats) -> float:
 def _of_op(piece: Piece, op: int) -> tuple[Ints, Floats]:
     """Of the events of an operation: a number for group size and power; the bus rate."""
     table = columns(piece.where, ("op", "group_size", "duration_ns", "bytes", "bus_bytes"))
-    duration, size = table["duration_ns"].to_numpy(), column(table, "bytes")
+    duration, size = table["duration_ns"].to_numpy(), filled(table["bytes"])
     chosen = (table["op"].to_numpy() == op) & (size != NULL) & (duration > 0)
     power = np.frexp(np.maximum(size[chosen], 1).astype(np.float64))[1] - 1
-    members = np.maximum(column(table, "group_size")[chosen], -1)
+    members = np.maximum(filled(table["group_size"])[chosen], -1)
     key = (members + 1) * _POWERS + power
-    return key, rate(column(table, "bus_bytes")[chosen], duration[chosen])
+    return key, rate(filled(table["bus_bytes"])[chosen], duration[chosen])

@@ -303,12 +303,11 @@ def _small_tables(partial: Partial, sums: pa.Table, link: float | None) -> dict[
 def _large_tables(partial: Partial, pieces: Sequence[Piece]) -> dict[str, pa.Table]:
     """Those with a row an event or a window."""
     windows = windows_.whole(partial.all_windows())
+    columns = [name for name in partial.events.column_names if name != "payload_bytes"]
     return {
         "windows": _in_words(windows, {"from": TAGS, "to": TAGS}),
         "windows_cdf": windows_.cdf(windows),
-        "events": _in_words(
-            pieces_.whole(pieces, partial.events.column_names), {"tag": TAGS, "op": OPS}
-        ),
+        "events": _in_words(pieces_.whole(pieces, columns), {"tag": TAGS, "op": OPS}),
     }
 
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.metrics.compared import Compared, Expected
 from fastcomm.metrics.findings import Evidence, Finding, confidence, spread
 from fastcomm.metrics.grouping import classes, sums
 from fastcomm.metrics.links import SlowLink
+from fastcomm.metrics.matching import Compared, Expected
 from fastcomm.metrics.members import Label
 from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays
 from fastcomm.metrics.skew import LABEL, NO_PAIR

@@ -18,15 +18,16 @@ from fastcomm.exchange.clocks import Apart
 from fastcomm.exchange.sequences import NONE, edges
 from fastcomm.exchange.ungrouped import Refusal, Sample, Stream, places
 from fastcomm.metrics import pieces as pieces_
-from fastcomm.metrics.pieces import Piece, column
+from fastcomm.metrics.pieces import Piece
 from fastcomm.spread import Spread
+from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import EVEN, numbers
 from fastcomm_kernels.arrays import NULL, Ints
 
 # The label of the group of all ranks; labels are hashes.
 GROUP = 0x1B873593CC9E2D51
 _EVEN = numbers(EVEN)
-_NAMES = ("rank", "op", "stream", "bytes", "iteration", "start_ns", "duration_ns")
+_NAMES = ("rank", "op", "stream", "payload_bytes", "iteration", "start_ns", "duration_ns")
 _SAMPLE = 64  # collectives of a stream by which all ranks are compared with each other
 _ROWS = 1 << 18  # that are compared at once
 
@@ -161,7 +162,7 @@ def _counts(piece: Piece) -> Ints:
 
 def _parts(table: pa.Table) -> Iterator[tuple[int, int, int, int]]:
     """Each rank and stream, its first row and the one behind its last."""
-    rank, stream = (column(table, name) for name in ("rank", "stream"))
+    rank, stream = (filled(table[name]) for name in ("rank", "stream"))
     starts = np.union1d(edges(rank), edges(stream))
     for a, b in pairwise([*starts.tolist(), len(rank)]):
         yield int(rank[a]), int(stream[a]), a, b
@@ -171,7 +172,8 @@ def _streams(piece: Piece, is_single: bool) -> dict[int, dict[int, _Own]]:
     """The collectives of no known group, by rank and stream."""
     table = pieces_.read_ungrouped(piece, _NAMES)
     op, size, iteration, start, duration = (
-        column(table, name) for name in ("op", "bytes", "iteration", "start_ns", "duration_ns")
+        filled(table[name])
+        for name in ("op", "payload_bytes", "iteration", "start_ns", "duration_ns")
     )
     size, stop = np.where(np.isin(op, _EVEN), size, NULL), start + duration
     found: dict[int, dict[int, _Own]] = {}

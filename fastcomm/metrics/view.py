@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.exchange import clocks
+from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import KIND, NARROW, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
@@ -139,6 +140,7 @@ class Communication:
     stream: Ints  # of the device
     group_size: Ints
     bytes: Ints  # of the kind that was asked for
+    payload_bytes: Ints
     bus_bytes: Ints
     alone: Ints  # ns before its end in which no compute runs, and no other communication
     partner: Ints  # the root of the operation, or the other rank of an event of one message
@@ -219,21 +221,22 @@ def _communication(
     is_inside = iteration >= 0
     # Most often all are: then nothing has to be copied.
     inside = slice(None) if is_inside.all() else np.flatnonzero(is_inside)
-    group = _filled(comm["group"], -1)[inside]
-    peer = _filled(comm["peer"].cast(pa.int64()))
+    group = filled(comm["group"], -1)[inside]
+    peer = filled(comm["peer"])
     return Communication(
-        partner=np.where(peer == NULL, _filled(comm["root"].cast(pa.int64())), peer)[inside],
+        partner=np.where(peer == NULL, filled(comm["root"]), peer)[inside],
         sends=comm["sends"].fill_null(False).to_numpy()[inside],
         start=times[0][inside],
         stop=times[1][inside],
         alone=alone(*times, *compute)[inside],
         iteration=iteration[inside],
         group=_by_place(labels)[group],
-        seq=_filled(comm["seq"])[inside],
-        stream=_filled(comm["stream"])[inside],
+        seq=filled(comm["seq"])[inside],
+        stream=filled(comm["stream"])[inside],
         group_size=_by_place(stack.groups["size"].to_pylist())[group],
-        bytes=_filled(comm[f"{byte_kind}_bytes"])[inside],
-        bus_bytes=_filled(comm["bus_bytes"])[inside],
+        bytes=filled(comm[f"{byte_kind}_bytes"])[inside],
+        payload_bytes=filled(comm["payload_bytes"])[inside],
+        bus_bytes=filled(comm["bus_bytes"])[inside],
         **{name: comm[name].to_numpy()[inside] for name in ("tag", "op")},
     )
 
@@ -241,8 +244,3 @@ def _communication(
 def _by_place(values: Sequence[int | None]) -> Ints:
     """The values with NULL for none, and behind the last: at place -1."""
     return np.array([NULL if each is None else each for each in (*values, None)], np.int64)
-
-
-def _filled(column: pa.ChunkedArray, null: int = NULL) -> Ints:
-    whole: Ints = (column.fill_null(null) if column.null_count else column).to_numpy()
-    return whole

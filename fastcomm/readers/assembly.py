@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.communication import Collectives, unmatched
-from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import Pattern
 from fastcomm.readers.tagging import SOURCE, tag
 from fastcomm.trace import bytes as byte_rules
+from fastcomm.trace.columns import nullable
+from fastcomm.trace.events import Events
 from fastcomm.trace.iterations import (
     PERIOD,
     RANGES,
@@ -32,7 +33,7 @@ from fastcomm.trace.iterations import (
 from fastcomm.trace.schema import ARGS, TAG
 from fastcomm.trace.tags import ProcessGroup, Tagged, TagRules
 from fastcomm.trace.trace import NO_DEVICE, Meta, Trace
-from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.arrays import NULL
 
 DEVICE_KINDS = ("kernel", "memcpy", "memset")
 
@@ -104,7 +105,7 @@ def _iterations(
 
     Raises `TraceFileError` where there is nothing to measure or no iteration.
     """
-    if not len(events.columns["start"]):
+    if not len(events.start):
         raise TraceFileError(
             f"{meta.path}: no device work, launch or annotation in the whole trace"
         )
@@ -118,7 +119,7 @@ def _iterations(
 
 
 def _marks(events: Events, found: Collectives) -> Marks:
-    start, stop = events.columns["start"], events.columns["stop"]
+    start, stop = events.start, events.stop
     rows = events.rows("annotation")
     key = found.op.astype(np.int64) * 1_000_003 + found.group
     key = key * 1_000_003 + np.where(found.sizes.payload == NULL, -1, found.sizes.payload)
@@ -133,7 +134,7 @@ def _marks(events: Events, found: Collectives) -> Marks:
 
 
 def _device_work(events: Events) -> DeviceWork:
-    start, stop = events.columns["start"], events.columns["stop"]
+    start, stop = events.start, events.stop
     work = events.rows(*DEVICE_KINDS)
     launch = events.launch_of(work)
     return DeviceWork(
@@ -146,7 +147,7 @@ def _device_work(events: Events) -> DeviceWork:
 def _without_cut_end(marks: Iterations, work: DeviceWork, events: Events) -> Iterations:
     """Return the iterations of a truncated trace that its events show to be whole."""
     # Those that every reading keeps, sorted by start.
-    offset = events.columns["offset"][events.rows(*DEVICE_KINDS, "runtime", "annotation")]
+    offset = events.more["offset"][events.rows(*DEVICE_KINDS, "runtime", "annotation")]
     is_ordered = bool((offset[1:] > offset[:-1]).all())
     return without_cut_end(marks, work, events.unanswered(), is_ordered=is_ordered)
 
@@ -189,7 +190,7 @@ def _iteration_table(iterations: Iterations) -> pa.Table:
 
 def _span(events: Events) -> tuple[int, int]:
     """From the first to the end of the last of the events that every reading keeps."""
-    start, stop = events.columns["start"], events.columns["stop"]
+    start, stop = events.start, events.stop
     kept = events.rows(*DEVICE_KINDS, "runtime", "annotation")
     rows = kept if len(kept) else np.arange(len(start))
     return int(start[rows[0]]), int(stop[rows].max())
@@ -247,18 +248,17 @@ def _host_only(events: Events) -> str:
 
 
 def _event_table(events: Events) -> pa.Table:
-    columns = events.columns
     return pa.table(
         {
-            "start": columns["start"],
-            "stop": columns["stop"],
-            "kind": columns["kind"],
+            "start": events.start,
+            "stop": events.stop,
+            "kind": events.kind,
             "name": pa.DictionaryArray.from_arrays(
-                pa.array(columns["name"]), pa.array(events.texts, pa.string()), safe=False
+                pa.array(events.name), pa.array(events.texts, pa.string()), safe=False
             ),
             "lane": events.lane,
-            "correlation": nullable(columns["correlation"]),
-            "offset": nullable(columns["offset"]),
+            "correlation": nullable(events.correlation),
+            "offset": nullable(events.more["offset"]),
         }
     )
 
@@ -266,18 +266,18 @@ def _event_table(events: Events) -> pa.Table:
 def _args_table(events: Events) -> pa.Table:
     """The columns of `schema.ARGS` that the reader has, `bytes` in any case."""
     nothing = np.full(len(events.lane), NULL, np.int64)
-    present = [name for name in ARGS.names if name in events.columns or name == "bytes"]
-    return pa.table({name: nullable(events.columns.get(name, nothing)) for name in present})
+    present = [name for name in ARGS.names if name in events.more or name == "bytes"]
+    return pa.table({name: nullable(events.more.get(name, nothing)) for name in present})
 
 
 def _comm_table(events: Events, found: Collectives, tags: NDArray[np.int8]) -> pa.Table:
-    columns, row = events.columns, found.row
+    row = found.row
     return pa.table(
         {
             "op": found.op,
-            "start": columns["start"][row],
-            "stop": columns["stop"][row],
-            "stream": nullable(columns["stream"][row]),
+            "start": events.start[row],
+            "stop": events.stop[row],
+            "stream": nullable(events.more["stream"][row]),
             "group": pa.array(found.group, mask=found.group < 0),
             "seq": nullable(found.seq),
             "tag": np.ascontiguousarray(tags[:, 0]),
@@ -289,11 +289,6 @@ def _comm_table(events: Events, found: Collectives, tags: NDArray[np.int8]) -> p
             **({} if found.partners is None else found.partners.columns()),
         }
     )
-
-
-def nullable(column: Ints) -> pa.Array:
-    """The column with nulls for NULL."""
-    return pa.array(column, mask=column == NULL)
 
 
 def _group_table(groups: Sequence[ProcessGroup], tagged: Sequence[Tagged]) -> pa.Table:

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.readers.events import Events, Rows
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, namer
 from fastcomm.trace import bytes as byte_rules
+from fastcomm.trace.events import Events
 from fastcomm.trace.schema import FROM_ROOT, OP, TO_ROOT, numbers
 from fastcomm.trace.tags import CHANGED_NOTHING, ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
@@ -57,7 +57,7 @@ class Partners:
 
 def find_partners(
     events: Events,
-    rows: Rows,
+    rows: Ints,
     op: NDArray[np.int8],
     group: NDArray[np.int32],
     groups: Sequence[ProcessGroup],
@@ -94,19 +94,19 @@ class _Calls:
     """The host's calls of collectives, and which of them launched what."""
 
     events: Events
-    rows: Rows  # of the communication
-    launch: Rows  # of each of them, or -1
-    around: Rows  # the call around the launch, or -1
-    messages: Rows  # the calls of messages by thread and start
+    rows: Ints  # of the communication
+    launch: Ints  # of each of them, or -1
+    around: Ints  # the call around the launch, or -1
+    messages: Ints  # the calls of messages by thread and start
     details: dict[int, dict[str, int]]  # of these, and of what is asked for, by row
 
     @classmethod
-    def of(cls, events: Events, rows: Rows, asked: NDArray[np.bool_]) -> Self:
+    def of(cls, events: Events, rows: Ints, asked: NDArray[np.bool_]) -> Self:
         launch = events.launch_of(rows)
         calls = events.rows_named(lambda name: name == _CALL, "cpu_op", "annotation")
         names = events.detail("Collective name", calls)
         messages = calls[events.by_text(names, lambda text: int(text in _SIDES)) == 1]
-        start = events.columns["start"]
+        start = events.start
         order = np.lexsort((start[messages], events.lane[messages]))
         around = events.enclosing(calls, launch)
         told = np.unique(np.concatenate([rows[asked], messages, around[asked & (around >= 0)]]))
@@ -150,7 +150,7 @@ class _Calls:
         is after their calls, the calls of its group since the launch before that launched
         nothing themselves; else the event itself.
         """
-        start, lane = self.events.columns["start"], self.events.lane
+        start, lane = self.events.start, self.events.lane
         calls, taken = set(self.messages.tolist()), set(self.around.tolist())
         before: dict[int, int] = {}
         found = {}
@@ -172,7 +172,7 @@ class _Calls:
 
     def _between(self, since: int, launch: int) -> list[int]:
         """The calls of messages on a launch's thread from `since` on that ended before it."""
-        start, stop = (self.events.columns[name] for name in ("start", "stop"))
+        start, stop = self.events.start, self.events.stop
         lane = self.events.lane
         first, last = (np.searchsorted(lane[self.messages], lane[launch], s) for s in _BOUNDS)
         calls = self.messages[first:last]
@@ -184,7 +184,7 @@ class _Calls:
 class Collectives:
     """Communication events, one entry each, sorted by start; NULL is unknown."""
 
-    row: Rows  # of the event
+    row: Ints  # of the event
     op: NDArray[np.int8]
     seq: Ints
     group: NDArray[np.int32]  # index into `groups`, -1 where nothing is known
@@ -199,7 +199,7 @@ class Collectives:
 
 def communication(
     events: Events, patterns: Sequence[Pattern]
-) -> tuple[Rows, Ints, tuple[Named, ...]]:
+) -> tuple[Ints, Ints, tuple[Named, ...]]:
     """Rows of the communication, and what the name says of each."""
     found: list[Named] = []
 
@@ -217,7 +217,7 @@ def communication(
     rows, answers = [], []
     for kind, table in (("kernel", (*patterns, *PATTERNS)), ("memcpy", PEER_COPIES)):
         asked = events.rows(kind)
-        answer = events.by_text(events.columns["name"][asked], asking(table))
+        answer = events.by_text(events.name[asked], asking(table))
         said = answer >= 0
         rows.append(asked[said])
         answers.append(answer[said])
@@ -230,7 +230,7 @@ def unmatched(events: Events, patterns: Sequence[Pattern]) -> Iterator[str]:
     """Say of each of a user's patterns that decides for no kernel, why."""
     if not patterns:
         return
-    codes = np.unique(events.columns["name"][events.rows("kernel")])
+    codes = np.unique(events.name[events.rows("kernel")])
     names = [events.texts[code] for code in codes.tolist() if code != NULL]
     deciding, matching = set(), set()
     for name in names:

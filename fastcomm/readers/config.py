@@ -7,13 +7,12 @@ here, except that sizes fit each other and the world: `Parallel.grid` finds that
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
-from reprlib import Repr
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fastcomm import inputs
 from fastcomm.errors import ConfigError
+from fastcomm.readers.checks import check_keys, choice, refuse
 from fastcomm.readers.patterns import Pattern
 from fastcomm.trace.parallel import DEFAULT_ORDER, ORDERS, Grid, dimensions_of
 from fastcomm.trace.schema import OPS, TAGS
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 _TABLES = ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table")
 _SIZES = ("tp", "pp", "dp", "ep", "cp", "etp", "dp_replicate")
 _MOST = 1 << 31  # ranks
-_SHORT = Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong = 2, 60, 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,42 +149,12 @@ def read(path: Path) -> Config:
     )
 
 
-def refuse(where: str, key: str, found: object, wanted: str) -> NoReturn:
-    """Raise a ConfigError for a value of a wrong kind."""
-    raise ConfigError(f"{where} {key}: found {_SHORT.repr(found)}, wanted {wanted}")
-
-
-def choice(table: Mapping[str, Any], key: str, wanted: Iterable[str], where: str) -> str | None:
-    """The word under `key`, one of `wanted`; None where there is none."""
-    found = table.get(key)
-    names = tuple(wanted)
-    if found is None or found in names:
-        return found
-    refuse(where, key, found, f"one of {', '.join(names)}{_hint(found, names)}")
-
-
 def whole(table: Mapping[str, Any], key: str, where: str) -> int | None:
     """The whole number of 1 or more under `key`; None where there is none."""
     found = table.get(key)
-    if found is None or (_is_count(found) and 1 <= found <= _MOST):
-        return found
-    refuse(where, key, found, f"a whole number from 1 to {_MOST}")
-
-
-def check_keys(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    """ConfigError for the first key that is not known."""
-    names = tuple(known)
-    for key in table:
-        if key not in names:
-            raise ConfigError(
-                f"{where}: unknown key {_SHORT.repr(key)}, wanted one of"
-                f" {', '.join(names)}{_hint(key, names)}"
-            )
-
-
-def _hint(found: object, names: tuple[str, ...]) -> str:
-    near = get_close_matches(found[:40], names, 1) if isinstance(found, str) else ()
-    return f"; did you mean {near[0]!r}?" if near else ""
+    if found is not None and not (_is_count(found) and 1 <= found <= _MOST):
+        refuse(where, key, found, f"a whole number from 1 to {_MOST}")
+    return found
 
 
 def _table(
@@ -243,9 +210,9 @@ def _parallel(table: Mapping[str, Any], path: Path) -> Parallel:
 
 def _text(table: Mapping[str, Any], key: str, where: str) -> str | None:
     found = table.get(key)
-    if found is None or isinstance(found, str):
-        return found
-    refuse(where, key, found, "text in quotes")
+    if found is not None and not isinstance(found, str):
+        refuse(where, key, found, "text in quotes")
+    return found
 
 
 def _needed(found: str | None, key: str, where: str) -> str:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastcomm.readers.communication import Collectives
-from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import COLLECTIVE_LIBRARIES
+from fastcomm.trace.events import Events
 from fastcomm.trace.schema import KIND, OP, numbers
 from fastcomm.trace.tags import SILENT, WORLD, ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
@@ -99,7 +99,7 @@ def _one_stream_each(events: Events, found: Collectives) -> bool:
 
     Operations that are not known have to be on a stream of the others.
     """
-    op, stream = found.op, events.columns["stream"][found.row]
+    op, stream = found.op, events.more["stream"][found.row]
     of_group = np.array([group.is_unnamed for group in found.groups] + [True], np.bool_)
     unnamed = of_group[found.group]  # -1 is the last
     known = np.isin(op, _PLAIN)
@@ -122,7 +122,7 @@ class _Signs:
     @classmethod
     def of(cls, events: Events, found: Collectives) -> "_Signs":
         """Look at each name once."""
-        is_compute = events.columns["kind"] == KIND["kernel"]
+        is_compute = events.kind == KIND["kernel"]
         is_compute[found.row] = False
         marks = _names(events, events.rows("annotation"))
         kernels = _names(events, np.flatnonzero(is_compute))
@@ -136,7 +136,7 @@ class _Signs:
 
 
 def _names(events: Events, rows: Ints) -> Sequence[str]:
-    codes = events.columns["name"][rows]
+    codes = events.name[rows]
     met = np.zeros(len(events.texts), np.bool_)
     met[codes[codes >= 0]] = True
     return [events.texts[code] for code in np.flatnonzero(met).tolist()]

@@ -5,16 +5,15 @@ A row is one event: its times, its kind, its name and its lane. Rows come in any
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.readers.communication import Collectives
-from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import Named
 from fastcomm.trace import bytes as byte_rules
+from fastcomm.trace.events import Events
 from fastcomm.trace.schema import OP
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
@@ -37,11 +36,6 @@ class DeviceRows:
     def events(self) -> tuple[Events, pa.Table, Ints]:
         """The events sorted by start, their lanes, and the row that each event was."""
         order = np.lexsort((self.stop, self.start))
-        columns: dict[str, NDArray[Any]] = {
-            name: getattr(self, name)[order]
-            for name in ("start", "stop", "kind", "name", "stream", "offset")
-        }
-        columns["correlation"] = np.full(len(order), NULL, np.int64)
         lanes = pa.table(
             {
                 "process": [""] * len(self.lanes),
@@ -50,8 +44,17 @@ class DeviceRows:
                 "is_device": [True] * len(self.lanes),
             }
         )
-        lane = self.lane[order].astype(np.int32)
-        return Events(columns=columns, details={}, texts=self.texts, lane=lane), lanes, order
+        events = Events(
+            start=self.start[order],
+            stop=self.stop[order],
+            kind=self.kind[order],
+            name=self.name[order].astype(np.int32),
+            lane=self.lane[order].astype(np.int32),
+            correlation=np.full(len(order), NULL, np.int64),
+            texts=self.texts,
+            more={"stream": self.stream[order], "offset": self.offset[order]},
+        )
+        return events, lanes, order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

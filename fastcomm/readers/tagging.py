@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.data_parallel import is_plain
-from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import Named
 from fastcomm.trace.alike import alike
+from fastcomm.trace.events import Events
 from fastcomm.trace.parallel import Grid
 from fastcomm.trace.schema import OPS, TAG, TAG_SOURCES
 from fastcomm.trace.tags import (
@@ -67,7 +67,7 @@ def tag(
     `world` is how many ranks there are, where the trace says it, and `iterations` in how many
     steps the events were counted.
     """
-    columns = found.group, found.op, found.name, events.columns["stream"][found.row]
+    columns = found.group, found.op, found.name, events.more["stream"][found.row]
     first, kind = alike(*columns)
     kinds = list(zip(*(column[first].tolist() for column in columns), strict=True))
     units = _units(found.groups, kinds, np.bincount(kind).tolist())

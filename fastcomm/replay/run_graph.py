@@ -227,7 +227,7 @@ def _name(named: Naming, row: int) -> str:
     """The standard name of work or communication; of the host what it called."""
     if named.is_work[row] or row in named.communication:
         return named.standard(row)
-    return f"{HOST}.{plain(named.words[named.code[row]])}"
+    return f"{HOST}.{plain(named.word(row))}"
 
 
 def _categories(names: Sequence[Name]) -> list[str]:

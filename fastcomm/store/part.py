@@ -25,6 +25,7 @@ from fastcomm.store.layout import (
     file_name,
     table_name,
 )
+from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import TAG, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
 
@@ -136,7 +137,7 @@ def _column(entries: Sequence[Entry], name: str, kind: pa.DataType) -> pa.Array:
 def group_table(trace: Trace) -> pa.Table:
     """The groups that communicated, tags in words, with what they did."""
     groups, comm = trace.groups, trace.comm
-    used = comm["group"].fill_null(-1).to_numpy()
+    used = filled(comm["group"], -1)
     words = [
         "/".join(TAGS[tag] for tag in fits or ()) for fits in groups["candidates"].to_pylist()
     ]

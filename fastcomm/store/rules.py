@@ -12,10 +12,11 @@ import pyarrow as pa
 from fastcomm.errors import ConfigError
 from fastcomm.readers.assembly import ReadOptions, assemble
 from fastcomm.readers.communication import Collectives, Partners
-from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, named
 from fastcomm.trace import schema
 from fastcomm.trace.bytes import Sizes
+from fastcomm.trace.columns import filled
+from fastcomm.trace.events import Events
 from fastcomm.trace.iterations import Clock, IterationRule
 from fastcomm.trace.parallel import Grid
 from fastcomm.trace.tags import ProcessGroup, TagRule, TagRules
@@ -120,39 +121,37 @@ def reapplied(trace: Trace, wanted: ReadOptions, stored: ReadOptions) -> Trace:
 
 def _events(trace: Trace) -> Events:
     name = trace.events["name"].combine_chunks()
-    columns = {
-        each: _filled(trace.events[each])
-        for each in trace.events.column_names
-        if each not in ("name", "lane", "kind")
-    }
-    columns |= {"name": name.indices.to_numpy(), "kind": trace.events["kind"].to_numpy()}
-    columns |= {each: _filled(trace.args[each]) for each in _args(trace)} if trace.args else {}
-    columns["stream"] = np.full(trace.events.num_rows, NULL, np.int64)
-    columns["stream"][trace.comm["event"].to_numpy()] = _filled(trace.comm["stream"])
-    return Events(
-        columns=columns,
-        details={},
-        texts=name.dictionary.to_pylist(),
-        lane=trace.events["lane"].to_numpy(),
+    args = trace.args
+    more = {} if args is None else {each: filled(args[each]) for each in args.column_names}
+    stream = np.full(trace.events.num_rows, NULL, np.int64)
+    stream[trace.comm["event"].to_numpy()] = filled(trace.comm["stream"])
+    start, stop, correlation, offset = (
+        filled(trace.events[each]) for each in ("start", "stop", "correlation", "offset")
     )
-
-
-def _args(trace: Trace) -> list[str]:
-    return [] if trace.args is None else list(trace.args.column_names)
+    return Events(
+        start=start,
+        stop=stop,
+        kind=trace.events["kind"].to_numpy(),
+        name=name.indices.to_numpy(),
+        lane=trace.events["lane"].to_numpy(),
+        correlation=correlation,
+        texts=name.dictionary.to_pylist(),
+        more={**more, "stream": stream, "offset": offset},
+    )
 
 
 def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> Collectives:
     comm = trace.comm
     row = comm["event"].to_numpy().astype(np.int64)
-    group = _filled(comm["group"])
+    group = filled(comm["group"])
     names, name = _named(events, row, patterns)
     return Collectives(
         row=row,
         op=comm["op"].to_numpy(),
-        seq=_filled(comm["seq"]),
+        seq=filled(comm["seq"]),
         group=np.where(group == NULL, -1, group).astype(np.int32),
         groups=_groups(trace),
-        sizes=Sizes(*(_filled(comm[f"{kind}_bytes"]) for kind in ("msg", "payload", "bus"))),
+        sizes=Sizes(*(filled(comm[f"{kind}_bytes"]) for kind in ("msg", "payload", "bus"))),
         named=names,
         name=name,
         partners=_partners(comm),
@@ -162,7 +161,7 @@ def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> C
 
 def _partners(comm: pa.Table) -> Partners:
     return Partners(
-        root=_filled(comm["root"]),
+        root=filled(comm["root"]),
         sends_to=comm["sends_to"].to_pylist(),
         receives_from=comm["receives_from"].to_pylist(),
     )
@@ -174,9 +173,9 @@ def _named(
     """What the names of the communication say, each once, and which is each event's."""
     names: list[Named] = []
     place: dict[tuple[int, bool], int] = {}
-    copies = events.columns["kind"][row] == schema.KIND["memcpy"]
+    copies = events.kind[row] == schema.KIND["memcpy"]
     answers = np.empty(len(row), np.int64)
-    codes = events.columns["name"][row].tolist()
+    codes = events.name[row].tolist()
     for at, key in enumerate(zip(codes, copies.tolist(), strict=True)):
         if key not in place:
             table = PEER_COPIES if key[1] else (*patterns, *PATTERNS)
@@ -203,9 +202,3 @@ def _groups(trace: Trace) -> tuple[ProcessGroup, ...]:
 def _communicator(name: str) -> int | None:
     """The number of a communicator, which is the name of its group where nothing else is."""
     return int(name, 16) if re.fullmatch("0x[0-9a-f]{16}", name) else None
-
-
-def _filled(column: pa.ChunkedArray) -> Ints:
-    """The column with NULL for nulls, a copy."""
-    filled: Ints = column.cast(pa.int64()).fill_null(NULL).to_numpy().copy()
-    return filled

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.trace.schema import OP, OPS
-from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels.arrays import NULL, Ints
 
 _LIMITS = np.iinfo(np.int64)
-NULL = int(_LIMITS.min)
 
 # Bytes of an element, by the names that profilers print; Float8 of any kind is one byte.
 ELEMENT_SIZES = {

@@ -1,24 +1,24 @@
 """A run of a profiler's traces as a uniform trace: its events, named as operations."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from fastcomm.errors import FastcommError
 from fastcomm.exchange import clocks
 from fastcomm.readers.dpro.uniform import Event, UniformTrace, of_events
 from fastcomm.trace import rank_warnings
+from fastcomm.trace.events import EventRows
 from fastcomm.trace.run import ReadRanks, Run, SkippedRank
 from fastcomm.trace.schema import KIND, OPS, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm.units import counted, plural
-from fastcomm_kernels import attribution, intervals
-from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm_kernels import intervals
+from fastcomm_kernels.arrays import Flags, Ints
 
 FORWARD, BACKWARD, UPDATE = range(3)
 OP_CATS = ("FW", "BW", "UPDATE_")
@@ -28,7 +28,6 @@ _BACKWARD = re.compile(r"(?i)backward|(?<![a-z])bwd|^autograd::engine")
 _UPDATE = re.compile(r"(?i)optimizer")
 _ENGINE = "autograd::engine"
 _STEP = re.compile(r"^ProfilerStep#|(?i:optimizer)")
-_WORK = ("kernel", "memcpy", "memset")
 
 
 @dataclass(frozen=True)
@@ -38,103 +37,53 @@ class Naming:
     trace: Trace
 
     @cached_property
-    def kind(self) -> Ints:
-        """The kind of each event."""
-        return self._column("kind")
-
-    @cached_property
-    def lane(self) -> NDArray[np.int32]:
-        """The lane of each event."""
-        found: NDArray[np.int32] = self.trace.events["lane"].to_numpy()
-        return found
-
-    @cached_property
-    def start(self) -> Ints:
-        """When each begins."""
-        return self._column("start")
-
-    @cached_property
-    def stop(self) -> Ints:
-        """When each ends."""
-        return self._column("stop")
-
-    def _column(self, name: str) -> Ints:
-        found: Ints = self.trace.events[name].to_numpy().astype(np.int64)
-        return found
-
-    @cached_property
-    def words(self) -> list[str]:
-        """Names by code."""
-        found: list[str] = self._names.dictionary.to_pylist()
-        return found
-
-    @cached_property
-    def code(self) -> Ints:
-        """The code of each event's name."""
-        found: Ints = self._names.indices.to_numpy().astype(np.int64)
-        return found
-
-    @property
-    def _names(self) -> pa.DictionaryArray:
-        return self.trace.events["name"].combine_chunks()
+    def events(self) -> EventRows:
+        """The events of the trace."""
+        return EventRows.of(self.trace)
 
     @cached_property
     def is_work(self) -> Flags:
         """Which events are work of a device."""
-        return np.isin(self.kind, [KIND[name] for name in _WORK])
+        return self.events.of_kind("kernel", "memcpy", "memset")
 
     @cached_property
     def at(self) -> Ints:
         """The call that launched each piece of work; of all else, and where unknown, itself."""
-        found = np.arange(len(self.kind))
-        calls = np.flatnonzero(self.kind == KIND["runtime"])
-        number = self.trace.events["correlation"].fill_null(NULL).to_numpy()
-        calls = calls[np.argsort(number[calls], kind="stable")]
-        work = np.flatnonzero(self.is_work & (number != NULL))
-        if not len(calls):
-            return found
-        place = np.searchsorted(number[calls], number[work], side="right") - 1
-        known = (place >= 0) & (number[calls[place]] == number[work])
-        found[work[known]] = calls[place[known]]
-        return found
+        at = np.arange(len(self.events))
+        work = np.flatnonzero(self.is_work)
+        launch = self.events.launch_of(work)
+        at[work] = np.where(launch >= 0, launch, work)
+        return at
 
     @cached_property
     def operator(self) -> Ints:
         """The innermost operator around each event's call, an operator's own row; or -1."""
-        return self._around(np.flatnonzero(self.kind == KIND["cpu_op"]))
-
-    def _around(self, ranges: Ints) -> Ints:
-        """The innermost of `ranges` around each event's call, or -1."""
-        found = np.full(len(self.kind), -1, np.int64)
-        points = self.at
-        order = np.lexsort((self.start[points], self.lane[points]))
-        ranges = ranges[np.lexsort((-self.stop[ranges], self.start[ranges], self.lane[ranges]))]
-        if len(ranges):
-            lanes = (
-                (self.lane[k], self.start[k], self.stop[k]) for k in (ranges, points[order])
-            )
-            inner = attribution.enclosing(*next(lanes), *next(lanes))
-            found[order] = np.where(inner >= 0, ranges[inner], -1)
-        return found
+        return self.events.enclosing(self.events.rows("cpu_op"), self.at)
 
     @cached_property
     def op_cat(self) -> Ints:
         """FORWARD, BACKWARD or UPDATE."""
-        said = np.array([_class(word) for word in self.words], np.int64)[self.code]
-        is_op = self.kind == KIND["cpu_op"]
+        said = self._by_name(_class)
+        is_op = self.events.kind == KIND["cpu_op"]
         is_mark = is_op & (said == BACKWARD)
-        is_mark |= (self.kind == KIND["annotation"]) & (said >= 0)
-        mark = self._around(np.flatnonzero(is_mark))
-        return np.where(mark >= 0, said[mark], self._of_thread[self.lane[self.at]])
+        is_mark |= (self.events.kind == KIND["annotation"]) & (said >= 0)
+        mark = self.events.enclosing(np.flatnonzero(is_mark), self.at)
+        return np.where(mark >= 0, said[mark], self._of_thread[self.events.lane[self.at]])
+
+    def _by_name(self, answer: Callable[[str], int]) -> Ints:
+        """The answer to each event's name, asked once a name."""
+        return np.array([answer(word) for word in self.events.texts], np.int64)[
+            self.events.name
+        ]
 
     @cached_property
     def _of_thread(self) -> Ints:
         """By lane: BACKWARD on a thread of autograd's engine, unless it takes steps as well."""
-        engine = np.array([word.startswith(_ENGINE) for word in self.words], bool)[self.code]
-        steps = np.array([bool(_STEP.search(word)) for word in self.words], bool)[self.code]
+        engine = self._by_name(lambda word: word.startswith(_ENGINE)) == 1
+        steps = self._by_name(lambda word: _STEP.search(word) is not None) == 1
         found = np.full(self.trace.lanes.num_rows, FORWARD, np.int64)
-        found[self.lane[engine]] = BACKWARD
-        found[self.lane[steps]] = FORWARD
+        found[self.events.lane[engine]] = BACKWARD
+        found[self.events.lane[steps]] = FORWARD
         return found
 
     @cached_property
@@ -142,8 +91,8 @@ class Naming:
         """The iteration in which each was called, from 0 on; -1 outside of all."""
         table = self.trace.iterations
         if not table.num_rows:
-            return np.zeros(len(self.kind), np.int64)
-        begin = self.start[self.at]
+            return np.zeros(len(self.events), np.int64)
+        begin = self.events.start[self.at]
         order = np.argsort(begin, kind="stable")
         found = np.empty(len(begin), np.int64)
         found[order] = intervals.segment_of(
@@ -170,18 +119,22 @@ class Naming:
         if row in self.communication:
             return self.communication[row]
         source = row if self.operator[row] < 0 else int(self.operator[row])
-        return f"{OP_CATS[self.op_cat[row]]}.{plain(self.words[self.code[source]])}"
+        return f"{OP_CATS[self.op_cat[row]]}.{plain(self.word(source))}"
+
+    def word(self, row: int) -> str:
+        """The name of an event."""
+        return self.events.texts[int(self.events.name[row])]
 
     @cached_property
     def outermost(self) -> Flags:
         """Which operators no other of their thread encloses."""
-        ops = np.flatnonzero(self.kind == KIND["cpu_op"])
-        ops = ops[np.lexsort((-self.stop[ops], self.start[ops], self.lane[ops]))]
-        found = np.zeros(len(self.kind), bool)
-        for lane in np.unique(self.lane[ops]).tolist():
-            own = ops[self.lane[ops] == lane]
-            before = np.maximum.accumulate(self.stop[own])
-            found[own] = self.start[own] >= np.append(self.start[own[:1]], before[:-1])
+        events, ops = self.events, self.events.rows("cpu_op")
+        ops = ops[np.lexsort((-events.stop[ops], events.start[ops], events.lane[ops]))]
+        found = np.zeros(len(events), bool)
+        for lane in np.unique(events.lane[ops]).tolist():
+            own = ops[events.lane[ops] == lane]
+            before = np.maximum.accumulate(events.stop[own])
+            found[own] = events.start[own] >= np.append(events.start[own[:1]], before[:-1])
         return found
 
 
@@ -266,20 +219,20 @@ def operations(trace: Trace) -> Iterator[Event]:
     threads = trace.lanes["thread"].to_pylist()
     numbers: dict[int, int] = {}
     for row in np.flatnonzero(kept).tolist():
-        lane, step = int(named.lane[row]), int(named.step[row])
+        lane, step = int(named.events.lane[row]), int(named.step[row])
         is_comm = row in said
         if not is_comm:
             numbers.setdefault(lane, len(numbers))
         yield Event(
             name=named.standard(row),
             pid=rank,
-            start=int(named.start[row]),
-            dur=int(named.stop[row] - named.start[row]),
+            start=int(named.events.start[row]),
+            dur=int(named.events.stop[row] - named.events.start[row]),
             lane="Comm" if is_comm else f"operator{numbers[lane]}",
             cat="Comm" if is_comm else "operator",
             step=None if step < 0 else step,
             extra={
-                "event": named.words[named.code[row]],
+                "event": named.word(row),
                 "lane": threads[lane],
                 **said.get(row, {}),
             },

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.readers.communication import Collectives, communication, find_partners
-from fastcomm.readers.events import Events, Rows
 from fastcomm.readers.kineto.sizes import (
     DIMENSIONS,
     NO_OPERATION,
@@ -27,6 +26,8 @@ from fastcomm.readers.kineto.sizes import sizes as sizes_of
 from fastcomm.readers.patterns import Named, Pattern
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.alike import alike
+from fastcomm.trace.columns import lookup
+from fastcomm.trace.events import Events
 from fastcomm.trace.run import MOST_RANKS
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup
@@ -79,14 +80,14 @@ class _Host:
     """What the host did about each communication event: rows of events, -1 where unknown."""
 
     events: Events
-    rows: Rows  # the communication itself
-    call: Rows  # record_param_comms
-    mark: Rows  # the innermost range nccl:...
-    operator: Rows  # the innermost c10d::... or other of OPERATORS
+    rows: Ints  # the communication itself
+    call: Ints  # record_param_comms
+    mark: Ints  # the innermost range nccl:...
+    operator: Ints  # the innermost c10d::... or other of OPERATORS
     places: tuple[NDArray[np.int32], ...]  # of the details of `rows`, and of `call` if any is
 
     @classmethod
-    def of(cls, events: Events, rows: Rows) -> "_Host":
+    def of(cls, events: Events, rows: Ints) -> "_Host":
         """Follow the launches, but for kernels that say everything themselves."""
         call, mark, operator = (np.full(len(rows), -1, np.int64) for _ in range(3))
         own = events.places(rows)
@@ -117,7 +118,7 @@ class _Host:
         return reduce(lambda first, other: np.where(first == NULL, other, first), said)
 
 
-def _ranges(events: Events, is_one: Callable[[str], bool]) -> Rows:
+def _ranges(events: Events, is_one: Callable[[str], bool]) -> Ints:
     """The host's ranges whose name is accepted."""
     return events.rows_named(is_one, "cpu_op", "annotation")
 
@@ -165,11 +166,11 @@ class _Said:
         events = host.events
         columns = {key: host.metadata(*names) for key, names in _METADATA.items()}
         columns["named"] = name
-        columns["bytes"] = events.columns["bytes"][host.rows]
-        columns["kind"] = events.columns["kind"][host.rows]
+        columns["bytes"] = events.more["bytes"][host.rows]
+        columns["kind"] = events.kind[host.rows].astype(np.int64)
         ranges = (("call", host.call), ("mark", host.mark), ("operator", host.operator))
         for range_, rows in ranges:
-            codes = events.columns["name"][rows].astype(np.int64)
+            codes = events.name[rows].astype(np.int64)
             columns[range_] = np.where(rows >= 0, codes, NULL)
             places = events.places(rows)
             columns |= {f"{range_} {key}": events.details[key][places] for key in DIMENSIONS}
@@ -186,20 +187,20 @@ class _Said:
 
 
 def _by_external_id(
-    events: Events, calls: Rows, rows: Rows, launches: Rows, found: Rows
-) -> Rows:
+    events: Events, calls: Ints, rows: Ints, launches: Ints, found: Ints
+) -> Ints:
     """The call of the same external id, where no call encloses the launch on its own thread.
 
     Before 2024-02 the id is that of the launch, and names nothing or a stranger: a call counts
     only if the launch lies inside of it.
     """
-    ids, start, stop = (events.columns[name] for name in ("External id", "start", "stop"))
+    ids, start, stop = events.more["External id"], events.start, events.stop
     calls = calls[np.argsort(ids[calls], kind="stable")]
     if not len(calls):
         return found
-    at = np.minimum(np.searchsorted(ids[calls], ids[rows]), len(calls) - 1)
-    call = calls[at]
-    fits = (found < 0) & (launches >= 0) & (ids[call] == ids[rows]) & (ids[rows] != NULL)
+    place = lookup(ids[calls], ids[rows])
+    call = calls[place]
+    fits = (found < 0) & (launches >= 0) & (place >= 0)
     fits &= (start[call] <= start[launches]) & (stop[launches] <= stop[call])
     return np.where(fits, call, found)
 

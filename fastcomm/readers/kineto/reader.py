@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import communication
 from fastcomm.readers.assembly import DEVICE_KINDS, ReadOptions, assemble
-from fastcomm.readers.events import Events
 from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world, check_count
 from fastcomm.readers.kineto import head
 from fastcomm.readers.kineto.categories import (
@@ -28,6 +27,7 @@ from fastcomm.readers.kineto.collectives import find_collectives, known_groups
 from fastcomm.readers.kineto.sizes import PREFIXES
 from fastcomm.readers.ranks import NAME_PATTERNS, rank_from_name
 from fastcomm.trace.alike import first_seen
+from fastcomm.trace.events import Events
 from fastcomm.trace.run import SkippedRank, Source
 from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import Meta, Trace
@@ -274,8 +274,17 @@ def _events(scanned: Scanned) -> tuple[Events, pa.Table, tuple[int, str | None],
     columns["start"] += base
     columns["stop"] += base
     columns |= {name: columns[key] for key, name in ARG_NAMES.items() if key in columns}
-    events = Events(columns=columns, details=scanned.details, texts=scanned.texts, lane=lane)
+    events = Events(
+        **{name: columns.pop(name) for name in _EVENT},
+        lane=lane,
+        texts=scanned.texts,
+        more=columns,
+        details=scanned.details,
+    )
     return events, lanes, (base, clock), notes
+
+
+_EVENT = ("start", "stop", "kind", "name", "correlation")
 
 
 def _base(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fastcomm.readers.kineto.categories import scan
 from fastcomm.readers.kineto.chrome import Scanned
 from fastcomm.readers.kineto.reader import METRICS
+from fastcomm.trace.columns import lookup
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -51,16 +52,10 @@ def calls(path: Path, names: tuple[str, ...]) -> list[ShapedCall]:
 
 def _spent(columns: dict[str, NDArray[Any]], ops: Ints) -> Ints:
     """Nanoseconds of the kernels of each operator; operators are sorted by their start."""
-    works, launches = (
-        rows[columns["correlation"][rows] != NULL]
-        for rows in (np.flatnonzero(columns["kind"] == KIND[name]) for name in _LINKED)
-    )
+    works, launches = (np.flatnonzero(columns["kind"] == KIND[name]) for name in _LINKED)
     launches = launches[np.argsort(columns["correlation"][launches], kind="stable")]
-    known = columns["correlation"][launches]
-    at = np.searchsorted(known, columns["correlation"][works])
-    linked = at < len(known)
-    linked[linked] = known[at[linked]] == columns["correlation"][works[linked]]
-    works, launches = works[linked], launches[at[linked]]
+    place = lookup(columns["correlation"][launches], columns["correlation"][works])
+    works, launches = works[place >= 0], launches[place[place >= 0]]
     op = _around(columns, ops, launches)
     inside = op >= 0
     duration = columns["stop"][works[inside]] - columns["start"][works[inside]]

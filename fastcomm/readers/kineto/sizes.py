@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.readers.events import Events, Rows
 from fastcomm.readers.patterns import Named
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.alike import alike
+from fastcomm.trace.events import Events
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NULL, Flags, Ints
@@ -279,7 +279,7 @@ def reasons(
     said: StatedSizes,
     op: NDArray[np.int8],
     named: Sequence[Named],
-    rows: Rows,
+    rows: Ints,
     kind: Ints,
 ) -> tuple[str, ...]:
     """Return why sizes are unknown, the most frequent reason first.
@@ -349,7 +349,7 @@ def _is_nccl(said: StatedSizes, named: Sequence[Named]) -> Flags:
     return np.array([each.library == "NCCL" for each in named], np.bool_)[said.columns["named"]]
 
 
-def _by_launch(events: Events, launch: Rows, is_nccl: Flags) -> NDArray[np.str_]:
+def _by_launch(events: Events, launch: Ints, is_nccl: Flags) -> NDArray[np.str_]:
     """The reason for each event around whose launch nothing is said."""
     if not len(events.rows("runtime")):
         return np.full(len(launch), "launches")
@@ -357,14 +357,14 @@ def _by_launch(events: Events, launch: Rows, is_nccl: Flags) -> NDArray[np.str_]
     return np.select([launch < 0, old], ["launch", "old"], "library")
 
 
-def _in_graph(events: Events, launch: Rows) -> Flags:
+def _in_graph(events: Events, launch: Ints) -> Flags:
     """Events that a graph's launch started."""
-    codes = np.where(launch >= 0, events.columns["name"][launch].astype(np.int64), NULL)
+    codes = np.where(launch >= 0, events.name[launch].astype(np.int64), NULL)
     in_graph: Flags = events.by_text(codes, lambda name: int("GraphLaunch" in name)) == 1
     return in_graph
 
 
 def is_old(events: Events) -> bool:
     """Return whether a trace may be of a PyTorch before 2.4, as far as its times tell."""
-    start = events.columns["start"]
+    start = events.start
     return not len(start) or not int(start[0]) >= _ABSOLUTE or int(start[0]) < _SINCE_2_4

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.assembly import ReadOptions
 from fastcomm.readers.communication import Collectives, communication
-from fastcomm.readers.events import Events, Rows
 from fastcomm.readers.nsys import operations as operations_
 from fastcomm.readers.nsys import sizes as sizes_
 from fastcomm.readers.nsys.communicators import Communicator, find_partners, unsigned
@@ -25,10 +24,12 @@ from fastcomm.readers.nsys.operations import (
 from fastcomm.readers.nsys.sizes import Parts
 from fastcomm.readers.patterns import Named
 from fastcomm.trace import bytes as byte_rules
+from fastcomm.trace import events
 from fastcomm.trace.alike import alike
+from fastcomm.trace.columns import lookup
+from fastcomm.trace.events import Events
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup
-from fastcomm_kernels import attribution
 from fastcomm_kernels.arrays import NULL, Ints
 
 _MESSAGE_KERNELS = ("SendRecv", "AllToAll")
@@ -74,10 +75,10 @@ def find_collectives(
     marked = marks.around(_points_of(nccl, operations.row))
     parts = sizes_.of_parts(operations, alone, communicators, marked)
     found = _Found.of(matched, alone, parts, numbers(operations))
-    is_copy = events.columns["kind"][rows] != KIND["kernel"]
+    is_copy = events.kind[rows] != KIND["kernel"]
     op = _operations(found.op, marks.around(points), name, names)
-    group, groups = _groups(found.communicator, events.columns["stream"][rows], communicators)
-    copied = events.columns["bytes"][rows]
+    group, groups = _groups(found.communicator, events.more["stream"][rows], communicators)
+    copied = events.more["bytes"][rows]
     sizes = byte_rules.Sizes(*(np.where(is_copy, copied, column) for column in found.sizes))
     collectives = Collectives(
         row=rows,
@@ -96,10 +97,9 @@ def find_collectives(
 def launch_points(found: ProcessEvents, made: Creations) -> Points:
     """Where each event was launched; what a graph replays, where its node was made."""
     launch = found.events.launch_of(np.arange(len(found.node)))
-    columns = found.events.columns
     thread, start, stop = (
         np.where(launch >= 0, column[launch], NULL)
-        for column in (found.thread, columns["start"], columns["stop"])
+        for column in (found.thread, found.events.start, found.events.stop)
     )
     creation = made.of(found.node)
     captured = creation >= 0
@@ -109,32 +109,20 @@ def launch_points(found: ProcessEvents, made: Creations) -> Points:
     return Points(thread=thread, start=start, stop=stop)
 
 
-def enclosing(ranges: Points, points: Points) -> Rows:
+def enclosing(ranges: Points, points: Points) -> Ints:
     """The innermost range around each point on its thread, or -1."""
-    found = np.full(len(points.thread), -1, np.int64)
-    asked = np.flatnonzero(points.thread != NULL)
-    threads, lanes = np.unique(ranges.thread, return_inverse=True)
-    if not len(asked) or not len(threads):
-        return found
-    place = np.searchsorted(threads, points.thread[asked])
-    asked = asked[threads[np.minimum(place, len(threads) - 1)] == points.thread[asked]]
-    lane = np.searchsorted(threads, points.thread[asked]).astype(np.int32)
-    order = np.lexsort((-ranges.stop, ranges.start, lanes))
-    sorted_points = np.lexsort((points.start[asked], lane))
-    asked, lane = asked[sorted_points], lane[sorted_points]
-    inner = attribution.enclosing(
-        lanes[order].astype(np.int32),
-        ranges.start[order],
-        ranges.stop[order],
-        lane,
-        points.start[asked],
-        points.stop[asked],
+    threads, range_lane = np.unique(ranges.thread, return_inverse=True)
+    lane = lookup(threads, points.thread)
+    known = np.flatnonzero(lane >= 0)
+    inner = np.full(len(lane), -1, np.int64)
+    inner[known] = events.enclosing(
+        (range_lane.astype(np.int32), ranges.start, ranges.stop),
+        (lane[known].astype(np.int32), points.start[known], points.stop[known]),
     )
-    found[asked] = np.where(inner >= 0, order[inner], -1)
-    return found
+    return inner
 
 
-def _points_of(nccl: NcclRanges, rows: Rows) -> Points:
+def _points_of(nccl: NcclRanges, rows: Ints) -> Points:
     calls = nccl.calls
     return Points(thread=calls.thread[rows], start=calls.start[rows], stop=calls.stop[rows])
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm.readers.events import Events
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.export import Export, ExportRows
 from fastcomm.readers.nsys.nvtx import Ranges
+from fastcomm.trace.events import Events
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -141,10 +141,16 @@ def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) ->
         "offset": np.full(count, NULL, np.int64),
         "detail": np.full(count, -1, np.int32),
     }
-    events = Events(columns=columns, details={}, texts=list(parts.texts), lane=lane)
+    events = Events(
+        **{name: columns.pop(name) for name in _EVENT},
+        lane=lane,
+        texts=list(parts.texts),
+        more=columns,
+    )
     return ProcessEvents(events=events, lanes=lanes, thread=thread, node=node)
 
 
+_EVENT = ("start", "stop", "kind", "name", "correlation")
 # What kind of lane a row is on.
 _LANE_KINDS = _DEVICE_LANE, _HOST_LANE, _START_END_LANE = 0, 1, 2
 
@@ -182,7 +188,7 @@ def set_aside_unnamed(events: Events) -> tuple[int, float]:
 
     Return how many there are, and their share of the time of all kernels.
     """
-    start, stop = events.columns["start"], events.columns["stop"]
+    start, stop = events.start, events.stop
     unnamed = events.rows_named(lambda name: _NO_NAME.fullmatch(name) is not None, "kernel")
     if not len(unnamed):
         return 0, 0.0
@@ -191,7 +197,7 @@ def set_aside_unnamed(events: Events) -> tuple[int, float]:
         float((stop[rows] - start[rows]).sum(dtype=np.float64)) for rows in (unnamed, kernels)
     )
     share = 1.0 if len(unnamed) == len(kernels) else own / (whole or 1.0)
-    events.columns["kind"][unnamed] = KIND["other"]
+    events.kind[unnamed] = KIND["other"]
     return len(unnamed), share
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.export import Export
+from fastcomm.trace.columns import lookup
 from fastcomm_kernels.arrays import NULL, Ints
 
 _DEEPEST = 16  # copies of copies of a graph
@@ -26,10 +27,7 @@ class Creations:
 
     def of(self, nodes: Ints) -> Ints:
         """The row of each node's creation, or -1."""
-        if not len(self.node):
-            return np.full(len(nodes), -1, np.int64)
-        at = np.minimum(np.searchsorted(self.node, nodes), len(self.node) - 1)
-        return np.where((self.node[at] == nodes) & (nodes != NULL), at, -1)
+        return lookup(self.node, nodes)
 
 
 def read_creations(export: Export, process: int) -> Creations:
@@ -55,10 +53,8 @@ def _originals(node: Ints, original: Ints) -> Ints:
     """For each node the row of the node that it is a copy of, in the end."""
     at = np.arange(len(node))
     for _ in range(_DEEPEST if len(node) else 0):
-        source = original[at]
-        found = np.minimum(np.searchsorted(node, source), len(node) - 1)
-        copied = (source != NULL) & (node[found] == source)
-        if not copied.any():
+        copied = lookup(node, original[at])
+        if (copied < 0).all():
             break
-        at = np.where(copied, found, at)
+        at = np.where(copied >= 0, copied, at)
     return at

@@ -42,7 +42,7 @@ def _project(export: Export, process: int, ends: frozenset[int]) -> pa.Table:
     first, last, count = attribution.projected(
         (range_lane, ranges.start[rows], ranges.stop[rows]),
         (lane, points.start[work], points.stop[work]),
-        (events.columns["start"][work], events.columns["stop"][work]),
+        (events.start[work], events.stop[work]),
     )
     kept = np.flatnonzero(count > 0)
     rows = rows[kept]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.assembly import ReadOptions, assemble
-from fastcomm.readers.events import Events
 from fastcomm.readers.formats import OpenOptions, RankSources
 from fastcomm.readers.nsys import communicators, layout, report
 from fastcomm.readers.nsys import report as nsys_report
@@ -51,7 +50,7 @@ def read(path: Path, options: ReadOptions, member: Member) -> Trace:
     found, matched = find_collectives(
         events,
         launch_points(own, read_creations(export, member.process)),
-        np.where(own.node == NULL, -1, events.columns["correlation"]),
+        np.where(own.node == NULL, -1, events.correlation),
         ranges,
         nccl,
         member.communicators,
@@ -73,13 +72,9 @@ def read(path: Path, options: ReadOptions, member: Member) -> Trace:
             *nsys_report.about(events, nccl, found, matched),
         ),
     )
-    _to_epoch(events, report)
+    epoch = report.epoch or 0
+    events = replace(events, start=events.start + epoch, stop=events.stop + epoch)
     return assemble(events, own.lanes, found, options, meta)
-
-
-def _to_epoch(events: Events, report: Report) -> None:
-    for name in ("start", "stop"):
-        events.columns[name] = events.columns[name] + (report.epoch or 0)
 
 
 _THREADS = 8

@@ -9,13 +9,13 @@ import numpy as np
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.communication import Collectives
-from fastcomm.readers.events import Events
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.events import GRAPH_NAME
 from fastcomm.readers.nsys.export import Export
 from fastcomm.readers.nsys.layout import STRINGS
 from fastcomm.readers.nsys.nvtx import NcclRanges
 from fastcomm.readers.nsys.operations import KernelParts
+from fastcomm.trace.events import Events
 from fastcomm.trace.trace import SMALL
 from fastcomm.units import percent
 from fastcomm_kernels.arrays import NULL
@@ -236,7 +236,7 @@ def _about_graphs(events: Events) -> Iterator[str]:
     rows = events.rows_named(lambda name: name == GRAPH_NAME, "kernel")
     if not len(rows):
         return
-    start, stop = events.columns["start"], events.columns["stop"]
+    start, stop = events.start, events.stop
     device = events.rows("kernel", "memcpy", "memset")
     hidden = int((stop[rows] - start[rows]).sum())
     whole = int((stop[device] - start[device]).sum())

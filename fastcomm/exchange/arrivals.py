@@ -1,20 +1,34 @@
-"""Collectives and messages of all ranks on one clock, matched to each other."""
+"""Who arrives when at matched collectives and messages, and who waits for whom.
+
+At a meeting events wait for each other: until all that it needs have started, none that waits
+in it can end.
+"""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.exchange.matching import NONE, CollectiveCalls, Matches, match
+from fastcomm.exchange.matching import NONE, ROOTED, CollectiveCalls, Matches, match
 from fastcomm.exchange.messages import Messages, match_messages
-from fastcomm.metrics.pieces import column
-from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, FROM_ROOT, OP, TO_ROOT, numbers
+from fastcomm.trace.columns import filled
+from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, TO_ROOT, numbers
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
-_TOGETHER, _EVEN, _ROOTED = map(numbers, (ENDS_TOGETHER, EVEN, FROM_ROOT + TO_ROOT))
+_TOGETHER = numbers(ENDS_TOGETHER)
 
-_WHOLE = ("rank", "group", "group_size", "seq", "bytes", "bus_bytes", "partner")
+_WHOLE = (
+    "rank",
+    "group",
+    "group_size",
+    "seq",
+    "bytes",
+    "payload_bytes",
+    "bus_bytes",
+    "partner",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +45,7 @@ class CommunicationEvents:
     group_size: Ints
     seq: Ints
     bytes: Ints
+    payload_bytes: Ints
     bus_bytes: Ints
     partner: Ints
     sends: Flags
@@ -46,7 +61,7 @@ class CommunicationEvents:
         rows, given = table.num_rows, set(table.column_names)
         nothing, never = np.broadcast_to(NULL, rows), np.broadcast_to(False, rows)
         names = {name: name for name in _WHOLE} | {"alone": "alone_ns"}
-        start = column(table, "start_ns")
+        start = filled(table["start_ns"])
         return cls(
             tag=table["tag"].to_numpy(),
             op=table["op"].to_numpy(),
@@ -54,7 +69,7 @@ class CommunicationEvents:
             start=start,
             stop=start + table["duration_ns"].to_numpy(),
             **{
-                name: column(table, said) if said in given else nothing
+                name: filled(table[said]) if said in given else nothing
                 for name, said in names.items()
             },
         )
@@ -67,7 +82,7 @@ class CommunicationEvents:
     @property
     def collectives(self) -> Ints:
         """The rows of these, and of those whose root is known."""
-        rooted = np.isin(self.op, _ROOTED) & (self.partner != NULL)
+        rooted = np.isin(self.op, ROOTED) & (self.partner != NULL)
         return np.flatnonzero(self._of_several & (rooted | np.isin(self.op, _TOGETHER)))
 
     @property
@@ -93,18 +108,9 @@ class Met:
 
 def matches_of(events: CommunicationEvents, rows: Ints) -> Matches:
     """Match the collectives among some rows."""
-    op, partner = events.op[rows], events.partner[rows]
-    return match(
-        CollectiveCalls(
-            rank=events.rank[rows],
-            group=events.group[rows],
-            op=op.astype(np.int64),
-            seq=events.seq[rows],
-            size=np.where(np.isin(op, _EVEN), events.bytes[rows], NULL),
-            stop=events.stop[rows],
-            root=np.where(np.isin(op, _ROOTED), partner, NULL),
-        )
-    )
+    columns = {name: getattr(events, name) for name in ("rank", "group", "op", "seq", "stop")}
+    columns |= {"payload": events.payload_bytes, "root": events.partner}
+    return match(CollectiveCalls.of(columns, rows))
 
 
 def met_in_collectives(events: CommunicationEvents, rows: Ints, matches: Matches) -> Met:
@@ -112,7 +118,7 @@ def met_in_collectives(events: CommunicationEvents, rows: Ints, matches: Matches
     matched = np.flatnonzero(matches.instance != NONE)
     row, number = rows[matched], matches.instance[matched]
     counts = np.zeros(matches.count, np.bool_)
-    rooted = np.isin(events.op[row], _ROOTED)
+    rooted = np.isin(events.op[row], ROOTED)
     counts[number[~rooted | (events.partner[row] == events.rank[row])]] = True
     kept = counts[number]
     again = np.cumsum(counts) - 1
@@ -128,7 +134,7 @@ def met_in_messages(events: CommunicationEvents, rows: Ints, ahead: Ints) -> Met
             is_send=events.sends[rows],
             group=events.group[rows],
             seq=events.seq[rows],
-            size=events.bytes[rows],
+            size=events.payload_bytes[rows],
             stop=events.stop[rows] - ahead[rows],
         )
     )
@@ -269,3 +275,90 @@ def _waiting(
         until = np.where(to_root & ~is_root, start, until)
         holds = np.where(from_root, is_root, ~to_root | ~is_root)
     return until, holds
+
+
+class MeetingPairs(NamedTuple):
+    """Parts and meetings, one pair a row, sorted by meeting and then by part."""
+
+    part: Ints
+    meeting: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instances:
+    """Collectives and exchanges in order of time; a row a part, those of an instance together.
+
+    Times are ns on the first rank's clock.
+    """
+
+    instance: Ints
+    rank: Ints
+    row: Ints  # of the rank's events
+    op: NDArray[np.int8]
+    tag: NDArray[np.int8]
+    group: tuple[str, ...]
+    start: Ints
+    stop: Ints
+    is_whole: Flags  # by instance: no participant is missing
+    needed: MeetingPairs  # two parts or more of each meeting have to start
+    waiting: (
+        MeetingPairs  # before one part or more can end; a part waits in one meeting at most
+    )
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def arrived(self) -> Ints:
+        """When the last part of each meeting started."""
+        begin = _begins(self.needed.meeting)
+        latest: Ints = np.maximum.reduceat(self.start[self.needed.part], begin)
+        return latest
+
+    @property
+    def last(self) -> Ints:
+        """The part of each meeting that started last, the first of several."""
+        part, meeting = self.needed
+        order = np.lexsort((-part, self.start[part], meeting))
+        last: Ints = part[order[_ends(meeting)]]
+        return last
+
+    @property
+    def until(self) -> Ints:
+        """Until when each part waits; its own start where it waits for nobody."""
+        until = self.start.copy()
+        until[self.waiting.part] = self.arrived[self.waiting.meeting]
+        return until
+
+    def wait_caused(self) -> tuple[Ints, Flags]:
+        """Return how much later each part is than the one before it, and whether it is last.
+
+        Last is a part for which the others of its meetings wait longest. Where it is not, it
+        causes 0 ns.
+        """
+        part, meeting = self.needed
+        start = self.start[part]
+        ordered = start[np.lexsort((start, meeting))]
+        ends = _ends(meeting)
+        late = ordered[ends] - ordered[ends - 1]
+        # A part that alone waits for the others holds up nobody.
+        alone = np.full(len(late), NONE)
+        sole = np.flatnonzero(np.bincount(self.waiting.meeting) == 1)
+        alone[sole] = self.waiting.part[_begins(self.waiting.meeting)[sole]]
+        counts = alone[meeting] != part
+        is_late = counts & (start == ordered[ends][meeting])
+        caused = np.full(len(self), np.iinfo(np.int64).max)
+        np.minimum.at(caused, part[is_late], late[meeting[is_late]])
+        is_last = np.zeros(len(self), np.bool_)
+        is_last[part[is_late]] = True
+        is_last[part[counts & ~is_late]] = False
+        return np.where(is_last, caused, 0), is_last
+
+
+def _begins(sorted_: Ints) -> Ints:
+    return np.flatnonzero(np.diff(sorted_, prepend=-1))
+
+
+def _ends(sorted_: Ints) -> Ints:
+    """Return the last row of each of the sorted numbers."""
+    return np.append(_begins(sorted_)[1:], len(sorted_)) - 1
