@@ -18,7 +18,7 @@ from fastcomm.critical_path.ranks import joined
 from fastcomm.critical_path.what_if import Edit, Replay
 from fastcomm.critical_path.window import TimeRange, Window
 from fastcomm.graph.graph import longest_path
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job
@@ -28,7 +28,7 @@ from fastcomm_kernels import binding
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
 TIMES = 37  # a million events
 WHOLE = TimeRange(start=-(1 << 62), stop=1 << 62)
-OPTIONS = ReadOptions(whole=True)
+OPTIONS = TraceOptions(whole=True)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fastcomm.readers.runs import OpenOptions, open_run
     from fastcomm.replay.session import replay_trial
     from fastcomm.report.html.run_page import write_report
-    from fastcomm.trace.run import Run
+    from fastcomm.trace.run import RunTraces as Run
     from fastcomm.trace.trace import Trace
 
 __all__ = [
@@ -88,7 +88,7 @@ _HOMES = {
     "write_report": "report.html.run_page",
 }
 # Their module has shorter names for these: it says what they are about.
-_AT_HOME = {"search_strategies": "find", "simulate_dispatch": "simulate"}
+_AT_HOME = {"Run": "RunTraces", "search_strategies": "find", "simulate_dispatch": "simulate"}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fastcomm.critical_path.analysis import analyse, critical_path_analysis
 from fastcomm.critical_path.window import Window, WindowError
 from fastcomm.errors import FastcommError
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 
 WHOLE = Window(annotation="")
@@ -20,7 +20,7 @@ US = 1000
 
 
 def read(path):
-    return reader.read(path, ReadOptions(whole=True))
+    return reader.read(path, TraceOptions(whole=True))
 
 
 def op(name, ts, dur, tid=1, **args):
@@ -406,7 +406,7 @@ def test_windows_that_are_not_there(path_of, tmp_path):
     assert found.about.clipped == 1
     assert path_of(*events, wanted=Window(iteration=3), rules="hta").about.clipped == 2
     assert path_of(*events, wanted=Window()).about.clipped == 0
-    metrics_only = reader.read(tmp_path / "rank0.json", ReadOptions())
+    metrics_only = reader.read(tmp_path / "rank0.json", TraceOptions())
     with pytest.raises(FastcommError, match="read for metrics; wanted every event"):
         analyse(metrics_only)
 

@@ -18,7 +18,7 @@ from fastcomm.critical_path.overlay import Drawing, overlay_critical_path_analys
 from fastcomm.critical_path.saved import restore_cpgraph
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import OpenOptions, open_run
 
@@ -116,7 +116,7 @@ def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
 
 
 def read_whole(path):
-    return reader.read(path, ReadOptions(whole=True))
+    return reader.read(path, TraceOptions(whole=True))
 
 
 def test_a_cut_trace_has_no_overlay(tmp_path):

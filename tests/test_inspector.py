@@ -15,7 +15,7 @@ from fastcomm.errors import TraceFileError
 from fastcomm.readers import inspector
 from fastcomm.readers.config import Config
 from fastcomm.readers.formats import OpenOptions
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import OPS, TAGS
 
 WORLD, PAIR = "0x7f8c496ae9f661", "0x9e7a479f95a66c"
@@ -90,7 +90,7 @@ def only_trace(path):
 
 def metrics(folder, **words):
     every = found(folder)
-    run = Run(sources=every.sources, world_size=every.world_size, warnings=every.warnings)
+    run = RunTraces(sources=every.sources, world_size=every.world_size, warnings=every.warnings)
     return fastcomm.compute_metrics(run, **words)
 
 

@@ -10,7 +10,7 @@ from commands import invoke
 
 import fastcomm
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import OpenOptions
 from fastcomm.trace.iterations import IterationRule
@@ -18,7 +18,7 @@ from fastcomm.trace.iterations import IterationRule
 
 def iterations(tmp_path, events, **rule):
     path = k.write(tmp_path / "rank0.json", events)
-    options = ReadOptions(iterations=IterationRule(**rule))
+    options = TraceOptions(iterations=IterationRule(**rule))
     trace = reader.read(path, options)
     rows = [(r["number"], r["start"], r["stop"]) for r in trace.iterations.to_pylist()]
     return rows, trace.meta
@@ -132,7 +132,7 @@ def test_given_ranges_come_before_everything(tmp_path):
 def device_iterations(tmp_path, events, clock="auto", **options):
     path = k.write(tmp_path / "rank0.json", events)
     rule = IterationRule(clock=clock)
-    trace = reader.read(path, ReadOptions(iterations=rule, **options))
+    trace = reader.read(path, TraceOptions(iterations=rule, **options))
     table = trace.device_iterations
     rows = table and [(r["number"], r["start"], r["stop"]) for r in table.to_pylist()]
     return rows, trace
@@ -237,7 +237,7 @@ def test_ranges_of_the_user_are_taken_as_they_are(tmp_path):
     events = [*STEPS, k.launch(1, 11), k.kernel("late", 30, 5, correlation=11)]
     path = k.write(tmp_path / "rank0.json", events)
     rule = IterationRule(ranges=((0, 0, 40_000),))
-    assert reader.read(path, ReadOptions(iterations=rule)).device_iterations is None
+    assert reader.read(path, TraceOptions(iterations=rule)).device_iterations is None
 
 
 def cut(tmp_path, events, end):
@@ -254,7 +254,7 @@ MARKS = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
 def read_cut(tmp_path, events, end, clock="auto"):
     rule = IterationRule(clock=clock)
     path = cut(tmp_path, events, end)
-    return reader.read(path, ReadOptions(allow_truncated=True, iterations=rule))
+    return reader.read(path, TraceOptions(allow_truncated=True, iterations=rule))
 
 
 def in_order(rows):
@@ -327,13 +327,13 @@ def rows_of(trace):
 def check_cuts(folder, rows, places):
     """Compare the iterations that remain at each cut with those of the whole trace."""
     path = k.write(folder / "rank0.json", rows)
-    whole, text = rows_of(reader.read(path, ReadOptions())), path.read_bytes()
+    whole, text = rows_of(reader.read(path, TraceOptions())), path.read_bytes()
     begin = text.index(b'"traceEvents"') + 20
     most = 0
     for place in places:
         path.write_bytes(text[: begin + int(place * (len(text) - begin - 20))])
         try:
-            trace = reader.read(path, ReadOptions(allow_truncated=True))
+            trace = reader.read(path, TraceOptions(allow_truncated=True))
         except TraceFileError as error:
             if "no device work, launch or annotation" not in str(error):
                 raise
@@ -420,14 +420,14 @@ def test_a_trace_that_is_cut_inside_its_first_step_has_no_numbers(tmp_path):
 def test_steps_without_device_work_in_a_whole_trace_stay(tmp_path):
     marks = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
     path = k.write(tmp_path / "rank0.json", [*marks, k.kernel("gemm", 1, 1)])
-    trace = reader.read(path, ReadOptions(allow_truncated=True))
+    trace = reader.read(path, TraceOptions(allow_truncated=True))
     assert trace.iterations["number"].to_pylist() == [0, 1, 2, 3]
 
 
 def test_a_cut_trace_without_any_device_work_has_no_step(tmp_path):
     marks = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
     path = cut(tmp_path, [*marks, k.kernel("gemm", 1, 1)], "gemm")
-    trace = reader.read(path, ReadOptions(allow_truncated=True))
+    trace = reader.read(path, TraceOptions(allow_truncated=True))
     assert trace.iterations["number"].to_pylist() == []
     warnings = str(trace.meta.warnings)
     assert "iterations 0-3 are left out (4 of 4)" in warnings

@@ -16,7 +16,7 @@ from fastcomm.readers.formats import OpenOptions
 from fastcomm.readers.tables import table as tables_table
 from fastcomm.readers.tables.mapping import STRAGGLER, preset_of, table_mapping
 from fastcomm.synthetic import TableJob, write_table
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 
 FOLDER = SHARED / "data" / "replay" / "straggler"
@@ -84,7 +84,9 @@ def found(path, mapping=MAPPING, **changes):
 
 
 def metrics(every):
-    return fastcomm.compute_metrics(Run(sources=every.sources, world_size=every.world_size))
+    return fastcomm.compute_metrics(
+        RunTraces(sources=every.sources, world_size=every.world_size)
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fastcomm.analyses.info import info
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.errors import SchemaError, TraceFileError
 from fastcomm.metrics.partial import Partial
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.patterns import Pattern
@@ -33,7 +33,7 @@ from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.schema import ARGS, KINDS
 from fastcomm.trace.tags import TagRule, TagRules
 
-WHOLE = ReadOptions(whole=True)
+WHOLE = TraceOptions(whole=True)
 TABLES = ("events", "lanes", "comm", "groups", "iterations")
 
 
@@ -70,7 +70,7 @@ def test_a_stored_trace_comes_back_as_it_was(trace, tmp_path_factory):
 @given(trace=traces())
 def test_metrics_get_device_work_and_the_rows_of_its_communication(trace, tmp_path_factory):
     path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
-    found = store_reader.read(path, ReadOptions())
+    found = store_reader.read(path, TraceOptions())
     kept = np.isin(trace.events["kind"].to_numpy(), DEVICE)
     kept[trace.comm["event"].to_numpy()] = True
     assert plain(found.events) == plain(trace.events.filter(pa.array(kept)))
@@ -110,7 +110,7 @@ def test_row_groups_come_in_sections_however_small_they_are(tmp_path, monkeypatc
     path = stored(trace, tmp_path / "rank-00000.parquet")
     assert store_reader.about(path)["row_groups"] == [3, 2, 1]
     same_tables(store_reader.read(path, WHOLE), trace)
-    assert store_reader.read(path, ReadOptions()).events.num_rows == 5
+    assert store_reader.read(path, TraceOptions()).events.num_rows == 5
 
 
 def test_two_communications_of_one_event_are_refused(tmp_path):
@@ -229,7 +229,7 @@ def test_patterns_of_kernels_only_count_when_storing(run):
     assert opened.read(0).comm.num_rows == 2
 
 
-@pytest.mark.parametrize("options", [WHOLE, ReadOptions(whole=True, patterns=(
+@pytest.mark.parametrize("options", [WHOLE, TraceOptions(whole=True, patterns=(
     Pattern(regex="x", library="y"),), iterations=IterationRule(ranges=((1, 2, 3),)),
     tags=TagRules(explicit=(TagRule(field="ranks", value=(0, 1), tag="TP"),),
                   grid=Parallel(tp=2).grid(8), guess=True))])  # fmt: skip
@@ -237,7 +237,7 @@ def test_what_was_said_comes_back_from_json(options):
     text = json.dumps(rules.as_json(options))
     assert rules.restored(json.loads(text)) == options
     assert rules.over(options, options) == options
-    assert rules.over(ReadOptions(), options) == options
+    assert rules.over(TraceOptions(), options) == options
 
 
 def rewrite(path, change=lambda table: table, **said):
@@ -252,10 +252,10 @@ def rewrite(path, change=lambda table: table, **said):
 def test_partners_are_looked_for_unless_a_file_says_it_has_none(run, said):
     path = run / "store" / "rank-00000.parquet"
     assert store_reader.about(path)["partners"] is False
-    wanted = store_reader.read(path, ReadOptions(), 0)
+    wanted = store_reader.read(path, TraceOptions(), 0)
     assert wanted.comm["root"].null_count == wanted.comm.num_rows == 1
     rewrite(path, partners=said)
-    assert plain(store_reader.read(path, ReadOptions(), 0).comm) == plain(wanted.comm)
+    assert plain(store_reader.read(path, TraceOptions(), 0).comm) == plain(wanted.comm)
 
 
 def test_a_file_with_partners_says_so(tmp_path):
@@ -264,7 +264,7 @@ def test_a_file_with_partners_says_so(tmp_path):
     comm = trace.comm.set_column(place, "sends_to", pa.array([[1]], partners))
     path = stored(replace(trace, comm=comm), tmp_path / "rank-00000.parquet")
     assert store_reader.about(path)["partners"] is True
-    assert store_reader.read(path, ReadOptions()).comm["sends_to"].to_pylist() == [[1]]
+    assert store_reader.read(path, TraceOptions()).comm["sends_to"].to_pylist() == [[1]]
 
 
 def with_column(name, values):
@@ -275,7 +275,7 @@ def test_a_word_that_nobody_knows_is_damage(run):
     path = run / "store" / "rank-00000.parquet"
     rewrite(path, with_column("kind", lambda table: pa.array(["unheard"] * len(table))))
     with pytest.raises(TraceFileError, match="KeyError: 'unheard'"):
-        store_reader.read(path, ReadOptions(), 0)
+        store_reader.read(path, TraceOptions(), 0)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
@@ -291,19 +291,19 @@ def test_a_manifest_holds_finite_numbers(run, value):
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float64()], ids=str)
 def test_a_column_of_another_type_is_cast(run, kind):
     path = run / "store" / "rank-00000.parquet"
-    wanted = store_reader.read(path, ReadOptions(), 0)
+    wanted = store_reader.read(path, TraceOptions(), 0)
     rewrite(path, with_column("correlation", lambda table: table["correlation"].cast(kind)))
-    assert plain(store_reader.read(path, ReadOptions(), 0).events) == plain(wanted.events)
+    assert plain(store_reader.read(path, TraceOptions(), 0).events) == plain(wanted.events)
 
 
 def test_a_column_that_cannot_be_cast_or_has_nulls_is_damage(run):
     path = run / "store" / "rank-00000.parquet"
     rewrite(path, with_column("start", lambda table: pa.array([1.5] * len(table))))
     with pytest.raises(TraceFileError, match="damaged"):
-        store_reader.read(path, ReadOptions(), 0)
+        store_reader.read(path, TraceOptions(), 0)
     rewrite(path, with_column("start", lambda table: pa.nulls(len(table), pa.int64())))
     with pytest.raises(TraceFileError, match=r"events.start: 2 nulls, none allowed"):
-        store_reader.read(path, ReadOptions(), 0)
+        store_reader.read(path, TraceOptions(), 0)
 
 
 def test_a_file_of_a_store_is_a_run_of_one_rank(run):
@@ -398,9 +398,9 @@ def test_a_flipped_byte_anywhere_is_noticed_or_changes_nothing_read(run, whole):
 
 
 def test_the_rest_of_a_rank_that_was_stored_without_it_is_an_error(tmp_path):
-    trace = reader.read(k.write(tmp_path / "rank0.json", STEP), ReadOptions())
+    trace = reader.read(k.write(tmp_path / "rank0.json", STEP), TraceOptions())
     path = stored(trace, tmp_path / "rank-00000.parquet")
-    assert store_reader.read(path, ReadOptions()).comm.num_rows == 1
+    assert store_reader.read(path, TraceOptions()).comm.num_rows == 1
     with pytest.raises(TraceFileError, match="holds only what metrics need"):
         store_reader.read(path, WHOLE)
 

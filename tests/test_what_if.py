@@ -16,7 +16,7 @@ from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.what_if import Edit, Replay, sweep, what_if
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 
 US = 1000
@@ -35,7 +35,7 @@ EVENTS = [
 
 
 def found_in(path):
-    return analyse(reader.read(path, ReadOptions(whole=True)), Window(annotation=""))
+    return analyse(reader.read(path, TraceOptions(whole=True)), Window(annotation=""))
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_sweep_has_a_row_a_value(step):
 
 def test_only_the_corrected_rules_can_be_replayed(tmp_path):
     path = k.write(tmp_path / "rank0.json", EVENTS)
-    trace = reader.read(path, ReadOptions(whole=True))
+    trace = reader.read(path, TraceOptions(whole=True))
     with pytest.raises(FastcommError, match="found those of hta"):
         Replay(analyse(trace, Window(annotation=""), rules="hta"))
 

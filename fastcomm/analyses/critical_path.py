@@ -18,7 +18,7 @@ from fastcomm.executors.executor import Executor, Progress, Task
 from fastcomm.executors.local import executor_of
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.spread import Spread
-from fastcomm.trace.run import Run, SkippedRank, expected_ranks
+from fastcomm.trace.run import RunTraces, SkippedRank, expected_ranks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Ints
 
@@ -68,7 +68,7 @@ _Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
 
 
 def join(
-    run: Run,
+    run: RunTraces,
     wanted: Window | None = None,
     data_load: Sequence[str] = (),
     *,
@@ -123,7 +123,7 @@ _MOST_BYTES = 256 << 20  # of all files: whole traces of all ranks are in memory
 
 
 def find_critical_path(
-    run: Run | str | Path,
+    run: RunTraces | str | Path,
     rank: int | None = None,
     window: Window | None = None,
     *,
@@ -134,7 +134,7 @@ def find_critical_path(
     `run` is a path, or a run opened with `OpenOptions(whole=True)`; the window is by default
     the second iteration. `workers` as in `compute_metrics`; one rank is one worker's work.
     """
-    if not isinstance(run, Run):
+    if not isinstance(run, RunTraces):
         run = open_run(run, options=OpenOptions(whole=True))
     if rank is None and len(run.ranks) > 1:
         joined, _ = join(run, window, workers=workers)
@@ -142,7 +142,7 @@ def find_critical_path(
     return analyse(run.read(run.ranks[0] if rank is None else rank), window)
 
 
-def search(run: Run, rank: int) -> tuple[CriticalPath, Joined | None]:
+def search(run: RunTraces, rank: int) -> tuple[CriticalPath, Joined | None]:
     """The path, and the join of all ranks if it is through all; `rank` is taken otherwise.
 
     Raises `FastcommError` where there is no path.

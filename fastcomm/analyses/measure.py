@@ -14,12 +14,12 @@ from fastcomm.metrics.view import ByteKind
 from fastcomm.ranges import BANDWIDTH
 from fastcomm.readers.runs import with_world
 from fastcomm.spread import Spread
-from fastcomm.trace.run import Run, SkippedRank, agreed_size, ranges
+from fastcomm.trace.run import RunTraces, SkippedRank, agreed_size, ranges
 from fastcomm.units import parse_bandwidth
 
 
 def compute_metrics(  # noqa: PLR0913 - one word a choice
-    run: Run,
+    run: RunTraces,
     *,
     link_bandwidth: str | float | None = None,
     bytes: ByteKind = "payload",  # noqa: A002 - the word of the command line

@@ -22,14 +22,14 @@ from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
 from fastcomm.replay.session import Session, critical_path
 from fastcomm.spread import Spread
-from fastcomm.trace.run import ReadRanks, Run, SkippedRank
+from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank
 from fastcomm.trace.trace import Trace
 
 _Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
 
 
 def replay_run(
-    run: Run | str | Path,
+    run: RunTraces | str | Path,
     window: Window | None = None,
     *,
     workers: int | Executor = 1,
@@ -41,13 +41,13 @@ def replay_run(
     the second iteration. With `keep_going` ranks that cannot be read are skipped. FastcommError
     where ranks have nothing in common.
     """
-    if not isinstance(run, Run):
+    if not isinstance(run, RunTraces):
         run = open_run(run, options=OpenOptions(whole=True))
     return session_of(step_of(run, window, workers=workers, keep_going=keep_going))
 
 
 def step_of(
-    run: Run,
+    run: RunTraces,
     wanted: Window | None = None,
     data_load: Sequence[str] = (),
     *,

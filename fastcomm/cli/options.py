@@ -14,7 +14,7 @@ from fastcomm.errors import ConfigError
 if TYPE_CHECKING:
     from fastcomm.executors.executor import Executor
     from fastcomm.readers.formats import OpenOptions
-    from fastcomm.trace.run import Run
+    from fastcomm.trace.run import RunTraces
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -216,7 +216,7 @@ def engine_of(words: dict[str, Any]) -> "Iterator[Executor]":
 
 def opened(
     paths: tuple[str, ...], words: dict[str, Any], engine: "Executor | None" = None
-) -> "Run":
+) -> "RunTraces":
     """The run that the paths and the words of `run_options` describe."""
     run = found(paths, words, open_options(words), engine)
     return run.only(numbers("--ranks", words["ranks"])) if words["ranks"] else run
@@ -227,7 +227,7 @@ def found(
     words: dict[str, Any],
     options: "OpenOptions",
     engine: "Executor | None",
-) -> "Run":
+) -> "RunTraces":
     """The run at the paths; one at URLs is looked for where it is read."""
     from functools import partial
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.window import Window
     from fastcomm.executors.executor import Executor
-    from fastcomm.trace.run import Run, SkippedRank
+    from fastcomm.trace.run import RunTraces, SkippedRank
     from fastcomm.trace.trace import Trace
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -96,7 +96,7 @@ def _instance(text: str | None) -> int | tuple[int, int] | None:
 
 def opened_whole(
     paths: tuple[str, ...], words: dict[str, Any], engine: "Executor | None" = None
-) -> "Run":
+) -> "RunTraces":
     """The run that the paths and the words of `run_options` describe, with every event."""
     from fastcomm.cli.options import found
 
@@ -166,7 +166,7 @@ def one_rank(
     return run.read(rank), run.skipped
 
 
-def _first_readable(run: "Run") -> tuple["Trace", "Sequence[SkippedRank]"]:
+def _first_readable(run: "RunTraces") -> tuple["Trace", "Sequence[SkippedRank]"]:
     """Return the trace of the first rank that can be read, and the skipped ranks.
 
     Raises
@@ -189,7 +189,7 @@ def _first_readable(run: "Run") -> tuple["Trace", "Sequence[SkippedRank]"]:
     raise FastcommError(f"no rank could be read: {left_out[0].error}")
 
 
-def _without_effect(words: dict[str, Any], run: "Run") -> list[str]:
+def _without_effect(words: dict[str, Any], run: "RunTraces") -> list[str]:
     """Return warnings of the options that change nothing where one rank is read."""
     warnings = []
     if words["workers"] > 1:

@@ -12,7 +12,7 @@ from fastcomm.critical_path.result import CriticalPath, PathSource
 from fastcomm.critical_path.rows import TraceEvents
 from fastcomm.critical_path.window import TimeRange, Window, WindowError, errors_of, find
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 
@@ -20,7 +20,7 @@ _LOG = logging.getLogger("fastcomm")
 
 
 def critical_path_analysis(
-    run: Run | str | Path,
+    run: RunTraces | str | Path,
     rank: int,
     annotation: str,
     instance_id: int | tuple[int, int] | None = None,
@@ -35,7 +35,7 @@ def critical_path_analysis(
     or a run opened with `OpenOptions(whole=True)`. None, and a message in the log, where no
     name contains the annotation or the instance is no instance.
     """
-    if not isinstance(run, Run):
+    if not isinstance(run, RunTraces):
         run = open_run(run, options=OpenOptions(whole=True))
     trace = run.read(rank)
     try:

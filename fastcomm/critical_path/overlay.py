@@ -25,7 +25,7 @@ from fastcomm.guard import refuse_inputs
 from fastcomm.readers.kineto.stream import UnreadBytesError, blocks
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.remote import is_local, place
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import json_text
@@ -54,7 +54,7 @@ class Drawing:
 
 
 def overlay_critical_path_analysis(
-    run: Run | str | Path,
+    run: RunTraces | str | Path,
     rank: int,
     critical_path_graph: CriticalPath,
     output_dir: str | Path,
@@ -66,7 +66,7 @@ def overlay_critical_path_analysis(
 
     `run` is a path, or a run opened with `OpenOptions(whole=True)`.
     """
-    if not isinstance(run, Run):
+    if not isinstance(run, RunTraces):
         run = open_run(run, options=OpenOptions(whole=True))
     trace = run.read(rank)
     target = Path(output_dir) / f"overlaid_critical_path_{Path(trace.meta.path).name}"

@@ -18,7 +18,7 @@ from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KIND, slack
-from fastcomm.trace.run import Run, expected_ranks
+from fastcomm.trace.run import RunTraces, expected_ranks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.graph import Numbers
@@ -143,7 +143,9 @@ def _by_rank(table: pa.Table, column: str) -> dict[int, int]:
     return dict(zip(table["rank"].to_pylist(), table[column].to_pylist(), strict=True))
 
 
-def join_ranks(run: Run, wanted: Window | None = None, data_load: Sequence[str] = ()) -> Joined:
+def join_ranks(
+    run: RunTraces, wanted: Window | None = None, data_load: Sequence[str] = ()
+) -> Joined:
     """The critical path of a window through all ranks of a run.
 
     Raises `FastcommError` where no communication is the same on two ranks.

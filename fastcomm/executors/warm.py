@@ -4,7 +4,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from fastcomm.metrics.partial import Partial
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.temporary import temporary_folder
 from fastcomm_kernels import _jit
@@ -48,7 +48,7 @@ def compile_critical_path(rules: "Rules" = "corrected") -> None:
     with temporary_folder() as folder:
         path = folder / "rank0.json"
         path.write_text(_TRACE)
-        trace = reader.read(path, ReadOptions(whole=True))
+        trace = reader.read(path, TraceOptions(whole=True))
         everything = Window(annotation="")
         found = analyse(trace, everything, rules=rules)
         found.summary()
@@ -62,4 +62,4 @@ def run_kernels() -> Partial:
     with temporary_folder() as folder:
         path = folder / "rank0.json"
         path.write_text(_TRACE)
-        return Partial.of(reader.read(path, ReadOptions()), by_host=True)
+        return Partial.of(reader.read(path, TraceOptions()), by_host=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.config import Config
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.run import MOST_RANKS, SkippedRank, Source
@@ -25,7 +25,7 @@ class OpenOptions:
     iterations: IterationRule = field(default_factory=IterationRule)
     allow_truncated: bool = False
     whole: bool = False  # read every event, not only what metrics need
-    keep_going: bool = False  # skip files that cannot be read: `Run.skipped`
+    keep_going: bool = False  # skip files that cannot be read: `RunTraces.skipped`
 
     @property
     def world(self) -> int | None:
@@ -35,7 +35,7 @@ class OpenOptions:
             return None
         return parallel.dp * (parallel.tp or 1) * (parallel.pp or 1) * (parallel.cp or 1)
 
-    def reading(self, world: int | None, ranks: Collection[int] = ()) -> ReadOptions:
+    def reading(self, world: int | None, ranks: Collection[int] = ()) -> TraceOptions:
         """Return the options for one rank.
 
         Parameters
@@ -56,7 +56,7 @@ class OpenOptions:
             tags = config.tag_rules(world, guess=self.guess_tags)
         except ConfigError as error:
             raise ConfigError(f"parallelism: {error}") from error
-        return ReadOptions(
+        return TraceOptions(
             allow_truncated=self.allow_truncated,
             iterations=rule,
             tags=tags,

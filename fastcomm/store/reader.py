@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from fastcomm import inputs, remote
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world
 from fastcomm.store import layout, rules
 from fastcomm.store.files import StoredFile, check_provenance, listed
@@ -106,7 +106,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     )
 
 
-def _source(file: StoredFile, options: ReadOptions) -> Source:
+def _source(file: StoredFile, options: TraceOptions) -> Source:
     reading = partial(read, file.path, options, file.rank, provenance=file.provenance)
     return Source(
         rank=file.rank,
@@ -152,7 +152,7 @@ def about(path: Path) -> dict[str, Any]:
 
 def read(
     path: Path,
-    options: ReadOptions,
+    options: TraceOptions,
     rank: int | None = None,
     *,
     is_narrow: bool = False,

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.errors import ConfigError
-from fastcomm.readers.assembly import ReadOptions, assemble
+from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import Collectives, Partners
 from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, named
@@ -23,7 +23,7 @@ from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NULL, Ints
 
 
-def as_json(options: ReadOptions) -> dict[str, Any]:
+def as_json(options: TraceOptions) -> dict[str, Any]:
     """The options as plain objects; equal options give equal ones."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(options)))
     # Who said it, and how, changes nothing.
@@ -33,10 +33,10 @@ def as_json(options: ReadOptions) -> dict[str, Any]:
     return plain
 
 
-def restored(plain: Mapping[str, Any]) -> ReadOptions:
+def restored(plain: Mapping[str, Any]) -> TraceOptions:
     """The options of `as_json`; KeyError, TypeError or ValueError where it is none."""
     tags, marks = plain["tags"], plain["iterations"]
-    return ReadOptions(
+    return TraceOptions(
         allow_truncated=bool(plain["allow_truncated"]),
         iterations=IterationRule(
             regex=marks["regex"],
@@ -66,7 +66,7 @@ def _rule(plain: Mapping[str, Any]) -> TagRule:
     return TagRule(field=plain["field"], value=value, tag=plain["tag"])
 
 
-def over(said: ReadOptions, stored: ReadOptions) -> ReadOptions:
+def over(said: TraceOptions, stored: TraceOptions) -> TraceOptions:
     """What holds when a store is opened with `said`; equal to `stored` where that adds nothing.
 
     The clock of iterations is left as it is stored: `store.reader.read` chooses it.
@@ -105,7 +105,7 @@ def _tags(said: TagRules, stored: TagRules) -> TagRules:
 _SILENT = Named(library="", op="OTHER", tag=None, fused=False)
 
 
-def reapplied(trace: Trace, wanted: ReadOptions, stored: ReadOptions) -> Trace:
+def reapplied(trace: Trace, wanted: TraceOptions, stored: TraceOptions) -> Trace:
     """The trace as the first reading would have made it of `wanted` instead of `stored`."""
     events = _events(trace)
     found = _collectives(trace, events, wanted.patterns)
