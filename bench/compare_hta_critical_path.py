@@ -15,7 +15,7 @@ from time import perf_counter
 from compare_hta import python_with_hta
 
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.window import Window
+from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 
 ROUNDS = 3

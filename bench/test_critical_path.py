@@ -16,8 +16,9 @@ from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.overlay import Drawing, write
 from fastcomm.critical_path.ranks import joined
 from fastcomm.critical_path.what_if import Edit, Replay
-from fastcomm.critical_path.window import TimeRange, Window
+from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.graph import longest_path
+from fastcomm.options import Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import OpenOptions, open_run

@@ -16,8 +16,8 @@ import pytest
 from fastcomm.critical_path.analysis import analyse, critical_path_analysis
 from fastcomm.critical_path.overlay import Drawing, overlay_critical_path_analysis, write
 from fastcomm.critical_path.saved import restore_cpgraph
-from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
+from fastcomm.options import Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import OpenOptions, open_run

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from fastcomm.cli import main
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.data import data_dependencies
-from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.options import Window
 from fastcomm.readers import execution_trace
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader

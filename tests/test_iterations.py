@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from commands import invoke
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import TraceFileError
+from fastcomm.options import MetricsOptions
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
-from fastcomm.readers.runs import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.iterations import IterationRule
 
 
@@ -401,10 +402,10 @@ def test_work_that_its_file_lacks_cuts_the_step_of_its_launch(tmp_path):
 
 def test_a_cut_trace_has_the_numbers_of_its_whole_steps(tmp_path):
     path = cut(tmp_path, paired(), '"2.2.')
-    run = fastcomm.open_run(path, options=OpenOptions(allow_truncated=True))
-    found = fastcomm.compute_metrics(run).to_dict()
+    run = open_run(path, options=OpenOptions(allow_truncated=True))
+    found = compute_metrics(run).to_dict()
     path = k.write(tmp_path / "rank0.json", paired())
-    whole = fastcomm.compute_metrics(fastcomm.open_run(path), iterations=[0, 1]).to_dict()
+    whole = compute_metrics(open_run(path), MetricsOptions(steps=[0, 1])).to_dict()
     assert found["iterations"] == 2
     assert found["breakdown"] == whole["breakdown"]
 

@@ -6,11 +6,11 @@ import kineto_text as k
 import oracle_kineto
 import pytest
 
-import fastcomm
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader as kineto_reader
 from fastcomm.readers.patterns import Pattern
+from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import KINDS, OPS, TAG_SOURCES, TAGS
 from fastcomm.trace.tags import TagRule, TagRules
 
@@ -288,7 +288,7 @@ def test_a_list_of_events_inside_an_inner_object_is_not_that_of_the_trace(tmp_pa
     inner = {"traceEvents": [k.kernel("other", 5, 1)], "note": 'say "{" and \\'}
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"metadata": inner, "more": {"traceEvents": []}, **document}))
-    (source,) = fastcomm.open_run(path).sources
+    (source,) = open_run(path).sources
     assert source.rank == 3
     assert source.read().events["name"].to_pylist() == ["gemm"]
 

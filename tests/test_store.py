@@ -14,17 +14,17 @@ from fault_tools import agree
 from hypothesis import given
 from made_traces import DEVICE, traces
 
-import fastcomm
 from docs import pages
 from fastcomm.analyses.info import info
 from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import SchemaError, TraceFileError
 from fastcomm.metrics.partial import Partial
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.patterns import Pattern
-from fastcomm.readers.runs import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.store import layout, rules, writer
 from fastcomm.store import layout as store_layout
 from fastcomm.store import reader as store_reader
@@ -146,7 +146,7 @@ def run(tmp_path):
 
 
 def measured(path, **options):
-    found = fastcomm.compute_metrics(fastcomm.open_run(path, options=OpenOptions(**options)))
+    found = compute_metrics(open_run(path, options=OpenOptions(**options)))
     return found.to_dict()
 
 
@@ -174,7 +174,7 @@ def test_a_communicator_is_known_by_its_number_in_a_store_too(tmp_path):
     write_nsys(Job.of(ranks=2, steps=2), tmp_path / "reports")
     ingest(plan([tmp_path / "reports"], tmp_path / "store"))
     assert measured(tmp_path / "store") == measured(tmp_path / "reports")
-    name = fastcomm.open_run(tmp_path / "store").read(0).groups["name"][0].as_py()
+    name = open_run(tmp_path / "store").read(0).groups["name"][0].as_py()
     rule = TagRule(field="communicator", value=int(name, 16), tag="CP")
     found = measured(tmp_path / "store", config=Config(tags=(rule,)))
     assert found == measured(tmp_path / "reports", config=Config(tags=(rule,)))
@@ -186,7 +186,7 @@ def test_a_stream_is_known_by_its_number_in_a_store_too(tmp_path):
     bare = NsysVariant(payload="none")
     write_nsys(Job.of(ranks=2, steps=2), tmp_path / "reports", variant=bare)
     ingest(plan([tmp_path / "reports"], tmp_path / "store"))
-    names = fastcomm.open_run(tmp_path / "store").read(0).groups["name"].to_pylist()
+    names = open_run(tmp_path / "store").read(0).groups["name"].to_pylist()
     rule = TagRule(field="stream", value=int(names[0].removeprefix("stream ")), tag="CP")
     found = measured(tmp_path / "store", config=Config(tags=(rule,)))
     assert found == measured(tmp_path / "reports", config=Config(tags=(rule,)))
@@ -210,10 +210,10 @@ def test_a_warning_that_no_longer_holds_is_gone(tmp_path):
     events = [k.mark("round one", 0, 50), k.mark("round two", 50, 50), k.all_reduce(20, 10)]
     k.write(tmp_path / "traces" / "rank0.json", events)
     ingest(plan([tmp_path / "traces"], tmp_path / "store"))
-    trace = fastcomm.open_run(tmp_path / "store").read(0)
+    trace = open_run(tmp_path / "store").read(0)
     assert any("no iteration marks" in note for note in trace.meta.warnings)
     options = OpenOptions(iterations=IterationRule(regex="round"))
-    trace = fastcomm.open_run(tmp_path / "store", options=options).read(0)
+    trace = open_run(tmp_path / "store", options=options).read(0)
     assert trace.meta.warnings == ()
     assert trace.iterations.num_rows == 2
 
@@ -221,11 +221,11 @@ def test_a_warning_that_no_longer_holds_is_gone(tmp_path):
 def test_patterns_of_kernels_only_count_when_storing(run):
     patterns = (Pattern(regex="gemm", library="user", op="AllReduce"),)
     options = OpenOptions(config=Config(kernels=patterns))
-    opened = fastcomm.open_run(run / "store", options=options)
+    opened = open_run(run / "store", options=options)
     with pytest.raises(TraceFileError, match=r"rank-00000.*gemm.*ingest the traces again"):
         opened.read(0)
     ingest(plan([run / "traces"], run / "own", options=options))
-    opened = fastcomm.open_run(run / "own", options=options)
+    opened = open_run(run / "own", options=options)
     assert opened.read(0).comm.num_rows == 2
 
 
@@ -314,11 +314,11 @@ def test_a_file_of_a_store_is_a_run_of_one_rank(run):
 
 def test_a_missing_rank_is_an_error_or_left_out(run):
     (run / "store" / "rank-00001.parquet").unlink()
-    opened = fastcomm.open_run(run / "store")
+    opened = open_run(run / "store")
     assert opened.ranks == (0, 1)
     with pytest.raises(TraceFileError, match=r"rank-00001.parquet: no such file, though"):
-        fastcomm.compute_metrics(opened)
-    found = fastcomm.compute_metrics(opened, keep_going=True)
+        compute_metrics(opened)
+    found = compute_metrics(opened, keep_going=True)
     assert found.ranks == (0,)
     assert [each.rank for each in found.failed] == [1]
 
@@ -374,7 +374,7 @@ def test_a_damaged_rank_is_an_error_with_its_path(run, damage, message):
     damage(path)
     agree(run / "store")
     with pytest.raises(TraceFileError, match=message) as raised:
-        fastcomm.open_run(run / "store").read(1)
+        open_run(run / "store").read(1)
     assert str(path) in str(raised.value)
 
 
@@ -427,9 +427,9 @@ def test_real_traces_are_a_tenth_of_their_text_and_no_larger_than_gzipped(kineto
 @pytest.mark.parametrize("name", ["nccl_2rank_rank0.json.gz", "dlrm_8rank", "sampled_2of128"])
 def test_real_traces_come_back_as_they_were(kineto, tmp_path, name):
     ingest(plan([kineto / name], tmp_path / "store"))
-    traces = fastcomm.open_run(kineto / name, options=OpenOptions(whole=True))
-    kept = fastcomm.open_run(tmp_path / "store", options=OpenOptions(whole=True))
-    quick = fastcomm.open_run(tmp_path / "store")
+    traces = open_run(kineto / name, options=OpenOptions(whole=True))
+    kept = open_run(tmp_path / "store", options=OpenOptions(whole=True))
+    quick = open_run(tmp_path / "store")
     assert kept.ranks == traces.ranks
     for rank in kept.ranks:
         same_tables(kept.read(rank), traces.read(rank))
@@ -456,6 +456,6 @@ def test_the_page_knows_every_column_and_key(run):
     manifest = json.loads((run / "store" / layout.MANIFEST).read_text())
     one = manifest["ranks"][0]
     keys = {*manifest, *one, *one["fingerprint"], *one["clock_note"], *manifest["reading"]}
-    told = info(fastcomm.open_run(run / "store")).to_dict()
+    told = info(open_run(run / "store")).to_dict()
     keys |= {*told, *told["details"][0], *told["groups"][0], *told["iterations"][0]}
     assert keys <= known

@@ -8,12 +8,13 @@ import pytest
 from click.testing import CliRunner
 from same import same
 
-import fastcomm
 from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto.categories import CATEGORIES, unknown_categories
 from fastcomm.readers.kineto.reader import read
+from fastcomm.readers.runs import open_run
 from fastcomm.trace.rank_warnings import of_run
 from fastcomm.trace.schema import KINDS
 
@@ -26,7 +27,7 @@ HOST = [STEP, k.event("aten::mm", "cpu_op", 10, 50, pid=100, tid=1)]
 
 
 def metrics_of(*paths):
-    found = fastcomm.compute_metrics(fastcomm.open_run(*paths)).to_dict()
+    found = compute_metrics(open_run(*paths)).to_dict()
     return json.loads(json.dumps(found))
 
 

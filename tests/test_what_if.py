@@ -14,8 +14,8 @@ from fastcomm.cli import main
 from fastcomm.critical_path import what_if as critical_path_what_if
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.what_if import Edit, Replay, sweep, what_if
-from fastcomm.critical_path.window import Window
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.options import Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 

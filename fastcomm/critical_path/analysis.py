@@ -10,7 +10,8 @@ from fastcomm.critical_path import corrected, hta_graph, hta_window
 from fastcomm.critical_path.classes import Rules
 from fastcomm.critical_path.result import CriticalPath, PathSource
 from fastcomm.critical_path.rows import TraceEvents
-from fastcomm.critical_path.window import TimeRange, Window, WindowError, errors_of, find
+from fastcomm.critical_path.window import TimeRange, WindowError, errors_of, find
+from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import KIND
@@ -107,8 +108,8 @@ def by_hta(
     linked = hta_window.linked(trace, keep_last=keep_last)
     annotation, exact = wanted.annotation, wanted.exact
     if annotation is None:
-        exact = wanted.iteration is not None
-        annotation = f"ProfilerStep#{wanted.iteration}" if exact else "ProfilerStep"
+        exact = wanted.step is not None
+        annotation = f"ProfilerStep#{wanted.step}" if exact else "ProfilerStep"
     with errors_of(trace.meta.path):
         clipped = hta_window.clipped(linked, annotation, wanted.instance, exact=exact)
     graph = hta_graph.build(clipped, data_load, zero_launches=zero_weight_launches)

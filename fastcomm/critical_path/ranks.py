@@ -6,6 +6,7 @@ it, and it leads to every end. The path so goes from an end to the last that arr
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +16,16 @@ from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.communication import CommunicationTable, instances
 from fastcomm.critical_path.joining import Joiner, table
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KIND, slack
+from fastcomm.options import Window
 from fastcomm.trace.run import RunTraces, expected_ranks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.graph import Numbers
+
+if TYPE_CHECKING:
+    from fastcomm.critical_path.what_if import Edit, WhatIf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,10 @@ class Joined:
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """`breakdown` for whatever takes Arrow's PyCapsules: pandas, Polars, DuckDB."""
         return self.breakdown.__arrow_c_stream__(requested_schema)
+
+    def what_if(self, *edits: "Edit") -> "WhatIf":
+        """Replay the window on all ranks with edits; see `CriticalPath.what_if`."""
+        return self.path.what_if(*edits)
 
     @property
     def crossings(self) -> int:

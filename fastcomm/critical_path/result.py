@@ -24,6 +24,8 @@ from fastcomm_kernels.graph import NONE
 if TYPE_CHECKING:
     import networkx
 
+    from fastcomm.critical_path.what_if import Edit, WhatIf
+
 _SEARCHED_FROM_NS = -1000  # HTA takes a weight of so little for 0 in its search
 
 
@@ -291,6 +293,19 @@ class CriticalPath:
         owned = np.flatnonzero(self.graph.owner != NONE)
         ids = self.events.ids(self.graph.owner[owned])
         return self.edges(owned[ids == event])
+
+    def what_if(self, *edits: "Edit") -> "WhatIf":
+        """Replay the window with edits: its length before and after, and the new path.
+
+        Raises
+        ------
+        ConfigError
+            If an edit selects no event.
+
+        """
+        from fastcomm.critical_path.what_if import Replay
+
+        return Replay(self).run(edits)
 
     def save(self, out_dir: str) -> str:
         """Write graph and path to ``<out_dir>.zip``, and give its path."""

@@ -41,8 +41,7 @@ class EventRows:
         """All events of a trace; FastcommError where only those for metrics were read."""
         if trace.args is None:
             raise FastcommError(
-                f"{trace.meta.path}: read for metrics; wanted every event "
-                "(open_run(..., options=OpenOptions(whole=True)))"
+                f"{trace.meta.path}: read for metrics alone; open the run with every event"
             )
         events, args, count = trace.events, trace.args, trace.events.num_rows
         name = events["name"].combine_chunks()

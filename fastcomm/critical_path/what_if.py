@@ -47,6 +47,21 @@ class Edit:
         return f"{self.action} {self.what} = {amount}"
 
 
+def scale(what: str, factor: float) -> Edit:
+    """Multiply the own time of the selected events by a factor: `scale("comm:TP", 0.5)`."""
+    return Edit(action="scale", what=what, value=factor)
+
+
+def set_time(what: str, time_ns: float) -> Edit:
+    """Set the own time of the selected events to a number of nanoseconds."""
+    return Edit(action="set", what=what, value=time_ns)
+
+
+def remove(delays: str) -> Edit:
+    """Remove delays: "launches", "gaps" between kernels, "host-gaps" between operators."""
+    return Edit(action="remove", what=_known(delays, DELAYS, "remove"))
+
+
 _KINDS = ("comm", "compute", "copy", "host")
 _WORDS = ("op", "tag", "stream", "thread", "name")
 
@@ -156,11 +171,6 @@ def speed(kind: str, text: str) -> Edit:
     return Edit(action="scale", what=kind, value=1 / times)
 
 
-def removal(text: str) -> Edit:
-    """The removal of delays of a kind."""
-    return Edit(action="remove", what=_known(text, DELAYS, "remove"))
-
-
 def read(path: Path) -> list[Edit]:
     """The edits in a TOML file: a list of tables ``[[edit]]``, in order."""
     document = toml(path)
@@ -186,7 +196,7 @@ def edit_of(table: Mapping[str, Any]) -> Edit:
         amount = factor(value) if action == "scale" else duration_ns(value)
         return Edit(action="scale" if action == "scale" else "set", what=what, value=amount)
     simple = {
-        "remove": lambda: removal(value),
+        "remove": lambda: remove(value),
         "hide": lambda: Edit(action="scale", what=f"comm:{value}", value=0.0),
         "fuse_below": lambda: Edit(action="fuse", what="compute", value=duration_ns(value)),
         "clock": lambda: speed("compute", value),

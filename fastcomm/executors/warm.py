@@ -42,7 +42,7 @@ def compile_critical_path(rules: "Rules" = "corrected") -> None:
     # Not for those who measure: loading it takes time.
     from fastcomm.critical_path.analysis import analyse
     from fastcomm.critical_path.what_if import Replay
-    from fastcomm.critical_path.window import Window
+    from fastcomm.options import Window
 
     _LOG.info("fastcomm: compiling its kernels for this machine (the first run only)")
     with temporary_folder() as folder:

@@ -1,6 +1,6 @@
 """Search all strategies, price each, and rank them by tokens per second per GPU."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ import numpy as np
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import cluster as load_
 from fastcomm.hardware.cluster import Cluster, GemmTable
-from fastcomm.isp import question as words_
 from fastcomm.isp import tables as tables_
 from fastcomm.isp.block import Block
 from fastcomm.isp.calibration import Calibrated, calibrated
@@ -18,10 +17,11 @@ from fastcomm.isp.compat import COMPAT_ALGOS, CompatRules
 from fastcomm.isp.layer import Correction
 from fastcomm.isp.memory import memory
 from fastcomm.isp.price import price
-from fastcomm.isp.question import ALGOS, Question
+from fastcomm.isp.question import ALGOS, Question, question_of
 from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
 from fastcomm.isp.space import Counts, blocks
 from fastcomm.isp.tables import AttentionTable, ComputeTables
+from fastcomm.options import SearchOptions, build
 
 # Candidates of one search: ten seconds, and some GB.
 MOST = 30_000_000
@@ -127,36 +127,28 @@ class Setting:
     tables: ComputeTables | None = None
 
 
-def setting(words: Mapping[str, Any]) -> Setting:
-    """Cluster, measured tables and mode, as the words say."""
-    cluster = load_.load(words.get("cluster") or "a800")
-    gemm = words.get("gemm_table") and tables_.gemm(Path(words["gemm_table"]))
-    attention = words.get("attention_table") and tables_.attention(
-        Path(words["attention_table"])
-    )
-    folder = words.get("tables") and Path(words["tables"])
+def setting(options: SearchOptions) -> Setting:
+    """Return cluster, measured tables and mode, as the options say."""
+    cluster = load_.load(str(options.cluster or "a800"))
+    gemm = options.gemm_table and tables_.gemm(Path(options.gemm_table))
+    attention = options.attention_table and tables_.attention(Path(options.attention_table))
     gpu = "910b" if "910b" in cluster.name.lower() else "a800"
-    found = tables_.find(folder, gpu) if folder else None
+    found = tables_.find(Path(options.tables), gpu) if options.tables else None
     if found is None and gemm and attention:
         found = ComputeTables(gemm, attention)
     rules = None
-    if words.get("compat"):
+    if options.compat:
         rules = CompatRules(
-            variant=words["compat"],
-            overlap_wdp=bool(words.get("overlap_wdp")),
-            strict_batch=bool(words.get("strict_batch")),
+            variant=options.compat,
+            overlap_wdp=options.overlap_wdp,
+            strict_batch=options.strict_batch,
         )
     elif found:
         gemm, attention = found
-    said = words.get("calibrate")
-    measured = calibrated(str(said), cluster) if said else None
+    measured = calibrated(str(options.calibrate), cluster) if options.calibrate else None
     cluster = measured.cluster if measured else cluster
     return Setting(
-        cluster=replace(
-            cluster,
-            gemm=gemm or cluster.gemm,
-            comm_model=words.get("comm_model", cluster.comm_model),
-        ),
+        cluster=replace(cluster, gemm=gemm or cluster.gemm, comm_model=options.comm_model),
         attention=attention or None,
         calibration=measured,
         compat=rules,
@@ -178,6 +170,14 @@ def answer(question: Question, using: Setting) -> SearchResult:
     return search(question, using.cluster, attention=using.attention)
 
 
-def find(**words: Any) -> SearchResult:
-    """Search from Python: the words of the command line, as in `find(model="7B", ...)`."""
-    return answer(words_.asked(words), setting(words))
+def search_strategies(**options: Any) -> SearchResult:
+    """Search all strategies with `SearchOptions`, as in `search_strategies(model="7B", ...)`.
+
+    Raises
+    ------
+    ConfigError
+        If an option is unknown, missing or wrong.
+
+    """
+    asked = build(SearchOptions, options, "search_strategies")
+    return answer(question_of(asked), setting(asked))

@@ -7,11 +7,14 @@ which tells the ranks. What it finds is read later, on any machine that sees the
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.options import ReadOptions
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.config import Config
+from fastcomm.readers.config import Config, Parallel
+from fastcomm.readers.config import read as read_config
+from fastcomm.remote import place
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.run import MOST_RANKS, SkippedRank, Source
 
@@ -26,6 +29,34 @@ class OpenOptions:
     allow_truncated: bool = False
     whole: bool = False  # read every event, not only what metrics need
     keep_going: bool = False  # skip files that cannot be read: `RunTraces.skipped`
+
+    @classmethod
+    def of(cls, options: ReadOptions, *, whole: bool = False) -> Self:
+        """Return what a user's options say, with the configuration file read.
+
+        ConfigError where the file is damaged or options contradict it.
+        """
+        sizes = Parallel(
+            tp=options.tp,
+            pp=options.pp,
+            dp=options.dp,
+            ep=options.ep,
+            cp=options.cp,
+            order=options.order,
+        )
+        config = Config(parallel=sizes)
+        if options.config:
+            config = config.over(read_config(place(options.config)))
+        return cls(
+            config=config,
+            guess_tags=options.guess_tags,
+            iterations=IterationRule(
+                regex=options.iteration_regex, clock=options.iteration_clock
+            ),
+            allow_truncated=options.allow_truncated,
+            keep_going=options.keep_going,
+            whole=whole,
+        )
 
     @property
     def world(self) -> int | None:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from fastcomm import inputs, remote
 from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.options import StepClock
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world
 from fastcomm.store import layout, rules
@@ -22,7 +23,6 @@ from fastcomm.store.files import StoredFile, check_provenance, listed
 from fastcomm.store.layout import Manifest, read_manifest
 from fastcomm.store.rules import reapplied
 from fastcomm.trace import schema
-from fastcomm.trace.iterations import Clock
 from fastcomm.trace.run import SkippedRank, Source, ranges
 from fastcomm.trace.trace import Meta, Trace
 
@@ -198,7 +198,7 @@ def read(
     return trace.on_host_clock() if clock == "host" else trace
 
 
-def _clock(said: Mapping[str, Any], asked: Clock, stored: Clock) -> Clock:
+def _clock(said: Mapping[str, Any], asked: StepClock, stored: StepClock) -> StepClock:
     """Return the clock to read iterations by: the one that is asked for, else the stored one.
 
     Before stores had device windows, "host" was what was stored unless something else was
@@ -209,7 +209,7 @@ def _clock(said: Mapping[str, Any], asked: Clock, stored: Clock) -> Clock:
     return stored if "device_iterations" in said or stored == "device" else "auto"
 
 
-def _has_windows(said: Mapping[str, Any], clock: Clock, stored: Clock) -> bool:
+def _has_windows(said: Mapping[str, Any], clock: StepClock, stored: StepClock) -> bool:
     """Return whether the file has the windows of iterations that the clock needs."""
     if "device_iterations" not in said and stored == "device":
         return False  # its only windows are on the device's clock

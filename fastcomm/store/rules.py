@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.errors import ConfigError
+from fastcomm.options import StepClock
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import Collectives, Partners
 from fastcomm.readers.events import Events
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, named
 from fastcomm.trace import schema
 from fastcomm.trace.bytes import Sizes
-from fastcomm.trace.iterations import Clock, IterationRule
+from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.parallel import Grid
 from fastcomm.trace.tags import ProcessGroup, TagRule, TagRules
 from fastcomm.trace.trace import Trace
@@ -53,10 +54,10 @@ def restored(plain: Mapping[str, Any]) -> TraceOptions:
     )
 
 
-def _clock(word: str) -> Clock:
-    for clock in get_args(Clock):
+def _clock(word: str) -> StepClock:
+    for clock in get_args(StepClock):
         if clock == word:
-            return cast("Clock", clock)
+            return cast("StepClock", clock)
     raise ValueError(f"clock {word!r}")
 
 

@@ -210,7 +210,7 @@ def write_report(
 ) -> None:
     """Write the page that `fastcomm report` writes.
 
-    A `run`, opened with `OpenOptions(whole=True)`, brings the critical path. `paths` and
+    A `run`, with every event, brings the critical path. `paths` and
     `options` (command line options that say how to read the run) are repeated in the commands
     that the page suggests.
     `with_data` writes the tables as Parquet to a folder beside the page.
