@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
     Any,
+    ClassVar,
     Concatenate,
     Literal,
     ParamSpec,
@@ -59,10 +60,14 @@ class CheckedOptions:
 
     __slots__ = ()
 
+    unchecked: ClassVar[tuple[str, ...]] = ()  # fields that whoever uses them checks
+
     def __post_init__(self) -> None:
         """Check every field."""
         kind: Any = type(self)
         for name, hint in _hints(kind).items():
+            if name in self.unchecked:
+                continue
             value = getattr(self, name)
             object.__setattr__(self, name, _checked(name, value, hint))
 
@@ -240,6 +245,8 @@ class Window(CheckedOptions):
     these events, from 0 on, or an inclusive pair. `data_load_events` are regular expressions
     for the names of events that load data.
     """
+
+    unchecked: ClassVar[tuple[str, ...]] = ("instance",)
 
     step: int | None = None
     annotation: str | None = None

@@ -38,8 +38,8 @@ def opened(path, clock="auto", **words):
     return open_run(path, options=options)
 
 
-def measured(path, clock="auto", **words):
-    return compute_metrics(opened(path, clock), MetricsOptions(**words))
+def measured(path, clock="auto", workers=1, **words):
+    return compute_metrics(opened(path, clock), MetricsOptions(**words), workers=workers)
 
 
 def run_of(folder, *ranks):
