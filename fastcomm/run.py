@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastcomm.analyses.opening import open_traces
 from fastcomm.executors.local import executor_of
-from fastcomm.options import (
-    MetricsOptions,
-    PathOptions,
-    ReadOptions,
-    ReportOptions,
-    Window,
-    build,
-    non_default,
-    takes,
-)
+from fastcomm.option_checks import build, non_default, shows, takes
+from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, ReportOptions, Window
 from fastcomm.trace.run import named_ranks
 
 if TYPE_CHECKING:
@@ -164,6 +156,7 @@ class Run:
         )
         return session_of(step)
 
+    @shows(ReportOptions)
     def report(self, output: str | Path = "report.html", **options: Any) -> None:
         """Write the page of the run as `fastcomm report` does, with `ReportOptions`."""
         from fastcomm.report.commands import reading_arguments
@@ -180,6 +173,7 @@ class Run:
         )
 
 
+@shows(ReadOptions)
 def open(*paths: str | Path, workers: "int | Executor" = 1, **options: Any) -> Run:  # noqa: A001
     """Find the traces of a run, and the rank of each.
 

@@ -81,3 +81,5 @@ def test_functions_that_take_options_show_them():
     shown = inspect.signature(fastcomm.Run.metrics).parameters
     assert [*shown][1:] == [each.name for each in fields(options.MetricsOptions)]
     assert shown["bytes"].default == "payload"
+    assert inspect.signature(fastcomm.search_strategies).parameters["p2p"].default == "whole"
+    assert [*inspect.signature(fastcomm.open).parameters][:2] == ["paths", "workers"]

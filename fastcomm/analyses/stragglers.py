@@ -13,7 +13,8 @@ from typing import Any
 
 from fastcomm.executors.executor import Executor
 from fastcomm.executors.local import Local
-from fastcomm.options import StragglerOptions, takes
+from fastcomm.option_checks import takes
+from fastcomm.options import StragglerOptions
 from fastcomm.remote import place
 from fastcomm.stragglers import changes as stragglers_changes
 from fastcomm.stragglers import operations

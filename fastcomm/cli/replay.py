@@ -22,13 +22,13 @@ from fastcomm.cli.ranges import STEPS, WORKERS, NumberList
 from fastcomm.cli.results import result_options
 from fastcomm.cli.windows import window_options
 from fastcomm.errors import ConfigError
+from fastcomm.option_checks import non_default
 from fastcomm.options import (
     PathOptions,
     PredictionOptions,
     ReadOptions,
     ReplayOptions,
     TrialOptions,
-    non_default,
 )
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Instance(click.ParamType[int | tuple[int, int]]):
+class InstanceRange(click.ParamType[int | tuple[int, int]]):
     """A number, or an inclusive pair as in 0:3."""
 
     name = "instance"
@@ -70,7 +70,7 @@ def _options() -> list[Callable[[F], F]]:
         ),
         click.option(
             "--instance",
-            type=Instance(),
+            type=InstanceRange(),
             metavar="I[:J]",
             help="Which of these events, from 0 on; I:J is from I to J inclusive.",
         ),

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from fastcomm.errors import ConfigError
-from fastcomm.options import WorkloadOptions, build
+from fastcomm.option_checks import build
+from fastcomm.options import WorkloadOptions
 from fastcomm.ranges import RANKS, Range
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8": 1}

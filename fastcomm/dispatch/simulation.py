@@ -15,7 +15,8 @@ from fastcomm.dispatch.schedules import STRATEGIES, Bottleneck, Terms, Timing
 from fastcomm.dispatch.traffic import LayerTokens, Matrix, Traffic
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
-from fastcomm.options import DispatchOptions, build
+from fastcomm.option_checks import build, shows
+from fastcomm.options import DispatchOptions
 
 _LINK_LOADS = ("inter_tx", "inter_rx", "intra_tx", "intra_rx")
 
@@ -297,6 +298,7 @@ def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
     )
 
 
+@shows(DispatchOptions)
 def simulate_dispatch(
     workload: Workload, strategies: Sequence[str] = tuple(STRATEGIES), **options: Any
 ) -> Simulation:

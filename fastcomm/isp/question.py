@@ -9,7 +9,8 @@ from fastcomm import inputs
 from fastcomm.errors import ConfigError
 from fastcomm.isp.model import Model
 from fastcomm.isp.presets import load
-from fastcomm.options import Quantities, SearchOptions, build
+from fastcomm.option_checks import build
+from fastcomm.options import Quantities, SearchOptions
 from fastcomm.ranges import DTYPE_BYTES, IMBALANCE, PENALTY, RANKS
 from fastcomm.units import parse_quantity
 

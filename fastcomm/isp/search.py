@@ -21,7 +21,8 @@ from fastcomm.isp.question import ALGOS, Question, question_of
 from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
 from fastcomm.isp.space import Counts, blocks
 from fastcomm.isp.tables import AttentionTable, ComputeTables
-from fastcomm.options import SearchOptions, build
+from fastcomm.option_checks import build, shows
+from fastcomm.options import SearchOptions
 
 # Candidates of one search: ten seconds, and some GB.
 MOST = 30_000_000
@@ -170,6 +171,7 @@ def answer(question: Question, using: Setting) -> SearchResult:
     return search(question, using.cluster, attention=using.attention)
 
 
+@shows(SearchOptions)
 def search_strategies(**options: Any) -> SearchResult:
     """Search all strategies with `SearchOptions`, as in `search_strategies(model="7B", ...)`.
 
