@@ -1,4 +1,5 @@
 from fastcomm.analyses.compare import compare as compare
+from fastcomm.analyses.dispatch import simulate_dispatch as simulate_dispatch
 from fastcomm.analyses.stragglers import find_stragglers as find_stragglers
 from fastcomm.critical_path.result import CriticalPath as CriticalPath
 from fastcomm.critical_path.what_if import Edit as Edit
@@ -6,7 +7,6 @@ from fastcomm.critical_path.what_if import remove as remove
 from fastcomm.critical_path.what_if import scale as scale
 from fastcomm.critical_path.what_if import set_time as set_time
 from fastcomm.dispatch.recipe import Recipe as Recipe
-from fastcomm.dispatch.simulation import simulate_dispatch as simulate_dispatch
 from fastcomm.dispatch.workload import Workload as Workload
 from fastcomm.dispatch.workload import open_workload as open_workload
 from fastcomm.errors import FastcommError as FastcommError

@@ -114,14 +114,13 @@ def simulate(
     experts. The shape of a generated workload is its own, and one that contradicts it is an
     error.
     """
+    from fastcomm.analyses.dispatch import terms_for
     from fastcomm.dispatch import simulation
     from fastcomm.dispatch.workload import open_workload
     from fastcomm.report import dispatch as report
 
     opened = open_workload(workload, shape)
-    found = simulation.simulate(
-        opened, names.split(","), simulation.terms_for(opened.recipe, network)
-    )
+    found = simulation.simulate(opened, names.split(","), terms_for(opened.recipe, network))
     _page(found, html)
     _give(found, as_json, (output, xlsx), report.show)
 
@@ -147,6 +146,7 @@ def compare(
 
     Without WORKLOAD one is drawn on the way, from the options, and stored nowhere.
     """
+    from fastcomm.analyses.dispatch import terms_for
     from fastcomm.dispatch import simulation
     from fastcomm.dispatch.schedules import STRATEGIES
     from fastcomm.dispatch.workload import Workload, open_workload
@@ -154,7 +154,7 @@ def compare(
 
     opened = open_workload(workload, shape) if workload else Workload.of(_recipe(shape))
     found = simulation.simulate(
-        opened, tuple(STRATEGIES), simulation.terms_for(opened.recipe, network), lenient=True
+        opened, tuple(STRATEGIES), terms_for(opened.recipe, network), lenient=True
     )
     _page(found, html)
     _give(found, as_json, (output, xlsx), report.compare)
@@ -211,7 +211,8 @@ def place(
     """Place replicas of the experts by their load, and time WORKLOAD before and after."""
     import numpy as np
 
-    from fastcomm.dispatch import placement, simulation
+    from fastcomm.analyses.dispatch import terms_for
+    from fastcomm.dispatch import placement
     from fastcomm.dispatch.workload import open_workload
     from fastcomm.report import dispatch as report
 
@@ -222,7 +223,7 @@ def place(
     found = placement.placing(
         opened,
         names.split(","),
-        simulation.terms_for(opened.recipe, network),
+        terms_for(opened.recipe, network),
         rule=rule,
         replicas=round(replicas * opened.recipe.experts),
         groups=groups,
@@ -258,6 +259,7 @@ def sweep(
     network: DispatchOptions,
 ) -> None:
     """Time strategies over a grid of workloads: skew, nodes, top-k, tokens."""
+    from fastcomm.analyses.dispatch import terms_for
     from fastcomm.dispatch import simulation as dispatch_simulation
     from fastcomm.report import dispatch as report
 
@@ -267,7 +269,7 @@ def sweep(
         _recipe(shape),
         grid,
         names.split(","),
-        lambda recipe: dispatch_simulation.terms_for(recipe, network),
+        lambda recipe: terms_for(recipe, network),
     )
     _page(found, html)
     _give(found, as_json, (output, xlsx), report.sweep)
