@@ -16,7 +16,7 @@ from compare_hta import python_with_hta
 
 from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.window import Window
+from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 
 ROUNDS = 3

@@ -17,10 +17,11 @@ from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.overlay import Drawing, write
 from fastcomm.critical_path.ranks import joined
 from fastcomm.critical_path.what_if import Replay
-from fastcomm.critical_path.window import TimeRange, Window
+from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.edits import Edit
 from fastcomm.graph.graph import longest_path
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.options import Window
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job
@@ -30,7 +31,7 @@ from fastcomm_kernels import binding
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
 TIMES = 37  # a million events
 WHOLE = TimeRange(start=-(1 << 62), stop=1 << 62)
-OPTIONS = ReadOptions(whole=True)
+OPTIONS = TraceOptions(whole=True)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from timing import best
 
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader, stream
 from fastcomm.readers.kineto.reader import METRICS
 from fastcomm.readers.kineto.stream import blocks, document
@@ -58,7 +58,7 @@ def test_a_rank(held, tmp_path):
     """One of thousands of small ranks: what is around scan and inflate is mostly calls."""
     (path,) = write(Job.of(512, steps=4, micro_batches=6), tmp_path, ranks=[0])
     whole, scan, inflate = best(
-        lambda: reader.read(path, ReadOptions()),
+        lambda: reader.read(path, TraceOptions()),
         scan_of(document(path)),
         lambda: deque(blocks(path), maxlen=0),
         rounds=ROUNDS,

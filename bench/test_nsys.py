@@ -6,9 +6,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-import fastcomm
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.export import Export
+from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import write_nsys_big
 
 KERNELS, FEWER, OF_RANK = 2_000_000, 100_000, 300_000
@@ -50,7 +50,7 @@ def test_sqlite(bar, folder):
 
 def test_nsys_rank(bar, folder):
     export = write_nsys_big(folder / "nsys_1.sqlite", kernels=OF_RANK)
-    source = fastcomm.open_run(export).sources[0]
+    source = open_run(export).sources[0]
     trace = source.read()
     assert trace.comm.num_rows == OF_RANK // 50
     assert trace.comm["payload_bytes"].null_count == 0

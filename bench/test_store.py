@@ -8,7 +8,7 @@ from timing import best
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.metrics.partial import Partial
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.store import reader as store_reader
 from fastcomm.synthetic import Job, write
@@ -29,7 +29,7 @@ def rank(tmp_path_factory):
 
 
 def metrics(read, path):
-    Partial.of(read(path, ReadOptions()))
+    Partial.of(read(path, TraceOptions()))
 
 
 # Of a store, as `fastcomm metrics` reads it.
@@ -49,7 +49,7 @@ def test_reopening(rank, bar):
 
 def test_reopening_whole(rank, bar):
     trace, stored, events = rank
-    whole = ReadOptions(whole=True)
+    whole = TraceOptions(whole=True)
     bar(
         "reopen_whole",
         partial(store_reader.read, stored, whole),

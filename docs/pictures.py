@@ -10,19 +10,19 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
+from fastcomm.readers.runs import OpenOptions, open_run
+
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
 
 import html_page
 
-import fastcomm
 from fastcomm.critical_path.ranks import join_ranks
 from fastcomm.metrics.partial import (
     Partial,
     merge,
 )
 from fastcomm.metrics.result import answer
-from fastcomm.readers.formats import OpenOptions
 from fastcomm.report.html import (
     render,
     run_page,
@@ -52,13 +52,13 @@ def refresh() -> None:
 
 def _pages(folder: Path) -> tuple[Path, Path]:
     write(Job.of(ranks=8), folder / "demo")
-    run = fastcomm.open_run(folder / "demo", options=OpenOptions(whole=True))
+    run = open_run(folder / "demo", options=OpenOptions(whole=True))
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     joined = join_ranks(run)
     found = answer(merge(parts), byte_kind="payload", link=_LINK)
     demo = run_page.run_page(found, ["demo"], critical=joined.path, joined=joined)
     write(Job.of(ranks=8, straggler=None), folder / "even")
-    run = fastcomm.open_run(folder / "even")
+    run = open_run(folder / "even")
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     many = answer(html_page.many_ranks(parts, 512), byte_kind="payload", link=_LINK)
     render.write(demo, folder / "demo.html")

@@ -1,86 +1,32 @@
 """Where the time of a distributed training step goes, and why.
 
-run = fastcomm.open_run("traces/")
-found = fastcomm.compute_metrics(run, link_bandwidth="400Gbit/s")
-found.to_dict()
+run = fastcomm.open("traces/", tp=2)
+run.metrics(link_bandwidth="400Gbit/s")
+run.critical_path(step=12).what_if(fastcomm.scale("comm:TP", 0.5))
+
+The public names are those of `__init__.pyi`; each is loaded when it is first used, so that
+`import fastcomm` does not wait for numba and pyarrow.
 """
 
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pkgutil import get_data
+from typing import Any
 
-from fastcomm.errors import FastcommError
-from fastcomm.version import __version__
 
-if TYPE_CHECKING:
-    from fastcomm.analyses.compare import compare
-    from fastcomm.analyses.critical_path import find_critical_path
-    from fastcomm.analyses.measure import compute_metrics
-    from fastcomm.analyses.replay import replay_run
-    from fastcomm.critical_path.result import CriticalPath
-    from fastcomm.critical_path.what_if import what_if
-    from fastcomm.critical_path.window import Window
-    from fastcomm.dispatch.recipe import Recipe
-    from fastcomm.dispatch.simulation import simulate as simulate_dispatch
-    from fastcomm.dispatch.workload import Workload, open_workload
-    from fastcomm.graph.edits import Edit
-    from fastcomm.isp.search import find as search_strategies
-    from fastcomm.metrics.result import Metrics
-    from fastcomm.readers.runs import OpenOptions, open_run
-    from fastcomm.replay.session import replay_trial
-    from fastcomm.report.html.run_page import write_report
-    from fastcomm.trace.run import Run
-    from fastcomm.trace.trace import Trace
+def _homes() -> dict[str, tuple[str, str]]:
+    """Return the module and the name there of each public name."""
+    stub = ast.parse(get_data(__name__, "__init__.pyi") or b"")
+    return {
+        name.asname or name.name: (str(line.module), name.name)
+        for line in stub.body
+        if isinstance(line, ast.ImportFrom)
+        for name in line.names
+    }
 
-__all__ = [
-    "CriticalPath",
-    "Edit",
-    "FastcommError",
-    "Metrics",
-    "OpenOptions",
-    "Recipe",
-    "Run",
-    "Trace",
-    "Window",
-    "Workload",
-    "__version__",
-    "compare",
-    "compute_metrics",
-    "find_critical_path",
-    "open_run",
-    "open_workload",
-    "replay_run",
-    "replay_trial",
-    "search_strategies",
-    "simulate_dispatch",
-    "what_if",
-    "write_report",
-]
 
-# Loaded on first use: `fastcomm --help` must not wait for numba and pyarrow.
-_HOMES = {
-    "CriticalPath": "critical_path.result",
-    "Edit": "graph.edits",
-    "Metrics": "metrics.result",
-    "OpenOptions": "readers.runs",
-    "Recipe": "dispatch.recipe",
-    "Run": "trace.run",
-    "Trace": "trace.trace",
-    "Window": "critical_path.window",
-    "Workload": "dispatch.workload",
-    "compare": "analyses.compare",
-    "compute_metrics": "analyses.measure",
-    "find_critical_path": "analyses.critical_path",
-    "open_run": "readers.runs",
-    "open_workload": "dispatch.workload",
-    "replay_run": "analyses.replay",
-    "replay_trial": "replay.session",
-    "search_strategies": "isp.search",
-    "simulate_dispatch": "dispatch.simulation",
-    "what_if": "critical_path.what_if",
-    "write_report": "report.html.run_page",
-}
-# Their module has shorter names for these: it says what they are about.
-_AT_HOME = {"search_strategies": "find", "simulate_dispatch": "simulate"}
+_HOMES = _homes()
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - the stub has the names
 
 
 def __getattr__(name: str) -> Any:
@@ -88,7 +34,8 @@ def __getattr__(name: str) -> Any:
         return import_module("fastcomm.intervals")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"fastcomm.{_HOMES[name]}"), _AT_HOME.get(name, name))
+    module, there = _HOMES[name]
+    return getattr(import_module(module), there)
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,6 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.saved import load, save
-from fastcomm.critical_path.window import Window
 from fastcomm.dispatch import cluster as dispatch_cluster
 from fastcomm.dispatch import workload
 from fastcomm.dispatch.recipe import Recipe
@@ -24,6 +23,7 @@ from fastcomm.graph import edits
 from fastcomm.hardware import cluster, links
 from fastcomm.isp import presets, tables
 from fastcomm.isp import question as isp_config
+from fastcomm.options import Window, WorkloadOptions
 from fastcomm.readers import cards, config, execution_trace
 from fastcomm.readers.dpro import inputs
 from fastcomm.readers.dpro.statistics import statistics
@@ -114,7 +114,7 @@ def _meta(path: Path) -> None:
 
 
 def _workload(path: Path) -> None:
-    for _ in workload.open_workload(path, SHAPE).layers():
+    for _ in workload.open_workload(path, WorkloadOptions(**SHAPE)).layers():
         pass
 
 

@@ -10,7 +10,7 @@ from time import sleep
 
 from fastcomm.errors import TraceFileError
 from fastcomm.executors.executor import Task, both
-from fastcomm.trace.run import Run, Source
+from fastcomm.trace.run import RunTraces, Source
 
 # Dask looks after dead processes at once, and waits for nothing.
 SETTINGS = {
@@ -100,7 +100,7 @@ distributed.nanny.WorkerProcess._init_msg_interval = 3600
 
 def run_of(*reads):
     """A run of ranks that are read by these functions."""
-    return Run(
+    return RunTraces(
         sources=tuple(
             Source(rank=rank, path=Path(f"rank{rank}.json"), size=1, read=partial(read, rank))
             for rank, read in enumerate(reads)

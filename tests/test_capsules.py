@@ -3,12 +3,11 @@
 import pyarrow as pa
 import pytest
 
-import fastcomm
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.ranks import join_ranks
-from fastcomm.isp.search import find
+from fastcomm.isp.search import search_strategies
 from fastcomm.isp.sweep import SearchSweep, SweepPoint
-from fastcomm.readers.runs import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write
 
 
@@ -16,7 +15,7 @@ from fastcomm.synthetic import Job, write
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write(Job.of(ranks=2, steps=2, layers=1), folder)
-    return fastcomm.open_run(folder, options=OpenOptions(whole=True))
+    return open_run(folder, options=OpenOptions(whole=True))
 
 
 def test_a_path_is_its_table_of_edges(run):
@@ -32,7 +31,8 @@ def test_a_joined_path_is_its_table_of_edges_with_ranks(run):
 
 
 def test_a_search_is_its_table_of_strategies():
-    found = find(model="7B", world_size=8, seq_len=4096, global_batch=4096 * 64, cluster="a800")
+    asked = {"model": "7B", "world_size": 8, "seq_len": 4096, "global_batch": 4096 * 64}
+    found = search_strategies(**asked, cluster="a800")
     assert found.feasible > 0
     assert pa.table(found).equals(found.to_arrow())
 

@@ -148,13 +148,13 @@ def test_no_rank_left_is_an_error(tmp_path):
 
 def test_some_ranks_and_iterations(run_folder):
     found = json.loads(
-        invoke("metrics", run_folder, "--json", "--ranks", "0,2", "--iterations", "3").stdout
+        invoke("metrics", run_folder, "--json", "--ranks", "0,2", "--steps", "3").stdout
     )
     assert found["ranks"] == [0, 2]
     for option, value in (
         ("--ranks", "a"),
         ("--ranks", "1-"),
-        ("--iterations", "9"),
+        ("--steps", "9"),
         ("--ranks", "7"),
     ):
         invoke("metrics", run_folder, option, value, code=1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracle_clocks import least_spread, pair_offsets
 
 from fastcomm.exchange.clocks import ENDS, ClockOffset, by_rank, clock_offsets, ends, offsets_of
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.synthetic import Job, write
 
@@ -120,7 +120,7 @@ def test_an_offset_applies_only_far_above_its_spread(offset, spread, matches, ap
 @pytest.mark.compiled
 def test_the_ranks_of_a_made_up_job_have_one_clock(tmp_path):
     traces = [
-        reader.read(path, ReadOptions()) for path in write(Job.of(ranks=4, steps=2), tmp_path)
+        reader.read(path, TraceOptions()) for path in write(Job.of(ranks=4, steps=2), tmp_path)
     ]
     found = clock_offsets(pa.concat_tables([ends(trace) for trace in traces]))
     assert [each.rank for each in found] == [0, 1, 2, 3]
@@ -138,7 +138,7 @@ def test_a_clock_that_is_ahead_is_found_with_its_evidence(tmp_path):
             for n in range(5)
         ]
         path = k.write(tmp_path / f"rank{rank}.json", events, rank=rank, world=2)
-        traces.append(reader.read(path, ReadOptions()))
+        traces.append(reader.read(path, TraceOptions()))
     zero, one = clock_offsets(pa.concat_tables([ends(trace) for trace in traces]))
     assert (zero.offset_ns, zero.reference) == (0, 0)
     assert one.offset_ns == 5_000_000_000
@@ -155,7 +155,7 @@ def test_collectives_are_matched_by_their_sequence_number_where_there_is_one(tmp
             for n in range(first, first + 2)
         ]
         path = k.write(tmp_path / f"rank{rank}.json", events, rank=rank, world=2)
-        tables.append(ends(reader.read(path, ReadOptions())))
+        tables.append(ends(reader.read(path, TraceOptions())))
     assert tables[0]["place"].to_pylist() == [7, 8]
     assert tables[0]["iteration"].to_pylist() == [-1, -1]
     assert clock_offsets(pa.concat_tables(tables))[1].matches == 1
@@ -172,4 +172,4 @@ def test_broadcasts_and_groups_of_one_say_nothing_of_clocks(tmp_path):
         k.all_reduce(2000, 5, **said),  # outside of the iteration
     ]
     path = k.write(tmp_path / "rank0.json", events, world=2)
-    assert ends(reader.read(path, ReadOptions()))["stop"].to_pylist() == [55_000]
+    assert ends(reader.read(path, TraceOptions()))["stop"].to_pylist() == [55_000]

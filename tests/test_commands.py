@@ -9,8 +9,9 @@ from click.testing import CliRunner
 from commands import KINETO
 from html_page import parsed, without_scripts
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
+from fastcomm.readers.runs import open_run
 from fastcomm.report.commands import Suggestions
 from fastcomm.synthetic import Job, write
 
@@ -65,7 +66,7 @@ def test_every_command_suggested_for_an_nsys_export_works(nsys, name, tmp_path):
 def test_every_command_suggested_by_the_page_of_a_path_works(tmp_path):
     folder, page = tmp_path / "a run", tmp_path / "page.html"
     write(Job.of(steps=2), folder)
-    words = [folder, "--iteration", "11", "--ranks", "4-7"]
+    words = [folder, "--step", "11", "--ranks", "4-7"]
     for whose in (["--all-ranks"], ["--rank", "6"]):
         run(["critical-path", *words, *whose, "--html", page])
         tree = parsed(without_scripts(page.read_text("utf-8")))
@@ -73,7 +74,7 @@ def test_every_command_suggested_by_the_page_of_a_path_works(tmp_path):
         assert commands
         for command in commands:
             _, *arguments = shlex.split(command)
-            assert {"--iteration", "11", "--ranks", "4-7", *whose} <= set(arguments)
+            assert {"--step", "11", "--ranks", "4-7", *whose} <= set(arguments)
             run(arguments)
 
 
@@ -105,7 +106,7 @@ def test_a_run_with_a_skipped_rank_is_suggested_commands_that_skip_it_too(tmp_pa
 def test_no_critical_path_is_suggested_where_compute_is_not_known(tmp_path):
     folder = tmp_path / "run"
     write(Job.of(steps=1, layers=1), folder)
-    found = fastcomm.compute_metrics(fastcomm.open_run(folder))
+    found = compute_metrics(open_run(folder))
     (finding,) = found.findings
     assert (
         Suggestions(metrics=found, arguments=["x"]).next(finding).line.endswith("--all-ranks")

@@ -109,11 +109,11 @@ def test_files(trace, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--iteration", 0, "--annotation", "x"], "--iteration and --annotation contradict"),
-        (["--instance", 0], "--instance counts the events of --annotation"),
+        (["--step", 0, "--annotation", "x"], "step and annotation contradict"),
+        (["--instance", 0], "instance counts the events of annotation"),
         (["--annotation", "x", "--instance", "a"], "--instance: found 'a', wanted a number"),
         (["--annotation", "nothing"], "no event's name contains 'nothing'"),
-        (["--iteration", 7], "no iteration 7; it has 0-1"),
+        (["--step", 7], "no iteration 7; it has 0-1"),
         (["--rank", 3], "no trace of rank 3"),
         (["--annotation", "Step", "--instance", "2:5"], "no instance 2 of 'Step'"),
     ],

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.window import Window, WindowError
+from fastcomm.critical_path.window import WindowError
 from fastcomm.errors import FastcommError
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.options import Window
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 
 WHOLE = Window(annotation="")
@@ -21,7 +22,7 @@ US = 1000
 
 
 def read(path):
-    return reader.read(path, ReadOptions(whole=True))
+    return reader.read(path, TraceOptions(whole=True))
 
 
 def op(name, ts, dur, tid=1, **args):
@@ -402,13 +403,13 @@ def test_windows_that_are_not_there(path_of, tmp_path):
             with pytest.raises(WindowError, match="instance"):
                 path_of(*events, wanted=Window(annotation="Prof", instance=instance), by=rules)
     with pytest.raises(WindowError, match="no iteration 4; it has 3, 30"):
-        path_of(*events, wanted=Window(iteration=4))
+        path_of(*events, wanted=Window(step=4))
     found = path_of(*events, wanted=Window(annotation="ProfilerStep#3", exact=True))
     assert found.about.clipped == 1
-    assert path_of(*events, wanted=Window(iteration=3), by=hta.find_path).about.clipped == 2
+    assert path_of(*events, wanted=Window(step=3), by=hta.find_path).about.clipped == 2
     assert path_of(*events, wanted=Window()).about.clipped == 0
-    metrics_only = reader.read(tmp_path / "rank0.json", ReadOptions())
-    with pytest.raises(FastcommError, match="read for metrics; wanted every event"):
+    metrics_only = reader.read(tmp_path / "rank0.json", TraceOptions())
+    with pytest.raises(FastcommError, match="read for metrics alone"):
         analyse(metrics_only)
 
 

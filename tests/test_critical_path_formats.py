@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.cli import main
 from fastcomm.critical_path.ranks import joined
-from fastcomm.critical_path.window import Window
+from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write, write_nsys
 from fastcomm.trace.schema import KIND
@@ -111,7 +111,7 @@ def test_the_commands_take_every_format(runs, name):
         done = CliRunner().invoke(main, words, catch_exceptions=False)
         return json.loads(done.stdout)
 
-    window = ("--iteration", str(JOB.first_step + 1))
+    window = ("--step", str(JOB.first_step + 1))
     found = answer("critical-path", *window)
     assert found["path"]["length_ns"] == found["path"]["wall_ns"] > 0
     assert found["summary"]["gpu_compute_bound"] > 0.1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastcomm.compat import hta_graph, hta_window
 from fastcomm.graph.graph import LongestPath, longest_path
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 
 KINDS = ("OPERATOR_KERNEL", "DEPENDENCY", "KERNEL_LAUNCH_DELAY", "KERNEL_KERNEL_DELAY")
@@ -54,7 +54,7 @@ def lines(trace, linked, clipped, graph, path):
 @pytest.mark.compiled
 @golden.each_case()
 def test_graph_and_path_are_those_of_the_reference(case):
-    trace = reader.read(golden.path_of(case), ReadOptions(whole=True))
+    trace = reader.read(golden.path_of(case), TraceOptions(whole=True))
     linked = hta_window.linked(trace)
     assert len(linked.rows) == case["rows_after_trimming"]
     clipped = hta_window.clipped(linked, case["annotation"], golden.instance_of(case))
@@ -157,7 +157,7 @@ def test_any_trace_gives_the_graph_of_the_definition(folder, document, annotatio
         return  # no such instance
     path_of = folder / "rank0.json"
     path_of.write_text(json.dumps(document))
-    trace = reader.read(path_of, ReadOptions(whole=True))
+    trace = reader.read(path_of, TraceOptions(whole=True))
     linked = hta_window.linked(trace)
     clipped = hta_window.clipped(linked, annotation, instance)
     graph = hta_graph.build(clipped, ["data_load"], zero_launches=zero)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from made_traces import table
 
 from fastcomm.critical_path.ranks import joined
-from fastcomm.critical_path.window import Window
 from fastcomm.exchange import clocks
 from fastcomm.graph.graph import measured_delays
+from fastcomm.options import Window
 from fastcomm.trace import schema
 from fastcomm.trace.trace import Meta, Trace
 

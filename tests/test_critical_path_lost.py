@@ -6,7 +6,7 @@ import json
 import pytest
 
 from fastcomm.critical_path.ranks import joined
-from fastcomm.critical_path.window import Window
+from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write
 

@@ -17,9 +17,9 @@ from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.overlay import Drawing, write
 from fastcomm.critical_path.saved import load
-from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.options import Window
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import OpenOptions, open_run
 
@@ -123,7 +123,7 @@ def test_arrows_of_the_corrected_rules_touch_their_slices(tmp_path):
 
 
 def read_whole(path):
-    return reader.read(path, ReadOptions(whole=True))
+    return reader.read(path, TraceOptions(whole=True))
 
 
 def test_a_cut_trace_has_no_overlay(tmp_path):

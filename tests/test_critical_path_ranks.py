@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from fastcomm.cli import main
 from fastcomm.critical_path.ranks import join_ranks, joined
 from fastcomm.critical_path.what_if import Replay
-from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
 from fastcomm.graph.edits import Edit
+from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, layers, write
 

@@ -18,6 +18,7 @@ import fastcomm
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
 from fastcomm.executors import dask, versions
 from fastcomm.executors.executor import Task
+from fastcomm.readers.runs import open_run
 
 pytestmark = pytest.mark.compiled
 
@@ -74,7 +75,7 @@ def test_urls_are_looked_at_and_read_by_workers(traces, engine, cluster, tmp_pat
     here = invoke("metrics", url, "--json").stdout
     assert invoke("metrics", url, "--json", "--dask", cluster.address).stdout == here
     invoke("ingest", url, "-o", tmp_path / "store", "--dask", cluster.address)
-    assert fastcomm.open_run(tmp_path / "store").ranks == tuple(range(RANKS))
+    assert open_run(tmp_path / "store").ranks == tuple(range(RANKS))
 
 
 def test_the_question_of_the_page_is_answered(traces, engine):
@@ -85,7 +86,7 @@ def test_the_question_of_the_page_is_answered(traces, engine):
     names = {}
     exec(functions, names)
     task = Task(measure=names["kinds"], merge=names["merge"], finish=names["answer"])
-    counts, lost = engine.gather(fastcomm.open_run(traces), task)
+    counts, lost = engine.gather(open_run(traces), task)
     assert sum(counts.values()) >= 4 * RANKS
     assert lost == []
 

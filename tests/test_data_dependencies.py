@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from fastcomm.cli import main
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.data import data_dependencies
-from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.options import Window
 from fastcomm.readers import execution_trace
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 
 US = 1000
@@ -76,7 +76,7 @@ def written(folder, calls=CALLS, new=True, ids=True, rank=0):
 
 
 def answer(path, beside):
-    trace = reader.read(path, ReadOptions(whole=True))
+    trace = reader.read(path, TraceOptions(whole=True))
     found = analyse(trace, Window(annotation=""))
     return data_dependencies(trace, found, execution_trace.read(beside))
 

@@ -170,7 +170,7 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
         ("generate --popularity {made}/iter_0_requests.parquet -o {made}/x", "wanted text"),
         ("compare {made} --law gate", "sampler is zipf, and gate was asked for"),
         ("compare {made} --compat seed", "sampler is zipf, and seed was asked for"),
-        ("generate --compat seed --law gate -o {made}/x", "leave --law out"),
+        ("generate --compat seed --law gate -o {made}/x", "leave law out"),
         ("place {made} --replicas 1.1", "replicas: found 9"),
         ("sweep --over color=1", "--over: found 'color=1'"),
     ],

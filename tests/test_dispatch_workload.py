@@ -1,5 +1,7 @@
 """Workloads: what is drawn, what is stored, and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,6 +11,7 @@ from fastcomm.dispatch import sampler, workload
 from fastcomm.dispatch import sampler as dispatch_sampler
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.errors import FastcommError
+from fastcomm.options import WorkloadOptions
 
 SMALL = {
     "num_nodes": 2,
@@ -32,7 +35,7 @@ def test_a_stored_workload_is_the_drawn_one(tmp_path, law):
     recipe = small(sampler=law)
     files = workload.write(recipe, tmp_path / "w")
     assert [path.name for path in files] == [f"iter_{n}_requests.parquet" for n in (0, 1)]
-    opened = workload.open_workload(tmp_path / "w", {"num_nodes": 2, "seed": None})
+    opened = workload.open_workload(tmp_path / "w", WorkloadOptions(num_nodes=2))
     assert opened.recipe == recipe
     stored, drawn = list(opened.layers()), list(workload.Workload.of(recipe).layers())
     assert len(stored) == len(drawn) == 4
@@ -157,7 +160,7 @@ def test_a_law_that_cannot_be_drawn_is_refused(words, more, message):
 def test_a_shape_that_contradicts_the_file_is_an_error(tmp_path):
     workload.write(small(), tmp_path)
     with pytest.raises(FastcommError, match="num_layers is 2, and 3 was asked for"):
-        workload.open_workload(tmp_path, {"num_layers": 3})
+        workload.open_workload(tmp_path, WorkloadOptions(num_layers=3))
     with pytest.raises(FastcommError, match="holds a workload already"):
         workload.write(small(), tmp_path)
 
@@ -192,7 +195,7 @@ def npz(path, **arrays):
     return path
 
 
-SHAPE = {"num_nodes": 2, "gpus_per_node": 2, "experts_per_gpu": 2}
+SHAPE = WorkloadOptions(num_nodes=2, gpus_per_node=2, experts_per_gpu=2)
 
 
 def test_a_table_of_a_job_is_read_from_numpy_and_parquet(tmp_path):
@@ -247,7 +250,7 @@ def test_a_table_that_is_damaged_or_pickled_is_refused(tmp_path):
             workload.open_workload(tmp_path / f"{name}.npz", SHAPE)
     path = npz(tmp_path / "d.npz", src_gpu=np.array([0]), target_experts=np.array([[1, 2]]))
     with pytest.raises(FastcommError, match="topk is 2, and 3 was asked for"):
-        workload.open_workload(path, {**SHAPE, "topk": 3})
+        workload.open_workload(path, replace(SHAPE, topk=3))
 
 
 @pytest.mark.parametrize(

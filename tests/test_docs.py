@@ -3,22 +3,23 @@
 import json
 import re
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import test_inspector
 
-import fastcomm
 from docs import drawings, pages
 from fastcomm import inputs
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import COMMANDS, main
+from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, StragglerOptions
 from fastcomm.readers import config
 from fastcomm.readers.ranks import NAME_PATTERNS
-from fastcomm.readers.runs import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write
 from fastcomm.synthetic.nsys import write_nsys
-from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.parallel import ORDERS
 from fastcomm.trace.schema import KIND, OPS, TAGS
 from fastcomm.trace.tags import RULE_FIELDS
@@ -113,14 +114,22 @@ def test_the_configuration_page_knows_every_key():
 
 def test_the_python_page_knows_every_table_and_column(tmp_path):
     write(Job.of(ranks=2, steps=1, layers=1), tmp_path)
-    found = fastcomm.compute_metrics(fastcomm.open_run(tmp_path))
-    known = words(text_of("docs/python.md"))
+    found = compute_metrics(open_run(tmp_path))
     rows = dict(
         re.findall(r"^\| `(\w+)` \| [^|]* \| (.*) \|$", text_of("docs/python.md"), re.M)
     )
     for name, table in found.to_arrow().items():
         assert set(table.column_names) <= words(rows[name]), name
-    assert {*fastcomm.readers.runs.OpenOptions.__slots__, *IterationRule.__slots__} <= known
+
+
+def test_the_python_page_knows_every_option_and_name():
+    known = words(text_of("docs/python.md"))
+    for kind in (ReadOptions, MetricsOptions, PathOptions, StragglerOptions):
+        assert {each.name for each in fields(kind)} - {
+            "all_ranks",
+            "rank",
+            "with_tables",
+        } <= known
 
 
 def pages_of_metrics():
@@ -212,7 +221,7 @@ def test_the_table_of_formats_says_what_readers_give(column, format_, tmp_path):
     said = {name: cells.split(" | ")[column] for name, cells in rows if cells.count(" | ") == 3}
     assert said["format"] == format_
     paths, options = written(tmp_path, format_)
-    trace = fastcomm.open_run(*paths, options=options).read(0)
+    trace = open_run(*paths, options=options).read(0)
     assert trace.meta.format == format_
     has = {name: "yes" if look(trace) else "no" for name, look in ROWS_OF_TRACES.items()}
     assert has == {name: re.match(r"yes|no", said[name])[0] for name in has}

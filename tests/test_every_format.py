@@ -8,10 +8,10 @@ import test_optable
 from conftest import SHARED
 from nsys_report import SMALL
 
-import fastcomm
 from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.config import Config
-from fastcomm.readers.formats import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.readers.tables.mapping import table_mapping
 from fastcomm.synthetic import NsysVariant, write, write_nsys
 
@@ -49,9 +49,9 @@ def test_what_was_stored_measures_as_its_source(tmp_path, name):
     folder.mkdir()
     made = MAKERS[name](folder)
     options = made if isinstance(made, OpenOptions) else OpenOptions()
-    before = fastcomm.compute_metrics(fastcomm.open_run(folder, options=options)).to_dict()
+    before = compute_metrics(open_run(folder, options=options)).to_dict()
     ingest(plan([folder], tmp_path / "store", options=options))
-    after = fastcomm.compute_metrics(fastcomm.open_run(tmp_path / "store")).to_dict()
+    after = compute_metrics(open_run(tmp_path / "store")).to_dict()
     assert set(after.pop("warnings")) == set(before.pop("warnings"))
     assert after == before
     assert before["ranks"]

@@ -9,8 +9,9 @@ import pytest
 from fault_files import BASE, beside
 from fault_tools import STEP, refused, run
 
-from fastcomm import compute_metrics, open_run
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.kineto import chrome
+from fastcomm.readers.runs import open_run
 
 pytestmark = pytest.mark.compiled
 

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_traces import measured_job
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
 from fastcomm.metrics.outliers import HeatArrays
 from fastcomm.metrics.suspects import Known, own_work
+from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, layers, planted
 from fastcomm.synthetic.job import FAULTS
 
@@ -316,9 +317,7 @@ def test_the_stages_above_the_widest_gap_are_one_finding(stages, ranks, cost):
 
 
 def test_the_last_stage_of_a_real_job_is_imbalanced():
-    found = fastcomm.compute_metrics(
-        fastcomm.open_run(SHARED / "data" / "replay" / "straggler")
-    )
+    found = compute_metrics(open_run(SHARED / "data" / "replay" / "straggler"))
     first = found.findings[0]
     assert (first.kind, first.ranks, first.evidence.stage) == ("imbalanced_stage", (6, 7), 3)
     assert first.cost_ns == pytest.approx(209e6, rel=0.01)

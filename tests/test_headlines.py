@@ -8,9 +8,10 @@ from click.testing import CliRunner
 from commands import KINETO
 from job_traces import measured_job
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.metrics.findings import confidence
+from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled
@@ -279,6 +280,6 @@ def test_a_run_whose_ranks_compute_for_unequal_times_is_not_called_healthy(tmp_p
     for rank in range(4):
         events = [kt.mark("ProfilerStep#0", 0, 1000), kt.kernel("gemm", 10, 600 + 50 * rank)]
         kt.write(tmp_path / f"rank{rank}.json", events, rank=rank, world=4)
-    found = fastcomm.compute_metrics(fastcomm.open_run(tmp_path))
+    found = compute_metrics(open_run(tmp_path))
     assert found.health.startswith("Ranks compute for unequal times: rank 3 100 us")
     assert "healthy" not in found.health

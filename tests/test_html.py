@@ -13,13 +13,13 @@ import replay_data
 from click.testing import CliRunner
 from html_page import SLOW, assert_sound, many_ranks, parsed, specs, without_scripts
 
-import fastcomm
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert
 from fastcomm.metrics import missing
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import answer
+from fastcomm.readers.runs import open_run
 from fastcomm.report.html import across, run_page, words
 from fastcomm.report.html.drawing import shown
 from fastcomm.report.html.glossary import GLOSSARY
@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def parts(folder):
-    run = fastcomm.open_run(folder)
+    run = open_run(folder)
     return [Partial.of(run.read(rank)) for rank in run.ranks]
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from html_page import many_ranks
 
-import fastcomm
 from fastcomm.inert import inert
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import answer
+from fastcomm.readers.runs import open_run
 from fastcomm.report.html import run_page
 from fastcomm.report.html.render import html
 from fastcomm.synthetic import Job, write
@@ -37,7 +37,7 @@ def browser():
 def parts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     write(Job.of(ranks=8, steps=2, layers=2, micro_batches=2), folder)
-    run = fastcomm.open_run(folder)
+    run = open_run(folder)
     return [Partial.of(run.read(rank)) for rank in run.ranks]
 
 

@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 from fault_tools import agree
 
-import fastcomm
 from fastcomm.analyses.info import info
 from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError
-from fastcomm.readers.runs import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import TableJob, write_table
 
 pytestmark = pytest.mark.compiled
@@ -188,7 +188,7 @@ def test_a_bad_rank_is_an_error_or_left_out(traces, workers):
     assert "skipped: rank 1: " in text
     (traces / "rank0.json").write_text('{"traceEvents": [')
     with pytest.raises(FastcommError, match="no rank could be read"):
-        info(fastcomm.open_run(traces), keep_going=True)
+        info(open_run(traces), keep_going=True)
 
 
 def test_a_store_without_its_tables_is_an_error(store):
@@ -197,7 +197,7 @@ def test_a_store_without_its_tables_is_an_error(store):
 
 
 def test_info_from_python(store):
-    run = fastcomm.open_run(store, options=OpenOptions())
+    run = open_run(store, options=OpenOptions())
     found = info(run)
     assert found.stored
     assert found.details[0].stop - found.details[0].start == 100 * NANOSECONDS
@@ -206,7 +206,7 @@ def test_info_from_python(store):
 def test_the_columns_of_a_table_name_no_kernels_and_say_the_parallelism(tmp_path):
     write_table(TableJob(), tmp_path)
     assert not any("by their name" in text for text in told(tmp_path, "--all")["warnings"])
-    found = fastcomm.compute_metrics(fastcomm.open_run(tmp_path)).to_dict()
+    found = compute_metrics(open_run(tmp_path)).to_dict()
     assert {row["tag_source"] for row in found["groups"] if row["tag"] != "OTHER"} == {
         "explicit"
     }

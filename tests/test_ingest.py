@@ -14,9 +14,10 @@ from commands import contents, invoke
 
 import fastcomm
 from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers.config import Config, Parallel
-from fastcomm.readers.runs import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.store import writer
 from fastcomm.store.layout import read_manifest, to_json
 from fastcomm.synthetic import Job, NsysVariant, write, write_nsys
@@ -177,7 +178,7 @@ def test_what_was_broken_off_is_refused_and_then_finished(traces, tmp_path, monk
     with pytest.raises(FastcommError, match=r"rank-00001.parquet: No space left on device"):
         ingest(plan([traces], store))
     with pytest.raises(TraceFileError, match="not whole: 1 of 3 ranks; the same `fastcomm"):
-        fastcomm.open_run(store)
+        open_run(store)
     monkeypatch.setattr(writer, "write", written)
     again = ingest(plan([traces], store))
     assert (again.written, again.kept) == ((1, 2), (0,))
@@ -195,7 +196,7 @@ def test_a_killed_ingest_is_finished_by_the_next(tmp_path, workers):
     started.kill()
     started.wait()
     with pytest.raises(TraceFileError, match="not whole"):
-        fastcomm.open_run(tmp_path / "store")
+        open_run(tmp_path / "store")
     again = ingest(plan([tmp_path / "traces"], tmp_path / "store"))
     assert again.kept
     assert sorted(again.written + again.kept) == list(range(8))
@@ -213,12 +214,12 @@ def test_a_bad_rank_is_an_error_or_left_out(traces, tmp_path, workers):
     assert "rank1.json: truncated" in invoke(*words, code=1).stderr
     result = invoke(*words, "--keep-going", code=3)
     assert "skipped: rank 1: " in result.stderr
-    run = fastcomm.open_run(store)
+    run = open_run(store)
     assert run.ranks == (0, 2)
     assert any("left out when the run was stored: rank 1" in note for note in run.warnings)
     assert read_manifest(store).failed[0].rank == 1
     invoke("ingest", traces, "-o", store, "--allow-truncated")
-    assert fastcomm.open_run(store).ranks == (0, 1, 2)
+    assert open_run(store).ranks == (0, 1, 2)
 
 
 def test_a_rank_that_has_become_bad_leaves_no_old_file(traces, tmp_path):
@@ -239,11 +240,11 @@ def test_no_rank_left_is_an_error(tmp_path):
 def test_some_ranks_of_a_run(traces, tmp_path):
     store = tmp_path / "store"
     invoke("ingest", traces, "-o", store, "--ranks", "0,2")
-    assert fastcomm.open_run(store).ranks == (0, 2)
+    assert open_run(store).ranks == (0, 2)
     with pytest.raises(ConfigError, match="a store with rank 2, which this run does not have"):
         plan([traces], store, ranks=[0, 1])
     invoke("ingest", traces, "-o", store)
-    assert fastcomm.open_run(store).ranks == (0, 1, 2)
+    assert open_run(store).ranks == (0, 1, 2)
 
 
 def test_a_file_alone_is_of_the_rank_that_it_says_behind_its_events(tmp_path):
@@ -254,7 +255,7 @@ def test_a_file_alone_is_of_the_rank_that_it_says_behind_its_events(tmp_path):
     for _ in range(2):
         assert ingest(plan([path], tmp_path / "store")).manifest.expected == (3,)
     assert (tmp_path / "store" / "rank-00003.parquet").exists()
-    assert fastcomm.open_run(tmp_path / "store").read(3).meta.world_size == 8
+    assert open_run(tmp_path / "store").read(3).meta.world_size == 8
 
 
 def test_a_directory_of_something_else_is_refused(traces, tmp_path):
@@ -282,8 +283,8 @@ def test_an_output_that_holds_the_input_or_lies_in_it_is_refused(traces, tmp_pat
 def test_a_store_of_a_store_is_the_same_run(traces, tmp_path):
     ingest(plan([traces], tmp_path / "one"))
     ingest(plan([tmp_path / "one"], tmp_path / "two"))
-    runs = [fastcomm.open_run(tmp_path / name) for name in ("one", "two")]
-    one, two = (fastcomm.compute_metrics(run).to_dict() for run in runs)
+    runs = [open_run(tmp_path / name) for name in ("one", "two")]
+    one, two = (compute_metrics(run).to_dict() for run in runs)
     assert one == two
 
 
@@ -305,7 +306,7 @@ def test_a_store_of_a_store_is_the_same_run(traces, tmp_path):
 def test_a_manifest_that_is_none_is_an_error_with_its_path(tmp_path, text, message):
     (tmp_path / "fastcomm.json").write_text(text)
     with pytest.raises(TraceFileError, match=message) as raised:
-        fastcomm.open_run(tmp_path)
+        open_run(tmp_path)
     assert str(tmp_path) in str(raised.value)
 
 
@@ -314,7 +315,7 @@ def test_a_manifest_does_not_lead_out_of_its_store(traces, tmp_path):
     path = tmp_path / "store" / "fastcomm.json"
     path.write_text(path.read_text().replace("rank-00001", "../rank-00001"))
     with pytest.raises(TraceFileError, match="rank 1 in file"):
-        fastcomm.open_run(tmp_path / "store")
+        open_run(tmp_path / "store")
 
 
 def test_clocks_that_disagree_are_in_the_manifest_and_in_the_table_of_ranks(tmp_path):

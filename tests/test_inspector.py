@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import TraceFileError
+from fastcomm.options import MetricsOptions
 from fastcomm.readers import inspector
 from fastcomm.readers.config import Config
-from fastcomm.readers.formats import OpenOptions
-from fastcomm.trace.run import Run
+from fastcomm.readers.runs import OpenOptions
+from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import OPS, TAGS
 
 WORLD, PAIR = "0x7f8c496ae9f661", "0x9e7a479f95a66c"
@@ -90,8 +91,8 @@ def only_trace(path):
 
 def metrics(folder, **words):
     every = found(folder)
-    run = Run(sources=every.sources, world_size=every.world_size, warnings=every.warnings)
-    return fastcomm.compute_metrics(run, **words)
+    run = RunTraces(sources=every.sources, world_size=every.world_size, warnings=every.warnings)
+    return compute_metrics(run, MetricsOptions(**words))
 
 
 OPERATION = st.tuples(

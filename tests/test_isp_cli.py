@@ -145,8 +145,9 @@ def test_a_fixed_pair_and_a_range_of_batches_are_questions():
             "fixed_micro_num": 4,
         }
     )
-    assert set(search.find(**fixed).columns["micro_num"]) == {4}
-    ranged = search.find(
+    found = search.answer(question.question_of(fixed), search.setting(fixed))
+    assert set(found.columns["micro_num"]) == {4}
+    ranged = search.search_strategies(
         model="7B",
         world_size=8,
         seq_len=4096,
@@ -218,11 +219,11 @@ def test_what_cannot_be_answered_says_what_can(options, message):
 def test_a_word_that_is_missing_is_named():
     assert "world size: not said" in call("--model", "7B", code=1)
     with pytest.raises(ConfigError, match="say its tokens"):
-        search.find(model="7B", world_size=8, seq_len=4096)
+        search.search_strategies(model="7B", world_size=8, seq_len=4096)
 
 
 def test_options_change_what_they_say():
-    plain = search.find(
+    plain = search.search_strategies(
         model="7B",
         world_size=64,
         seq_len=4096,
@@ -232,7 +233,7 @@ def test_options_change_what_they_say():
         interleave=1,
     )
     other = {
-        name: search.find(
+        name: search.search_strategies(
             model="7B",
             world_size=64,
             seq_len=4096,

@@ -246,26 +246,28 @@ def test_one_gpu_with_experts_does_not_communicate():
 
 def test_the_spread_is_searched_and_dense_records_have_it_too():
     said = {"world_size": 64, "seq_len": 4096, "global_batch": "4Mi", "cluster": "h100"}
-    found = isp_search.find(model="mixtral-8x7b", **said)
+    found = isp_search.search_strategies(model="mixtral-8x7b", **said)
     assert set(found.columns["ep"]) == {1, 2, 4, 8}
     assert found.best(1)[0]["ep"] == 8
     assert found.candidates == found.feasible + sum(found.rejected.values())
     assert found.rejected["experts"] > 0
-    assert set(isp_search.find(model="mixtral-8x7b", ep="4", **said).columns["ep"]) == {4}
-    assert set(isp_search.find(model="7B", **said).columns["ep"]) == {1}
+    assert set(
+        isp_search.search_strategies(model="mixtral-8x7b", ep="4", **said).columns["ep"]
+    ) == {4}
+    assert set(isp_search.search_strategies(model="7B", **said).columns["ep"]) == {1}
     with pytest.raises(ConfigError, match="no experts to spread"):
-        isp_search.find(model="7B", ep="2", **said)
+        isp_search.search_strategies(model="7B", ep="2", **said)
     with pytest.raises(ConfigError, match="nearest below is 4"):
-        isp_search.find(model="mixtral-8x7b", ep="6", **said)
+        isp_search.search_strategies(model="mixtral-8x7b", ep="6", **said)
     with pytest.raises(ConfigError, match="imbalance"):
-        isp_search.find(model="mixtral-8x7b", imbalance=0.5, **said)
+        isp_search.search_strategies(model="mixtral-8x7b", imbalance=0.5, **said)
 
 
 def test_virtual_stages_are_searched_where_they_divide_a_stage():
     said = {"model": "7B", "world_size": 64, "seq_len": 4096, "global_batch": "1Mi"}
-    found = isp_search.find(pp="4", sp="2", **said)
+    found = isp_search.search_strategies(pp="4", sp="2", **said)
     assert set(found.columns["interleave"]) == {1, 2, 4, 8}
-    plain = isp_search.find(pp="4", sp="2", interleave="1", **said)
+    plain = isp_search.search_strategies(pp="4", sp="2", interleave="1", **said)
     assert set(plain.columns["interleave"]) == {1}
     assert found.best(1)[0]["tgs"] > plain.best(1)[0]["tgs"]
     assert np.all(found.columns["micro_num"][found.columns["interleave"] > 1] % 4 == 0)

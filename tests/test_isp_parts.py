@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.cluster import load, parse, shipped
 from fastcomm.hardware.links import TimedMessage, calibrate, read_measurements
@@ -16,6 +17,7 @@ from fastcomm.isp.communication import collective
 from fastcomm.isp.layer import Correction
 from fastcomm.isp.presets import load as load_model
 from fastcomm.isp.presets import of_size
+from fastcomm.readers.runs import open_run
 
 LINK = (35e-6, 150 * 2**30)
 A800 = load("a800")
@@ -237,17 +239,16 @@ def test_a_table_of_messages_that_is_wrong_is_an_error_with_its_line(tmp_path):
 
 @pytest.mark.compiled
 def test_a_run_and_its_metrics_calibrate_alike(tmp_path):
-    import fastcomm
     from fastcomm.report.files import write_metrics as write_tables
     from fastcomm.synthetic import Job, write
 
     write(Job.of(ranks=8, steps=2, layers=2), tmp_path / "run")
-    run = fastcomm.open_run(tmp_path / "run")
+    run = open_run(tmp_path / "run")
     timed = messages(run)
     assert set(spread(timed)) >= {"all_reduce", "all_gather"}
     found = calibrate(A800, timed, waits=True)
     assert all(fit.bus > 0 for lines in found.cluster.fits.values() for fit in lines)
-    write_tables(fastcomm.compute_metrics(run), tmp_path / "out")
+    write_tables(compute_metrics(run), tmp_path / "out")
     again = calibrate(A800, read_measurements(tmp_path / "out"), waits=True)
     assert {(r.op, r.ranks) for r in again.residuals} == {
         (r.op, r.ranks) for r in found.residuals

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 from commands import invoke
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.options import MetricsOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
-from fastcomm.readers.runs import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.iterations import IterationRule
 
 
 def iterations(tmp_path, events, **rule):
     path = k.write(tmp_path / "rank0.json", events)
-    options = ReadOptions(iterations=IterationRule(**rule))
+    options = TraceOptions(iterations=IterationRule(**rule))
     trace = reader.read(path, options)
     rows = [(r["number"], r["start"], r["stop"]) for r in trace.iterations.to_pylist()]
     return rows, trace.meta
@@ -132,7 +133,7 @@ def test_given_ranges_come_before_everything(tmp_path):
 def device_iterations(tmp_path, events, clock="auto", **options):
     path = k.write(tmp_path / "rank0.json", events)
     rule = IterationRule(clock=clock)
-    trace = reader.read(path, ReadOptions(iterations=rule, **options))
+    trace = reader.read(path, TraceOptions(iterations=rule, **options))
     table = trace.device_iterations
     rows = table and [(r["number"], r["start"], r["stop"]) for r in table.to_pylist()]
     return rows, trace
@@ -237,7 +238,7 @@ def test_ranges_of_the_user_are_taken_as_they_are(tmp_path):
     events = [*STEPS, k.launch(1, 11), k.kernel("late", 30, 5, correlation=11)]
     path = k.write(tmp_path / "rank0.json", events)
     rule = IterationRule(ranges=((0, 0, 40_000),))
-    assert reader.read(path, ReadOptions(iterations=rule)).device_iterations is None
+    assert reader.read(path, TraceOptions(iterations=rule)).device_iterations is None
 
 
 def cut(tmp_path, events, end):
@@ -254,7 +255,7 @@ MARKS = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
 def read_cut(tmp_path, events, end, clock="auto"):
     rule = IterationRule(clock=clock)
     path = cut(tmp_path, events, end)
-    return reader.read(path, ReadOptions(allow_truncated=True, iterations=rule))
+    return reader.read(path, TraceOptions(allow_truncated=True, iterations=rule))
 
 
 def in_order(rows):
@@ -327,13 +328,13 @@ def rows_of(trace):
 def check_cuts(folder, rows, places):
     """Compare the iterations that remain at each cut with those of the whole trace."""
     path = k.write(folder / "rank0.json", rows)
-    whole, text = rows_of(reader.read(path, ReadOptions())), path.read_bytes()
+    whole, text = rows_of(reader.read(path, TraceOptions())), path.read_bytes()
     begin = text.index(b'"traceEvents"') + 20
     most = 0
     for place in places:
         path.write_bytes(text[: begin + int(place * (len(text) - begin - 20))])
         try:
-            trace = reader.read(path, ReadOptions(allow_truncated=True))
+            trace = reader.read(path, TraceOptions(allow_truncated=True))
         except TraceFileError as error:
             if "no device work, launch or annotation" not in str(error):
                 raise
@@ -401,10 +402,10 @@ def test_work_that_its_file_lacks_cuts_the_step_of_its_launch(tmp_path):
 
 def test_a_cut_trace_has_the_numbers_of_its_whole_steps(tmp_path):
     path = cut(tmp_path, paired(), '"2.2.')
-    run = fastcomm.open_run(path, options=OpenOptions(allow_truncated=True))
-    found = fastcomm.compute_metrics(run).to_dict()
+    run = open_run(path, options=OpenOptions(allow_truncated=True))
+    found = compute_metrics(run).to_dict()
     path = k.write(tmp_path / "rank0.json", paired())
-    whole = fastcomm.compute_metrics(fastcomm.open_run(path), iterations=[0, 1]).to_dict()
+    whole = compute_metrics(open_run(path), MetricsOptions(steps=[0, 1])).to_dict()
     assert found["iterations"] == 2
     assert found["breakdown"] == whole["breakdown"]
     # What lies in no step is of the steps that are left out: nothing is known of the rest.
@@ -423,14 +424,14 @@ def test_a_trace_that_is_cut_inside_its_first_step_has_no_numbers(tmp_path):
 def test_steps_without_device_work_in_a_whole_trace_stay(tmp_path):
     marks = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
     path = k.write(tmp_path / "rank0.json", [*marks, k.kernel("gemm", 1, 1)])
-    trace = reader.read(path, ReadOptions(allow_truncated=True))
+    trace = reader.read(path, TraceOptions(allow_truncated=True))
     assert trace.iterations["number"].to_pylist() == [0, 1, 2, 3]
 
 
 def test_a_cut_trace_without_any_device_work_has_no_step(tmp_path):
     marks = [k.mark(f"ProfilerStep#{n}", 10 * n, 10) for n in range(4)]
     path = cut(tmp_path, [*marks, k.kernel("gemm", 1, 1)], "gemm")
-    trace = reader.read(path, ReadOptions(allow_truncated=True))
+    trace = reader.read(path, TraceOptions(allow_truncated=True))
     assert trace.iterations["number"].to_pylist() == []
     warnings = str(trace.meta.warnings)
     assert "iterations 0-3 are left out (4 of 4)" in warnings

@@ -6,11 +6,11 @@ import kineto_text as k
 import oracle_kineto
 import pytest
 
-import fastcomm
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader as kineto_reader
 from fastcomm.readers.patterns import Pattern
+from fastcomm.readers.runs import open_run
 from fastcomm.trace.schema import KINDS, OPS, TAG_SOURCES, TAGS
 from fastcomm.trace.tags import TagRule, TagRules
 
@@ -29,7 +29,7 @@ def read(tmp_path, events, options=None, **words):
     path = k.write(
         tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 1000), *events], **words
     )
-    return kineto_reader.read(path, options or ReadOptions())
+    return kineto_reader.read(path, options or TraceOptions())
 
 
 def comm(trace):
@@ -62,7 +62,7 @@ def test_every_collective_of_a_real_trace_is_that_of_the_oracle(real, name):
 
     keys = ("start", "stop", "op", "msg_bytes", "payload_bytes", "bus_bytes")
     found = [
-        tuple(row[key] for key in keys) for row in comm(reader.read(real(name), ReadOptions()))
+        tuple(row[key] for key in keys) for row in comm(reader.read(real(name), TraceOptions()))
     ]
     events = oracle_kineto.comm_events(oracle_kineto.read(real(name)))
     assert sorted(found, key=str) == sorted(
@@ -74,7 +74,7 @@ def test_every_collective_of_a_real_trace_is_that_of_the_oracle(real, name):
 def test_the_reference_numbers_of_the_nccl_trace(kineto):
     from fastcomm.readers.kineto import reader
 
-    trace = reader.read(kineto / "nccl_2rank_rank0.json.gz", ReadOptions())
+    trace = reader.read(kineto / "nccl_2rank_rank0.json.gz", TraceOptions())
     kinds = trace.events["kind"].to_numpy()
     assert [(kinds == kind).sum() for kind in range(3)] == [2700, 960, 114]
     kernels = trace.events.filter(kinds == 0)
@@ -208,7 +208,7 @@ def test_the_layout_of_a_dispatch_is_compute(tmp_path):
 
 
 def test_a_users_pattern_comes_first(tmp_path):
-    options = ReadOptions(
+    options = TraceOptions(
         patterns=(Pattern(regex="^my_", library="me", op="Broadcast", tag="CP"),)
     )
     (row,) = comm(read(tmp_path, [k.kernel("my_exchange", 10, 5)], options))
@@ -218,7 +218,7 @@ def test_a_users_pattern_comes_first(tmp_path):
 def test_a_users_tag_comes_first(tmp_path):
     rule = TagRule(field="ranks", value=(0, 1, 2, 3), tag="CP")
     event = k.all_reduce(10, 5, Process_Group_Name="1")
-    options = ReadOptions(tags=TagRules(explicit=(rule,)))
+    options = TraceOptions(tags=TagRules(explicit=(rule,)))
     (row,) = comm(read(tmp_path, [event], options, groups=GROUPS))
     assert (row["tag"], row["tag_source"]) == ("CP", "explicit")
 
@@ -266,7 +266,7 @@ def test_the_clock_is_that_of_the_base_or_absolute_or_unknown(
     tmp_path, envelope, ts, clock, start
 ):
     path = k.write(tmp_path / "rank0.json", [k.kernel("gemm", ts, 1)], **envelope)
-    trace = kineto_reader.read(path, ReadOptions())
+    trace = kineto_reader.read(path, TraceOptions())
     assert trace.meta.clock == clock
     assert trace.events["start"].to_pylist() == [start]
 
@@ -274,13 +274,13 @@ def test_the_clock_is_that_of_the_base_or_absolute_or_unknown(
 def test_a_file_of_another_rank_is_an_error(tmp_path):
     path = k.write(tmp_path / "rank0.json", [k.kernel("gemm", 1, 1)], rank=3)
     with pytest.raises(TraceFileError, match=r"says rank 3, taken for rank 0"):
-        kineto_reader.read(path, ReadOptions(), rank=0)
+        kineto_reader.read(path, TraceOptions(), rank=0)
 
 
 def test_a_negative_rank_is_an_error(tmp_path):
     path = k.write(tmp_path / "rank1.json", [k.kernel("gemm", 1, 1)], rank=-1)
     with pytest.raises(TraceFileError, match=r"rank1.json: distributedInfo says rank -1"):
-        kineto_reader.read(path, ReadOptions(), rank=1)
+        kineto_reader.read(path, TraceOptions(), rank=1)
 
 
 def test_a_list_of_events_inside_an_inner_object_is_not_that_of_the_trace(tmp_path):
@@ -288,7 +288,7 @@ def test_a_list_of_events_inside_an_inner_object_is_not_that_of_the_trace(tmp_pa
     inner = {"traceEvents": [k.kernel("other", 5, 1)], "note": 'say "{" and \\'}
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"metadata": inner, "more": {"traceEvents": []}, **document}))
-    (source,) = fastcomm.open_run(path).sources
+    (source,) = open_run(path).sources
     assert source.rank == 3
     assert source.read().events["name"].to_pylist() == ["gemm"]
 
@@ -296,7 +296,7 @@ def test_a_list_of_events_inside_an_inner_object_is_not_that_of_the_trace(tmp_pa
 def test_a_file_without_anything_to_measure_is_an_error(tmp_path):
     path = k.write(tmp_path / "rank0.json", [k.event("aten::mm", "cpu_op", 1, 1)])
     with pytest.raises(TraceFileError, match="no device work"):
-        kineto_reader.read(path, ReadOptions())
+        kineto_reader.read(path, TraceOptions())
 
 
 def test_fused_kernels_are_counted(tmp_path):
@@ -314,7 +314,7 @@ def test_a_whole_reading_keeps_every_event_and_what_few_questions_need(tmp_path)
         wait,
         k.kernel("gemm", 30, 5, correlation=4),
     ]  # fmt: skip
-    trace = read(tmp_path, events, ReadOptions(whole=True))
+    trace = read(tmp_path, events, TraceOptions(whole=True))
     assert trace.args is not None
     found = {
         name: (KINDS[kind], sequence, stream, record)
@@ -348,9 +348,9 @@ def test_a_whole_reading_knows_the_place_of_every_event(tmp_path):
         k.launch(10, 1),
     ]
     path = k.write(tmp_path / "rank0.json", rows, baseTimeNanoseconds=7_000)
-    trace = kineto_reader.read(path, ReadOptions(whole=True))
+    trace = kineto_reader.read(path, TraceOptions(whole=True))
     assert trace.args is not None
     assert trace.args["position"].to_pylist() == [3, 1]
     assert trace.args["on_stream"].to_pylist() == [None, 7]
     assert trace.meta.base == 7_000
-    assert kineto_reader.read(path, ReadOptions()).args is None
+    assert kineto_reader.read(path, TraceOptions()).args is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numba.core import config
 
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto.reader import read
 from fastcomm.readers.kineto.sizes import OPERATORS, PREFIXES
 from fastcomm.readers.runs import open_run
@@ -39,7 +39,7 @@ def traced(path, host, kernel=SENDRECV, groups=(), **envelope):
 
 
 def row_of(path, *host, **words):
-    (row,) = read(traced(path, host, **words), ReadOptions()).comm.to_pylist()
+    (row,) = read(traced(path, host, **words), TraceOptions()).comm.to_pylist()
     return {**row, "op": OPS[row["op"]]}
 
 
@@ -125,7 +125,7 @@ def test_an_operator_that_does_something_else_shows_nothing(tmp_path):
 def test_the_kernels_own_counts_come_first(tmp_path):
     host = operator("vllm::all_reduce", [[9], []], ["float", ""])
     events = [STEP, host, k.launch(15, 7), k.all_reduce(50, 10, nelems=100, correlation=7)]
-    (row,) = read(k.write(tmp_path / "rank0.json", events), ReadOptions()).comm.to_pylist()
+    (row,) = read(k.write(tmp_path / "rank0.json", events), TraceOptions()).comm.to_pylist()
     assert row["payload_bytes"] == 400
 
 
@@ -177,7 +177,7 @@ def test_b200_all_reduces_have_the_size_of_their_operator(kineto):
     path = kineto / "b200_vllm" / "eager_trace.json.gz"
     found = [
         row
-        for row in read(path, ReadOptions()).comm.to_pylist()
+        for row in read(path, TraceOptions()).comm.to_pylist()
         if OPS[row["op"]] == "AllReduce"
     ]
     events = oracle_kineto.comm_events(oracle_kineto.read(path))
@@ -192,7 +192,7 @@ def test_b200_all_reduces_have_the_size_of_their_operator(kineto):
 
 @pytest.mark.parametrize(("name", "events", "unknown"), [("control", 60, 0), ("test", 64, 4)])
 def test_all_to_alls_of_2022_have_the_size_of_their_range(kineto, name, events, unknown):
-    trace = read(kineto / "trace_diff" / f"{name}.json.gz", ReadOptions())
+    trace = read(kineto / "trace_diff" / f"{name}.json.gz", TraceOptions())
     sizes = trace.comm["payload_bytes"]
     assert (len(sizes), sizes.null_count) == (events, unknown)
     notes = [each for each in trace.meta.warnings if "no known size" in each]
@@ -205,7 +205,7 @@ def test_all_to_alls_of_2022_have_the_size_of_their_range(kineto, name, events, 
 
 def note_of(path):
     """The one warning about sizes."""
-    warnings = read(path, ReadOptions()).meta.warnings
+    warnings = read(path, TraceOptions()).meta.warnings
     (note,) = [each for each in warnings if "no known size" in each]
     return note
 

@@ -18,9 +18,10 @@ from fault_tools import nobody
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.readers.runs import OpenOptions
+from fastcomm.options import MetricsOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, TableJob, write, write_table
 
 STEP = [k.mark("ProfilerStep#0", 0, 100), k.kernel("gemm", 5, 30), k.all_reduce(40, 20)]
@@ -91,8 +92,8 @@ def test_every_rank_of_a_directory_is_in_the_result_skipped_or_in_an_error(
 
 
 def measured(folder, *, keep_going=False):
-    run = fastcomm.open_run(folder, options=OpenOptions(keep_going=keep_going))
-    return fastcomm.compute_metrics(run, keep_going=keep_going, with_tables=False)
+    run = open_run(folder, options=OpenOptions(keep_going=keep_going))
+    return compute_metrics(run, MetricsOptions(with_tables=False), keep_going=keep_going)
 
 
 def check_kept_on(folder, good, bad, world, foreign):
@@ -140,7 +141,7 @@ def test_a_tensorboard_file_without_permission_is_an_error_or_skipped(folder):
             f"{bad}: cannot be read: Permission denied"
             in invoke("metrics", folder, code=1).stderr
         )
-        run = fastcomm.open_run(folder, options=OpenOptions(keep_going=True))
+        run = open_run(folder, options=OpenOptions(keep_going=True))
     assert run.ranks == tuple(range(1, 8))
     assert [each.path for each in run.skipped] == [str(bad)]
 
@@ -152,7 +153,7 @@ def test_a_directory_that_cannot_be_listed_is_skipped_with_its_path(folder):
         above.chmod(above.stat().st_mode | 0o055)
     with nobody():
         assert f"{locked}: Permission denied" in invoke("metrics", folder, code=1).stderr
-        run = fastcomm.open_run(folder, options=OpenOptions(keep_going=True))
+        run = open_run(folder, options=OpenOptions(keep_going=True))
     locked.chmod(0o755)
     assert [each.path for each in run.skipped] == [str(locked)]
 
@@ -162,9 +163,9 @@ def test_a_damaged_file_that_is_named_like_the_others_is_no_foreign_file(tmp_pat
         k.write(tmp_path / f"host{rank}-trace.json", STEP, rank=rank, world=3)
     (tmp_path / "host1-trace.json").write_text("")
     with pytest.raises(TraceFileError, match=r"host1-trace\.json: cannot be read: empty"):
-        fastcomm.open_run(tmp_path)
+        open_run(tmp_path)
     (tmp_path / "host1-trace.json").rename(tmp_path / "notes.json")
-    run = fastcomm.open_run(tmp_path)
+    run = open_run(tmp_path)
     assert run.warnings == (
         f"no traces, not read in {tmp_path}: notes.json",
         "1 of 3 ranks has no trace here: 1",
@@ -178,7 +179,7 @@ def test_foreign_json_is_ignored_with_a_warning(folder, command, tmp_path):
     output = ("-o", tmp_path / "page.html", "--no-path") if command == "report" else ()
     for more in ((), ("--keep-going",)):
         invoke(command, folder, *output, *more)
-    run = fastcomm.open_run(folder)
+    run = open_run(folder)
     assert run.ranks == tuple(range(8))
     assert run.warnings == (
         f"no traces, not read in {folder}: config.json, execution_details.json",
@@ -189,7 +190,7 @@ def test_foreign_json_is_ignored_with_a_warning(folder, command, tmp_path):
 
 def test_a_log_of_json_lines_that_is_named_after_a_rank_is_foreign(folder):
     (folder / "metrics_rank0.json").write_text('{"loss": 3.5}\n{"loss": 3.1}\n')
-    assert fastcomm.open_run(folder).warnings == (
+    assert open_run(folder).warnings == (
         f"no traces, not read in {folder}: metrics_rank0.json",
     )
 
@@ -199,9 +200,9 @@ def test_a_file_named_after_a_rank_that_holds_nothing_is_damaged(tmp_path, text)
     k.write(tmp_path / "rank0.json", STEP, rank=0, world=2)
     (tmp_path / "rank1.json").write_text(text)
     with pytest.raises(TraceFileError, match=r"rank1\.json: "):
-        fastcomm.compute_metrics(fastcomm.open_run(tmp_path))
-    run = fastcomm.open_run(tmp_path, options=OpenOptions(keep_going=True))
-    (failed,) = fastcomm.compute_metrics(run, keep_going=True).failed
+        compute_metrics(open_run(tmp_path))
+    run = open_run(tmp_path, options=OpenOptions(keep_going=True))
+    (failed,) = compute_metrics(run, keep_going=True).failed
     assert (failed.rank, failed.path) == (1, str(tmp_path / "rank1.json"))
 
 
@@ -209,7 +210,7 @@ def test_a_long_envelope_before_the_events_is_read(tmp_path):
     path = k.write(tmp_path / "host_1.2.pt.trace.json", STEP)
     whole = {"metadata": {"notes": "x" * (3 << 20)}, **json.loads(path.read_text())}
     path.write_text(json.dumps(whole))
-    assert fastcomm.compute_metrics(fastcomm.open_run(tmp_path)).ranks == (0,)
+    assert compute_metrics(open_run(tmp_path)).ranks == (0,)
 
 
 def test_a_rank_without_a_file_is_said_in_the_first_line(folder, tmp_path):
@@ -264,11 +265,11 @@ def test_a_log_of_the_inspector_that_is_empty_is_an_error_or_skipped(tmp_path):
             "coll_perf": {"coll": "AllReduce", "coll_sn": 1, "coll_msg_size_bytes": 8},
         }
         (tmp_path / f"nccl-{rank}.log").write_text(json.dumps(record) + "\n")
-    assert fastcomm.open_run(tmp_path).ranks == (0, 1, 2)
+    assert open_run(tmp_path).ranks == (0, 1, 2)
     (tmp_path / "nccl-1.log").write_text("")
     with pytest.raises(TraceFileError, match=r"nccl-1\.log: cannot be read: the file is empty"):
-        fastcomm.open_run(tmp_path)
-    run = fastcomm.open_run(tmp_path, options=OpenOptions(keep_going=True))
+        open_run(tmp_path)
+    run = open_run(tmp_path, options=OpenOptions(keep_going=True))
     assert run.ranks == (0, 2)
     assert [each.path for each in run.skipped] == [str(tmp_path / "nccl-1.log")]
 
@@ -279,8 +280,8 @@ def test_a_table_that_is_damaged_is_an_error_or_skipped(tmp_path):
     bad.parent.mkdir()
     bad.write_bytes(b"PAR1")
     with pytest.raises(TraceFileError, match=r"1/table\.parquet: no readable Parquet"):
-        fastcomm.open_run(tmp_path)
-    run = fastcomm.open_run(tmp_path, options=OpenOptions(keep_going=True))
+        open_run(tmp_path)
+    run = open_run(tmp_path, options=OpenOptions(keep_going=True))
     assert [each.path for each in run.skipped] == [str(bad)]
 
 
@@ -292,7 +293,7 @@ def test_the_rank_is_found_behind_many_groups(tmp_path):
         whole = json.loads(path.read_text())
         info = {"pg_config": groups, **whole["distributedInfo"]}
         path.write_text(json.dumps(whole | {"distributedInfo": info}))
-    assert fastcomm.open_run(tmp_path).ranks == (0, 1)
+    assert open_run(tmp_path).ranks == (0, 1)
 
 
 @pytest.mark.compiled
@@ -324,14 +325,14 @@ def test_a_trial_and_a_uniform_trace_say_which_commands_read_them(tmp_path):
 def test_a_uniform_trace_beside_traces_is_not_read(folder):
     rows = [{"name": "FW.a", "ph": "X", "ts": 1, "dur": 2, "pid": "p", "tid": "t"}]
     (folder / "all.json").write_text(json.dumps({"traceEvents": rows}))
-    run = fastcomm.open_run(folder)
+    run = open_run(folder)
     assert run.warnings == (f"no traces, not read in {folder}: all.json",)
 
 
 def test_damaged_json_beside_traces_of_another_format_is_a_warning(tmp_path):
     write_table(TableJob(), tmp_path)
     (tmp_path / "rank0.json").write_text("")
-    run = fastcomm.open_run(tmp_path)
+    run = open_run(tmp_path)
     assert f"no traces, not read in {tmp_path}: rank0.json" in run.warnings
 
 
@@ -341,10 +342,10 @@ def test_a_file_that_may_be_read_again_is(folder):
     for above in (folder, *folder.parents[:4]):
         above.chmod(above.stat().st_mode | 0o055)
     with nobody(), pytest.raises(TraceFileError, match="Permission denied"):
-        fastcomm.open_run(folder)
+        open_run(folder)
     bad.chmod(0o644)
     with nobody():
-        assert len(fastcomm.open_run(folder).ranks) == 8
+        assert len(open_run(folder).ranks) == 8
 
 
 def test_a_profiler_trace_named_like_a_trial_is_no_trial(tmp_path):
@@ -362,10 +363,10 @@ def zstd(path, data):
 def test_zstandard_is_read_and_its_damage_reported(tmp_path):
     text = json.dumps(k.document(STEP)).encode()
     path = zstd(tmp_path / "rank0.json.zst", text)
-    here = fastcomm.compute_metrics(fastcomm.open_run(tmp_path)).to_dict()
+    here = compute_metrics(open_run(tmp_path)).to_dict()
     path.unlink()
     (tmp_path / "rank0.json").write_bytes(text)
-    assert fastcomm.compute_metrics(fastcomm.open_run(tmp_path)).to_dict() == here
+    assert compute_metrics(open_run(tmp_path)).to_dict() == here
     (tmp_path / "rank0.json").unlink()
     whole = zstd(path, text * 3).read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
@@ -397,7 +398,7 @@ def test_a_packed_rank_among_others_is_an_error_or_skipped(folder):
     found = json.loads(invoke("metrics", folder, "--keep-going", "--json", code=3).stdout)
     assert [(each["rank"], each["path"]) for each in found["failed"]] == [(4, str(path))]
     path.rename(folder / "old.tar.gz")
-    assert "not read: " in " ".join(fastcomm.open_run(folder).warnings)
+    assert "not read: " in " ".join(open_run(folder).warnings)
 
 
 @pytest.mark.parametrize(
@@ -583,14 +584,14 @@ def test_a_world_that_is_told_behind_the_events_counts_the_missing_ranks(tmp_pat
         found = json.loads(invoke("info", path, "--json").stdout)
         assert (found["world_size"], found["missing"]) == (6, [1, 3, 4, 5])
         assert not any("no trace here" in text for text in found["warnings"])
-    alone = fastcomm.compute_metrics(fastcomm.open_run(folder / "rank2.json"))
+    alone = compute_metrics(open_run(folder / "rank2.json"))
     assert "5 of 6 ranks have no trace here: 0-1, 3-5" in alone.warnings
 
 
 def test_no_number_of_ranks_is_made_up_where_no_trace_says_it(tmp_path):
     for rank in (0, 2):
         k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
-    found = fastcomm.compute_metrics(fastcomm.open_run(tmp_path))
+    found = compute_metrics(open_run(tmp_path))
     assert "ranks have no trace here: 1" in found.warnings
 
 
@@ -610,7 +611,7 @@ def test_endings_are_matched_without_regard_to_case(tmp_path, name):
         k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
     text = json.dumps(k.document(STEP, distributedInfo={})).encode()
     (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("Gz") else text)
-    assert fastcomm.open_run(tmp_path).ranks == tuple(range(8))
+    assert open_run(tmp_path).ranks == tuple(range(8))
 
 
 @pytest.mark.parametrize(
@@ -623,7 +624,7 @@ def test_a_file_named_after_a_rank_with_another_ending_is_named_in_a_warning(tmp
         (tmp_path / name).mkdir()
     else:
         (tmp_path / name).write_text("x")
-    run = fastcomm.open_run(tmp_path)
+    run = open_run(tmp_path)
     assert run.ranks == tuple(range(7))
     assert run.warnings == (f"no traces, not read in {tmp_path}: {name.rstrip('/')}",)
 
@@ -632,7 +633,7 @@ def test_many_files_are_named_in_one_line_and_those_of_ranks_that_are_read_are_n
     k.write(tmp_path / "rank0.json", STEP, distributedInfo={})
     for rank in range(100):
         (tmp_path / f"rank{rank}.txt").write_text("x")
-    (warning,) = fastcomm.open_run(tmp_path).warnings
+    (warning,) = open_run(tmp_path).warnings
     assert warning.startswith(f"no traces, not read in {tmp_path}: rank1.txt, rank10.txt, ")
     assert warning.endswith(" and 87 more")
 
@@ -641,7 +642,7 @@ def test_foreign_files_of_several_directories_are_named_by_their_paths(folder):
     (folder / "node0").mkdir()
     for path in (folder / "a.json", folder / "node0" / "b.json"):
         path.write_text('{"x": 1}')
-    (warning,) = fastcomm.open_run(folder).warnings
+    (warning,) = open_run(folder).warnings
     assert warning == f"no traces, not read: {folder}/a.json, {folder}/node0/b.json"
 
 
@@ -657,11 +658,11 @@ def test_foreign_files_of_several_directories_are_named_by_their_paths(folder):
 def test_a_list_of_events_inside_of_another_object_makes_no_trace(folder, text, is_foreign):
     (folder / "nested.json").write_text(text)
     if is_foreign:
-        run = fastcomm.open_run(folder)
+        run = open_run(folder)
         assert run.warnings == (f"no traces, not read in {folder}: nested.json",)
     else:
         with pytest.raises(TraceFileError, match=r"nested\.json: "):
-            fastcomm.open_run(folder)
+            open_run(folder)
 
 
 @pytest.mark.parametrize(("bad", "gone"), [((3, 5), ()), ((3,), (5,))])
@@ -670,7 +671,7 @@ def test_an_unreadable_rank_has_no_number_where_several_are_possible(folder, bad
         (folder / NAMES[rank]).unlink()
     for rank in bad:
         spoil(folder / NAMES[rank], "empty")
-    run = fastcomm.open_run(folder, options=OpenOptions(keep_going=True))
+    run = open_run(folder, options=OpenOptions(keep_going=True))
     assert [each.rank for each in run.skipped] == [None] * len(bad)
     lines = invoke("metrics", folder, "--keep-going", code=3).stdout.splitlines()
     assert lines[0].startswith("6 of 8 ranks")
@@ -691,9 +692,7 @@ def test_a_rank_of_which_no_step_is_whole_is_not_among_the_measured_ones(tmp_pat
     assert "None of the 3 ranks that were measured stands apart" in " ".join(
         done.stdout.split()
     )
-    found = fastcomm.compute_metrics(
-        fastcomm.open_run(tmp_path, options=OpenOptions(allow_truncated=True))
-    )
+    found = compute_metrics(open_run(tmp_path, options=OpenOptions(allow_truncated=True)))
     assert (found.ranks, found.measured_ranks) == ((0, 1, 2, 3), (0, 2, 3))
 
 
@@ -709,5 +708,5 @@ def test_waiting_for_a_rank_that_is_missing_is_not_called_transfer(tmp_path):
 
 
 def exposed(folder):
-    found = fastcomm.compute_metrics(fastcomm.open_run(folder))
+    found = compute_metrics(open_run(folder))
     return next(each for each in found.findings if each.kind == "exposed_communication")

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from same import same
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import answer
-from fastcomm.readers.formats import OpenOptions
+from fastcomm.options import MetricsOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.iterations import IterationRule
 
 DESCRIPTIONS = {
@@ -107,8 +108,8 @@ def test_a_run_measures_what_the_definitions_say(ranks, link, clock):
             for rank, events in enumerate(ranks)
         ]
         options = OpenOptions(iterations=IterationRule(clock=clock))
-        found = fastcomm.compute_metrics(
-            fastcomm.open_run(*paths, options=options), link_bandwidth=link
+        found = compute_metrics(
+            open_run(*paths, options=options), MetricsOptions(link_bandwidth=link)
         ).to_dict()
         traces = [oracle_kineto.read(path) for path in paths]
     wanted = oracle_metrics.metrics(traces, tag_of, link, clock)
@@ -121,7 +122,7 @@ def test_partials_merge_to_the_same_in_any_order(ranks, random):
     with TemporaryDirectory() as folder:
         for rank, events in enumerate(ranks):
             k.write(Path(folder) / f"rank{rank}.json", events, rank=rank, world=len(ranks))
-        run = fastcomm.open_run(folder)
+        run = open_run(folder)
         partials = [Partial.of(run.read(rank)) for rank in run.ranks]
     whole = answer(merge(partials), byte_kind="payload", link=1e9).to_dict()
     random.shuffle(partials)
@@ -133,7 +134,7 @@ def test_partials_merge_to_the_same_in_any_order(ranks, random):
 
 def measure(tmp_path, events, **words):
     k.write(tmp_path / "rank0.json", [k.mark("ProfilerStep#0", 0, 100), *events])
-    return fastcomm.compute_metrics(fastcomm.open_run(tmp_path), **words)
+    return compute_metrics(open_run(tmp_path), MetricsOptions(**words))
 
 
 def test_the_exact_breakdown_sums_to_the_iteration_to_the_nanosecond(tmp_path):
@@ -185,12 +186,12 @@ def test_the_table_of_collectives_is_by_powers_of_two(tmp_path):
 
 def test_only_the_iterations_that_are_asked_for_count(tmp_path):
     events = [k.mark("ProfilerStep#1", 100, 100), k.all_reduce(110, 5), k.all_reduce(10, 5)]
-    found = measure(tmp_path, events, iterations=[1])
+    found = measure(tmp_path, events, steps=[1])
     assert (found.iterations, found.volume["OTHER"].comm_events) == (1, 1)
     with pytest.raises(
         FastcommError, match=r"no iteration of the run has one of the numbers \[7\]"
     ):
-        measure(tmp_path, events, iterations=[7])
+        measure(tmp_path, events, steps=[7])
 
 
 def test_iteration_bandwidth_is_bytes_over_the_union(tmp_path):

@@ -10,10 +10,11 @@ import pytest
 from nsys_report import SMALL
 from same import same
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
+from fastcomm.options import MetricsOptions
 from fastcomm.readers.config import Config, Parallel
-from fastcomm.readers.formats import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, NsysVariant, Variant, truth, write, write_nsys
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.schema import OPS, PARTNERS, TAG_SOURCES, TAGS
@@ -35,11 +36,11 @@ def grid(job):
 
 def opened(path, job=SMALL, clock="auto"):
     options = replace(grid(job), iterations=IterationRule(clock=clock))
-    return fastcomm.open_run(path, options=options)
+    return open_run(path, options=options)
 
 
 def measured(path, job=SMALL, clock="auto"):
-    return fastcomm.compute_metrics(opened(path, job, clock), link_bandwidth=LINK)
+    return compute_metrics(opened(path, job, clock), MetricsOptions(link_bandwidth=LINK))
 
 
 def numbers(found):
@@ -144,7 +145,7 @@ def test_before_2_25_no_payload_has_a_communicator_and_streams_can_be_tagged(tmp
     assert set(found.volume) == {"OTHER"}
     rule = TagRule(field="stream", value=20, tag="TP")
     options = OpenOptions(config=Config(tags=(rule,)))
-    trace = fastcomm.open_run(tmp_path, options=options).read(0)
+    trace = open_run(tmp_path, options=options).read(0)
     tagged = {(row["stream"], TAGS[row["tag"]]) for row in trace.comm.to_pylist()}
     assert (20, "TP") in tagged
     assert {tag for stream, tag in tagged if stream != 20} == {"OTHER"}
@@ -165,7 +166,7 @@ def test_graphs_recorded_as_a_whole_are_warned_of(tmp_path):
 
 def test_a_late_capture_does_not_guess_who_is_in_a_communicator(tmp_path):
     write_nsys(SMALL, tmp_path, variant=NsysVariant(init=False))
-    run = fastcomm.open_run(tmp_path)
+    run = open_run(tmp_path)
     assert any("communicators were made before the capture began" in w for w in run.warnings)
     trace = run.read(0)
     assert set(trace.groups["ranks"].to_pylist()) == {None}
@@ -185,7 +186,7 @@ def test_ids_from_two_to_the_63_on_are_kept_to_the_bit(tmp_path):
     high = [name for name in names if int(name, 16) >= 2**63]
     assert high
     rule = TagRule(field="communicator", value=int(high[0], 16), tag="CP")
-    found = fastcomm.open_run(tmp_path, options=OpenOptions(config=Config(tags=(rule,))))
+    found = open_run(tmp_path, options=OpenOptions(config=Config(tags=(rule,))))
     groups = [group for rank in found.ranks for group in found.read(rank).groups.to_pylist()]
     tagged = [group["name"] for group in groups if group["tag"] == TAGS.index("CP")]
     assert set(tagged) == {high[0]}
@@ -196,7 +197,7 @@ def test_ids_from_two_to_the_63_on_are_kept_to_the_bit(tmp_path):
 
 def test_a_split_communicator_has_its_ranks_from_all_reports(tmp_path):
     write_nsys(SMALL, tmp_path)
-    trace = fastcomm.open_run(tmp_path).read(5)
+    trace = open_run(tmp_path).read(5)
     ranks = {tuple(each) for each in trace.groups["ranks"].to_pylist()}
     wanted = {(4, 5), (5, 7), (1, 5)}  # TP, DP or EP, PP of rank 5: tp 2, dp 2, pp 2
     assert wanted <= ranks
@@ -204,7 +205,7 @@ def test_a_split_communicator_has_its_ranks_from_all_reports(tmp_path):
 
 def test_a_part_of_the_reports_leaves_the_members_open_but_not_the_size(tmp_path):
     write_nsys(SMALL, tmp_path, ranks=[2, 3])
-    run = fastcomm.open_run(tmp_path)
+    run = open_run(tmp_path)
     assert run.ranks == (2, 3)
     assert run.world_size == 8
     groups = {
@@ -216,7 +217,7 @@ def test_a_part_of_the_reports_leaves_the_members_open_but_not_the_size(tmp_path
 
 def test_ranks_come_from_the_configuration_before_all_else(tmp_path):
     write_nsys(SMALL, tmp_path, per_report=4, variant=NsysVariant(init=False))
-    guessed = fastcomm.open_run(tmp_path)
+    guessed = open_run(tmp_path)
     assert guessed.ranks == tuple(range(8))
     assert any("the ranks are a guess" in text for text in guessed.warnings)
     (tmp_path / "ranks.toml").write_text(
@@ -231,7 +232,7 @@ def test_ranks_come_from_the_configuration_before_all_else(tmp_path):
     from fastcomm.readers import config
 
     options = OpenOptions(config=config.read(tmp_path / "ranks.toml"))
-    run = fastcomm.open_run(tmp_path, options=options)
+    run = open_run(tmp_path, options=options)
     assert run.ranks == tuple(range(8))
     assert not any("a guess" in text for text in run.warnings)
     assert run.read(0).comm["start"].equals(guessed.read(3).comm["start"])
@@ -239,7 +240,7 @@ def test_ranks_come_from_the_configuration_before_all_else(tmp_path):
 
 def test_a_name_tells_the_rank_of_a_report_with_one_process(tmp_path):
     write_nsys(SMALL, tmp_path, ranks=[6], variant=NsysVariant(init=False))
-    assert fastcomm.open_run(tmp_path).ranks == (6,)
+    assert open_run(tmp_path).ranks == (6,)
 
 
 def test_nothing_of_the_environment_leaves_the_reader(tmp_path, capsys):
@@ -254,7 +255,7 @@ def test_nothing_of_the_environment_leaves_the_reader(tmp_path, capsys):
     assert written
     for text in [printed.encode(), *written]:
         assert b"SECRET" not in text
-    run = fastcomm.open_run(tmp_path / "run", options=OpenOptions(whole=True))
+    run = open_run(tmp_path / "run", options=OpenOptions(whole=True))
     trace = run.read(0)
     everything = [trace.events, trace.lanes, trace.comm, trace.groups, repr(trace.meta)]
     assert "SECRET" not in json.dumps([str(each) for each in everything])
@@ -264,8 +265,8 @@ def test_nothing_of_the_environment_leaves_the_reader(tmp_path, capsys):
 def test_everything_includes_operators_and_waits(tmp_path):
     write_nsys(SMALL, tmp_path)
     options = OpenOptions(whole=True)
-    whole = fastcomm.open_run(tmp_path, options=options).read(0)
-    lean = fastcomm.open_run(tmp_path).read(0)
+    whole = open_run(tmp_path, options=options).read(0)
+    lean = open_run(tmp_path).read(0)
     names = set(whole.events["name"].to_pylist())
     assert "aten::mm" in names
     assert not any(", op_id = " in name for name in names)
@@ -289,7 +290,7 @@ def test_a_wait_knows_the_record_that_it_waits_for(tmp_path):
                 "WHERE s.syncType IN (1, 2)"
             )
         }
-    trace = fastcomm.open_run(path, options=OpenOptions(whole=True)).sources[0].read()
+    trace = open_run(path, options=OpenOptions(whole=True)).sources[0].read()
     assert trace.args is not None
     rows = zip(
         trace.events["correlation"].to_pylist(),
@@ -321,7 +322,7 @@ def test_a_smaller_communicator_that_all_have_in_common_is_not_the_world():
 def test_names_that_contradict_the_communicators_are_warned_of(tmp_path):
     (path,) = write_nsys(SMALL, tmp_path, ranks=[5])
     path.rename(tmp_path / "nsys_3.sqlite")
-    run = fastcomm.open_run(tmp_path)
+    run = open_run(tmp_path)
     assert run.ranks == (5,)
     assert any("nsys_3.sqlite is rank 5 of the largest communicator" in w for w in run.warnings)
 

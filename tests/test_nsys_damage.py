@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nsys_report import SMALL
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import NsysVariant, write_nsys
 
 pytestmark = pytest.mark.compiled
@@ -49,7 +50,7 @@ def change(path, *statements):
 
 
 def measured(path):
-    return fastcomm.compute_metrics(fastcomm.open_run(path))
+    return compute_metrics(open_run(path))
 
 
 def refused(path, match):
@@ -264,7 +265,7 @@ def test_a_report_that_was_not_exported_gets_the_command(tmp_path):
     path = tmp_path / "job.nsys-rep"
     path.write_bytes(b"binary")
     with pytest.raises(FastcommError) as error:
-        fastcomm.open_run(path)
+        open_run(path)
     command = (
         f"nsys export --type=sqlite --include-blobs=true --output={tmp_path}/job.sqlite {path}"
     )
@@ -274,7 +275,7 @@ def test_a_report_that_was_not_exported_gets_the_command(tmp_path):
 
 def test_a_report_beside_its_export_is_passed_over(export):
     export.with_suffix(".nsys-rep").write_bytes(b"binary")
-    assert fastcomm.open_run(export.parent).ranks == (0, 1)
+    assert open_run(export.parent).ranks == (0, 1)
 
 
 @pytest.mark.parametrize(("suffix", "kind"), [(".arrows", "arrowdir"), (".h5", "parquetdir")])
@@ -282,20 +283,20 @@ def test_an_export_of_a_kind_that_is_not_read_names_one_that_is(tmp_path, suffix
     path = tmp_path / f"job{suffix}"
     path.write_bytes(b"")
     with pytest.raises(FastcommError, match=f"nsys export --type={kind}"):
-        fastcomm.open_run(path)
+        open_run(path)
 
 
 def test_two_processes_of_one_rank_are_an_error_that_names_both(made, tmp_path):
     for name in ("nsys_0.sqlite", "nsys_1.sqlite"):
         shutil.copy(made["sqlite"], tmp_path / name)
     with pytest.raises(TraceFileError, match=r"two processes of rank 0: .*nsys_0.*nsys_1"):
-        fastcomm.open_run(tmp_path)
+        open_run(tmp_path)
 
 
 def test_traces_of_two_formats_are_an_error_that_names_one_of_each(export):
     (export.parent / "rank0.json").write_text('{"traceEvents": []}')
     with pytest.raises(FastcommError, match=r"several formats: nsys .*nsys_0.sqlite.* kineto"):
-        fastcomm.open_run(export.parent)
+        open_run(export.parent)
 
 
 def test_one_bad_report_costs_its_ranks_only_with_keep_going(tmp_path):

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 import pytest
 from conftest import SHARED
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers import nsys as reader
-from fastcomm.readers.formats import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.schema import KIND, OPS
 
 pytestmark = pytest.mark.compiled
@@ -29,7 +29,7 @@ def union(intervals):
 
 
 def test_the_sample_profile_has_two_ranks_and_their_communication(nsys):
-    run = fastcomm.open_run(nsys / "mfu_2gpu.sqlite")
+    run = open_run(nsys / "mfu_2gpu.sqlite")
     assert run.ranks == (0, 1)
     wanted = {0: (17_172_652, 253_690_832), 1: (8_229_100, 256_095_624)}
     kernels = 0
@@ -53,7 +53,7 @@ def test_the_sample_profile_has_two_ranks_and_their_communication(nsys):
 
 
 def test_correlations_are_unique_in_a_process_alone(nsys):
-    run = fastcomm.open_run(nsys / "mfu_2gpu.sqlite")
+    run = open_run(nsys / "mfu_2gpu.sqlite")
     correlations = []
     without = 0
     for rank in run.ranks:
@@ -103,9 +103,9 @@ def test_ranges_are_projected_on_the_device_as_nsys_stats_does(nsys):
 
 @pytest.mark.parametrize("kind", ["sqlite", "parquetdir", "arrowdir"])
 def test_three_kinds_of_one_export_are_one_run(nsys, kind):
-    run = fastcomm.open_run(nsys / f"nccl_nvtx_4rank.{kind}")
+    run = open_run(nsys / f"nccl_nvtx_4rank.{kind}")
     assert run.ranks == (0, 1, 2, 3)
-    reference = fastcomm.open_run(nsys / "nccl_nvtx_4rank.sqlite")
+    reference = open_run(nsys / "nccl_nvtx_4rank.sqlite")
     for rank in run.ranks:
         trace, other = run.read(rank), reference.read(rank)
         assert trace.iterations["number"].to_pylist() == [0, 1, 2]
@@ -119,14 +119,14 @@ def test_three_kinds_of_one_export_are_one_run(nsys, kind):
 
 @pytest.mark.parametrize("kind", ["sqlite", "parquetdir", "arrowdir"])
 def test_a_run_without_gpu_rows_is_measured_as_far_as_that_goes(nsys, kind):
-    found = fastcomm.compute_metrics(fastcomm.open_run(nsys / f"nccl_nvtx_4rank.{kind}"))
+    found = compute_metrics(open_run(nsys / f"nccl_nvtx_4rank.{kind}"))
     assert found.iterations == 3
     assert found.volume == {}
     assert any("no device work" in text for text in found.warnings)
 
 
 def test_the_whole_of_a_real_export_keeps_what_the_critical_path_needs(nsys):
-    run = fastcomm.open_run(nsys / "mfu_2gpu.sqlite", options=OpenOptions(whole=True))
+    run = open_run(nsys / "mfu_2gpu.sqlite", options=OpenOptions(whole=True))
     trace = run.read(0)
     names = collections.Counter(trace.events["name"].to_pylist())
     assert names["Stream Wait Event"] > 0
@@ -134,7 +134,7 @@ def test_the_whole_of_a_real_export_keeps_what_the_critical_path_needs(nsys):
 
 
 def test_a_wait_knows_the_record_that_it_waits_for(nsys):
-    run = fastcomm.open_run(nsys / "mfu_2gpu.sqlite", options=OpenOptions(whole=True))
+    run = open_run(nsys / "mfu_2gpu.sqlite", options=OpenOptions(whole=True))
     trace = run.read(0)
     assert trace.args is not None
     waits = pc.equal(trace.events["name"], "Stream Wait Event")
@@ -145,7 +145,7 @@ def test_a_wait_knows_the_record_that_it_waits_for(nsys):
 def test_all_events_measure_what_those_that_metrics_need_do(nsys):
     path = nsys / "mfu_2gpu.sqlite"
     lean, whole = (
-        fastcomm.compute_metrics(fastcomm.open_run(path, options=OpenOptions(whole=wanted)))
+        compute_metrics(open_run(path, options=OpenOptions(whole=wanted)))
         for wanted in (False, True)
     )
     assert lean.to_dict() == whole.to_dict()

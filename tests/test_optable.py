@@ -9,14 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import SHARED
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.config import Config
-from fastcomm.readers.formats import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.readers.tables import table as tables_table
 from fastcomm.readers.tables.mapping import STRAGGLER, preset_of, table_mapping
 from fastcomm.synthetic import TableJob, write_table
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 
 FOLDER = SHARED / "data" / "replay" / "straggler"
@@ -84,7 +84,7 @@ def found(path, mapping=MAPPING, **changes):
 
 
 def metrics(every):
-    return fastcomm.compute_metrics(Run(sources=every.sources, world_size=every.world_size))
+    return compute_metrics(RunTraces(sources=every.sources, world_size=every.world_size))
 
 
 @pytest.mark.parametrize(
@@ -354,6 +354,6 @@ def test_the_published_table_has_groups_by_its_coordinates(straggler):
 
 def test_the_table_of_the_demo_is_known_by_its_columns(tmp_path):
     write_table(TableJob(dp=2, pp=2, micro_batches=2, steps=3), tmp_path)
-    found = fastcomm.compute_metrics(fastcomm.open_run(tmp_path / "table.parquet"))
+    found = compute_metrics(open_run(tmp_path / "table.parquet"))
     assert found.iterations == 3
     assert set(found.volume) == {"DP", "PP", "TP"}

@@ -10,9 +10,12 @@ import pytest
 from fault_tools import in_time, refused
 
 import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import ranges
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import cluster
+from fastcomm.options import MetricsOptions
+from fastcomm.readers.runs import open_run
 from fuzz import options
 
 pytestmark = pytest.mark.compiled
@@ -82,7 +85,7 @@ def test_lists_of_numbers_are_short(text, words):
 
 
 def test_lists_of_numbers_are_read():
-    assert ranges.numbers("--ranks", "0-2, 12,5") == [0, 1, 2, 12, 5]
+    assert ranges.numbers("--ranks", "0-2, 12,5") == (0, 1, 2, 12, 5)
     assert len(ranges.numbers("--ranks", "1-1048576")) == 1 << 20
 
 
@@ -152,10 +155,10 @@ def test_an_empty_path_is_not_this_directory(tmp_path, monkeypatch, inputs):
 
 
 API = [
-    lambda run: fastcomm.compute_metrics(run, link_bandwidth=math.nan),
-    lambda run: fastcomm.compute_metrics(run, link_bandwidth=math.inf),
-    lambda run: fastcomm.compute_metrics(run, link_bandwidth="1e308GB/s"),
-    lambda run: fastcomm.compute_metrics(run, link_bandwidth=-1.0),
+    lambda run: compute_metrics(run, MetricsOptions(link_bandwidth=math.nan)),
+    lambda run: compute_metrics(run, MetricsOptions(link_bandwidth=math.inf)),
+    lambda run: compute_metrics(run, MetricsOptions(link_bandwidth="1e308GB/s")),
+    lambda run: compute_metrics(run, MetricsOptions(link_bandwidth=-1.0)),
     lambda _: fastcomm.Recipe.of(num_nodes=10**12),
     lambda _: fastcomm.Recipe.of(seq_len=1 << 64),
     lambda _: fastcomm.Recipe.of(num_layers=99_999_999_999),
@@ -168,7 +171,7 @@ API = [
 
 @pytest.mark.parametrize("call", API)
 def test_functions_check_the_ranges_of_options(inputs, call):
-    run = fastcomm.open_run(inputs["run"])
+    run = open_run(inputs["run"])
     with pytest.raises(ConfigError, match=r"found|wanted at most"):
         call(run)
 

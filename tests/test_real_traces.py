@@ -5,8 +5,9 @@ import oracle_metrics
 import pytest
 from same import same
 
-import fastcomm
-from fastcomm.readers.formats import OpenOptions
+from fastcomm.analyses.measure import compute_metrics
+from fastcomm.options import MetricsOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.iterations import IterationRule
 
 RUNS = {
@@ -41,8 +42,8 @@ def traces_of(real, names):
 def test_a_real_run_measures_what_the_oracle_does(real, name, clock):
     paths = traces_of(real, RUNS[name])
     options = OpenOptions(iterations=IterationRule(clock=clock))
-    run = fastcomm.open_run(*paths, options=options)
-    found = fastcomm.compute_metrics(run, link_bandwidth=LINK).to_dict()
+    run = open_run(*paths, options=options)
+    found = compute_metrics(run, MetricsOptions(link_bandwidth=LINK)).to_dict()
     traces = [oracle_kineto.read(path) for path in paths]
     tag = TAG.get(name, "OTHER")
     wanted = oracle_metrics.metrics(traces, lambda event: tag, LINK, clock)

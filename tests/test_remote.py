@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-import fastcomm
 from fastcomm import remote
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers.nsys.sqlite import Database
+from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write, write_nsys
 
 pytestmark = pytest.mark.compiled
@@ -158,7 +158,7 @@ def test_a_rank_is_stored_from_elsewhere_and_kept(traces, tmp_path, memory):
     url = upload(memory, traces, "/run")
     invoke("ingest", url, "-o", tmp_path / "store")
     assert "kept" in invoke("ingest", url, "-o", tmp_path / "store").stderr
-    assert fastcomm.open_run(tmp_path / "store").ranks == (0, 1)
+    assert open_run(tmp_path / "store").ranks == (0, 1)
 
 
 def test_what_is_damaged_there_has_its_url(traces, memory):
@@ -167,9 +167,9 @@ def test_what_is_damaged_there_has_its_url(traces, memory):
     error = invoke("metrics", url, code=1).stderr
     assert "memory://run/node0/rank0.json: truncated" in error
     with pytest.raises(FastcommError, match=r"memory://nothing: no such file or directory"):
-        fastcomm.open_run("memory://nothing")
+        open_run("memory://nothing")
     memory.rm("/run/node0/rank0.json")
-    run = fastcomm.open_run(url)
+    run = open_run(url)
     memory.rm("/run/node1/rank1.json")
     with pytest.raises(TraceFileError, match=r"rank1\.json"):
         run.read(1)
@@ -180,7 +180,7 @@ def test_what_a_package_raises_is_an_error_with_the_url(traces, memory, monkeypa
         raise RuntimeError("of a package")
 
     url = upload(memory, traces, "/run")
-    run = fastcomm.open_run(url)
+    run = open_run(url)
     monkeypatch.setattr(type(memory), "_open", refuse)
     with pytest.raises(TraceFileError, match=r"rank0\.json: RuntimeError: of a package"):
         run.read(0)
@@ -204,7 +204,7 @@ def test_a_kind_of_url_without_its_package_is_an_error(url, words):
 def test_without_the_extra_the_error_names_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "upath", None)
     with pytest.raises(ConfigError, match=r"pip install 'fastcomm\[remote\]'"):
-        fastcomm.open_run("s3://bucket/run")
+        open_run("s3://bucket/run")
 
 
 @pytest.mark.parametrize("command", ["metrics", "ingest", "critical-path", "stats"])
@@ -219,4 +219,4 @@ def test_a_local_path_needs_no_extra(monkeypatch, traces):
     for name in ("upath", "fsspec"):
         monkeypatch.setitem(__import__("sys").modules, name, None)
     shutil.rmtree(traces / "node1")
-    assert fastcomm.open_run(traces).ranks == (0,)
+    assert open_run(traces).ranks == (0,)

@@ -14,9 +14,9 @@ from fastcomm.analyses.replay import session_of, step_of
 from fastcomm.cli import main
 from fastcomm.critical_path.ranks import joined
 from fastcomm.critical_path.what_if import Replay
-from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
 from fastcomm.graph.edits import DurationChange, Edit
+from fastcomm.options import Window
 from fastcomm.readers.dpro import inputs, run_trace, uniform
 from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.readers.runs import OpenOptions, open_run

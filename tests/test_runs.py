@@ -6,16 +6,16 @@ import kineto_text as k
 import pytest
 from commands import invoke
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.config import Config, Parallel
-from fastcomm.readers.runs import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 
 STEP = [k.mark("ProfilerStep#0", 0, 100), k.all_reduce(10, 5)]
 
 
 def ranks(*paths, **options):
-    return fastcomm.open_run(*paths, options=OpenOptions(**options)).ranks
+    return open_run(*paths, options=OpenOptions(**options)).ranks
 
 
 def test_a_run_is_a_directory_files_or_a_glob(tmp_path):
@@ -43,7 +43,7 @@ def test_a_rank_that_cannot_be_told_lists_what_was_tried(tmp_path):
     with pytest.raises(
         TraceFileError, match=r"a\.json: of which rank is it.*rankN.*kineto_trace_N"
     ):
-        fastcomm.open_run(tmp_path)
+        open_run(tmp_path)
 
 
 def test_a_file_alone_is_of_the_rank_that_it_says_behind_its_events(tmp_path):
@@ -51,14 +51,14 @@ def test_a_file_alone_is_of_the_rank_that_it_says_behind_its_events(tmp_path):
     events = ", ".join(json.dumps(event) for event in STEP)
     info = '"distributedInfo": {"rank": 3, "world_size": 8, "ranks": "[0, 1]"}'
     path.write_text(f'{{"schemaVersion": 1, "traceEvents": [{events}], {info}}}')
-    assert fastcomm.compute_metrics(fastcomm.open_run(path)).ranks == (3,)
+    assert compute_metrics(open_run(path)).ranks == (3,)
 
 
 def test_two_files_of_one_rank_are_both_named(tmp_path):
     for name in ("a.json", "b.json"):
         k.write(tmp_path / name, STEP, rank=1, world=2)
     with pytest.raises(TraceFileError, match=r"two files of rank 1: .*a\.json and .*b\.json"):
-        fastcomm.open_run(tmp_path)
+        open_run(tmp_path)
 
 
 def test_files_that_contradict_each_other_about_the_world_are_an_error(tmp_path):
@@ -67,7 +67,7 @@ def test_files_that_contradict_each_other_about_the_world_are_an_error(tmp_path)
     with pytest.raises(
         TraceFileError, match=r"world size: 2 \(.*a\.json\) and 4 \(.*b\.json\)"
     ):
-        fastcomm.open_run(tmp_path)
+        open_run(tmp_path)
 
 
 @pytest.mark.parametrize("command", ["metrics", "info --all", "ingest"])
@@ -89,13 +89,13 @@ def test_world_sizes_behind_the_events_that_contradict_each_other_are_an_error(
 def test_a_rank_beyond_the_world_is_an_error(tmp_path):
     k.write(tmp_path / "a.json", STEP, rank=5, world=4)
     with pytest.raises(TraceFileError, match="rank 5 of a world of 4"):
-        fastcomm.open_run(tmp_path)
+        open_run(tmp_path)
 
 
 def test_missing_ranks_are_a_warning_that_names_them(tmp_path):
     for rank in (0, 4):
         k.write(tmp_path / f"{rank}.json", STEP, rank=rank, world=8)
-    run = fastcomm.open_run(tmp_path)
+    run = open_run(tmp_path)
     assert run.warnings == ("6 of 8 ranks have no trace here: 1-3, 5-7",)
 
 
@@ -103,22 +103,22 @@ def test_other_files_of_a_directory_are_named_and_not_read(tmp_path):
     k.write(tmp_path / "rank0.json", STEP)
     (tmp_path / "package.json").write_text('{"name": "x"}')
     (tmp_path / "torch_et_0.json").write_text('{"nodes": []}')
-    run = fastcomm.open_run(tmp_path)
+    run = open_run(tmp_path)
     assert run.ranks == (0,)
     assert run.warnings == (f"no traces, not read in {tmp_path}: package.json",)
 
 
 def test_a_directory_without_traces_is_an_error(tmp_path):
     with pytest.raises(FastcommError, match=r"no trace; wanted PyTorch profiler \(Kineto\)"):
-        fastcomm.open_run(tmp_path)
+        open_run(tmp_path)
     with pytest.raises(FastcommError, match="nowhere: no such file or directory"):
-        fastcomm.open_run("nowhere")
+        open_run("nowhere")
 
 
 def test_a_grid_that_contradicts_the_world_is_an_error(tmp_path):
     k.write(tmp_path / "rank0.json", STEP, world=8)
     with pytest.raises(FastcommError, match=r"parallelism: .*3"):
-        fastcomm.open_run(tmp_path, options=OpenOptions(config=Config(parallel=Parallel(tp=3))))
+        open_run(tmp_path, options=OpenOptions(config=Config(parallel=Parallel(tp=3))))
 
 
 def test_a_workload_card_lays_out_the_ranks(tmp_path):
@@ -130,16 +130,16 @@ def test_a_workload_card_lays_out_the_ranks(tmp_path):
         "Model-executor:\n  framework: {name: megatron}\n"
         "  model_plan_parallelization: {tp: 2, pp: 1, dp_shard: 2, cp: 1}\n"
     )
-    found = fastcomm.compute_metrics(fastcomm.open_run(folder))
+    found = compute_metrics(open_run(folder))
     assert set(found.volume) == {"TP"}
-    without = fastcomm.compute_metrics(fastcomm.open_run(folder, use_card=False))
+    without = compute_metrics(open_run(folder, use_card=False))
     assert set(without.volume) == {"OTHER"}
 
 
 def test_only_some_ranks_of_a_run(tmp_path):
     for rank in range(3):
         k.write(tmp_path / f"{rank}.json", STEP, rank=rank, world=3)
-    run = fastcomm.open_run(tmp_path)
+    run = open_run(tmp_path)
     assert run.only([2, 0]).ranks == (0, 2)
     with pytest.raises(FastcommError, match="no trace of rank 7; the run has 0-2"):
         run.only([7])

@@ -8,8 +8,10 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
+from fastcomm.options import MetricsOptions
+from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "docs/metrics.schema.json").read_text("utf-8"))
@@ -55,9 +57,10 @@ def tiny(tmp_path):
     return path
 
 
-def measured(*paths, **options):
+def measured(*paths, keep_going=False, **options):
     """What `--json` prints, read back."""
-    found = fastcomm.compute_metrics(fastcomm.open_run(*paths), **options)
+    run = open_run(*paths)
+    found = compute_metrics(run, MetricsOptions(**options), keep_going=keep_going)
     return json.loads(json.dumps(found.to_dict(), allow_nan=False))
 
 

@@ -8,12 +8,14 @@ import pytest
 from click.testing import CliRunner
 from fault_tools import agree
 
-import fastcomm
 from fastcomm.analyses.compare import compare
 from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
+from fastcomm.critical_path.analysis import analyse
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.formats import OpenOptions
+from fastcomm.options import MetricsOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.store import layout
 from fastcomm.trace.iterations import IterationRule
 
@@ -33,11 +35,11 @@ UNLAUNCHED = [event for event in AHEAD if event["cat"] != "cuda_runtime"]
 
 def opened(path, clock="auto", **words):
     options = OpenOptions(iterations=IterationRule(clock=clock), **words)
-    return fastcomm.open_run(path, options=options)
+    return open_run(path, options=options)
 
 
-def measured(path, clock="auto", **words):
-    return fastcomm.compute_metrics(opened(path, clock), **words)
+def measured(path, clock="auto", workers=1, **words):
+    return compute_metrics(opened(path, clock), MetricsOptions(**words), workers=workers)
 
 
 def run_of(folder, *ranks):
@@ -90,7 +92,7 @@ def test_by_the_hosts_marks_an_event_over_an_edge_is_outside_with_the_part_beyon
 
 
 def test_iterations_that_are_not_asked_for_are_not_outside(ahead):
-    assert measured(ahead, iterations=[2]).outside == measured(ahead).outside
+    assert measured(ahead, steps=[2]).outside == measured(ahead).outside
 
 
 def test_little_outside_is_no_warning(tmp_path):
@@ -140,7 +142,7 @@ def test_a_comparison_says_that_clocks_differ(ahead):
 
 
 def test_graphs_are_built_of_the_hosts_windows(ahead):
-    window = fastcomm.find_critical_path(opened(ahead, whole=True)).about.window
+    window = analyse(opened(ahead, whole=True).read(0)).about.window
     # From the first call inside the mark to its end; on the device it begins at 50 us.
     assert (window.start, window.stop) == (21_000, 40_000)
 

@@ -14,17 +14,17 @@ from fault_tools import agree
 from hypothesis import given
 from made_traces import DEVICE, traces
 
-import fastcomm
 from docs import pages
 from fastcomm.analyses.info import info
 from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import SchemaError, TraceFileError
 from fastcomm.metrics.partial import Partial
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.patterns import Pattern
-from fastcomm.readers.runs import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.store import layout, rules, writer
 from fastcomm.store import layout as store_layout
 from fastcomm.store import reader as store_reader
@@ -33,7 +33,7 @@ from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.schema import ARGS, KINDS
 from fastcomm.trace.tags import TagRule, TagRules
 
-WHOLE = ReadOptions(whole=True)
+WHOLE = TraceOptions(whole=True)
 TABLES = ("events", "lanes", "comm", "groups", "iterations")
 
 
@@ -70,7 +70,7 @@ def test_a_stored_trace_comes_back_as_it_was(trace, tmp_path_factory):
 @given(trace=traces())
 def test_metrics_get_device_work_and_the_rows_of_its_communication(trace, tmp_path_factory):
     path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
-    found = store_reader.read(path, ReadOptions())
+    found = store_reader.read(path, TraceOptions())
     kept = np.isin(trace.events["kind"].to_numpy(), DEVICE)
     kept[trace.comm["event"].to_numpy()] = True
     assert plain(found.events) == plain(trace.events.filter(pa.array(kept)))
@@ -110,7 +110,7 @@ def test_row_groups_come_in_sections_however_small_they_are(tmp_path, monkeypatc
     path = stored(trace, tmp_path / "rank-00000.parquet")
     assert store_reader.about(path)["row_groups"] == [3, 2, 1]
     same_tables(store_reader.read(path, WHOLE), trace)
-    assert store_reader.read(path, ReadOptions()).events.num_rows == 5
+    assert store_reader.read(path, TraceOptions()).events.num_rows == 5
 
 
 def test_two_communications_of_one_event_are_refused(tmp_path):
@@ -146,7 +146,7 @@ def run(tmp_path):
 
 
 def measured(path, **options):
-    found = fastcomm.compute_metrics(fastcomm.open_run(path, options=OpenOptions(**options)))
+    found = compute_metrics(open_run(path, options=OpenOptions(**options)))
     return found.to_dict()
 
 
@@ -174,7 +174,7 @@ def test_a_communicator_is_known_by_its_number_in_a_store_too(tmp_path):
     write_nsys(Job.of(ranks=2, steps=2), tmp_path / "reports")
     ingest(plan([tmp_path / "reports"], tmp_path / "store"))
     assert measured(tmp_path / "store") == measured(tmp_path / "reports")
-    name = fastcomm.open_run(tmp_path / "store").read(0).groups["name"][0].as_py()
+    name = open_run(tmp_path / "store").read(0).groups["name"][0].as_py()
     rule = TagRule(field="communicator", value=int(name, 16), tag="CP")
     found = measured(tmp_path / "store", config=Config(tags=(rule,)))
     assert found == measured(tmp_path / "reports", config=Config(tags=(rule,)))
@@ -186,7 +186,7 @@ def test_a_stream_is_known_by_its_number_in_a_store_too(tmp_path):
     bare = NsysVariant(payload="none")
     write_nsys(Job.of(ranks=2, steps=2), tmp_path / "reports", variant=bare)
     ingest(plan([tmp_path / "reports"], tmp_path / "store"))
-    names = fastcomm.open_run(tmp_path / "store").read(0).groups["name"].to_pylist()
+    names = open_run(tmp_path / "store").read(0).groups["name"].to_pylist()
     rule = TagRule(field="stream", value=int(names[0].removeprefix("stream ")), tag="CP")
     found = measured(tmp_path / "store", config=Config(tags=(rule,)))
     assert found == measured(tmp_path / "reports", config=Config(tags=(rule,)))
@@ -210,10 +210,10 @@ def test_a_warning_that_no_longer_holds_is_gone(tmp_path):
     events = [k.mark("round one", 0, 50), k.mark("round two", 50, 50), k.all_reduce(20, 10)]
     k.write(tmp_path / "traces" / "rank0.json", events)
     ingest(plan([tmp_path / "traces"], tmp_path / "store"))
-    trace = fastcomm.open_run(tmp_path / "store").read(0)
+    trace = open_run(tmp_path / "store").read(0)
     assert any("no iteration marks" in note for note in trace.meta.warnings)
     options = OpenOptions(iterations=IterationRule(regex="round"))
-    trace = fastcomm.open_run(tmp_path / "store", options=options).read(0)
+    trace = open_run(tmp_path / "store", options=options).read(0)
     assert trace.meta.warnings == ()
     assert trace.iterations.num_rows == 2
 
@@ -221,15 +221,15 @@ def test_a_warning_that_no_longer_holds_is_gone(tmp_path):
 def test_patterns_of_kernels_only_count_when_storing(run):
     patterns = (Pattern(regex="gemm", library="user", op="AllReduce"),)
     options = OpenOptions(config=Config(kernels=patterns))
-    opened = fastcomm.open_run(run / "store", options=options)
+    opened = open_run(run / "store", options=options)
     with pytest.raises(TraceFileError, match=r"rank-00000.*gemm.*ingest the traces again"):
         opened.read(0)
     ingest(plan([run / "traces"], run / "own", options=options))
-    opened = fastcomm.open_run(run / "own", options=options)
+    opened = open_run(run / "own", options=options)
     assert opened.read(0).comm.num_rows == 2
 
 
-@pytest.mark.parametrize("options", [WHOLE, ReadOptions(whole=True, patterns=(
+@pytest.mark.parametrize("options", [WHOLE, TraceOptions(whole=True, patterns=(
     Pattern(regex="x", library="y"),), iterations=IterationRule(ranges=((1, 2, 3),)),
     tags=TagRules(explicit=(TagRule(field="ranks", value=(0, 1), tag="TP"),),
                   grid=Parallel(tp=2).grid(8), guess=True))])  # fmt: skip
@@ -237,7 +237,7 @@ def test_what_was_said_comes_back_from_json(options):
     text = json.dumps(rules.as_json(options))
     assert rules.restored(json.loads(text)) == options
     assert rules.over(options, options) == options
-    assert rules.over(ReadOptions(), options) == options
+    assert rules.over(TraceOptions(), options) == options
 
 
 def rewrite(path, change=lambda table: table, **said):
@@ -252,10 +252,10 @@ def rewrite(path, change=lambda table: table, **said):
 def test_partners_are_looked_for_unless_a_file_says_it_has_none(run, said):
     path = run / "store" / "rank-00000.parquet"
     assert store_reader.about(path)["partners"] is False
-    wanted = store_reader.read(path, ReadOptions(), 0)
+    wanted = store_reader.read(path, TraceOptions(), 0)
     assert wanted.comm["root"].null_count == wanted.comm.num_rows == 1
     rewrite(path, partners=said)
-    assert plain(store_reader.read(path, ReadOptions(), 0).comm) == plain(wanted.comm)
+    assert plain(store_reader.read(path, TraceOptions(), 0).comm) == plain(wanted.comm)
 
 
 def test_a_file_with_partners_says_so(tmp_path):
@@ -264,7 +264,7 @@ def test_a_file_with_partners_says_so(tmp_path):
     comm = trace.comm.set_column(place, "sends_to", pa.array([[1]], partners))
     path = stored(replace(trace, comm=comm), tmp_path / "rank-00000.parquet")
     assert store_reader.about(path)["partners"] is True
-    assert store_reader.read(path, ReadOptions()).comm["sends_to"].to_pylist() == [[1]]
+    assert store_reader.read(path, TraceOptions()).comm["sends_to"].to_pylist() == [[1]]
 
 
 def with_column(name, values):
@@ -275,7 +275,7 @@ def test_a_word_that_nobody_knows_is_damage(run):
     path = run / "store" / "rank-00000.parquet"
     rewrite(path, with_column("kind", lambda table: pa.array(["unheard"] * len(table))))
     with pytest.raises(TraceFileError, match="KeyError: 'unheard'"):
-        store_reader.read(path, ReadOptions(), 0)
+        store_reader.read(path, TraceOptions(), 0)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
@@ -291,19 +291,19 @@ def test_a_manifest_holds_finite_numbers(run, value):
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float64()], ids=str)
 def test_a_column_of_another_type_is_cast(run, kind):
     path = run / "store" / "rank-00000.parquet"
-    wanted = store_reader.read(path, ReadOptions(), 0)
+    wanted = store_reader.read(path, TraceOptions(), 0)
     rewrite(path, with_column("correlation", lambda table: table["correlation"].cast(kind)))
-    assert plain(store_reader.read(path, ReadOptions(), 0).events) == plain(wanted.events)
+    assert plain(store_reader.read(path, TraceOptions(), 0).events) == plain(wanted.events)
 
 
 def test_a_column_that_cannot_be_cast_or_has_nulls_is_damage(run):
     path = run / "store" / "rank-00000.parquet"
     rewrite(path, with_column("start", lambda table: pa.array([1.5] * len(table))))
     with pytest.raises(TraceFileError, match="damaged"):
-        store_reader.read(path, ReadOptions(), 0)
+        store_reader.read(path, TraceOptions(), 0)
     rewrite(path, with_column("start", lambda table: pa.nulls(len(table), pa.int64())))
     with pytest.raises(TraceFileError, match=r"events.start: 2 nulls, none allowed"):
-        store_reader.read(path, ReadOptions(), 0)
+        store_reader.read(path, TraceOptions(), 0)
 
 
 def test_a_file_of_a_store_is_a_run_of_one_rank(run):
@@ -314,11 +314,11 @@ def test_a_file_of_a_store_is_a_run_of_one_rank(run):
 
 def test_a_missing_rank_is_an_error_or_left_out(run):
     (run / "store" / "rank-00001.parquet").unlink()
-    opened = fastcomm.open_run(run / "store")
+    opened = open_run(run / "store")
     assert opened.ranks == (0, 1)
     with pytest.raises(TraceFileError, match=r"rank-00001.parquet: no such file, though"):
-        fastcomm.compute_metrics(opened)
-    found = fastcomm.compute_metrics(opened, keep_going=True)
+        compute_metrics(opened)
+    found = compute_metrics(opened, keep_going=True)
     assert found.ranks == (0,)
     assert [each.rank for each in found.failed] == [1]
 
@@ -374,7 +374,7 @@ def test_a_damaged_rank_is_an_error_with_its_path(run, damage, message):
     damage(path)
     agree(run / "store")
     with pytest.raises(TraceFileError, match=message) as raised:
-        fastcomm.open_run(run / "store").read(1)
+        open_run(run / "store").read(1)
     assert str(path) in str(raised.value)
 
 
@@ -398,9 +398,9 @@ def test_a_flipped_byte_anywhere_is_noticed_or_changes_nothing_read(run, whole):
 
 
 def test_the_rest_of_a_rank_that_was_stored_without_it_is_an_error(tmp_path):
-    trace = reader.read(k.write(tmp_path / "rank0.json", STEP), ReadOptions())
+    trace = reader.read(k.write(tmp_path / "rank0.json", STEP), TraceOptions())
     path = stored(trace, tmp_path / "rank-00000.parquet")
-    assert store_reader.read(path, ReadOptions()).comm.num_rows == 1
+    assert store_reader.read(path, TraceOptions()).comm.num_rows == 1
     with pytest.raises(TraceFileError, match="holds only what metrics need"):
         store_reader.read(path, WHOLE)
 
@@ -429,9 +429,9 @@ def test_real_traces_are_a_tenth_of_their_text_and_no_larger_than_gzipped(kineto
 )
 def test_real_traces_come_back_as_they_were(real, tmp_path, name):
     ingest(plan([real(name)], tmp_path / "store"))
-    traces = fastcomm.open_run(real(name), options=OpenOptions(whole=True))
-    kept = fastcomm.open_run(tmp_path / "store", options=OpenOptions(whole=True))
-    quick = fastcomm.open_run(tmp_path / "store")
+    traces = open_run(real(name), options=OpenOptions(whole=True))
+    kept = open_run(tmp_path / "store", options=OpenOptions(whole=True))
+    quick = open_run(tmp_path / "store")
     assert kept.ranks == traces.ranks
     for rank in kept.ranks:
         same_tables(kept.read(rank), traces.read(rank))
@@ -458,6 +458,6 @@ def test_the_page_knows_every_column_and_key(run):
     manifest = json.loads((run / "store" / layout.MANIFEST).read_text())
     one = manifest["ranks"][0]
     keys = {*manifest, *one, *one["fingerprint"], *one["clock_note"], *manifest["reading"]}
-    told = info(fastcomm.open_run(run / "store")).to_dict()
+    told = info(open_run(run / "store")).to_dict()
     keys |= {*told, *told["details"][0], *told["groups"][0], *told["iterations"][0]}
     assert keys <= known

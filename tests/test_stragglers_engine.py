@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from fastcomm import parquet
-from fastcomm.analyses.stragglers import find_stragglers
+from fastcomm.analyses.stragglers import analyse_stragglers
 from fastcomm.cli import main
 from fastcomm.errors import ClusterError, FastcommError, TraceFileError
 from fastcomm.executors import dask
+from fastcomm.options import StragglerOptions
 from fastcomm.stragglers import model as model_
 from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel
@@ -88,10 +89,10 @@ def test_what_is_wrong_with_a_table_is_said_as_here(job, engine, cluster, tmp_pa
     for words in ((), there):
         assert f"{absent}: No such file" in invoke(absent, *words, code=1).stderr
     with pytest.raises(FastcommError, match="step 9 is not in the table"):
-        find_stragglers(job / "table.parquet", steps=[9], engine=engine)
+        analyse_stragglers(job / "table.parquet", StragglerOptions(steps=[9]), executor=engine)
     (tmp_path / "t.parquet").write_text("no table")
     with pytest.raises(TraceFileError, match=r"t\.parquet: Parquet magic bytes"):
-        find_stragglers(tmp_path / "t.parquet", engine=engine)
+        analyse_stragglers(tmp_path / "t.parquet", StragglerOptions(), executor=engine)
 
 
 def made_once(marker):

@@ -5,9 +5,10 @@ import oracle_metrics
 import pytest
 from same import same
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
+from fastcomm.options import MetricsOptions
 from fastcomm.readers.config import Config, Parallel
-from fastcomm.readers.runs import OpenOptions
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, Variant, truth, write
 from fastcomm.trace.iterations import IterationRule
 
@@ -36,8 +37,8 @@ KEYS = (
 def measured(folder, clock="host", **options):
     """Measure a job; its truth is by the host's marks."""
     rule = IterationRule(clock=clock)
-    run = fastcomm.open_run(folder, options=OpenOptions(iterations=rule, **options))
-    return fastcomm.compute_metrics(run, link_bandwidth=LINK)
+    run = open_run(folder, options=OpenOptions(iterations=rule, **options))
+    return compute_metrics(run, MetricsOptions(link_bandwidth=LINK))
 
 
 def comparable(job):

@@ -6,10 +6,10 @@ import kineto_text as k
 import pytest
 from commands import invoke as fastcomm
 
-import fastcomm as api
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.config import Config, Parallel
-from fastcomm.readers.formats import OpenOptions
 from fastcomm.readers.patterns import Pattern
+from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.tags import TagRule
 
 GEMM = "ampere_sgemm_128x64_tn"
@@ -47,8 +47,8 @@ def run(tmp_path):
             tags=options.pop("tags", ()),
             kernels=options.pop("kernels", ()),
         )
-        opened = api.open_run(tmp_path, options=OpenOptions(config=config, **options))
-        return api.compute_metrics(opened).to_dict()
+        opened = open_run(tmp_path, options=OpenOptions(config=config, **options))
+        return compute_metrics(opened).to_dict()
 
     return measure
 
@@ -275,7 +275,7 @@ def test_a_store_tags_as_its_traces_do(tmp_path):
 )
 def test_a_real_trace_has_these_tags(kineto, name, sizes, wanted):
     options = OpenOptions(config=Config(parallel=Parallel(**sizes)))
-    found = api.compute_metrics(api.open_run(kineto / name, options=options).only([0]))
+    found = compute_metrics(open_run(kineto / name, options=options).only([0]))
     assert tags(found.to_dict()) == wanted
 
 

@@ -12,9 +12,10 @@ import pytest
 from commands import contents, invoke
 from fault_tools import agree
 
-import fastcomm
 from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.readers.runs import open_run
 from fastcomm.store import writer
 from fastcomm.store.lock import LOCK, locked
 
@@ -94,7 +95,7 @@ def test_a_store_that_was_written_since_it_was_planned_is_refused(one, tmp_path)
     with pytest.raises(FastcommError, match="a store with ranks 0-2, which this run does not"):
         ingest(planned)
     assert contents(store) == before
-    assert fastcomm.open_run(store).ranks == (0, 1, 2)
+    assert open_run(store).ranks == (0, 1, 2)
 
 
 @pytest.mark.compiled
@@ -131,7 +132,7 @@ def test_where_there_are_no_locks_it_is_a_warning_and_the_loser_says_so(
     assert f"{store}: this file system has no locks (Operation not supported)" in caplog.text
     assert (store / ".rank-00001.parquet.1-aa.unfinished").exists()
     with pytest.raises(TraceFileError, match=r"rank-0000.*written by another ingest"):
-        fastcomm.compute_metrics(fastcomm.open_run(store))
+        compute_metrics(open_run(store))
 
 
 def test_a_file_of_another_size_is_an_error_when_the_store_is_opened(one, other, tmp_path):
@@ -140,7 +141,7 @@ def test_a_file_of_another_size_is_an_error_when_the_store_is_opened(one, other,
     path = tmp_path / "store" / "rank-00001.parquet"
     path.write_bytes((tmp_path / "others" / path.name).read_bytes())
     with pytest.raises(TraceFileError, match=r"rank-00001.*in the manifest: damaged, or writ"):
-        fastcomm.open_run(tmp_path / "store")
+        open_run(tmp_path / "store")
     assert "rank-00001.parquet" in invoke("info", tmp_path / "store", code=1).stderr
     said = json.loads(
         invoke("metrics", tmp_path / "store", "--keep-going", "--json", code=3).stdout
@@ -158,7 +159,7 @@ def test_a_file_of_another_ingest_is_an_error_whatever_its_size(one, other, tmp_
     path.write_bytes((tmp_path / "others" / path.name).read_bytes())
     agree(tmp_path / "store")
     with pytest.raises(TraceFileError, match=r"rank-00001.*of another source, or read with"):
-        fastcomm.compute_metrics(fastcomm.open_run(tmp_path / "store"))
+        compute_metrics(open_run(tmp_path / "store"))
 
 
 def test_a_store_with_no_rank_as_it_was_written_is_an_error_with_keep_going_too(one, tmp_path):
@@ -172,14 +173,14 @@ def test_a_store_with_no_rank_as_it_was_written_is_an_error_with_keep_going_too(
 def test_a_store_of_an_earlier_layout_opens(one, tmp_path):
     store = tmp_path / "store"
     ingest(plan([one], store))
-    wanted = fastcomm.compute_metrics(fastcomm.open_run(store)).to_dict()
+    wanted = compute_metrics(open_run(store)).to_dict()
     path = store / "fastcomm.json"
     said = json.loads(path.read_text())
     del said["writer"]
     for entry in said["ranks"]:
         del entry["footer"]
     path.write_text(json.dumps({**said, "layout": 1}))
-    assert fastcomm.compute_metrics(fastcomm.open_run(store)).to_dict() == wanted
+    assert compute_metrics(open_run(store)).to_dict() == wanted
     again = ingest(plan([one], store))
     assert again.kept == (0, 1, 2)
     assert all(entry.footer for entry in again.manifest.ranks)

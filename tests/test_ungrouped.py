@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_traces import measured, trace
 
-import fastcomm
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.exchange.ungrouped import Sample, Stream, places
 from fastcomm.metrics import matching, pieces, ungrouped
 from fastcomm.metrics.partial import Partial, merge, put_away
 from fastcomm.metrics.result import answer
 from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped, find
+from fastcomm.readers.runs import open_run
 from fastcomm.report import details as report
 from fastcomm.report.html import ranks as page
 from fastcomm.spread import one_by_one
@@ -33,7 +34,7 @@ US, MS = 1_000, 1_000_000
 
 @pytest.mark.compiled
 def test_all_ranks_of_a_job_of_2023_are_compared_without_metadata(kineto):
-    found = fastcomm.compute_metrics(fastcomm.open_run(kineto / "dlrm_8rank"))
+    found = compute_metrics(open_run(kineto / "dlrm_8rank"))
     seen = found.across.matching
     assert (seen.events, seen.matched, seen.share, seen.collectives) == (64, 64, 1.0, 8)
     assert {rule: count for rule, count in seen.by.items() if count} == {BY_ENDS: 64}
@@ -54,7 +55,7 @@ def test_all_ranks_of_a_job_of_2023_are_compared_without_metadata(kineto):
 
 @pytest.mark.compiled
 def test_two_of_many_ranks_with_other_sequences_are_not_matched(kineto):
-    found = fastcomm.compute_metrics(fastcomm.open_run(kineto / "sampled_2of128"))
+    found = compute_metrics(open_run(kineto / "sampled_2of128"))
     seen = found.across.matching
     assert (seen.events, seen.matched, seen.share, seen.ungrouped) == (0, 0, None, 20)
     assert "126 ranks of the job are missing" in seen.note
@@ -144,7 +145,7 @@ def first_ranks_of_nodes(folder, world):
             start, stop = int(begin - before), int(begin + 20 + behind)
             events.append(kineto_text.all_reduce(start, stop - start, Group_size=None))
         kineto_text.write(folder / f"rank{rank}.json", events, rank=rank, world=world)
-    return fastcomm.compute_metrics(fastcomm.open_run(folder)).across
+    return compute_metrics(open_run(folder)).across
 
 
 @pytest.mark.compiled

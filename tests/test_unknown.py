@@ -8,12 +8,13 @@ import pytest
 from click.testing import CliRunner
 from same import same
 
-import fastcomm
 from fastcomm.analyses.ingest import ingest, plan
+from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto.categories import CATEGORIES, unknown_categories
 from fastcomm.readers.kineto.reader import read
+from fastcomm.readers.runs import open_run
 from fastcomm.trace.rank_warnings import of_run
 from fastcomm.trace.schema import KINDS
 
@@ -26,7 +27,7 @@ HOST = [STEP, k.event("aten::mm", "cpu_op", 10, 50, pid=100, tid=1)]
 
 
 def metrics_of(*paths):
-    found = fastcomm.compute_metrics(fastcomm.open_run(*paths)).to_dict()
+    found = compute_metrics(open_run(*paths)).to_dict()
     return json.loads(json.dumps(found))
 
 
@@ -104,7 +105,7 @@ def test_a_launch_of_any_runtime_leads_to_its_kernel(tmp_path, backend):
         k.event("submit", f"{backend}_runtime", 5, 2, pid=100, tid=1, correlation=9),
         k.kernel("gemm", 20, 30, correlation=9),
     ]
-    trace = read(k.write(tmp_path / "rank0.json", events), ReadOptions())
+    trace = read(k.write(tmp_path / "rank0.json", events), TraceOptions())
     kinds = [KINDS[kind] for kind in trace.events["kind"].to_pylist()]
     assert sorted(kinds) == ["annotation", "kernel", "runtime"]
 
@@ -114,7 +115,7 @@ def test_all_events_are_read_of_any_device_for_the_critical_path(tmp_path):
         tmp_path / "rank0.json",
         [*HOST, k.event("dma_request", "mtia_ccp_events", 20, 30), k.event("x", "foo", 1, 2)],
     )
-    trace = read(path, ReadOptions(whole=True))
+    trace = read(path, TraceOptions(whole=True))
     kinds = [KINDS[kind] for kind in trace.events["kind"].to_pylist()]
     assert sorted(kinds) == ["annotation", "cpu_op", "memcpy", "other"]
 

@@ -14,11 +14,11 @@ from fastcomm.cli import main
 from fastcomm.compat import hta
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.what_if import Replay, sweep, what_if
-from fastcomm.critical_path.window import Window
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import edits
 from fastcomm.graph.edits import Edit
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.options import Window
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 
 US = 1000
@@ -37,7 +37,7 @@ EVENTS = [
 
 
 def found_in(path):
-    return analyse(reader.read(path, ReadOptions(whole=True)), Window(annotation=""))
+    return analyse(reader.read(path, TraceOptions(whole=True)), Window(annotation=""))
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_sweep_has_a_row_a_value(step):
 
 def test_only_the_corrected_rules_can_be_replayed(tmp_path):
     path = k.write(tmp_path / "rank0.json", EVENTS)
-    trace = reader.read(path, ReadOptions(whole=True))
+    trace = reader.read(path, TraceOptions(whole=True))
     with pytest.raises(FastcommError, match="found those of hta"):
         Replay(hta.find_path(trace, Window(annotation="")))
 

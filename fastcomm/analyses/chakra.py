@@ -11,7 +11,7 @@ from fastcomm.critical_path.chakra import Written
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task, both
 from fastcomm.guard import check_no_input
-from fastcomm.trace.run import Run, SkippedRank
+from fastcomm.trace.run import RunTraces, SkippedRank
 from fastcomm.trace.trace import Trace
 
 _PREFIX = "trace"
@@ -28,7 +28,7 @@ class ChakraFiles:
 
 
 def convert(
-    run: Run,
+    run: RunTraces,
     folder: Path,
     engine: Executor,
     *,

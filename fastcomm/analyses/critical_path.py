@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,12 @@ from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.descriptions import TraceEvents
 from fastcomm.critical_path.ranks import Joined, join_ranks, joined
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task
 from fastcomm.executors.local import executor_of
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.options import Window
 from fastcomm.spread import Spread
-from fastcomm.trace.run import Run, SkippedRank, expected_ranks
+from fastcomm.trace.run import RunTraces, SkippedRank, expected_ranks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Ints
 
@@ -69,7 +67,7 @@ _Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
 
 
 def join(
-    run: Run,
+    run: RunTraces,
     wanted: Window | None = None,
     data_load: Sequence[str] = (),
     *,
@@ -123,27 +121,7 @@ MOST_RANKS = 16
 _MOST_BYTES = 256 << 20  # of all files: whole traces of all ranks are in memory at once
 
 
-def find_critical_path(
-    run: Run | str | Path,
-    rank: int | None = None,
-    window: Window | None = None,
-    *,
-    workers: int | Executor = 1,
-) -> CriticalPath:
-    """The path of a window: of one rank, or without `rank` through all of them.
-
-    `run` is a path, or a run opened with `OpenOptions(whole=True)`; the window is by default
-    the second iteration. `workers` as in `compute_metrics`; one rank is one worker's work.
-    """
-    if not isinstance(run, Run):
-        run = open_run(run, options=OpenOptions(whole=True))
-    if rank is None and len(run.ranks) > 1:
-        joined, _ = join(run, window, workers=workers)
-        return joined.path
-    return analyse(run.read(run.ranks[0] if rank is None else rank), window)
-
-
-def search(run: Run, rank: int) -> tuple[CriticalPath, Joined | None]:
+def search(run: RunTraces, rank: int) -> tuple[CriticalPath, Joined | None]:
     """The path, and the join of all ranks if it is through all; `rank` is taken otherwise.
 
     Raises `FastcommError` where there is no path.

@@ -17,7 +17,7 @@ from fastcomm.readers.runs import missing
 from fastcomm.store.layout import MANIFEST, ClockNote, Entry, Manifest, read_manifest
 from fastcomm.store.part import group_table, untagged, with_rank, without_bytes
 from fastcomm.trace import rank_warnings as rank_warnings_
-from fastcomm.trace.run import Run, SkippedRank, agreed_size, expected_ranks, named_ranks
+from fastcomm.trace.run import RunTraces, SkippedRank, agreed_size, expected_ranks, named_ranks
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS, Trace
 
@@ -223,7 +223,7 @@ class Info:
 
 
 def info(
-    run: Run,
+    run: RunTraces,
     *,
     all_ranks: bool = False,
     anew: bool = False,
@@ -264,7 +264,7 @@ def _all(parts: Sequence[tuple[Seen, ...]]) -> tuple[Seen, ...]:
     return tuple(chain.from_iterable(parts))
 
 
-def _files(run: Run, worlds: Sequence[tuple[int, int | None]] = ()) -> dict[str, Any]:
+def _files(run: RunTraces, worlds: Sequence[tuple[int, int | None]] = ()) -> dict[str, Any]:
     sizes = {source.path: source.size for source in run.sources}
     absent = missing(run.expected, run.world_size)
     agreed = agreed_size(worlds)
@@ -277,7 +277,7 @@ def _files(run: Run, worlds: Sequence[tuple[int, int | None]] = ()) -> dict[str,
     }
 
 
-def _manifests(run: Run) -> dict[Path, Manifest]:
+def _manifests(run: RunTraces) -> dict[Path, Manifest]:
     """The manifests of the stores that the run is; none where a rank is in no store."""
     folders = {source.path.parent for source in run.sources}
     if not all((folder / MANIFEST).is_file() for folder in folders):
@@ -287,7 +287,7 @@ def _manifests(run: Run) -> dict[Path, Manifest]:
     return found if all(source.path in known for source in run.sources) else {}
 
 
-def _of_store(run: Run, manifests: dict[Path, Manifest]) -> Info:
+def _of_store(run: RunTraces, manifests: dict[Path, Manifest]) -> Info:
     entries = [entry for each in manifests.values() for entry in each.ranks]
     ranks = pa.array(run.ranks, pa.int32())
     tables = {

@@ -16,7 +16,7 @@ from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileE
 from fastcomm.exchange.clocks import clock_offsets
 from fastcomm.executors.executor import Executor, Progress, Task, both
 from fastcomm.executors.local import executor_of
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.runs import OpenOptions, missing, open_run, with_card
 from fastcomm.remote import is_local, place, refuse_output
 from fastcomm.store import reader, rules, writer
@@ -33,7 +33,7 @@ from fastcomm.store.layout import (
 from fastcomm.store.lock import LOCK, locked
 from fastcomm.store.part import StoredRank, write_tables
 from fastcomm.store.writer import fingerprint
-from fastcomm.trace.run import Run, SkippedRank, Source, agreed_size, named_ranks
+from fastcomm.trace.run import RunTraces, SkippedRank, Source, agreed_size, named_ranks
 from fastcomm.trace.trace import Trace
 from fastcomm.version import __version__
 
@@ -42,9 +42,9 @@ from fastcomm.version import __version__
 class IngestPlan:
     """A run that may go into a directory: nothing is written yet."""
 
-    run: Run
+    run: RunTraces
     folder: Path
-    reading: ReadOptions
+    reading: TraceOptions
     warnings: tuple[str, ...]  # of the run, but those that opening the store finds again
 
 
@@ -91,7 +91,7 @@ def _refuse_inside(paths: Sequence[str | Path], folder: Path) -> None:
             )
 
 
-def _refuse_outside(run: Run, folder: Path) -> None:
+def _refuse_outside(run: RunTraces, folder: Path) -> None:
     whole = folder.resolve()
     for source in run.sources:
         if is_local(source.path) and whole in source.path.resolve().parents:
@@ -101,7 +101,7 @@ def _refuse_outside(run: Run, folder: Path) -> None:
             )
 
 
-def refuse_strange(run: Run, folder: Path) -> None:
+def refuse_strange(run: RunTraces, folder: Path) -> None:
     """ConfigError for a directory that is neither absent, nor empty, nor a store of the run."""
     if not folder.exists():
         return
@@ -219,7 +219,7 @@ def _check_ours(folder: Path, begun: Manifest, parts: Sequence[StoredRank]) -> N
         )
 
 
-def _storing(run: Run, folder: Path, said: dict[str, Any]) -> tuple[Source, ...]:
+def _storing(run: RunTraces, folder: Path, said: dict[str, Any]) -> tuple[Source, ...]:
     """Sources that write what they read."""
     beside: dict[Path, list[int]] = {}
     for source in run.sources:
@@ -259,7 +259,7 @@ def _kept(path: Path, wanted: dict[str, Any]) -> Trace | None:
         found = reader.about(path)
         if any(found.get(key) != value for key, value in wanted.items()):
             return None
-        return reader.read(path, ReadOptions(whole=True))
+        return reader.read(path, TraceOptions(whole=True))
     except TraceFileError:
         return None  # damaged: it is written again
 

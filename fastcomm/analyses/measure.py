@@ -7,65 +7,50 @@ from functools import partial
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task
 from fastcomm.executors.local import executor_of
-from fastcomm.metrics.across import ClockKind
 from fastcomm.metrics.partial import Partial, RankNote, merge, put_away
 from fastcomm.metrics.result import Metrics, answer, without_device_clock
-from fastcomm.metrics.view import ByteKind
-from fastcomm.ranges import BANDWIDTH
+from fastcomm.options import ByteKind, ClockKind, MetricsOptions
 from fastcomm.readers.runs import with_world
 from fastcomm.spread import Spread
-from fastcomm.trace.run import Run, SkippedRank, agreed_size, ranges
-from fastcomm.units import parse_bandwidth
+from fastcomm.trace.run import RunTraces, SkippedRank, agreed_size, ranges
 
 
-def compute_metrics(  # noqa: PLR0913 - one word a choice
-    run: Run,
+def compute_metrics(
+    run: RunTraces,
+    options: MetricsOptions | None = None,
     *,
-    link_bandwidth: str | float | None = None,
-    bytes: ByteKind = "payload",  # noqa: A002 - the word of the command line
-    iterations: Iterable[int] | None = None,
     workers: int | Executor = 1,
     keep_going: bool = False,
-    clocks: ClockKind = "aligned",
-    with_tables: bool = True,
     progress: Progress | None = None,
 ) -> Metrics:
     """Measure METRIC 0-5 of a run.
 
-    `link_bandwidth` is that of one GPU's link: bytes per second, or words ("400Gbit/s"); by
-    default what the run's configuration says. `iterations` are the numbers of those that count.
-    `workers` are so many processes of this machine, or another engine (`dask.connected`); with
-    several, a script needs `if __name__ == "__main__":`. `clocks`: ranks are compared with
-    their clocks aligned, or as they are. `with_tables`: whether `to_arrow` has the tables with
-    a row an event or a window, some 200 bytes an event. Raises the first rank's error, or, with
+    `workers` is a number of processes of this machine, or an executor; with several processes
+    a script needs `if __name__ == "__main__":`. Raises the first rank's error, or, with
     `keep_going`, lists it in `failed`; then only if no rank is left.
 
     Iterations are on the device's clock if every rank with device work has its launches
     recorded, and otherwise by the host's marks, on all ranks alike.
     """
-    link = (
-        parse_bandwidth(link_bandwidth) if isinstance(link_bandwidth, str) else link_bandwidth
-    )
-    if link is not None:
-        BANDWIDTH.check(link, "link_bandwidth, in bytes per second")
-    only = None if iterations is None else frozenset(iterations)
+    options = options or MetricsOptions()
+    link = options.link_bytes_per_s
     question = _Question(
-        byte_kind=bytes,
+        byte_kind=options.bytes,
         link=link if link is not None else run.link_bandwidth,
-        only=only,
+        only=None if options.steps is None else frozenset(options.steps),
         warnings=run.warnings,
         untold=run.untold,
         world_size=run.world_size,
-        clocks=clocks,
-        with_tables=with_tables,
+        clocks=options.clocks,
+        with_tables=options.with_tables,
     )
-    engine = executor_of(workers)
-    found = engine.gather(run, _task(question), keep_going=keep_going, progress=progress)
+    executor = executor_of(workers)
+    found = executor.gather(run, _task(question), keep_going=keep_going, progress=progress)
     if isinstance(found, Metrics):
         return found
     # A rank alone cannot know whether all others have launches: most often they do.
     again = _task(replace(question, by_host=found))
-    second = engine.gather(run, again, keep_going=keep_going, progress=progress)
+    second = executor.gather(run, again, keep_going=keep_going, progress=progress)
     assert isinstance(second, Metrics)
     return second
 

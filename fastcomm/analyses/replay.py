@@ -6,7 +6,6 @@ Several ranks are joined by their collectives, as for one critical path through 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -14,40 +13,21 @@ from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.joining import RunEvents
 from fastcomm.critical_path.ranks import joined
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task
 from fastcomm.executors.local import executor_of
-from fastcomm.readers.runs import OpenOptions, open_run
+from fastcomm.options import Window
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
 from fastcomm.replay.session import Session, critical_path
 from fastcomm.spread import Spread
-from fastcomm.trace.run import ReadRanks, Run, SkippedRank
+from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank
 from fastcomm.trace.trace import Trace
 
 _Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
 
 
-def replay_run(
-    run: Run | str | Path,
-    window: Window | None = None,
-    *,
-    workers: int | Executor = 1,
-    keep_going: bool = False,
-) -> Session:
-    """Replay a window of a run on its devices, all ranks, beside what was measured.
-
-    `run` is a path, or a run opened with `OpenOptions(whole=True)`; the window is by default
-    the second iteration. With `keep_going` ranks that cannot be read are skipped. FastcommError
-    where ranks have nothing in common.
-    """
-    if not isinstance(run, Run):
-        run = open_run(run, options=OpenOptions(whole=True))
-    return session_of(step_of(run, window, workers=workers, keep_going=keep_going))
-
-
 def step_of(
-    run: Run,
+    run: RunTraces,
     wanted: Window | None = None,
     data_load: Sequence[str] = (),
     *,

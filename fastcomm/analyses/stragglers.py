@@ -13,12 +13,15 @@ from typing import Any
 
 from fastcomm.executors.executor import Executor
 from fastcomm.executors.local import Local
+from fastcomm.graph import edits
 from fastcomm.graph.edits import DurationChange
+from fastcomm.option_checks import takes
+from fastcomm.options import StragglerOptions
 from fastcomm.remote import place
 from fastcomm.stragglers import changes as stragglers_changes
 from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel, JobTimes, chosen
-from fastcomm.stragglers.stragglers import THRESHOLD, JobDescription, Stragglers, analysis
+from fastcomm.stragglers.stragglers import JobDescription, Stragglers, analysis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,33 +31,53 @@ class StragglerResult:
     stragglers: Stragglers
     changed: JobTimes | None
     trace: dict[str, Any] | None
+    meta: dict[str, Any] | None
 
 
-def find_stragglers(
+def analyse_stragglers(
     table: str | Path,
+    options: StragglerOptions,
     *,
-    shards: int = 1,
-    steps: Sequence[int] | None = None,
-    threshold: float = THRESHOLD,
-    changes: Mapping[str, DurationChange] | None = None,
     trace: bool = False,
-    engine: Executor | None = None,
+    executor: Executor | None = None,
 ) -> StragglerResult:
     """Analyse a table of operations, a path or a URL that the workers understand.
 
-    `shards` is `dsp_size` of the job. With `changes` the steps are replayed with them, too, and
-    with `trace` what is replayed last is drawn for Perfetto. `engine` is by default this
+    With `trace`, what is replayed last is drawn for Perfetto. `executor` is by default this
     process.
     """
-    model = partial(_model, str(table), shards, None if steps is None else tuple(steps))
-    with closing((engine or Local()).hold(model)) as held:
+    meta = None if options.meta is None else operations.meta(place(options.meta))
+    shards = (meta or {}).get("dsp_size", 1)
+    changes = (
+        None
+        if options.what_if is None
+        else edits.read_changes(place(options.what_if), has_ideal=True)
+    )
+    model = partial(_model, str(table), shards, options.steps)
+    with closing((executor or Local()).hold(model)) as held:
         (about,) = held.ask([JobDescription.of])
         changed = () if changes is None else held.ask([partial(_changed, changes=changes)])
-        found = analysis(about, held.ask, threshold)
+        found = analysis(about, held.ask, options.threshold)
         drawn = held.ask([partial(_drawn, changes=changes)]) if trace else ()
     return StragglerResult(
-        stragglers=found, changed=next(iter(changed), None), trace=next(iter(drawn), None)
+        stragglers=found,
+        changed=next(iter(changed), None),
+        trace=next(iter(drawn), None),
+        meta=meta,
     )
+
+
+@takes(StragglerOptions)
+def find_stragglers(table: str | Path, options: StragglerOptions) -> StragglerResult:
+    """Find what holds up a job, by the path of its table of operations.
+
+    Raises
+    ------
+    FastcommError
+        If a file cannot be read, or a step is not in the table.
+
+    """
+    return analyse_stragglers(table, options)
 
 
 def _model(table: str, shards: int, steps: Sequence[int] | None) -> JobModel:

@@ -1,18 +1,20 @@
 """``fastcomm compare``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import engine_of
-from fastcomm.cli.results import compute, measure_options, result_options
+from fastcomm.cli.options import ExecutionOptions, executor_for
+from fastcomm.cli.results import measure, measure_options, result_options
 from fastcomm.errors import FastcommError
+from fastcomm.options import MetricsOptions, ReadOptions
 
 if TYPE_CHECKING:
-    from fastcomm.executors.executor import Executor
+    from fastcomm.metrics.result import Metrics
 
 _EXAMPLES = """\b
 Examples:
@@ -41,12 +43,16 @@ Examples:
 def run(
     ctx: click.Context,
     /,
+    *,
     before: str,
     after: str,
     conditions: tuple[str, ...],
     as_json: bool,
     output: Path | None,
-    **words: Any,
+    xlsx: bool,
+    metrics: MetricsOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
 ) -> None:
     """Say what changed between two runs, ranked by its effect on the step.
 
@@ -62,28 +68,35 @@ def run(
     from fastcomm.report import compare as report
 
     parsed = [Condition.parsed(text) for text in conditions]
-    with engine_of(words) as engine:
-        paths = (("BEFORE", before), ("AFTER", after))
-        metrics = [_metrics(name, path, words, engine) for name, path in paths]
-        same = metrics
-        if (ranks := common_ranks(*metrics)) is not None:
+    options = replace(metrics, with_tables=False)
+    paths = (("BEFORE", before), ("AFTER", after))
+    with executor_for(execution) as executor:
+
+        def measured(name: str, path: str, reading: ReadOptions) -> dict[str, Any]:
+            return _metrics(name, path, lambda: measure((path,), reading, options, executor))
+
+        both = [measured(name, path, reading) for name, path in paths]
+        same = both
+        if (ranks := common_ranks(*both)) is not None:
+            # A run is measured again by these ranks alone, if it has others.
+            of_ranks = replace(reading, ranks=ranks)
             same = [
-                _of_ranks(ranks, each, place, words, engine)
-                for each, place in zip(metrics, paths, strict=True)
+                each if set(each["ranks"]) <= set(ranks) else measured(name, path, of_ranks)
+                for each, (name, path) in zip(both, paths, strict=True)
             ]
-    found = compare(*same, whole=(metrics[0], metrics[1]))
-    warn(_warnings(*(_unsaid(each, is_said=not as_json) for each in metrics)))
+    found = compare(*same, whole=(both[0], both[1]))
+    warn(_warnings(*(_unsaid(each, is_said=not as_json) for each in both)))
     warn(filter(None, (each.doubt(found) for each in parsed)))
     holding = [each.text for each in parsed if each.holds(found)]
     if output is not None:
-        report.write(found, holding, output, xlsx=words["xlsx"])
+        report.write(found, holding, output, xlsx=xlsx)
     if as_json:
         click.echo(report.json_text(found, holding))
     else:
         report.show(found, [each.text for each in parsed], holding)
     if holding:
         ctx.exit(REGRESSED)
-    if any(each["failed"] for each in metrics):
+    if any(each["failed"] for each in both):
         ctx.exit(INCOMPLETE)
 
 
@@ -94,19 +107,6 @@ def _unsaid(metrics: dict[str, Any], *, is_said: bool) -> list[str]:
     """Return the warnings of a run, without missing ranks where these are said elsewhere."""
     warnings = metrics.get("warnings") or []
     return [each for each in warnings if not (is_said and " no trace here: " in each)]
-
-
-def _of_ranks(
-    ranks: tuple[int, ...],
-    metrics: dict[str, Any],
-    place: tuple[str, str],
-    words: dict[str, Any],
-    engine: "Executor",
-) -> dict[str, Any]:
-    """Measure a run again by these ranks alone, if it has others and its traces are there."""
-    if set(metrics["ranks"]) <= set(ranks):
-        return metrics
-    return _metrics(*place, {**words, "ranks": ",".join(map(str, ranks))}, engine)
 
 
 def _warnings(before: Sequence[str], after: Sequence[str]) -> list[str]:
@@ -125,7 +125,7 @@ def _first(warnings: Sequence[str]) -> list[str]:
     return [*lines, f"and {more} more, which `fastcomm metrics` prints"] if more else lines
 
 
-def _metrics(name: str, path: str, words: dict[str, Any], engine: "Executor") -> dict[str, Any]:
+def _metrics(name: str, path: str, measure_now: "Callable[[], Metrics]") -> dict[str, Any]:
     """Read the metrics of a run from where they were kept, or measure them now.
 
     Errors say which of the two runs they are of.
@@ -137,6 +137,6 @@ def _metrics(name: str, path: str, words: dict[str, Any], engine: "Executor") ->
         where = place(path)
         if is_local(where) and (kept := analyses_compare.read(where)) is not None:
             return kept
-        return compute((path,), words, engine).to_dict()
+        return measure_now().to_dict()
     except FastcommError as error:
         raise type(error)(f"{name} ({path}): {error}") from error

@@ -1,13 +1,19 @@
 """``fastcomm convert``."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import OutputFile, TracePath, engine_of, open_options, run_options
+from fastcomm.cli.options import (
+    ExecutionOptions,
+    OutputFile,
+    TracePath,
+    executor_for,
+    run_options,
+)
 from fastcomm.inert import inert
+from fastcomm.options import ReadOptions
 
 _EXAMPLES = """\b
 Examples:
@@ -39,7 +45,15 @@ Examples:
 @run_options
 @click.pass_context
 def run(
-    ctx: click.Context, /, path: Path, form: str, rule: str, output: Path, **words: Any
+    ctx: click.Context,
+    /,
+    *,
+    path: Path,
+    form: str,
+    rule: str,
+    output: Path,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
 ) -> None:
     """Write a run in another format, for other tools.
 
@@ -56,19 +70,20 @@ def run(
 
     refuse_inputs(output, [path] if form == "chakra" or path.is_file() else [])
     if form == "chakra":
-        _chakra(ctx, path, output, words)
+        _chakra(ctx, path, output, reading, execution)
     else:
-        _uniform(ctx, path, rule, output, words)
+        _uniform(ctx, path, rule, output, reading)
 
 
 def _uniform(
-    ctx: click.Context, path: Path, rule: str, output: Path, words: dict[str, Any]
+    ctx: click.Context, path: Path, rule: str, output: Path, reading: ReadOptions
 ) -> None:
     from fastcomm.aside import aside
     from fastcomm.cli import INCOMPLETE
     from fastcomm.readers.dpro import inputs, uniform
+    from fastcomm.readers.formats import OpenOptions
 
-    said = inputs.read(path, rule=rule, options=open_options(words))
+    said = inputs.read(path, rule=rule, options=OpenOptions.of(reading))
     warn(said.warnings)
     failed = said.read.failed if said.read else ()
     say(*(f"skipped: {each}" for each in failed))
@@ -80,15 +95,21 @@ def _uniform(
         ctx.exit(INCOMPLETE)
 
 
-def _chakra(ctx: click.Context, path: Path, output: Path, words: dict[str, Any]) -> None:
+def _chakra(
+    ctx: click.Context,
+    path: Path,
+    output: Path,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+) -> None:
     from fastcomm.analyses import chakra
+    from fastcomm.analyses.opening import open_traces
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.cli.windows import opened_whole
     from fastcomm.executors import warm
     from fastcomm.report.console import progress
 
-    with engine_of(words) as engine:
-        found = opened_whole((str(path),), words)
+    with executor_for(execution) as engine:
+        found = open_traces((path,), reading, whole=True)
         warn(found.warnings)
         if engine.is_here:
             warm.compile_critical_path()
@@ -97,7 +118,7 @@ def _chakra(ctx: click.Context, path: Path, output: Path, words: dict[str, Any])
                 found,
                 output.absolute(),
                 engine,
-                keep_going=words["keep_going"],
+                keep_going=reading.keep_going,
                 progress=advance,
             )
     warn(

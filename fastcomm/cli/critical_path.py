@@ -1,16 +1,18 @@
 """``fastcomm critical-path``."""
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.options import Output, OutputFile, run_options
-from fastcomm.cli.ranges import RANK
+from fastcomm.cli.options import ExecutionOptions, Output, OutputFile, run_options
 from fastcomm.cli.results import result_options
-from fastcomm.cli.windows import window_options
+from fastcomm.cli.windows import joined_run, one_rank, rank_options, window_options
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.options import PathOptions, ReadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\b
 Examples:
-  fastcomm critical-path traces/ --rank 3 --iteration 12
+  fastcomm critical-path traces/ --rank 3 --step 12
   fastcomm critical-path trace.json.gz --annotation ProfilerStep --instance 0:3 --compat hta
   fastcomm critical-path traces/ --overlay path.json.gz --save path --json
 """
@@ -32,14 +34,11 @@ Examples:
 
 @click.command("critical-path", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--rank", type=RANK, help="Rank to look at; by default the first.")
-@click.option(
-    "--all-ranks",
-    is_flag=True,
-    help="One path through all ranks, which collectives join; not with --rank, --compat, "
-    "--overlay, --save, --deps.",
-)
 @window_options
+@rank_options(
+    "One path through all ranks, which collectives join; not with --rank, --compat, "
+    "--overlay, --save, --deps."
+)
 @click.option(
     "--compat",
     type=click.Choice(["hta"]),
@@ -76,53 +75,73 @@ Examples:
 def run(
     ctx: click.Context,
     /,
+    *,
     paths: tuple[str, ...],
+    compat: str | None,
+    zero_weight_launches: bool,
+    deps: str | None,
+    execution_trace: str | None,
+    overlay: Path | None,
+    all_events: bool,
+    all_edges: bool,
+    save: str | None,
     as_json: bool,
     output: Path | None,
-    **words: Any,
+    xlsx: bool,
+    html: Path | None,
+    path_options: PathOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
 ) -> None:
     """Find the chain of work that sets the time of a step.
 
     PATH is a trace, or a directory of traces. Printed is how much of the path is host, compute,
     communication, launch delay and gaps, and the operators with most time on it.
     """
-    if words["all_ranks"]:
-        if _join(paths, words, as_json, output):
-            ctx.exit(INCOMPLETE)
-        return
-    from fastcomm.cli.windows import one_rank, wanted_window
-    from fastcomm.errors import FastcommError
+    files = PathFiles(as_json=as_json, output=output, xlsx=xlsx, html=html)
+    if path_options.all_ranks:
+        given = {"compat": compat, "overlay": overlay, "save": save, "deps": deps}
+        if refused := [name for name, value in given.items() if value is not None]:
+            raise ConfigError(
+                f"--all-ranks and --{refused[0]} contradict each other; wanted one"
+            )
+        joined, left_out = joined_run(paths, path_options, reading, execution)
+        _page(joined, paths, path_options, reading, html)
+        _show_joined(joined, files, left_out)
+    else:
+        find, drawing_type = _rules(compat, zero_weight_launches=zero_weight_launches)
+        trace, left_out = one_rank(paths, path_options.rank, reading, execution)
+        found = find(trace, path_options, data_load=path_options.data_load_events)
+        if found.path is None:
+            raise FastcommError(
+                f"{trace.meta.path}: the graph has a cycle, and no critical path"
+            )
+        if overlay:
+            from fastcomm.critical_path.overlay import write
 
-    find, drawing_type = _rules(words)
-    trace, left_out = one_rank(paths, words)
-    found = find(trace, wanted_window(words), data_load=words["data_load_events"])
-    if found.path is None:
-        raise FastcommError(f"{trace.meta.path}: the graph has a cycle, and no critical path")
-    if words["overlay"]:
-        from fastcomm.critical_path.overlay import write
-
-        every = words["all_events"] or words["all_edges"]
-        drawing = drawing_type(only_critical=not every, all_edges=words["all_edges"])
-        write(trace, found, Path(words["overlay"]), drawing)
-    if words["save"]:
-        found.save(words["save"])
-    data = _data(trace, found, words["execution_trace"]) if words["deps"] else None
-    _page(found, paths, words)
-    _show(found, as_json, output, data, left_out, xlsx=words["xlsx"])
+            only = not (all_events or all_edges)
+            drawing = drawing_type(only_critical=only, all_edges=all_edges)
+            write(trace, found, overlay, drawing)
+        if save:
+            found.save(save)
+        data = _data(trace, found, execution_trace) if deps else None
+        _page(found, paths, path_options, reading, html)
+        _show(found, files, data, left_out)
     if left_out:
         ctx.exit(INCOMPLETE)
 
 
-def _rules(words: dict[str, Any]) -> "tuple[Callable[..., CriticalPath], type[Drawing]]":
+def _rules(
+    compat: str | None, *, zero_weight_launches: bool
+) -> "tuple[Callable[..., CriticalPath], type[Drawing]]":
     """Return the analysis by the rules that were asked for, compiled, and how to draw it."""
     from fastcomm.executors import warm
 
-    if words["compat"]:
+    if compat:
         from fastcomm.compat import hta
 
         warm.compile_for("critical-path-hta", hta.find_path)
-        zero = words["zero_weight_launches"]
-        return partial(hta.find_path, zero_weight_launches=zero), hta.HtaDrawing
+        return partial(hta.find_path, zero_weight_launches=zero_weight_launches), hta.HtaDrawing
     from fastcomm.critical_path.analysis import analyse
     from fastcomm.critical_path.overlay import Drawing
 
@@ -130,30 +149,40 @@ def _rules(words: dict[str, Any]) -> "tuple[Callable[..., CriticalPath], type[Dr
     return analyse, Drawing
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathFiles:
+    """Where the result goes."""
+
+    as_json: bool
+    output: Path | None
+    xlsx: bool
+    html: Path | None
+
+
 def _page(
-    found: "CriticalPath | Joined", paths: tuple[str, ...], words: dict[str, Any]
+    found: "CriticalPath | Joined",
+    paths: tuple[str, ...],
+    window: PathOptions,
+    reading: ReadOptions,
+    html: Path | None,
 ) -> None:
     """Write the page, if one was asked for."""
-    if words["html"] is None:
+    if html is None:
         return
-    from fastcomm.cli.options import reading_words
-    from fastcomm.cli.windows import window_words
     from fastcomm.critical_path.ranks import Joined
+    from fastcomm.report.commands import reading_arguments, window_arguments
     from fastcomm.report.html import critical, render
 
     joined = found if isinstance(found, Joined) else None
     path = found.path if isinstance(found, Joined) else found
-    options = [*reading_words(words), *window_words(words)]
-    if joined is not None and words["keep_going"]:
+    options = [*reading_arguments(reading), *window_arguments(window)]
+    if joined is not None and reading.keep_going:
         options.append("--keep-going")
-    render.write(critical.page(path, joined, paths, options), words["html"])
+    render.write(critical.page(path, joined, paths, options), html)
 
 
 def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDependencies":
-    from pathlib import Path
-
     from fastcomm.critical_path.data import data_dependencies
-    from fastcomm.errors import ConfigError
     from fastcomm.readers import execution_trace
 
     path = Path(named) if named else execution_trace.find(trace)
@@ -165,28 +194,16 @@ def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDepe
     return data_dependencies(trace, found, execution_trace.read(path))
 
 
-_ONE_RANK = ("rank", "compat", "overlay", "save", "deps")
-
-
-def _join(
-    paths: tuple[str, ...], words: dict[str, Any], as_json: bool, output: Path | None
-) -> bool:
-    """Show the path through all ranks; whether ranks were left out."""
+def _show_joined(found: "Joined", files: PathFiles, left_out: "Sequence[SkippedRank]") -> None:
     from dataclasses import asdict
 
-    from fastcomm.cli.windows import joined_run
-    from fastcomm.errors import ConfigError
     from fastcomm.report import critical_path as report
 
-    if refused := [name for name in _ONE_RANK if words[name] is not None]:
-        raise ConfigError(f"--all-ranks and --{refused[0]} contradict each other; wanted one")
-    found, left_out = joined_run(paths, words)
-    _page(found, paths, words)
-    if output is not None:
-        report.write_joined(found, output, xlsx=words["xlsx"])
-    if not as_json:
+    if files.output is not None:
+        report.write_joined(found, files.output, xlsx=files.xlsx)
+    if not files.as_json:
         report.show_joined(found)
-        return bool(left_out)
+        return
     from fastcomm.critical_path.document import joined_document
     from fastcomm.report import json_text
 
@@ -194,25 +211,21 @@ def _join(
     if left_out:
         said["failed"] = [asdict(each) for each in left_out]
     click.echo(json_text.dumps(said))
-    return bool(left_out)
 
 
 def _show(
     found: "CriticalPath",
-    as_json: bool,
-    output: Path | None,
+    files: PathFiles,
     data: "DataDependencies | None",
     left_out: "Sequence[SkippedRank]",
-    *,
-    xlsx: bool,
 ) -> None:
     from dataclasses import asdict
 
     from fastcomm.report import critical_path as report
 
-    if output is not None:
-        report.write(found, output, data, xlsx=xlsx)
-    if not as_json:
+    if files.output is not None:
+        report.write(found, files.output, data, xlsx=files.xlsx)
+    if not files.as_json:
         report.show(found)
         if data is not None:
             report.show_data(data)

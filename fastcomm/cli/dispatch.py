@@ -2,24 +2,24 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcomm.cli.dispatch_options import DRAWING, REPORT, SHAPE, TERMS, shape
+from fastcomm.cli.dispatch_options import DRAWING, REPORT, TERMS, shape_options
 from fastcomm.cli.messages import SuggestingGroup, say
-from fastcomm.cli.options import OutputFolder, with_options
+from fastcomm.cli.options import OutputFolder, builds, with_options
 from fastcomm.cli.ranges import COUNT, WORKERS, Number
 from fastcomm.errors import ConfigError
 from fastcomm.inert import inert
+from fastcomm.options import DispatchOptions, WorkloadOptions
 from fastcomm.ranges import FACTOR, REPLICAS, shortened
 from fastcomm.units import counted
 
 if TYPE_CHECKING:
     from fastcomm.dispatch.recipe import Recipe
-    from fastcomm.dispatch.schedules import Terms
-    from fastcomm.dispatch.workload import Workload
 
 _EXAMPLES = """\b
 Examples:
@@ -37,7 +37,8 @@ def run() -> None:
 
 
 @run.command("generate")
-@with_options(shape(defaults=True))
+@builds(shape=WorkloadOptions)
+@with_options(shape_options(defaults=True))
 @with_options(DRAWING)
 @click.option(
     "--popularity",
@@ -52,19 +53,18 @@ def run() -> None:
 @click.option("--threads", type=WORKERS, default=1, show_default=True)
 @click.option("--output", "-o", required=True, type=OutputFolder())
 def generate(
+    *,
     popularity: Path | None,
     hot_ranks: str | None,
     threads: int,
     output: Path,
-    **words: Any,
+    shape: WorkloadOptions,
 ) -> None:
     """Draw a workload, a Parquet file an iteration."""
     from fastcomm.dispatch import workload
 
     weights = None if popularity is None else _numbers(popularity)
-    if weights is not None:
-        words["law"] = "popularity"
-    recipe = _recipe(words)
+    recipe = _recipe(shape if weights is None else replace(shape, law="popularity"))
     if recipe.sampler == "seed":
         if weights is not None or hot_ranks is not None:
             raise ConfigError("--compat seed: the original has no popularity and no hot ranks")
@@ -82,6 +82,7 @@ def generate(
 
 
 @run.command("simulate")
+@builds(shape=WorkloadOptions, network=DispatchOptions)
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--strategy",
@@ -92,11 +93,19 @@ def generate(
     help="deepep-compat, fast-compat, deepep, deepep-ll, fast, direct, spreadout, "
     "hierarchical, multicast-balanced.",
 )
-@with_options(shape(defaults=False))
+@with_options(shape_options(defaults=False))
 @with_options(TERMS)
 @with_options(REPORT)
 def simulate(
-    workload: Path, names: str, as_json: bool, output: Path | None, **words: Any
+    *,
+    workload: Path,
+    names: str,
+    as_json: bool,
+    output: Path | None,
+    xlsx: bool,
+    html: Path | None,
+    shape: WorkloadOptions,
+    network: DispatchOptions,
 ) -> None:
     """Time the layers of WORKLOAD under some strategies, and name what binds each.
 
@@ -105,43 +114,60 @@ def simulate(
     experts. The shape of a generated workload is its own, and one that contradicts it is an
     error.
     """
+    from fastcomm.analyses.dispatch import terms_for
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation
+    from fastcomm.dispatch.workload import open_workload
     from fastcomm.report import dispatch as report
 
-    opened = _opened(workload, words)
-    terms = _terms(opened.recipe, words)
+    opened = open_workload(workload, shape)
+    terms = terms_for(opened.recipe, network)
     found = simulation.simulate(opened, names.split(","), terms, known=STRATEGIES)
-    _page(found, words["html"])
-    _give(found, as_json, (output, words["xlsx"]), report.show)
+    _page(found, html)
+    _give(found, as_json, (output, xlsx), report.show)
 
 
 @run.command("compare")
+@builds(shape=WorkloadOptions, network=DispatchOptions)
 @click.argument("workload", required=False, type=click.Path(exists=True, path_type=Path))
-@with_options(shape(defaults=True))
+@with_options(shape_options(defaults=True))
 @with_options(DRAWING)
 @with_options(TERMS)
 @with_options(REPORT)
-def compare(workload: Path | None, as_json: bool, output: Path | None, **words: Any) -> None:
+def compare(
+    *,
+    workload: Path | None,
+    as_json: bool,
+    output: Path | None,
+    xlsx: bool,
+    html: Path | None,
+    shape: WorkloadOptions,
+    network: DispatchOptions,
+) -> None:
     """Time every strategy side by side, each as a multiple of the best possible.
 
     Without WORKLOAD one is drawn on the way, from the options, and stored nowhere.
     """
+    from fastcomm.analyses.dispatch import terms_for
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation
-    from fastcomm.dispatch.workload import Workload
+    from fastcomm.dispatch.workload import Workload, open_workload
     from fastcomm.report import dispatch as report
 
-    opened = _opened(workload, words) if workload else Workload.of(_recipe(words))
-    terms = _terms(opened.recipe, words)
+    opened = open_workload(workload, shape) if workload else Workload.of(_recipe(shape))
     found = simulation.simulate(
-        opened, tuple(STRATEGIES), terms, known=STRATEGIES, lenient=True
+        opened,
+        tuple(STRATEGIES),
+        terms_for(opened.recipe, network),
+        known=STRATEGIES,
+        lenient=True,
     )
-    _page(found, words["html"])
-    _give(found, as_json, (output, words["xlsx"]), report.compare)
+    _page(found, html)
+    _give(found, as_json, (output, xlsx), report.compare)
 
 
 @run.command("place")
+@builds(shape=WorkloadOptions, network=DispatchOptions)
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--replicas",
@@ -170,40 +196,51 @@ def compare(workload: Path | None, as_json: bool, output: Path | None, **words: 
     help="Text file: measured load of each expert, a line a layer. [default: the workload's]",
 )
 @click.option("--strategy", "names", default="deepep,fast,multicast-balanced", metavar="LIST")
-@with_options(shape(defaults=False))
+@with_options(shape_options(defaults=False))
 @with_options(TERMS)
 @with_options(REPORT)
 def place(
+    *,
     workload: Path,
+    replicas: float,
+    groups: int,
+    rule: str,
+    load: Path | None,
     names: str,
     as_json: bool,
     output: Path | None,
-    **words: Any,
+    xlsx: bool,
+    html: Path | None,
+    shape: WorkloadOptions,
+    network: DispatchOptions,
 ) -> None:
     """Place replicas of the experts by their load, and time WORKLOAD before and after."""
     import numpy as np
 
+    from fastcomm.analyses.dispatch import terms_for
     from fastcomm.dispatch import placement
+    from fastcomm.dispatch.workload import open_workload
     from fastcomm.report import dispatch as report
 
-    opened = _opened(workload, words)
+    opened = open_workload(workload, shape)
     loads = None
-    if words["load"] is not None:
-        loads = np.reshape(_numbers(words["load"]), (opened.recipe.num_layers, -1))
+    if load is not None:
+        loads = np.reshape(_numbers(load), (opened.recipe.num_layers, -1))
     found = placement.placing(
         opened,
         names.split(","),
-        _terms(opened.recipe, words),
-        rule=words["rule"],
-        replicas=round(words["replicas"] * opened.recipe.experts),
-        groups=words["groups"],
+        terms_for(opened.recipe, network),
+        rule=rule,
+        replicas=round(replicas * opened.recipe.experts),
+        groups=groups,
         loads=loads,
     )
-    _page(found, words["html"])
-    _give(found, as_json, (output, words["xlsx"]), report.place)
+    _page(found, html)
+    _give(found, as_json, (output, xlsx), report.place)
 
 
 @run.command("sweep")
+@builds(shape=WorkloadOptions, network=DispatchOptions)
 @click.option(
     "--over",
     multiple=True,
@@ -212,90 +249,47 @@ def place(
     help="Values of an option of the workload: zipf_alpha=1.1,2. Several make a grid.",
 )
 @click.option("--strategy", "names", default="deepep,fast,multicast-balanced", metavar="LIST")
-@with_options(shape(defaults=True))
+@with_options(shape_options(defaults=True))
 @with_options(DRAWING)
 @with_options(TERMS)
 @with_options(REPORT)
 def sweep(
+    *,
     over: tuple[str, ...],
     names: str,
     as_json: bool,
     output: Path | None,
-    **words: Any,
+    xlsx: bool,
+    html: Path | None,
+    shape: WorkloadOptions,
+    network: DispatchOptions,
 ) -> None:
     """Time strategies over a grid of workloads: skew, nodes, top-k, tokens."""
+    from fastcomm.analyses.dispatch import terms_for
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation as dispatch_simulation
     from fastcomm.report import dispatch as report
 
     grid = dict(dispatch_simulation.axis(text) for text in over)
-    words["iter_num"] = words["iter_num"] or 1
+    shape = replace(shape, iter_num=shape.iter_num or 1)
     found = dispatch_simulation.sweep(
-        _recipe(words), grid, names.split(","), lambda recipe: _terms(recipe, words), STRATEGIES
+        _recipe(shape),
+        grid,
+        names.split(","),
+        lambda recipe: terms_for(recipe, network),
+        STRATEGIES,
     )
-    _page(found, words["html"])
-    _give(found, as_json, (output, words["xlsx"]), report.sweep)
+    _page(found, html)
+    _give(found, as_json, (output, xlsx), report.sweep)
 
 
-def _recipe(words: dict[str, Any]) -> "Recipe":
+def _recipe(shape: WorkloadOptions) -> "Recipe":
     from fastcomm.dispatch.recipe import Recipe
 
-    known = (*SHAPE, "dtype", "zipf_alpha", "seed", "distinct", "shuffle")
-    said = {name: words[name] for name in known if words.get(name) is not None}
-    return Recipe.of(**said, sampler=_law(words) or "zipf")
+    return Recipe.of(**{"sampler": "zipf", **shape.given()})
 
 
-def _law(words: dict[str, Any]) -> str | None:
-    """The sampler that the words ask for; None if they do not say."""
-    law: str | None = words.get("law")
-    if words.get("compat") and law:
-        raise ConfigError("--compat seed: the original has a law of its own, leave --law out")
-    return "seed" if words.get("compat") else law
-
-
-def _opened(path: Path, words: dict[str, Any]) -> "Workload":
-    from fastcomm.dispatch.workload import open_workload
-
-    names = (*SHAPE, "dtype", "zipf_alpha", "seed", "distinct", "shuffle")
-    said = {name: words.get(name) for name in names}
-    return open_workload(path, {**said, "sampler": _law(words)})
-
-
-def _terms(recipe: "Recipe", words: dict[str, Any]) -> "Terms":
-    from fastcomm.dispatch.cluster import DispatchCluster, bandwidth
-    from fastcomm.dispatch.simulation import terms_of
-
-    links = DispatchCluster()
-    rates = {"inter": links.inter_bytes_per_s, "intra": links.intra_bytes_per_s}
-    if words["cluster"] is not None:
-        from fastcomm.dispatch.cluster import hardware
-
-        found = hardware(words["cluster"], recipe.gpus_per_node)
-        rates = {"inter": found.inter_bytes_per_s, "intra": found.intra_bytes_per_s}
-    for kind in rates:
-        if words[f"bw_{kind}"] is not None:
-            rates[kind] = bandwidth(words[f"bw_{kind}"])
-    cluster = DispatchCluster.of(
-        inter_bytes_per_s=rates["inter"],
-        intra_bytes_per_s=rates["intra"],
-        inter_efficiency=words["inter_efficiency"],
-        intra_efficiency=words["intra_efficiency"],
-        inter_start_s=words["inter_start"] * 1e-6,
-        intra_start_s=words["intra_start"] * 1e-6,
-        incast=words["incast"],
-    )
-    size = words["token_bytes"] or recipe.token_bytes
-    return terms_of(
-        recipe,
-        token_bytes=size,
-        combine_bytes=words["combine_bytes"] or size,
-        cluster=cluster,
-        demand=words["demand"],
-        decomposition=words["decomposition"],
-    )
-
-
-def _page(found: Any, html: str | None) -> None:
+def _page(found: Any, html: Path | None) -> None:
     """Write the page of a result, if one was asked for."""
     if html is not None:
         from fastcomm.report.html import dispatch, render

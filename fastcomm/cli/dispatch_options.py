@@ -97,7 +97,7 @@ def _whole(name: str) -> click.IntRange:
     return click.IntRange(int(RANGES[name].least), int(RANGES[name].most))
 
 
-def shape(defaults: bool) -> tuple[Callable[[F], F], ...]:
+def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
     """The options of the shape, named as the original's; underscores are taken as well."""
     whole = [
         click.option(

@@ -1,10 +1,12 @@
 """``fastcomm info``."""
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
-from fastcomm.cli.options import engine_of, run_options
+from fastcomm.cli.options import ExecutionOptions, executor_for, run_options
+from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.analyses.info import Info
@@ -27,10 +29,12 @@ Examples:
 def run(
     ctx: click.Context,
     /,
+    *,
     paths: tuple[str, ...],
     all_ranks: bool,
     as_json: bool,
-    **words: Any,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
 ) -> None:
     """Say what a run is: format, ranks, iterations, process groups, and what it lacks.
 
@@ -39,8 +43,8 @@ def run(
     """
     from fastcomm.cli import INCOMPLETE
 
-    with engine_of(words) as engine:
-        found = _seen(paths, words, engine, all_ranks=all_ranks)
+    with executor_for(execution) as executor:
+        found = _seen(paths, reading, executor, all_ranks=all_ranks)
     if as_json:
         from fastcomm.report import json_text
 
@@ -54,23 +58,22 @@ def run(
 
 
 def _seen(
-    paths: tuple[str, ...], words: dict[str, Any], engine: "Executor", *, all_ranks: bool
+    paths: tuple[str, ...], reading: ReadOptions, executor: "Executor", *, all_ranks: bool
 ) -> "Info":
     from fastcomm.analyses.info import info
-    from fastcomm.cli.options import open_options, opened
+    from fastcomm.analyses.opening import open_traces
     from fastcomm.executors import warm
-    from fastcomm.readers.formats import OpenOptions
     from fastcomm.report.console import progress
 
-    found_run = opened(paths, words, engine)
-    if engine.is_here:
+    found_run = open_traces(paths, reading, executor)
+    if executor.is_here:
         warm.compile_kernels()
     with progress(found_run) as advance:
         return info(
             found_run,
             all_ranks=all_ranks,
-            anew=open_options({**words, "keep_going": False}) != OpenOptions(),
-            workers=engine,
-            keep_going=words["keep_going"],
+            anew=replace(reading, ranks=None, keep_going=False) != ReadOptions(),
+            workers=executor,
+            keep_going=reading.keep_going,
             progress=advance if all_ranks else None,
         )

@@ -1,12 +1,12 @@
 """``fastcomm ingest``."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import Output, engine_of, run_options
-from fastcomm.cli.ranges import numbers
+from fastcomm.cli.options import ExecutionOptions, Output, executor_for, run_options
+from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.analyses.ingest import Ingested
@@ -32,7 +32,15 @@ Examples:
 )
 @run_options
 @click.pass_context
-def run(ctx: click.Context, /, paths: tuple[str, ...], output: str, **words: Any) -> None:
+def run(
+    ctx: click.Context,
+    /,
+    *,
+    paths: tuple[str, ...],
+    output: str,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
+) -> None:
     """Store a run as Parquet, one file a rank, which every command opens like the traces.
 
     PATH is what `fastcomm metrics` takes. All events are kept, a tenth as large as gzipped and
@@ -46,33 +54,36 @@ def run(ctx: click.Context, /, paths: tuple[str, ...], output: str, **words: Any
     from fastcomm.guard import unguarded
 
     # A store reads its own ranks when it goes on; `plan` keeps it apart from the traces.
-    with unguarded(), engine_of(words) as engine:
-        found = _stored(paths, output, words, engine)
+    with unguarded(), executor_for(execution) as executor:
+        found = _stored(paths, output, reading, executor)
     _show(found)
     if found.manifest.failed:
         ctx.exit(INCOMPLETE)
 
 
 def _stored(
-    paths: tuple[str, ...], output: str, words: dict[str, Any], engine: "Executor"
+    paths: tuple[str, ...], output: str, reading: ReadOptions, executor: "Executor"
 ) -> "Ingested":
     from functools import partial
 
     from fastcomm.analyses.ingest import ingest, plan
-    from fastcomm.cli.options import open_options, seen_by
+    from fastcomm.analyses.opening import worker_paths
     from fastcomm.executors import warm
+    from fastcomm.readers.formats import OpenOptions
     from fastcomm.remote import is_url
     from fastcomm.report.console import progress
 
-    ranks = numbers("--ranks", words["ranks"]) if words["ranks"] else None
-    folder, *traces = seen_by((output, *paths), words)
-    planning = partial(plan, traces, folder, options=open_options(words), ranks=ranks)
-    planned = engine.call(planning) if any(map(is_url, traces)) else planning()
+    folder, *traces = worker_paths((output, *paths), executor)
+    options = OpenOptions.of(reading)
+    planning = partial(plan, traces, folder, options=options, ranks=reading.ranks)
+    planned = executor.call(planning) if any(map(is_url, traces)) else planning()
     warn(planned.run.warnings)
-    if engine.is_here:
+    if executor.is_here:
         warm.compile_kernels()
     with progress(planned.run) as advance:
-        return ingest(planned, workers=engine, keep_going=words["keep_going"], progress=advance)
+        return ingest(
+            planned, workers=executor, keep_going=reading.keep_going, progress=advance
+        )
 
 
 def _show(found: "Ingested") -> None:

@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import with_options
+from fastcomm.cli.options import builds, with_options
 from fastcomm.cli.ranges import COUNT, Number
 from fastcomm.cli.results import result_options
 from fastcomm.errors import ConfigError
+from fastcomm.options import SearchOptions
 from fastcomm.ranges import IMBALANCE, PENALTY
 from fastcomm.units import parse_quantity
 
@@ -141,7 +144,7 @@ _OPTIONS = [
     click.option(
         "--config",
         "config_path",
-        type=click.Path(exists=True, dir_okay=False),
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
         help="JSON with the original's keys; options say more.",
     ),
     click.option("--top", type=COUNT, default=6, show_default=True, help="How many to show."),
@@ -157,72 +160,101 @@ _OPTIONS = [
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowOptions:
+    """What is printed of a search."""
+
+    top: int = 6
+    explain: int | None = None
+    sensitivity: bool = False
+    launch: str | None = None
+
+
 @click.command("isp", epilog=_EXAMPLES)
 @with_options(_OPTIONS)
 @result_options("Write isp.json, and every strategy as CSV and Parquet.")
-def run(**words: Any) -> None:
+@builds(options=SearchOptions, showing=ShowOptions)
+def run(
+    *,
+    options: SearchOptions,
+    config_path: Path | None,
+    showing: ShowOptions,
+    as_json: bool,
+    output: Path | None,
+    xlsx: bool,
+    html: Path | None,
+) -> None:
     """Find the parallel strategy that trains fastest and fits in memory.
 
     Sequence parallelism in four flavours, shards of weights, gradients and optimizer states,
     pipeline, micro-batches and checkpoints: all that can exist is priced by closed formulas and
     ranked by tokens a GPU and second. Nothing is run.
     """
-    from fastcomm.isp import question as words_
-    from fastcomm.isp import search
+    from fastcomm.isp import question, search
 
-    said = _said(words)
-    warn(_decimal_units(said))
-    lengths = words_.numbers(said.get("seq_len"), "sequence length") or (0,)
-    question = words_.asked(said)
-    using = search.setting(said)
+    if config_path is not None:
+        options = options.over(question.config_file(config_path))
+    warn(_decimal_units(options))
+    lengths = question.numbers(options.seq_len, "sequence length") or (0,)
+    if options.compat and showing.sensitivity:
+        raise ConfigError("--sensitivity: asks the default mode, leave --compat out")
+    if options.compat and len(lengths) > 1:
+        raise ConfigError("--compat: one sequence length at a time")
+    asked = question.question_of(options)
+    using = search.setting(options)
     if len(lengths) > 1:
-        _sweep(question, using, lengths, words)
+        _sweep(asked, using, lengths, SearchFiles(as_json, output, xlsx, html))
         return
-    found = _found(question, using, said)
-    if words["output"]:
+    found = _found(asked, using, options)
+    if output is not None:
         from fastcomm.report.isp import write_search
 
-        write_search(found, words["output"], words["top"], xlsx=words["xlsx"])
-    if words["html"] is not None:
-        from fastcomm.report.html import isp as html
+        write_search(found, output, showing.top, xlsx=xlsx)
+    if html is not None:
+        from fastcomm.report.html import isp as page
         from fastcomm.report.html import render
 
-        changes = _changes(found, using, words) if words["sensitivity"] else ()
-        render.write(html.page(found, changes), words["html"])
-    if words["as_json"]:
-        _print_json(_as_dict(found, using, words))
+        changes = _changes(found, using) if showing.sensitivity else ()
+        render.write(page.page(found, changes), html)
+    if as_json:
+        _print_json(_as_dict(found, using, showing))
     elif found.feasible:
-        _show(found, using, words)
+        _show(found, using, showing)
     if not found.feasible:
         from fastcomm.errors import FastcommError
 
         raise FastcommError(found.nearest())
 
 
-def _found(question: "Question", using: "Setting", said: dict[str, Any]) -> "SearchResult":
+def _found(asked: "Question", using: "Setting", options: SearchOptions) -> "SearchResult":
     """Search, by the original's rules where they are asked for."""
-    if not said.get("compat"):
+    if options.compat is None:
         from fastcomm.isp.search import search
 
-        return search(question, using.cluster, attention=using.attention)
-    from fastcomm.compat import isp, isp_space
+        return search(asked, using.cluster, attention=using.attention)
+    from fastcomm.compat import isp
 
-    rules = isp_space.OriginalRules(
-        variant=said["compat"],
-        overlap_wdp=bool(said.get("overlap_wdp")),
-        strict_batch=bool(said.get("strict_batch")),
-    )
-    return isp.answer(question, rules, using)
+    return isp.answer(asked, isp.rules_of(options), using)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFiles:
+    """Where the result goes."""
+
+    as_json: bool
+    output: Path | None
+    xlsx: bool
+    html: Path | None
 
 
 _DECIMAL = re.compile(r"([0-9.]+)\s*([kKmMgGtT])(?:[bB]|bytes)?")
 _TOKENS = ("seq_len", "global_batch", "global_batch_min", "global_batch_max")
 
 
-def _decimal_units(said: dict[str, Any]) -> Iterator[str]:
+def _decimal_units(options: SearchOptions) -> Iterator[str]:
     """Warn of "8k" tokens, which are 8000, where 8Ki is what is usually meant."""
     for name in _TOKENS:
-        for part in map(str.strip, str(said.get(name, "")).split(",")):
+        for part in map(str.strip, str(getattr(options, name)).split(",")):
             if not (found := _DECIMAL.fullmatch(part)):
                 continue
             binary = f"{found[1]}{found[2].upper()}i"
@@ -233,89 +265,66 @@ def _decimal_units(said: dict[str, Any]) -> Iterator[str]:
             )
 
 
-def _said(words: dict[str, Any]) -> dict[str, Any]:
-    """Options over the file: a word that no option says is the file's."""
-    options = {key: value for key, value in words.items() if value not in {None, False}}
-    if empty := [key for key, value in options.items() if value == ""]:
-        raise ConfigError(f"--{empty[0].replace('_', '-')}: found no value, wanted one")
-    if words["flash"] is False:
-        options["flash"] = False
-    if not words["config_path"]:
-        return options
-    from pathlib import Path
-
-    from fastcomm.isp.question import config_file
-
-    said = config_file(Path(words["config_path"]))
-    if any(key.startswith("global_batch") for key in options):
-        said = {key: value for key, value in said.items() if "global_batch" not in key}
-    return said | options
-
-
-def _as_dict(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> dict[str, Any]:
+def _as_dict(found: "SearchResult", using: "Setting", showing: ShowOptions) -> dict[str, Any]:
     from dataclasses import asdict
 
     from fastcomm.isp.launch import original
 
-    whole = found.to_dict(words["top"])
+    whole = found.to_dict(showing.top)
     if found.feasible:
         whole["chosen"] = original(found.record(0))
     if using.calibration:
         whole["calibration"] = [asdict(each) for each in using.calibration.residuals]
         whole["calibration_compute"] = [asdict(each) for each in using.calibration.compute]
         whole["notes"] += using.calibration.skipped
-    if words["sensitivity"]:
-        whole["sensitivity"] = [asdict(change) for change in _changes(found, using, words)]
+    if showing.sensitivity:
+        whole["sensitivity"] = [asdict(change) for change in _changes(found, using)]
     return whole
 
 
-def _changes(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> list[Any]:
+def _changes(found: "SearchResult", using: "Setting") -> list[Any]:
     from fastcomm.isp.sweep import sensitivity
 
-    if words["compat"]:
-        raise ConfigError("--sensitivity: asks the default mode, leave --compat out")
     best = found.record(0) if found.feasible else None
     return sensitivity(found.question, using.cluster, best, using.attention)
 
 
-def _show(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> None:
+def _show(found: "SearchResult", using: "Setting", showing: ShowOptions) -> None:
     from fastcomm.isp.launch import snippet
     from fastcomm.report import isp as report
 
-    if words["launch"]:
-        click.echo(snippet(words["launch"], found.record(0), found.question))
+    if showing.launch:
+        click.echo(snippet(showing.launch, found.record(0), found.question))
         return
-    if words["explain"]:
-        if words["explain"] > found.feasible:
+    if showing.explain:
+        if showing.explain > found.feasible:
             raise ConfigError(f"--explain: {found.feasible} strategies are feasible")
-        report.explain(found, words["explain"] - 1)
+        report.explain(found, showing.explain - 1)
         return
-    report.show(found, words["top"])
+    report.show(found, showing.top)
     if using.calibration:
         report.calibration(using.calibration)
-    if words["sensitivity"]:
-        report.changes(_changes(found, using, words))
+    if showing.sensitivity:
+        report.changes(_changes(found, using))
 
 
 def _sweep(
-    question: "Question", using: "Setting", lengths: tuple[int, ...], words: dict[str, Any]
+    question: "Question", using: "Setting", lengths: tuple[int, ...], files: SearchFiles
 ) -> None:
     from fastcomm.isp.sweep import sweep
     from fastcomm.report import isp as report
 
-    if words["compat"]:
-        raise ConfigError("--compat: one sequence length at a time")
     found = sweep(question, using.cluster, lengths, using.attention)
-    if words["output"]:
+    if files.output is not None:
         from fastcomm.report.isp import write_sweep
 
-        write_sweep(found, words["output"], xlsx=words["xlsx"])
-    if words["html"] is not None:
-        from fastcomm.report.html import isp as html
+        write_sweep(found, files.output, xlsx=files.xlsx)
+    if files.html is not None:
+        from fastcomm.report.html import isp as page
         from fastcomm.report.html import render
 
-        render.write(html.sweep(found), words["html"])
-    if words["as_json"]:
+        render.write(page.sweep(found), files.html)
+    if files.as_json:
         from dataclasses import asdict
 
         cells = [asdict(cell) for cell in found.cells]

@@ -1,12 +1,14 @@
 """``fastcomm metrics``."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from fastcomm.cli.options import engine_of, reading_words
-from fastcomm.cli.results import compute, measure_options, result_options
+from fastcomm.cli.options import ExecutionOptions, executor_for
+from fastcomm.cli.results import measure, measure_options, result_options
+from fastcomm.options import MetricsOptions, ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.metrics.result import Metrics
@@ -38,11 +40,17 @@ Examples:
 def run(
     ctx: click.Context,
     /,
+    *,
     paths: tuple[str, ...],
+    full: bool,
+    spec: bool,
     as_json: bool,
     output: Path | None,
+    xlsx: bool,
     html: Path | None,
-    **words: Any,
+    metrics: MetricsOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
 ) -> None:
     """Measure what communication costs a training run, by parallelism.
 
@@ -59,19 +67,21 @@ def run(
     """
     from fastcomm.cli import INCOMPLETE
 
-    with engine_of(words) as engine:
-        wants_tables = output is not None or html is not None
-        found = compute(paths, words, engine, with_tables=wants_tables)
+    wants_tables = output is not None or html is not None
+    with executor_for(execution) as executor:
+        options = replace(metrics, with_tables=wants_tables)
+        found = measure(paths, reading, options, executor)
     if output is not None:
         from fastcomm.report import files
 
-        files.write_metrics(found, output, xlsx=words["xlsx"])
+        files.write_metrics(found, output, xlsx=xlsx)
     if html is not None:
+        from fastcomm.report.commands import reading_arguments
         from fastcomm.report.html import render, run_page
 
-        page = run_page.run_page(found, paths, options=reading_words(words))
+        page = run_page.run_page(found, paths, options=reading_arguments(reading))
         render.write(page, html)
-    show(found, as_json, full=words["full"], spec=words["spec"])
+    show(found, as_json, full=full, spec=spec)
     if found.failed:
         ctx.exit(INCOMPLETE)
 

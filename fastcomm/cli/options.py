@@ -1,20 +1,21 @@
-"""Options that several commands share, and the words behind them."""
+"""Options that several commands share, and the objects that commands get them as."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from fastcomm.cli.messages import warn
-from fastcomm.cli.ranges import COUNT, SECONDS, WORKERS, NumberList, numbers, option_name
+from fastcomm.cli.ranges import COUNT, SECONDS, WORKERS, NumberList, option_name
 from fastcomm.errors import ConfigError
+from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.executors.executor import Executor
-    from fastcomm.readers.formats import OpenOptions
-    from fastcomm.trace.run import Run
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -97,13 +98,38 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
     return decorate
 
 
+def builds(**kinds: type) -> Callable[[F], F]:
+    """Return a decorator that gives a command its options as objects.
+
+    Each class takes the parameters of the command that are named as its fields.
+    """
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def call(*args: Any, **values: Any) -> Any:
+            for name, kind in kinds.items():
+                own = [each.name for each in fields(kind) if each.name in values]
+                values[name] = kind(**{each: values.pop(each) for each in own})
+            return command(*args, **values)
+
+        built = {**getattr(command, "option_classes", {}), **kinds}
+        call.option_classes = built  # type: ignore[attr-defined]
+        return cast("F", call)
+
+    return decorate
+
+
 def run_options(command: F) -> F:
-    """The options that say what a run is and how to read it; `opened` takes them."""
-    return with_options([*_reading(), *_going_on()])(command)
+    """Add the options that say what a run is and how to read it.
+
+    The command gets them as `reading` and `execution`.
+    """
+    grouped = builds(reading=ReadOptions, execution=ExecutionOptions)(command)
+    return with_options([*_reading(), *_going_on()])(grouped)
 
 
 def reading_options(command: F) -> F:
-    """The same without those of commands that go on without bad files, or read in parallel."""
+    """Add the options of `run_options` without those on bad files and on parallel reading."""
     return with_options(_reading())(command)
 
 
@@ -125,7 +151,6 @@ def _reading() -> list[Callable[[F], F]]:
         ),
         click.option(
             "--config",
-            "config_path",
             type=FileOrUrl(exists=True, dir_okay=False),
             help="TOML file: parallelism, tags, kernel patterns, iterations, link.",
         ),
@@ -190,100 +215,34 @@ def _cluster() -> list[Callable[[F], F]]:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionOptions:
+    """Where the ranks of a run are read: in processes of this machine, or on a Dask cluster."""
+
+    workers: int = 1
+    dask: str | None = None
+    dask_wait: float = 60
+    dask_scratch: Path | None = None
+
+
 @contextmanager
-def engine_of(words: dict[str, Any]) -> "Iterator[Executor]":
-    """The engine that the words of `run_options` name; processes start while others import."""
-    named: Path | None = words.get("dask_scratch")
-    if words["dask"] is None:
-        if named is not None:
+def executor_for(options: ExecutionOptions) -> "Iterator[Executor]":
+    """Yield the executor that the options name; processes start while others import."""
+    if options.dask is None:
+        if options.dask_scratch is not None:
             raise ConfigError("--dask-scratch: no cluster shares it; wanted --dask with it")
         from fastcomm.executors import local, processes
 
-        if words["workers"] > 1:
+        if options.workers > 1:
             processes.start_early()
-        yield local.Local(workers=words["workers"])
+        yield local.Local(workers=options.workers)
         return
-    if words["workers"] > 1:
+    if options.workers > 1:
         raise ConfigError("--workers and --dask contradict each other; wanted one")
 
     from fastcomm.executors import dask
 
-    scratch = named and named.absolute()
-    with dask.connected(words["dask"], wait_s=words["dask_wait"], scratch=scratch) as engine:
-        warn(engine.warnings)
-        yield engine
-
-
-def opened(
-    paths: tuple[str, ...], words: dict[str, Any], engine: "Executor | None" = None
-) -> "Run":
-    """The run that the paths and the words of `run_options` describe."""
-    run = found(paths, words, open_options(words), engine)
-    return run.only(numbers("--ranks", words["ranks"])) if words["ranks"] else run
-
-
-def found(
-    paths: tuple[str, ...],
-    words: dict[str, Any],
-    options: "OpenOptions",
-    engine: "Executor | None",
-) -> "Run":
-    """The run at the paths; one at URLs is looked for where it is read."""
-    from functools import partial
-
-    from fastcomm.readers.runs import open_run
-    from fastcomm.remote import is_url
-
-    look = partial(open_run, *seen_by(paths, words), options=options)
-    return engine.call(look) if engine is not None and any(map(is_url, paths)) else look()
-
-
-def seen_by(paths: tuple[str, ...], words: dict[str, Any]) -> tuple[str, ...]:
-    """The paths as every worker understands them: those of a cluster begin elsewhere."""
-    from fastcomm.remote import is_url
-
-    if not words["dask"]:
-        return paths
-    return tuple(path if is_url(path) else str(Path(path).absolute()) for path in paths)
-
-
-# Options that change which events are read, or what parallelism they have. Not the clock of
-# iterations: a critical path is cut at host marks.
-_REPEATED = ("ranks", *_SIZES, "order", "config_path", "guess_tags", "iteration_regex")
-
-
-def reading_words(words: dict[str, Any]) -> list[str]:
-    """Return the options of `reading_options` as words of a command line, but defaults."""
-    line = []
-    for name in (*_REPEATED, "allow_truncated"):
-        value = words.get(name)
-        if value is None or value is False:
-            continue
-        line.append("--config" if name == "config_path" else f"--{name.replace('_', '-')}")
-        line += [] if value is True else [str(value)]
-    return line
-
-
-def open_options(words: dict[str, Any]) -> "OpenOptions":
-    """What the words of `run_options` say about how to read."""
-    from fastcomm.readers import config as config_
-    from fastcomm.readers.formats import OpenOptions
-    from fastcomm.remote import place
-    from fastcomm.trace.iterations import IterationRule
-
-    said = config_.Config(
-        parallel=config_.Parallel(
-            order=words["order"], **{name: words[name] for name in _SIZES}
-        )
-    )
-    if words["config_path"]:
-        said = said.over(config_.read(place(words["config_path"])))
-    return OpenOptions(
-        config=said,
-        guess_tags=words["guess_tags"],
-        iterations=IterationRule(
-            regex=words["iteration_regex"], clock=words.get("iteration_clock", "auto")
-        ),
-        allow_truncated=words["allow_truncated"],
-        keep_going=words.get("keep_going", False),
-    )
+    scratch = options.dask_scratch and options.dask_scratch.absolute()
+    with dask.connected(options.dask, wait_s=options.dask_wait, scratch=scratch) as executor:
+        warn(executor.warnings)
+        yield executor

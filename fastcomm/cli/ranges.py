@@ -45,17 +45,16 @@ class Rate(click.ParamType[str]):
         return value
 
 
-class NumberList(click.ParamType[str]):
-    """Numbers as in 0-7,12, kept as text."""
+class NumberList(click.ParamType[tuple[int, ...]]):
+    """Numbers as in 0-7,12."""
 
     name = "list"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """Return the text; ConfigError where it is no list of numbers."""
-        numbers(option_name(param), str(value))
-        return str(value)
+    ) -> tuple[int, ...]:
+        """Return the numbers; ConfigError where the text is no list of numbers."""
+        return numbers(option_name(param), str(value))
 
 
 def option_name(param: click.Parameter | None) -> str:
@@ -69,7 +68,7 @@ def whole(text: str) -> int | None:
     return int(text) if is_number else None
 
 
-def numbers(option: str, text: str) -> list[int]:
+def numbers(option: str, text: str) -> tuple[int, ...]:
     """Return the numbers of "0-7,12".
 
     Raises
@@ -93,7 +92,7 @@ def numbers(option: str, text: str) -> list[int]:
                 "fewer, as in 0-7,12"
             )
         found.extend(range(least, most + 1))
-    return found
+    return tuple(found)
 
 
 NUMBER = click.IntRange(0, MOST_NUMBER)

@@ -1,5 +1,6 @@
 """``fastcomm replay``."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,15 +9,27 @@ import click
 from fastcomm.cli import INCOMPLETE, stats
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import (
+    ExecutionOptions,
     OutputFile,
     TracePath,
+    builds,
     cluster_options,
+    executor_for,
     keep_going_option,
     reading_options,
 )
-from fastcomm.cli.ranges import STEPS, WORKERS, NumberList, numbers
+from fastcomm.cli.ranges import STEPS, WORKERS, NumberList
 from fastcomm.cli.results import result_options
 from fastcomm.cli.windows import window_options
+from fastcomm.errors import ConfigError
+from fastcomm.option_checks import non_default
+from fastcomm.options import (
+    PathOptions,
+    PredictionOptions,
+    ReadOptions,
+    ReplayOptions,
+    TrialOptions,
+)
 
 if TYPE_CHECKING:
     from fastcomm.replay.predictions import Predictions
@@ -28,7 +41,7 @@ Examples:
   fastcomm replay trial/ --bottleneck --trace replayed.json
   fastcomm replay trial/ --what-if faster-network.json
   fastcomm replay trial/ --compat dpro --json | jq .step_end_ms
-  fastcomm replay traces/ --iteration 12 --bottleneck
+  fastcomm replay traces/ --step 12 --bottleneck
 """
 
 
@@ -60,8 +73,10 @@ Examples:
     show_default=True,
     help="Threads that search for the bottleneck.",
 )
+@builds(options=ReplayOptions)
 @stats.trial_options
 @window_options
+@builds(reading=ReadOptions, execution=ExecutionOptions)
 @reading_options
 @keep_going_option
 @cluster_options
@@ -79,12 +94,20 @@ Examples:
 def run(
     ctx: click.Context,
     /,
+    *,
     path: Path,
     changes: Path | None,
+    bottleneck: bool,
     as_json: bool,
     output: Path | None,
+    html: Path | None,
     trace_path: Path | None,
-    **words: Any,
+    options: ReplayOptions,
+    trial: TrialOptions,
+    predicted: PredictionOptions,
+    path_options: PathOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
 ) -> None:
     """Replay a step on its devices, and what it would be if things changed.
 
@@ -94,104 +117,117 @@ def run(
     device:NAME, rank:RANK, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most
     exact wins.
     """
-    from fastcomm.graph import edits
     from fastcomm.readers.dpro import inputs
     from fastcomm.replay import what_if
-    from fastcomm.replay.predictions import partial
-    from fastcomm.report import json_text, replay
+    from fastcomm.replay.predictions import Predictions, partial
+    from fastcomm.report import json_text
     from fastcomm.report import replay as report
 
-    of_run = inputs.is_run(path)
-    found, others = _of_run(path, words) if of_run else _of_trial(path, words)
+    if of_run := inputs.is_run(path):
+        _refuse_for_run(path, options, trial, predicted)
+        found, others = _of_run(path, path_options, reading, execution), Predictions()
+    else:
+        _refuse_for_trial(path, path_options, reading, execution)
+        found, others = _of_trial(path, options, trial, predicted)
     changed = removed = alone = None
+    made = found.replayed.replayer
     if changes is not None:
-        made = found.replayed.replayer
-        changed = made.run(what_if.durations(made, edits.read_changes(changes)))
-    if words["bottleneck"]:
+        changed = what_if.changed(made, changes)
+    if bottleneck:
         removed = what_if.bottlenecks(
-            found.replayed, found.path, workers=words["workers"], by_name=of_run
+            found.replayed, found.path, workers=execution.workers, by_name=of_run
         )
-    if words["tensors"]:
-        alone = partial(found.replayed.replayer, numbers("--tensors", words["tensors"]))
-    said = report.to_dict(found, changed, removed, alone) | replay.predictions_dict(others)
+    if options.tensors:
+        alone = partial(made, list(options.tensors))
+    said = report.to_dict(found, changed, removed, alone) | report.predictions_dict(others)
     _write(said, changed or found.replayed, output, trace_path)
-    if words["html"] is not None:
-        _page(found, path, (changed, removed), words["html"])
+    _page(found, path, (changed, removed), html)
     if as_json:
         click.echo(json_text.dumps(said))
     else:
-        report.show(found, changed, removed)
-        if alone is not None:
-            report.show_alone(alone)
-        replay.show_predictions(others)
+        report.show(found, changed, removed, alone)
+        report.show_predictions(others)
     if found.read and found.read.failed:
         ctx.exit(INCOMPLETE)
 
 
-_OF_TRIALS = (
-    *("compat", "tensors", "unlimited_updates", "algorithm", "clip_updates", "barrier"),
-    *("with_daydream", "hosts", "fuse"),
-)
-_OF_RUNS = ("iteration", "annotation", "ranks", "config_path", "dask", "keep_going")
+def _refuse_for_run(
+    path: Path, *options: ReplayOptions | TrialOptions | PredictionOptions
+) -> None:
+    """Raise ConfigError for options of dPRO trials."""
+    if refused := [name for each in options for name in non_default(each)]:
+        raise ConfigError(f"--{_option(refused[0])} is for dPRO trials; {path} is none")
 
 
-def _of_trial(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
-    """A trial replayed as it was, and what else is predicted of its step."""
-    from fastcomm.errors import ConfigError
+def _refuse_for_trial(
+    path: Path, window: PathOptions, reading: ReadOptions, execution: ExecutionOptions
+) -> None:
+    """Raise ConfigError for options of traces."""
+    names = [*non_default(window), *non_default(reading), *(["dask"] if execution.dask else [])]
+    if names:
+        raise ConfigError(f"{path} is a dPRO trial: --{_option(names[0])} is for traces")
+
+
+def _of_trial(
+    path: Path, options: ReplayOptions, trial: TrialOptions, predicted: PredictionOptions
+) -> "tuple[Session, Predictions]":
+    """Replay a trial as it was, and predict what else is asked for of its step."""
+    from fastcomm.replay.predictions import predictions
     from fastcomm.replay.replayer import Options
     from fastcomm.replay.session import session
 
-    if refused := [name for name in _OF_RUNS if words[name] not in (None, False)]:
-        raise ConfigError(f"{path} is a dPRO trial: --{_option(refused[0])} is for traces")
-    read = stats.opened(path, words)
-    options = Options(
-        compat=words["compat"] is not None,
-        steps=words["steps"],
-        unlimited_updates=words["unlimited_updates"],
+    read = stats.read_trial(path, trial)
+    how = Options(
+        compat=options.compat is not None,
+        steps=options.steps,
+        unlimited_updates=options.unlimited_updates,
     )
-    found = session(read, options)
-    return found, stats.predicted(read, found.replayed.replayer, words)
+    found = session(read, how)
+    others = predictions(
+        read,
+        found.replayed.replayer,
+        with_daydream=predicted.with_daydream,
+        hosts=predicted.hosts,
+        fuse=predicted.fuse,
+    )
+    return found, others
 
 
-def _of_run(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
-    """A step of a run replayed as it was; nothing else is predicted of it."""
+def _of_run(
+    path: Path, options: PathOptions, reading: ReadOptions, execution: ExecutionOptions
+) -> "Session":
+    """Replay a step of a run as it was."""
+    from fastcomm.analyses.opening import open_traces
     from fastcomm.analyses.replay import session_of, step_of
-    from fastcomm.cli.options import engine_of
-    from fastcomm.cli.windows import opened_whole, wanted_window
-    from fastcomm.errors import ConfigError
     from fastcomm.executors import warm
-    from fastcomm.replay.predictions import Predictions
     from fastcomm.report.console import progress
 
-    refused = [name for name in _OF_TRIALS if words[name]]
-    if refused or words["steps"] != 1 or words["align"] != "auto":
-        name = _option(refused[0] if refused else "steps" if words["steps"] != 1 else "align")
-        raise ConfigError(f"--{name} is for dPRO trials; {path} is none")
     # --workers are threads, of the search for the bottleneck.
-    with engine_of({**words, "workers": 1}) as engine:
+    with executor_for(replace(execution, workers=1)) as executor:
         warm.compile_critical_path()
-        run = opened_whole((str(path),), words, engine)
+        run = open_traces((path,), reading, executor, whole=True)
         warn(run.warnings)
-        loads = words["data_load_events"]
         with progress(run) as advance:
             step = step_of(
                 run,
-                wanted_window(words),
-                loads,
-                workers=engine,
-                keep_going=words["keep_going"],
+                options,
+                options.data_load_events,
+                workers=executor,
+                keep_going=reading.keep_going,
                 progress=advance,
             )
     say(*(f"skipped: {each}" for each in (step.read.failed if step.read else ())))
-    return session_of(step), Predictions()
+    return session_of(step)
 
 
 def _option(name: str) -> str:
-    """The option of a parameter."""
-    return name.removeprefix("with_").removesuffix("_path").replace("_", "-")
+    """Return the name of a parameter's option, without dashes before it."""
+    return name.removeprefix("with_").replace("_", "-")
 
 
-def _page(found: "Session", path: Path, asked: Any, html: str) -> None:
+def _page(found: "Session", path: Path, asked: Any, html: Path | None) -> None:
+    if html is None:
+        return
     from fastcomm.report.html import render, replayed
 
     render.write(replayed.page(found, str(path), *asked), html)

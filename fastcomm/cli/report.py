@@ -1,13 +1,13 @@
 """``fastcomm report``."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 
 from fastcomm.cli.messages import say
-from fastcomm.cli.options import OutputFile, engine_of, reading_words
-from fastcomm.cli.results import compute, measure_options
+from fastcomm.cli.options import ExecutionOptions, OutputFile, executor_for
+from fastcomm.cli.results import measure, measure_options
+from fastcomm.options import MetricsOptions, ReadOptions
 
 _EXAMPLES = """\b
 Examples:
@@ -32,7 +32,16 @@ Examples:
 @measure_options
 @click.pass_context
 def run(
-    ctx: click.Context, /, paths: tuple[str, ...], output: Path, no_data: bool, **words: Any
+    ctx: click.Context,
+    /,
+    *,
+    paths: tuple[str, ...],
+    output: Path,
+    no_data: bool,
+    no_path: bool,
+    metrics: MetricsOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
 ) -> None:
     """Write one page that says what communication costs a run, and what to do next.
 
@@ -41,19 +50,20 @@ def run(
     metrics` takes. The critical path goes through all ranks where they are few, else through
     the one that computes the most.
     """
+    from fastcomm.analyses.opening import open_traces
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.cli.windows import opened_whole
+    from fastcomm.report.commands import reading_arguments
     from fastcomm.report.html.run_page import write_report
 
-    with engine_of(words) as engine:
-        found = compute(paths, words, engine, with_tables=True)
-    whole = None if words["no_path"] else opened_whole(paths, words)
+    with executor_for(execution) as executor:
+        found = measure(paths, reading, metrics, executor)
+        whole = None if no_path else open_traces(paths, reading, executor, whole=True)
     write_report(
         found,
         output,
         run=whole,
         paths=paths,
-        options=reading_words(words),
+        options=reading_arguments(reading),
         with_data=not no_data,
     )
     say(f"wrote {output}")

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.options import OutputFile, OutputFolder, run_options, with_options
-from fastcomm.cli.ranges import NumberList, Rate, numbers
+from fastcomm.cli.options import OutputFile, OutputFolder, builds, run_options, with_options
+from fastcomm.cli.ranges import NumberList, Rate
+from fastcomm.options import MetricsOptions, ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.executors.executor import Executor
@@ -16,8 +17,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def measure_options(command: F) -> F:
-    """The options that say what is measured, and `run_options`; `compute` takes them."""
-    return with_options(_options())(run_options(command))
+    """Add the options that say what is measured, and `run_options`.
+
+    The command gets them as `metrics`, `reading` and `execution`.
+    """
+    return with_options(_options())(builds(metrics=MetricsOptions)(run_options(command)))
 
 
 def _options() -> list[Callable[[F], F]]:
@@ -30,17 +34,16 @@ def _options() -> list[Callable[[F], F]]:
         ),
         click.option(
             "--bytes",
-            "byte_kind",
             type=click.Choice(["payload", "bus", "msg"]),
             default="payload",
             show_default=True,
             help="Which bytes bandwidth and volume count.",
         ),
         click.option(
-            "--iterations",
+            "--steps",
             type=NumberList(),
             metavar="LIST",
-            help="Only iterations of these numbers: 4-6.",
+            help="Only steps of these numbers: 4-6.",
         ),
         click.option(
             "--iteration-clock",
@@ -69,34 +72,24 @@ def _options() -> list[Callable[[F], F]]:
     ]
 
 
-def compute(
+def measure(
     paths: tuple[str, ...],
-    words: dict[str, Any],
-    engine: "Executor",
-    *,
-    with_tables: bool = False,
+    reading: ReadOptions,
+    options: MetricsOptions,
+    executor: "Executor",
 ) -> "Metrics":
-    """Measure the run that the paths and the words of the options describe."""
+    """Measure the run at the paths, with a progress bar."""
     from fastcomm.analyses.measure import compute_metrics
-    from fastcomm.cli.options import opened
+    from fastcomm.analyses.opening import open_traces
     from fastcomm.executors import warm
     from fastcomm.report.console import progress
 
-    found = opened(paths, words, engine)
-    wanted = words["iterations"]
-    if engine.is_here:
+    run = open_traces(paths, reading, executor)
+    if executor.is_here:
         warm.compile_kernels()
-    with progress(found) as advance:
+    with progress(run) as advance:
         return compute_metrics(
-            found,
-            link_bandwidth=words["link_bandwidth"],
-            bytes=words["byte_kind"],
-            iterations=numbers("--iterations", wanted) if wanted else None,
-            workers=engine,
-            keep_going=words["keep_going"],
-            clocks=words["clocks"],
-            with_tables=with_tables,
-            progress=advance,
+            run, options, workers=executor, keep_going=reading.keep_going, progress=advance
         )
 
 

@@ -8,15 +8,14 @@ import click
 
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import TracePath, keep_going_option, with_options
+from fastcomm.cli.options import TracePath, builds, keep_going_option, with_options
 from fastcomm.cli.ranges import COUNT
 from fastcomm.cli.results import result_options
+from fastcomm.options import PredictionOptions, TrialOptions
 
 if TYPE_CHECKING:
     from fastcomm.readers.dpro.inputs import Input
     from fastcomm.readers.dpro.trial import Trial
-    from fastcomm.replay.predictions import Predictions
-    from fastcomm.replay.replayer import Replayer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,8 +29,12 @@ align = click.option(
 
 
 def trial_options(command: F) -> F:
-    """The options that say how to read a trial, and what else to predict of its step."""
-    return with_options(_options())(command)
+    """Add the options that say how to read a trial, and what else to predict of its step.
+
+    The command gets them as `trial` and `predicted`.
+    """
+    grouped = builds(trial=TrialOptions, predicted=PredictionOptions)(command)
+    return with_options(_options())(grouped)
 
 
 def _options() -> list[Callable[[F], F]]:
@@ -69,7 +72,7 @@ def _options() -> list[Callable[[F], F]]:
     ]
 
 
-def opened(path: Path, words: dict[str, Any]) -> "Trial":
+def read_trial(path: Path, options: TrialOptions) -> "Trial":
     """Read a trial as the options say, and warn of what it does not tell."""
     from dataclasses import replace
 
@@ -82,18 +85,14 @@ def opened(path: Path, words: dict[str, Any]) -> "Trial":
             "the traces of a profiler, or a dPRO trial (a directory). `fastcomm stats` reads "
             "uniform traces"
         )
-    names = ("align", "algorithm", "clip_updates")
-    read = trial.read(path, **{name: words[name] for name in names})
+    read = trial.read(
+        path,
+        align=options.align,
+        algorithm=options.algorithm,
+        clip_updates=options.clip_updates,
+    )
     warn(read.warnings)
-    return replace(read, graph=read.graph.with_barrier()) if words["barrier"] else read
-
-
-def predicted(read: "Trial", made: "Replayer", words: dict[str, Any]) -> "Predictions":
-    """Predict what the options ask for."""
-    from fastcomm.replay.predictions import predictions
-
-    names = ("with_daydream", "hosts", "fuse")
-    return predictions(read, made, **{name: words[name] for name in names})
+    return replace(read, graph=read.graph.with_barrier()) if options.barrier else read
 
 
 _EXAMPLES = """\b
@@ -133,11 +132,18 @@ Examples:
 def run(
     ctx: click.Context,
     /,
+    *,
     path: Path,
+    by_avg: bool,
+    head: int,
+    rule: str,
+    compat: str | None,
+    align: str,
+    keep_going: bool,
     other: Path | None,
     as_json: bool,
     output: Path | None,
-    **words: Any,
+    xlsx: bool,
 ) -> None:
     """Describe the operations of a run: how often, how long, in which step, on which rank.
 
@@ -145,30 +151,29 @@ def run(
     a uniform trace (JSON, also gzipped), or a trace or directory of traces of a profiler.
     """
     import json
+    from functools import partial
 
     from fastcomm.analyses.stats import comparison
     from fastcomm.readers.dpro.statistics import sort_rows, statistics
     from fastcomm.readers.dpro.steps import step_time
-    from fastcomm.readers.runs import OpenOptions
     from fastcomm.report import stats as report
 
-    compat = words["compat"] is not None
-    options = OpenOptions(keep_going=words["keep_going"])
-    how = {"rule": words["rule"], "align": words["align"], "whole": False, "options": options}
-    said = _read(path, how)
-    found = statistics(said.trace, said.topology, compat=compat)
+    is_compat = compat is not None
+    read = partial(_read, rule=rule, align=align, keep_going=keep_going)
+    said = read(path)
+    found = statistics(said.trace, said.topology, compat=is_compat)
     if other is not None:
-        after = _read(other, how)
-        changes = comparison(found, statistics(after.trace, after.topology, compat=compat))
+        after = read(other)
+        changes = comparison(found, statistics(after.trace, after.topology, compat=is_compat))
         if as_json:
             click.echo(json.dumps(report.comparison_to_dict(changes), indent=2))
         else:
-            report.show_comparison(changes, words["head"])
+            report.show_comparison(changes, head)
         ctx.exit(_exit_code(said, after))
-    time = step_time(said.trace, compat=compat)
+    time = step_time(said.trace, compat=is_compat)
     tensors = None if said.trial is None else said.trial.parameters
     if output is not None:
-        report.write(found, time, output, tensors, said.read, xlsx=words["xlsx"])
+        report.write(found, time, output, tensors, said.read, xlsx=xlsx)
     if as_json:
         click.echo(
             json.dumps(
@@ -176,18 +181,20 @@ def run(
             )
         )
     else:
-        rows = sort_rows(found, by_avg=words["by_avg"], head=words["head"])
+        rows = sort_rows(found, by_avg=by_avg, head=head)
         report.show(found, time, list(rows), said.read)
     ctx.exit(_exit_code(said))
 
 
-def _read(path: Path, how: dict[str, Any]) -> "Input":
+def _read(path: Path, *, rule: str, align: str, keep_going: bool) -> "Input":
     """Read PATH, and report what is to know about it."""
     from fastcomm.errors import ConfigError
     from fastcomm.readers.dpro import inputs
+    from fastcomm.readers.runs import OpenOptions
 
-    said = inputs.read(path, **how)
-    if said.read is None and how["options"].keep_going:
+    options = OpenOptions(keep_going=keep_going)
+    said = inputs.read(path, rule=rule, align=align, whole=False, options=options)
+    if said.read is None and keep_going:
         raise ConfigError(f"--keep-going is for traces of a profiler; {path} is none")
     warn(said.warnings)
     say(*(f"skipped: {each}" for each in (said.read.failed if said.read else ())))

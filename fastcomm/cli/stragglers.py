@@ -1,18 +1,22 @@
 """``fastcomm stragglers``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import FileOrUrl, OutputFile, cluster_options
-from fastcomm.cli.ranges import Number, NumberList, numbers
+from fastcomm.cli.options import (
+    ExecutionOptions,
+    FileOrUrl,
+    OutputFile,
+    builds,
+    cluster_options,
+    executor_for,
+)
+from fastcomm.cli.ranges import Number, NumberList
 from fastcomm.cli.results import result_options
+from fastcomm.options import StragglerOptions
 from fastcomm.ranges import FACTOR
-
-if TYPE_CHECKING:
-    from fastcomm.analyses.stragglers import StragglerResult
 
 _EXAMPLES = """\b
 Examples:
@@ -26,7 +30,7 @@ _FILE = FileOrUrl(exists=True, dir_okay=False)
 
 @click.command("stragglers", epilog=_EXAMPLES)
 @click.argument("table", metavar="TABLE.parquet")
-@click.option("--meta", "meta_path", type=_FILE, metavar="META.yaml", help="Sizes of the job.")
+@click.option("--meta", type=_FILE, metavar="META.yaml", help="Sizes of the job.")
 @click.option("--steps", type=NumberList(), metavar="LIST", help="Only these steps: 12,20-23.")
 @click.option(
     "--threshold",
@@ -37,7 +41,6 @@ _FILE = FileOrUrl(exists=True, dir_okay=False)
 )
 @click.option(
     "--what-if",
-    "changes",
     type=_FILE,
     metavar="FILE",
     help='JSON: {"<which>": {"delay": ms, "ratio": r, "ideal": true}}.',
@@ -49,16 +52,20 @@ _FILE = FileOrUrl(exists=True, dir_okay=False)
     metavar="FILE",
     help="Write the replayed steps for Perfetto; with --what-if the changed ones.",
 )
+@builds(options=StragglerOptions, execution=ExecutionOptions)
 @cluster_options
 @result_options(
     "Write stragglers.json, and the files of the published study: result, ms, mw.", xlsx=False
 )
 def run(
+    *,
     table: str,
-    meta_path: str | None,
-    changes: str | None,
     trace_path: Path | None,
-    **words: Any,
+    as_json: bool,
+    output: Path | None,
+    html: Path | None,
+    options: StragglerOptions,
+    execution: ExecutionOptions,
 ) -> None:
     """Find which ranks, stages and operations hold a production job up.
 
@@ -67,51 +74,27 @@ def run(
     measured, with ideal operations, and with those of one rank, stage or type as measured.
     TABLE may be a URL; with --dask the workers read it.
     """
-    from fastcomm.analyses.stragglers import find_stragglers
-    from fastcomm.cli.options import engine_of, seen_by
-    from fastcomm.graph import edits
-    from fastcomm.remote import place
-    from fastcomm.stragglers import operations
-
-    meta = None if meta_path is None else operations.meta(place(meta_path))
-    with engine_of({**words, "workers": 1}) as engine:
-        found = find_stragglers(
-            *seen_by((table,), words),
-            shards=(meta or {}).get("dsp_size", 1),
-            steps=numbers("--steps", words["steps"]) if words["steps"] else None,
-            threshold=words["threshold"],
-            changes=None
-            if changes is None
-            else edits.read_changes(place(changes), has_ideal=True),
-            trace=trace_path is not None,
-            engine=engine,
-        )
-    warn(found.stragglers.warnings)
-    _say(found, table, meta, trace_path, words)
-
-
-def _say(
-    found: "StragglerResult",
-    table: str,
-    meta: dict[str, Any] | None,
-    trace_path: Path | None,
-    words: dict[str, Any],
-) -> None:
-    """Write what was asked for, and print."""
+    from fastcomm.analyses.opening import worker_paths
+    from fastcomm.analyses.stragglers import analyse_stragglers
     from fastcomm.report import json_text
     from fastcomm.report import stragglers as report
 
-    if trace_path is not None and found.trace is not None:
-        report.write_trace(found.trace, trace_path)
-    if words["output"] is not None:
-        report.write(found.stragglers, meta, words["output"])
-    if words["html"] is not None:
+    with executor_for(execution) as executor:
+        (path,) = worker_paths([table], executor)
+        result = analyse_stragglers(
+            path, options, trace=trace_path is not None, executor=executor
+        )
+    warn(result.stragglers.warnings)
+    if trace_path is not None and result.trace is not None:
+        report.write_trace(result.trace, trace_path)
+    if output is not None:
+        report.write(result.stragglers, result.meta, output)
+    if html is not None:
         from fastcomm.report.html import render
-        from fastcomm.report.html import stragglers as html
+        from fastcomm.report.html import stragglers as page
 
-        render.write(html.page(found.stragglers, table), words["html"])
-    if words["as_json"]:
-        said = report.to_dict(found.stragglers, found.changed)
-        click.echo(json_text.dumps(said))
+        render.write(page.page(result.stragglers, table), html)
+    if as_json:
+        click.echo(json_text.dumps(report.to_dict(result.stragglers, result.changed)))
     else:
-        report.show(found.stragglers, found.changed)
+        report.show(result.stragglers, result.changed)

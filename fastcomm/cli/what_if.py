@@ -2,15 +2,16 @@
 
 from math import floor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.options import run_options
-from fastcomm.cli.ranges import RANK
+from fastcomm.cli.options import ExecutionOptions, run_options
 from fastcomm.cli.results import result_options
-from fastcomm.cli.windows import window_options
+from fastcomm.cli.windows import joined_run, one_rank, rank_options, window_options
+from fastcomm.errors import ConfigError
+from fastcomm.options import PathOptions, ReadOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,9 +31,8 @@ Examples:
 
 @click.command("what-if", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--rank", type=RANK, help="Rank to look at; by default the first.")
-@click.option("--all-ranks", is_flag=True, help="Replay all ranks, which collectives join.")
 @window_options
+@rank_options("Replay all ranks, which collectives join.")
 @click.option(
     "--scale",
     multiple=True,
@@ -53,7 +53,7 @@ Examples:
 @click.option("--link", metavar="TIMES", help="Communication is so many times as fast.")
 @click.option(
     "--edits",
-    type=click.Path(exists=True, dir_okay=False),
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="TOML file with tables [[edit]], which come first.",
 )
 @run_options
@@ -62,30 +62,53 @@ Examples:
 def run(
     ctx: click.Context,
     /,
+    *,
     paths: tuple[str, ...],
+    scale: tuple[str, ...],
+    set_: tuple[str, ...],
+    remove: tuple[str, ...],
+    hide: tuple[str, ...],
+    fuse_below: str | None,
+    clock: str | None,
+    link: str | None,
+    edits: Path | None,
     as_json: bool,
     output: Path | None,
-    **words: Any,
+    xlsx: bool,
+    html: Path | None,
+    path_options: PathOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
 ) -> None:
     """Ask how long a step would take if some of its work were faster.
 
     The events of the window are replayed with the edits: each begins as soon as what it waited
     for allows. The error of a replay without edits is printed with every answer.
     """
-    from fastcomm.critical_path.what_if import Replay, sweep
+    from fastcomm.critical_path import what_if
+    from fastcomm.graph import edits as changes_of
     from fastcomm.report import critical_path as report
 
-    what_if, sweeps = _edits(words)
-    found, left_out = _found(paths, words)
-    replay = Replay(found)
-    answer = replay.run(what_if)
-    swept = [sweep(replay, edit, values, what_if) for edit, values in sweeps]
+    changes = changes_of.read_edits(edits) if edits else []
+    scaled, sweeps = _scales(scale)
+    changes += [*scaled, *map(_set, set_)]
+    tables = [*(("remove", each) for each in remove), *(("hide", each) for each in hide)]
+    tables += [
+        (key, value)
+        for key, value in (("fuse_below", fuse_below), ("clock", clock), ("link", link))
+        if value is not None
+    ]
+    changes += [changes_of.edit_of({key: value}) for key, value in tables]
+    found, left_out = _found(paths, path_options, reading, execution)
+    replay = what_if.Replay(found)
+    answer = replay.run(changes)
+    swept = [what_if.sweep(replay, edit, values, changes) for edit, values in sweeps]
     if output is not None:
-        report.write_what_if(answer, swept, output, xlsx=words["xlsx"])
-    if words["html"] is not None:
+        report.write_what_if(answer, swept, output, xlsx=xlsx)
+    if html is not None:
         from fastcomm.report.html import critical, render
 
-        render.write(critical.what_if(answer, swept, paths), words["html"])
+        render.write(critical.what_if(answer, swept, paths), html)
     if as_json:
         from dataclasses import asdict
 
@@ -102,32 +125,31 @@ def run(
 
 
 def _found(
-    paths: tuple[str, ...], words: dict[str, Any]
+    paths: tuple[str, ...],
+    options: PathOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
 ) -> "tuple[CriticalPath, Sequence[SkippedRank]]":
-    """The path that is edited, of one rank or through all, and the ranks that are left out."""
-    from fastcomm.cli.windows import joined_run, one_rank, wanted_window
+    """Return the path that is edited, of one rank or through all, and the skipped ranks."""
     from fastcomm.critical_path.analysis import analyse
     from fastcomm.executors import warm
 
-    if words["all_ranks"]:
-        joined, left_out = joined_run(paths, words)
+    if options.all_ranks:
+        joined, left_out = joined_run(paths, options, reading, execution)
         return joined.path, left_out
-    window, loads = wanted_window(words), words["data_load_events"]
     warm.compile_critical_path()
-    trace, left_out = one_rank(paths, words)
-    return analyse(trace, window, data_load=loads), left_out
+    trace, left_out = one_rank(paths, options.rank, reading, execution)
+    return analyse(trace, options, data_load=options.data_load_events), left_out
 
 
-def _edits(words: dict[str, Any]) -> tuple[list["Edit"], list[tuple["Edit", list[float]]]]:
-    """The edits, those of the file first, and the sweeps."""
-    from pathlib import Path
-
-    from fastcomm.errors import ConfigError
+def _scales(
+    texts: tuple[str, ...],
+) -> tuple[list["Edit"], list[tuple["Edit", list[float]]]]:
+    """Return the edits and the sweeps of --scale."""
     from fastcomm.graph import edits
 
-    found = edits.read_edits(Path(words["edits"])) if words["edits"] else []
-    sweeps = []
-    for text in words["scale"]:
+    found, sweeps = list[edits.Edit](), []
+    for text in texts:
         what, value = _pair("--scale", text)
         parts = value.split(":")
         many = [*map(edits.factor, parts[:2]), *map(edits.amount, parts[2:])]
@@ -137,21 +159,17 @@ def _edits(words: dict[str, Any]) -> tuple[list["Edit"], list[tuple["Edit", list
         if len(many) != 3 or many[2] <= 0:  # noqa: PLR2004 - from, to, step
             raise ConfigError(f"--scale {text}: wanted a factor, or FROM:TO:STEP")
         sweeps.append((edits.Edit(action="scale", what=what), _steps(*many)))
-    for text in words["set_"]:
-        what, value = _pair("--set", text)
-        found.append(edits.Edit(action="set", what=what, value=edits.duration_ns(value)))
-    tables = [("remove", each) for each in words["remove"]]
-    tables += [("hide", each) for each in words["hide"]]
-    tables += [
-        (key, words[key]) for key in ("fuse_below", "clock", "link") if words[key] is not None
-    ]
-    found += [edits.edit_of({key: value}) for key, value in tables]
     return found, sweeps
 
 
-def _pair(option: str, text: str) -> tuple[str, str]:
-    from fastcomm.errors import ConfigError
+def _set(text: str) -> "Edit":
+    from fastcomm.graph import edits
 
+    what, value = _pair("--set", text)
+    return edits.Edit(action="set", what=what, value=edits.duration_ns(value))
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
     what, equals, value = text.rpartition("=")
     if not equals or not what:
         raise ConfigError(f"{option}: found {text!r}, wanted WHAT=VALUE")
@@ -162,8 +180,6 @@ _MOST_STEPS = 10_000
 
 
 def _steps(first: float, last: float, step: float) -> list[float]:
-    from fastcomm.errors import ConfigError
-
     count = (last - first) / step + 1 + 1e-9
     if not 1 <= count < _MOST_STEPS + 1:
         raise ConfigError(

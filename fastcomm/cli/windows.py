@@ -1,38 +1,67 @@
-"""Options that say which part of a run is looked at, and the words behind them."""
+"""Options that say which part of a run is looked at, and how commands read that part."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.options import engine_of, open_options, with_options
-from fastcomm.cli.ranges import NUMBER, numbers, whole
+from fastcomm.cli.options import ExecutionOptions, builds, executor_for, with_options
+from fastcomm.cli.ranges import NUMBER, RANK, whole
 from fastcomm.errors import ConfigError
+from fastcomm.options import PathOptions, ReadOptions
 from fastcomm.ranges import shortened
 
 if TYPE_CHECKING:
     from fastcomm.critical_path.ranks import Joined
-    from fastcomm.critical_path.window import Window
-    from fastcomm.executors.executor import Executor
-    from fastcomm.trace.run import Run, SkippedRank
+    from fastcomm.trace.run import RunTraces, SkippedRank
     from fastcomm.trace.trace import Trace
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class InstanceRange(click.ParamType[int | tuple[int, int]]):
+    """A number, or an inclusive pair as in 0:3."""
+
+    name = "instance"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | tuple[int, int]:
+        """Return the number or the pair; ConfigError for other texts."""
+        first, colon, last = str(value).partition(":")
+        begin, end = whole(first), whole(last if colon else first)
+        if begin is None or end is None:
+            raise ConfigError(
+                f"--instance: found {shortened(value)!r}, wanted a number, or two as in 0:3"
+            )
+        return (begin, end) if colon else begin
+
+
 def window_options(command: F) -> F:
-    """The options that say which window is meant; `wanted_window` takes them."""
-    return with_options(_options())(command)
+    """Add the options that name a window; the command gets them as `path_options`."""
+    return with_options(_options())(builds(path_options=PathOptions)(command))
+
+
+def rank_options(all_ranks: str) -> Callable[[F], F]:
+    """Return a decorator that adds the options of the ranks of a path, inside `window_options`.
+
+    `all_ranks` is the help of `--all-ranks`.
+    """
+    return with_options(
+        [
+            click.option("--rank", type=RANK, help="Rank to look at; by default the first."),
+            click.option("--all-ranks", is_flag=True, help=all_ranks),
+        ]
+    )
 
 
 def _options() -> list[Callable[[F], F]]:
     return [
         click.option(
-            "--iteration",
+            "--step",
             type=NUMBER,
             metavar="N",
-            help="Number of the iteration; by default the second, or the only one.",
+            help="Number of the step; by default the second, or the only one.",
         ),
         click.option(
             "--annotation",
@@ -41,6 +70,7 @@ def _options() -> list[Callable[[F], F]]:
         ),
         click.option(
             "--instance",
+            type=InstanceRange(),
             metavar="I[:J]",
             help="Which of these events, from 0 on; I:J is from I to J inclusive.",
         ),
@@ -54,80 +84,34 @@ def _options() -> list[Callable[[F], F]]:
     ]
 
 
-def wanted_window(words: dict[str, Any]) -> "Window":
-    """The window that the words of `window_options` describe."""
-    from fastcomm.critical_path.window import Window
-
-    if words["iteration"] is not None and words["annotation"] is not None:
-        raise ConfigError("--iteration and --annotation contradict each other; wanted one")
-    if words["instance"] is not None and words["annotation"] is None:
-        raise ConfigError("--instance counts the events of --annotation; wanted both")
-    return Window(
-        iteration=words["iteration"],
-        annotation=words["annotation"],
-        instance=_instance(words["instance"]),
-        exact=words["exact"],
-    )
-
-
-def window_words(words: dict[str, Any]) -> list[str]:
-    """Return the options of `window_options` as words of a command line, but defaults."""
-    line = []
-    for name in ("iteration", "annotation", "instance"):
-        if words[name] is not None:
-            line += [f"--{name}", str(words[name])]
-    line += ["--exact"] if words["exact"] else []
-    for regex in words["data_load_events"]:
-        line += ["--data-load-events", regex]
-    return line
-
-
-def _instance(text: str | None) -> int | tuple[int, int] | None:
-    if text is None:
-        return None
-    first, colon, last = text.partition(":")
-    begin, end = whole(first), whole(last if colon else first)
-    if begin is None or end is None:
-        raise ConfigError(
-            f"--instance: found {shortened(text)!r}, wanted a number, or two as in 0:3"
-        )
-    return (begin, end) if colon else begin
-
-
-def opened_whole(
-    paths: tuple[str, ...], words: dict[str, Any], engine: "Executor | None" = None
-) -> "Run":
-    """The run that the paths and the words of `run_options` describe, with every event."""
-    from fastcomm.cli.options import found
-
-    run = found(paths, words, replace(open_options(words), whole=True), engine)
-    return run.only(numbers("--ranks", words["ranks"])) if words["ranks"] else run
-
-
 def joined_run(
-    paths: tuple[str, ...], words: dict[str, Any]
+    paths: tuple[str, ...],
+    options: PathOptions,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
 ) -> tuple["Joined", "Sequence[SkippedRank]"]:
     """Return the path of the window through all ranks, and the skipped ranks.
 
     Warnings of the run and the skipped ranks are printed to stderr.
     """
     from fastcomm.analyses.critical_path import join
+    from fastcomm.analyses.opening import open_traces
     from fastcomm.cli.messages import say, warn
     from fastcomm.executors import warm
     from fastcomm.report.console import progress
 
-    with engine_of(words) as engine:
-        if engine.is_here:
+    with executor_for(execution) as executor:
+        if executor.is_here:
             warm.compile_critical_path()
-        run = opened_whole(paths, words, engine)
+        run = open_traces(paths, reading, executor, whole=True)
         warn(run.warnings)
         with progress(run) as advance:
             found, left_out = join(
                 run,
-                wanted_window(words),
-                words["data_load_events"],
-                workers=engine,
-                keep_going=words["keep_going"],
+                options,
+                options.data_load_events,
+                workers=executor,
+                keep_going=reading.keep_going,
                 progress=advance,
             )
     say(*(f"skipped: {each}" for each in left_out))
@@ -135,9 +119,12 @@ def joined_run(
 
 
 def one_rank(
-    paths: tuple[str, ...], words: dict[str, Any]
+    paths: tuple[str, ...],
+    rank: int | None,
+    reading: ReadOptions,
+    execution: ExecutionOptions,
 ) -> tuple["Trace", "Sequence[SkippedRank]"]:
-    """Return the trace of --rank, or of the first rank, and the skipped ranks.
+    """Return the trace of a rank, by default of the first, and the skipped ranks.
 
     With --keep-going, files that cannot be opened are skipped; without --rank, also ranks
     that cannot be read, up to the first that can. Warnings of the run and the skipped ranks
@@ -151,22 +138,22 @@ def one_rank(
         If the rank, or with --keep-going every rank, cannot be read.
 
     """
+    from fastcomm.analyses.opening import open_traces
     from fastcomm.cli.messages import say, warn
 
-    if words["dask"] is not None:
+    if execution.dask is not None:
         raise ConfigError("--dask: one rank is one worker's work; wanted --all-ranks with it")
-    run = opened_whole(paths, words)
-    warn((*_without_effect(words, run), *run.warnings))
-    if words["rank"] is None and words["keep_going"]:
+    run = open_traces(paths, reading, whole=True)
+    warn((*_without_effect(rank, reading, execution, run), *run.warnings))
+    if rank is None and reading.keep_going:
         trace, left_out = _first_readable(run)
         say(*(f"skipped: {each}" for each in left_out))
         return trace, left_out
     say(*(f"skipped: {each}" for each in run.skipped))
-    rank = run.ranks[0] if words["rank"] is None else words["rank"]
-    return run.read(rank), run.skipped
+    return run.read(run.ranks[0] if rank is None else rank), run.skipped
 
 
-def _first_readable(run: "Run") -> tuple["Trace", "Sequence[SkippedRank]"]:
+def _first_readable(run: "RunTraces") -> tuple["Trace", "Sequence[SkippedRank]"]:
     """Return the trace of the first rank that can be read, and the skipped ranks.
 
     Raises
@@ -189,15 +176,17 @@ def _first_readable(run: "Run") -> tuple["Trace", "Sequence[SkippedRank]"]:
     raise FastcommError(f"no rank could be read: {left_out[0].error}")
 
 
-def _without_effect(words: dict[str, Any], run: "Run") -> list[str]:
+def _without_effect(
+    rank: int | None, reading: ReadOptions, execution: ExecutionOptions, run: "RunTraces"
+) -> list[str]:
     """Return warnings of the options that change nothing where one rank is read."""
     warnings = []
-    if words["workers"] > 1:
+    if execution.workers > 1:
         warnings.append(
             "--workers changes nothing: one rank is read; with --all-ranks it reads several at "
             "the same time"
         )
-    if words["keep_going"] and words["rank"] is not None and not run.skipped:
+    if reading.keep_going and rank is not None and not run.skipped:
         warnings.append(
             "--keep-going changes nothing: only the rank of --rank is read; without --rank it "
             "goes on to the next rank, and with --all-ranks it leaves bad ranks out"

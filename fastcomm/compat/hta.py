@@ -21,11 +21,12 @@ from fastcomm.critical_path.descriptions import EventDescriptions, TraceEvents
 from fastcomm.critical_path.overlay import Drawing
 from fastcomm.critical_path.result import CriticalPath, Edge, PathSource, source_notes
 from fastcomm.critical_path.rules import CORRECTED, PathRules
-from fastcomm.critical_path.window import TimeRange, Window, WindowError, errors_of
+from fastcomm.critical_path.window import TimeRange, WindowError, errors_of
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KIND, Graph, LongestPath, longest_path
+from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import RunTraces
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Flags, Ints
 from fastcomm_kernels.graph import NONE
@@ -181,7 +182,7 @@ class HtaDrawing(Drawing):
 
 
 def critical_path_analysis(
-    run: Run | str | Path,
+    run: RunTraces | str | Path,
     rank: int,
     annotation: str,
     instance_id: int | tuple[int, int] | None = None,
@@ -213,8 +214,8 @@ def critical_path_analysis(
     return found, found.path is not None
 
 
-def _opened(run: Run | str | Path) -> Run:
-    return run if isinstance(run, Run) else open_run(run, options=OpenOptions(whole=True))
+def _opened(run: RunTraces | str | Path) -> RunTraces:
+    return run if isinstance(run, RunTraces) else open_run(run, options=OpenOptions(whole=True))
 
 
 def find_path(
@@ -235,8 +236,8 @@ def find_path(
     linked = hta_window.linked(trace, keep_last=keep_last)
     annotation, exact = wanted.annotation, wanted.exact
     if annotation is None:
-        exact = wanted.iteration is not None
-        annotation = f"ProfilerStep#{wanted.iteration}" if exact else "ProfilerStep"
+        exact = wanted.step is not None
+        annotation = f"ProfilerStep#{wanted.step}" if exact else "ProfilerStep"
     with errors_of(trace.meta.path):
         clipped = hta_window.clipped(linked, annotation, wanted.instance, exact=exact)
     graph = hta_graph.build(clipped, data_load, zero_launches=zero_weight_launches)
@@ -259,7 +260,7 @@ def find_path(
 
 
 def overlay_critical_path_analysis(
-    run: Run | str | Path,
+    run: RunTraces | str | Path,
     rank: int,
     critical_path_graph: CriticalPath,
     output_dir: str | Path,

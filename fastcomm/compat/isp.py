@@ -15,6 +15,8 @@ from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
 from fastcomm.isp.search import Setting, setting
 from fastcomm.isp.tables import AttentionTable, ComputeTables
+from fastcomm.option_checks import build, shows
+from fastcomm.options import SearchOptions
 
 Array = NDArray[Any]
 Costs = dict[str, Any]
@@ -262,9 +264,20 @@ def answer(question: Question, rules: OriginalRules, using: Setting) -> SearchRe
     return search(replace(question, algos=algos), rules, using.cluster, using.tables)
 
 
-def search_strategies(rules: OriginalRules | None = None, **words: Any) -> SearchResult:
-    """Search by the original's rules; `words` are those of `fastcomm.search_strategies`."""
-    return answer(questions.asked(words), rules or OriginalRules(), setting(words))
+def rules_of(options: SearchOptions) -> OriginalRules:
+    """Return the rules that the options ask for: of 2025 unless they name others."""
+    return OriginalRules(
+        variant=options.compat or "isp-2025",
+        overlap_wdp=options.overlap_wdp,
+        strict_batch=options.strict_batch,
+    )
+
+
+@shows(SearchOptions)
+def search_strategies(**options: Any) -> SearchResult:
+    """Search by the original's rules, with `SearchOptions`; raise ConfigError for others."""
+    asked = build(SearchOptions, options, "search_strategies")
+    return answer(questions.question_of(asked), rules_of(asked), setting(asked))
 
 
 def _priced(

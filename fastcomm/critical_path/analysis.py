@@ -6,7 +6,8 @@ from fastcomm.critical_path import corrected
 from fastcomm.critical_path.descriptions import TraceEvents
 from fastcomm.critical_path.result import CriticalPath, PathSource, source_notes
 from fastcomm.critical_path.rules import CORRECTED
-from fastcomm.critical_path.window import TimeRange, Window, errors_of, find
+from fastcomm.critical_path.window import TimeRange, errors_of, find
+from fastcomm.options import Window
 from fastcomm.trace.trace import Trace
 from fastcomm.units import counted
 

@@ -6,6 +6,7 @@ it, and it leads to every end. The path so goes from an end to the last that arr
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +15,18 @@ import pyarrow.compute as pc
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.joining import Joiner, table
 from fastcomm.critical_path.result import CriticalPath
-from fastcomm.critical_path.window import Window
 from fastcomm.errors import FastcommError
 from fastcomm.exchange.instances import RunCommunication
 from fastcomm.graph.graph import EDGE_KIND, slack
-from fastcomm.trace.run import Run, expected_ranks
+from fastcomm.options import Window
+from fastcomm.trace.run import RunTraces, expected_ranks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.graph import Numbers
+
+if TYPE_CHECKING:
+    from fastcomm.critical_path.what_if import WhatIf
+    from fastcomm.graph.edits import Edit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,10 @@ class Joined:
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """`breakdown` for whatever takes Arrow's PyCapsules: pandas, Polars, DuckDB."""
         return self.breakdown.__arrow_c_stream__(requested_schema)
+
+    def what_if(self, *edits: "Edit") -> "WhatIf":
+        """Replay the window on all ranks with edits; see `CriticalPath.what_if`."""
+        return self.path.what_if(*edits)
 
     @property
     def crossings(self) -> int:
@@ -143,7 +152,9 @@ def _by_rank(table: pa.Table, column: str) -> dict[int, int]:
     return dict(zip(table["rank"].to_pylist(), table[column].to_pylist(), strict=True))
 
 
-def join_ranks(run: Run, wanted: Window | None = None, data_load: Sequence[str] = ()) -> Joined:
+def join_ranks(
+    run: RunTraces, wanted: Window | None = None, data_load: Sequence[str] = ()
+) -> Joined:
     """The critical path of a window through all ranks of a run.
 
     Raises `FastcommError` where no communication is the same on two ranks.

@@ -25,6 +25,9 @@ from fastcomm_kernels.arrays import Flags, Ints
 if TYPE_CHECKING:
     import networkx
 
+    from fastcomm.critical_path.what_if import WhatIf
+    from fastcomm.graph.edits import Edit
+
 
 class Edge(NamedTuple):
     """An edge as HTA names its parts."""
@@ -209,6 +212,19 @@ class CriticalPath:
         )
         order = [("self_ns", "descending"), (keys[0], "ascending")]
         return sums.sort_by(order).slice(0, count)
+
+    def what_if(self, *edits: "Edit") -> "WhatIf":
+        """Replay the window with edits: its length before and after, and the new path.
+
+        Raises
+        ------
+        ConfigError
+            If an edit selects no event.
+
+        """
+        from fastcomm.critical_path.what_if import Replay
+
+        return Replay(self).run(edits)
 
     def save(self, out_dir: str) -> str:
         """Write graph and path to ``<out_dir>.zip``, and give its path."""

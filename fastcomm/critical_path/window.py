@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from fastcomm.errors import FastcommError
+from fastcomm.options import Window
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
@@ -38,16 +39,6 @@ class TimeRange:
 
     start: int
     stop: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """A window in the user's words: of an iteration, of annotations, or all."""
-
-    iteration: int | None = None  # its number
-    annotation: str | None = None  # in a name; "" is the whole trace
-    instance: int | tuple[int, int] | None = None  # the how many-eth, or an inclusive range
-    exact: bool = False  # the annotation is the whole name
 
 
 def instances(instance: object) -> tuple[int, int]:
@@ -89,7 +80,7 @@ def find(trace: Trace, wanted: Window) -> TimeRange:
             "part of it with --annotation"
         )
     # The first profiled step lacks what was launched before it.
-    number = wanted.iteration
+    number = wanted.step
     if number is None:
         number = numbers[min(1, len(numbers) - 1)]
     if number not in numbers:

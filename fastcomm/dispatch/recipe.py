@@ -3,11 +3,12 @@
 GPU = node * gpus_per_node + rank. Expert e of a workload lives on GPU e // experts_per_gpu.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from fastcomm.errors import ConfigError
+from fastcomm.option_checks import build
+from fastcomm.options import WorkloadOptions
 from fastcomm.ranges import RANKS, Range
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8": 1}
@@ -78,9 +79,9 @@ class Recipe:
         return self.embed_size * DTYPE_BYTES[self.dtype]
 
     @classmethod
-    def of(cls, **words: Any) -> Self:
-        """Check the words and make the recipe."""
-        recipe = cls(**words)
+    def of(cls, **values: Any) -> Self:
+        """Check the values and make the recipe; ConfigError for an unknown name."""
+        recipe = build(cls, values, "recipe")
         _check_kinds(recipe)
         _check_numbers(recipe)
         _check_words(recipe)
@@ -90,19 +91,19 @@ class Recipe:
         """The configuration as JSON has it."""
         return asdict(self)
 
-    def agreed(self, said: Mapping[str, Any], where: str) -> Self:
-        """The recipe, where nothing of what a user `said` contradicts it."""
-        for name, value in said.items():
-            if value is not None and getattr(self, name) != value:
+    def agreed(self, options: WorkloadOptions, where: str) -> Self:
+        """Return the recipe; ConfigError where an option contradicts it."""
+        for name, value in options.given().items():
+            if getattr(self, name) != value:
                 raise ConfigError(
                     f"{where}: {name} is {getattr(self, name)}, and {value} was asked for; "
                     "the shape of a workload is fixed when it is generated"
                 )
         return self
 
-    def changed(self, **words: Any) -> Self:
-        """The same with other words, checked anew."""
-        return type(self).of(**asdict(replace(self, **words)))
+    def changed(self, **values: Any) -> Self:
+        """Return a recipe with other values, checked anew."""
+        return type(self).of(**asdict(replace(self, **values)))
 
 
 def _check_kinds(recipe: Recipe) -> None:

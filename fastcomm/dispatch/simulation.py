@@ -266,10 +266,10 @@ class _Tally:
         )
 
 
-def terms_of(recipe: Recipe, **words: Any) -> Terms:
-    """Terms with the bytes of the workload, and `words` over them."""
+def terms_of(recipe: Recipe, **values: Any) -> Terms:
+    """Return terms with the bytes of the workload, and `values` over them."""
     size = recipe.token_bytes
-    return replace(Terms(token_bytes=size, combine_bytes=size), **words)
+    return replace(Terms(token_bytes=size, combine_bytes=size), **values)
 
 
 def check_names(strategies: Sequence[str], known: Mapping[str, Strategy] = STRATEGIES) -> None:

@@ -24,10 +24,12 @@ from fastcomm.dispatch import sampler
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.options import WorkloadOptions
 
 Numbers = NDArray[Any]
 
 _DAMAGE = (OSError, ValueError, EOFError, KeyError, TypeError, RuntimeError, SyntaxError)
+_RECIPE_DAMAGE = (OSError, ValueError, TypeError, RecursionError, ConfigError)
 _ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, TokenError, MemoryError, OverflowError)
 
 
@@ -169,20 +171,20 @@ def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Pat
     return path
 
 
-def open_workload(path: Path, said: Mapping[str, Any] | None = None) -> Workload:
-    """Open a folder of `write`, or a table; `said` is what a user says of the shape.
+def open_workload(path: str | Path, options: WorkloadOptions | None = None) -> Workload:
+    """Open a folder of `write`, or a table; `options` are what a user says of the shape.
 
     A shape that contradicts a generated workload is an error; a table has none of its own.
     """
-    words = {name: value for name, value in (said or {}).items() if value is not None}
+    path, options = Path(path), options or WorkloadOptions()
     files = _files(path)
     if files[0].suffix in {".npz", ".npy"}:
-        return _table(path, *_arrays(path, words), words)
+        return _table(path, *_arrays(path, options), options)
     recipe = _recipe(files[0])
     if recipe is None:
         if len(files) > 1:
             raise TraceFileError(f"{files[0]}: no recipe of a workload in its metadata")
-        return _table(path, *_columns(files[0]), words)
+        return _table(path, *_columns(files[0]), options)
     for other in files[1:]:
         if _recipe(other) != recipe:
             raise TraceFileError(f"{other}: another workload's than {files[0].name}")
@@ -190,7 +192,7 @@ def open_workload(path: Path, said: Mapping[str, Any] | None = None) -> Workload
         raise TraceFileError(
             f"{path}: found {len(files)} iterations, wanted the {recipe.iter_num} of its recipe"
         )
-    return Workload(recipe=recipe.agreed(words, str(path)), files=files)
+    return Workload(recipe=recipe.agreed(options, str(path)), files=files)
 
 
 def _files(path: Path) -> tuple[Path, ...]:
@@ -215,7 +217,7 @@ def _recipe(path: Path) -> Recipe | None:
         with remote.named(path) as source:
             said = (pq.read_schema(source).metadata or {}).get(_KEY)
         return None if said is None else Recipe.of(**json.loads(said))
-    except (OSError, ValueError, TypeError, RecursionError, pa.ArrowException) as error:
+    except (*_RECIPE_DAMAGE, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}") from error
 
 
@@ -274,23 +276,24 @@ def _lists(path: Path, table: pa.Table, name: str) -> Ids:
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(len(column), width)
 
 
-def _experts_alone(path: Path, expert: Ids, words: Mapping[str, Any]) -> tuple[Ids, Ids]:
+def _experts_alone(path: Path, expert: Ids, options: WorkloadOptions) -> tuple[Ids, Ids]:
     """Experts without sources: the tokens lie evenly on the GPUs, in order."""
     if expert.ndim not in {2, 3}:
         raise TraceFileError(f"{path}: found {expert.shape}, wanted [tokens, top-k]")
-    shape = {name: words[name] for name in _GPUS if name in words}
+    given = options.given()
+    shape = {name: given[name] for name in _GPUS if name in given}
     recipe = Recipe.of(**shape, seq_len=expert.shape[-2], batch_size=1, topk=1)
     return sampler.source_gpus(recipe), expert
 
 
-def _arrays(path: Path, words: Mapping[str, Any]) -> tuple[Ids, Ids]:
+def _arrays(path: Path, options: WorkloadOptions) -> tuple[Ids, Ids]:
     if path.suffix == ".npy":
-        return _experts_alone(path, one(path), words)
+        return _experts_alone(path, one(path), options)
     src, expert = several(path, _SOURCES, _EXPERTS)
     return src, expert
 
 
-def _table(path: Path, src: Ids, expert: Ids, words: Mapping[str, Any]) -> Workload:
+def _table(path: Path, src: Ids, expert: Ids, options: WorkloadOptions) -> Workload:
     """A user's own routing: experts [tokens, top-k] or [layers, tokens, top-k]."""
     if expert.ndim == 2:  # noqa: PLR2004  tokens by top-k
         expert = expert[None]
@@ -308,10 +311,11 @@ def _table(path: Path, src: Ids, expert: Ids, words: Mapping[str, Any]) -> Workl
         "iter_num": 1,
         "sampler": "table",
     }
+    given = options.given()
     for name, value in fixed.items():
-        if name in words and words[name] != value:
-            raise ConfigError(f"{path}: {name} is {value}, and {words[name]} was asked for")
-    recipe = Recipe.of(**{**words, **fixed})
+        if name in given and given[name] != value:
+            raise ConfigError(f"{path}: {name} is {value}, and {given[name]} was asked for")
+    recipe = Recipe.of(**{**given, **fixed})
     _check(path, src, expert.reshape(-1, expert.shape[2]), recipe)
     dtype = sampler.id_type(recipe)
     every = np.broadcast_to(src, expert.shape[:2])

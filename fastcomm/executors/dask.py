@@ -22,7 +22,7 @@ from fastcomm.executors.dask_data import Scratch, There, make, remove
 from fastcomm.executors.executor import Fold, Held, Progress, Task, by_rank, died, lost
 from fastcomm.executors.versions import check_code, check_same, code, versions
 from fastcomm.temporary import temporary_folder
-from fastcomm.trace.run import Run, SkippedRank, Source
+from fastcomm.trace.run import RunTraces, SkippedRank, Source
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -96,7 +96,7 @@ class Dask:
 
     def gather(
         self,
-        run: Run,
+        run: RunTraces,
         task: Task[P, R],
         *,
         keep_going: bool = False,
@@ -122,7 +122,7 @@ class Dask:
 
     def _gathered(
         self,
-        run: Run,
+        run: RunTraces,
         task: Task[P, R],
         fatal: dict[int, SkippedRank],
         keep_going: bool,
@@ -154,7 +154,7 @@ class Dask:
 
     def _answered(
         self,
-        run: Run,
+        run: RunTraces,
         task: Task[P, R],
         where: Scratch[P],
         fatal: dict[int, SkippedRank],
@@ -289,7 +289,7 @@ class Dask:
 class _Work:
     """The ranks of a run on their way through a cluster."""
 
-    def __init__(self, engine: Dask, run: Run, measure: Callable[[Source], Any]) -> None:
+    def __init__(self, engine: Dask, run: RunTraces, measure: Callable[[Source], Any]) -> None:
         self.engine, self.measure = engine, measure
         self.done_: SimpleQueue[Future[Any]] = SimpleQueue()
         self.sources: dict[Any, Source] = {}

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.spread import Spread
-from fastcomm.trace.run import Run, SkippedRank, Source
+from fastcomm.trace.run import RunTraces, SkippedRank, Source
 from fastcomm.trace.trace import Trace
 
 S = TypeVar("S")
@@ -89,7 +89,7 @@ class Executor(Protocol):
 
     def gather(
         self,
-        run: Run,
+        run: RunTraces,
         task: Task[P, R],
         *,
         keep_going: bool = False,

@@ -29,7 +29,7 @@ from fastcomm.executors.executor import (
 from fastcomm.executors.processes import Processes
 from fastcomm.spread import one_by_one
 from fastcomm.temporary import make_folder, remove_folder
-from fastcomm.trace.run import Run, SkippedRank, Source
+from fastcomm.trace.run import RunTraces, SkippedRank, Source
 from fastcomm.trace.trace import Trace
 
 P = TypeVar("P")
@@ -157,7 +157,7 @@ class Local:
 
     def gather(
         self,
-        run: Run,
+        run: RunTraces,
         task: Task[P, R],
         *,
         keep_going: bool = False,
@@ -202,7 +202,7 @@ def executor_of(workers: int | Executor) -> Executor:
 
 
 @contextmanager
-def _put_away(run: Run, task: Task[P, R]) -> Iterator[Callable[[int, P], P] | None]:
+def _put_away(run: RunTraces, task: Task[P, R]) -> Iterator[Callable[[int, P], P] | None]:
     """What puts a partial away into the file of a number, where ranks are many."""
     if task.put_away is None or len(run.sources) <= WIDTH:
         yield None

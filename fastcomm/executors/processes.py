@@ -117,7 +117,7 @@ class Processes:
         except BrokenProcessPool as error:
             raise FastcommError(
                 "a worker was killed while ranks were compared; out of memory, most likely: "
-                "wanted fewer workers, or some --iterations alone"
+                "wanted fewer workers, or some --steps alone"
             ) from error
 
 

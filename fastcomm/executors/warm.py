@@ -4,7 +4,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from fastcomm.metrics.partial import Partial
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.temporary import temporary_folder
 from fastcomm_kernels import _jit
@@ -43,7 +43,7 @@ def compile_critical_path() -> None:
         # Not for those who measure: loading it takes time.
         from fastcomm.critical_path.analysis import analyse
         from fastcomm.critical_path.what_if import Replay
-        from fastcomm.critical_path.window import Window
+        from fastcomm.options import Window
 
         found = analyse(trace, Window(annotation=""))
         found.summary()
@@ -60,7 +60,7 @@ def compile_for(part: str, analysis: "Callable[[Trace], object]") -> None:
     with temporary_folder() as folder:
         path = folder / "rank0.json"
         path.write_text(_TRACE)
-        analysis(reader.read(path, ReadOptions(whole=True)))
+        analysis(reader.read(path, TraceOptions(whole=True)))
     _jit.mark_compiled(part)
 
 
@@ -69,4 +69,4 @@ def run_kernels() -> Partial:
     with temporary_folder() as folder:
         path = folder / "rank0.json"
         path.write_text(_TRACE)
-        return Partial.of(reader.read(path, ReadOptions()), by_host=True)
+        return Partial.of(reader.read(path, TraceOptions()), by_host=True)

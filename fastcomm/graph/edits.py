@@ -50,6 +50,21 @@ class Edit:
         return f"{self.action} {self.what} = {amount}"
 
 
+def scale(what: str, factor: float) -> Edit:
+    """Multiply the own time of the selected events by a factor: `scale("comm:TP", 0.5)`."""
+    return Edit(action="scale", what=what, value=factor)
+
+
+def set_time(what: str, time_ns: float) -> Edit:
+    """Set the own time of the selected events to a number of nanoseconds."""
+    return Edit(action="set", what=what, value=time_ns)
+
+
+def remove(delays: str) -> Edit:
+    """Remove delays: "launches", "gaps" between kernels, "host-gaps" between operators."""
+    return Edit(action="remove", what=_known(delays, DELAYS, "remove"))
+
+
 _KINDS = ("comm", "compute", "copy", "host")
 _WORDS = ("op", "tag", "stream", "thread", "name")
 

@@ -25,7 +25,7 @@ from fastcomm.hardware.links import (
 )
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.kineto.shapes import ShapedCall, calls
-from fastcomm.trace.run import Run
+from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import OPS
 
 _HALF = ("c10::BFloat16", "c10::Half")
@@ -113,7 +113,7 @@ def attention(call: ShapedCall) -> Attended | str:
 _RANKS = 8
 
 
-def messages(run: Run, most_ranks: int = _RANKS) -> list[TimedMessage]:
+def messages(run: RunTraces, most_ranks: int = _RANKS) -> list[TimedMessage]:
     """Collectives of the first ranks: operation, group size, payload, duration."""
     found: list[TimedMessage] = []
     for rank in run.ranks[:most_ranks]:
@@ -136,7 +136,7 @@ def messages(run: Run, most_ranks: int = _RANKS) -> list[TimedMessage]:
     return found
 
 
-def work(run: Run, most_ranks: int = 1) -> Timed:
+def work(run: RunTraces, most_ranks: int = 1) -> Timed:
     """Products and attention of the first ranks, where their traces have shapes.
 
     Ranks do the same work on equal GPUs: one tells all.

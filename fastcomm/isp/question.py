@@ -1,7 +1,7 @@
 """The question of a search: model, world size, batch and memory limit."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,9 @@ from fastcomm import inputs
 from fastcomm.errors import ConfigError
 from fastcomm.isp.model import Model
 from fastcomm.isp.presets import load
-from fastcomm.ranges import DTYPE_BYTES, IMBALANCE, PENALTY, RANKS, Range
+from fastcomm.option_checks import build
+from fastcomm.options import Quantities, SearchOptions
+from fastcomm.ranges import DTYPE_BYTES, IMBALANCE, PENALTY, RANKS
 from fastcomm.units import parse_quantity
 
 ALGOS = ("isp", "msp", "fsp", "mtp")
@@ -176,10 +178,10 @@ _NODE = 8
 _PAIR = 2
 
 
-def world_sizes(text: str | int, node: int = _NODE) -> tuple[int, ...]:
+def world_sizes(text: str | float | tuple[int, ...], node: int = _NODE) -> tuple[int, ...]:
     """The sizes of "128", "64,128" or "64-256": every whole node from least to most."""
     found: list[int] = []
-    for part in str(text).split(","):
+    for part in _parts(text):
         ends = [parse_quantity(end, "world size", RANKS.most) for end in part.split("-")]
         if len(ends) > _PAIR or ends[0] > ends[-1]:
             raise ConfigError(f"world size: found {part!r}, wanted as in 128 or 64-256")
@@ -192,11 +194,15 @@ def world_sizes(text: str | int, node: int = _NODE) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def numbers(text: str | None, what: str) -> tuple[int, ...] | None:
+def numbers(text: Quantities, what: str) -> tuple[int, ...] | None:
     """The numbers of "1,2,4" or "4Ki,64Ki"; None for nothing said."""
     if text is None:
         return None
-    return tuple(dict.fromkeys(parse_quantity(part, what) for part in str(text).split(",")))
+    return tuple(dict.fromkeys(parse_quantity(part, what) for part in _parts(text)))
+
+
+def _parts(text: str | float | tuple[int, ...]) -> list[str]:
+    return list(map(str, text)) if isinstance(text, tuple) else str(text).split(",")
 
 
 def algorithms(text: str | None) -> tuple[str, ...]:
@@ -204,13 +210,16 @@ def algorithms(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip().lower() for part in text.split(",")) if text else ALGOS
 
 
-def batch(words: Mapping[str, Any]) -> MicroBatchRule:
+def batch(options: SearchOptions) -> MicroBatchRule:
     """The rule of the batch: one number, a range, or a given pair."""
     whole, least, most, bsz, num = (
-        None if words.get(key) is None else parse_quantity(words[key], key.replace("_", " "))
-        for key in (
-            *("global_batch", "global_batch_min", "global_batch_max"),
-            *("micro_bsz", "micro_num"),
+        None if value is None else parse_quantity(value, what)
+        for what, value in (
+            ("global batch", options.global_batch),
+            ("global batch min", options.global_batch_min),
+            ("global batch max", options.global_batch_max),
+            ("micro bsz", options.micro_bsz),
+            ("micro num", options.micro_num),
         )
     )
     if whole is None and least is None and most is None:
@@ -228,69 +237,75 @@ def batch(words: Mapping[str, Any]) -> MicroBatchRule:
     )
 
 
-def asked(words: Mapping[str, Any], *, seq_len: int | None = None) -> Question:
-    """The question that the words ask; `ConfigError` names a word that is wrong."""
-    for key in ("model", "world_size", "seq_len"):
-        if words.get(key) is None:
-            raise ConfigError(f"{key.replace('_', ' ')}: not said")
-    algos = algorithms(words.get("compare"))
+def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Question:
+    """Return the question that the options ask.
+
+    With several sequence lengths, `seq_len` chooses one; by default the first is taken, and
+    the question is not checked.
+
+    Raises
+    ------
+    ConfigError
+        If an option is missing, or no strategy can satisfy the options.
+
+    """
+    model, world_size, length = options.model, options.world_size, options.seq_len
+    if model is None:
+        raise ConfigError("model: not said")
+    if world_size is None:
+        raise ConfigError("world size: not said")
+    if length is None:
+        raise ConfigError("seq len: not said")
+    algos = algorithms(options.compare)
     ulysses = algos == ("dsp",)
     if "dsp" in algos and not ulysses:
         raise ConfigError("dsp is isp with weights whole or fully sharded: ask for it alone")
-    limit = words.get("memory")
-    plain: dict[str, Any] = {name: numbers(words.get(name), name) for name in _DEGREES}
-    plain |= {name: words[name] for name in _AS_SAID if words.get(name) is not None}
-    lengths = numbers(words["seq_len"], "sequence length") or ()
+    # DeepSpeed-Ulysses overlaps nothing: both parts count whole.
+    penalty = 1.0 if ulysses else options.penalty
+    lengths = numbers(length, "sequence length") or ()
     question = Question(
-        model=_model(words),
-        world_sizes=world_sizes(words["world_size"]),
+        model=_model(model, options.vocab),
+        world_sizes=world_sizes(world_size),
         seq_len=seq_len or lengths[0],
-        batch=batch(words),
-        memory=None if limit is None else parse_quantity(limit, "memory"),
+        batch=batch(options),
+        memory=None if options.memory is None else parse_quantity(options.memory, "memory"),
         algos=("isp",) if ulysses else algos,
-        # DeepSpeed-Ulysses overlaps nothing: both parts count whole.
-        penalty=1.0 if ulysses else _number(words, "penalty", PENALTY, 0.2),
-        imbalance=_number(words, "imbalance", IMBALANCE, 1.0),
+        pp=numbers(options.pp, "pp"),
+        sp=numbers(options.sp, "sp"),
+        ep=numbers(options.ep, "ep"),
+        interleave=numbers(options.interleave, "interleave"),
+        dtype_size=options.dtype_size or 2,
+        flash=options.flash is not False,
+        penalty=0.2 if penalty is None else penalty,
+        overlap_grad=options.overlap_grad,
+        grad_sync=options.grad_sync,
+        param_sync=options.param_sync,
+        overlap=options.overlap,
+        imbalance=1.0 if options.imbalance is None else options.imbalance,
+        dispatch=options.dispatch,
+        overlap_experts=options.overlap_experts,
+        p2p=options.p2p,
+        any_schedule=options.any_schedule,
         ulysses=ulysses,
-        dtype_size=int(_number(words, "dtype_size", DTYPE_BYTES, 2)),
-        **plain,
     )
     if len(lengths) == 1 or seq_len:
         question.check()
     return question
 
 
-def _number(words: Mapping[str, Any], key: str, within: Range, usual: float) -> float:
-    """Return the number under `key`, or the usual one; ConfigError if it is out of range."""
-    value: float = usual if words.get(key) is None else words[key]
-    within.check(value, key.replace("_", " "))
-    return value
-
-
-_DEGREES = ("pp", "sp", "ep", "interleave")
-# Words that a question takes as they are.
-_AS_SAID = (
-    *("flash", "any_schedule", "overlap_grad", "overlap_experts", "overlap"),
-    *("grad_sync", "param_sync", "dispatch", "p2p"),
-)
-
-
-def _model(words: Mapping[str, Any]) -> Model:
-    from dataclasses import replace
-
-    model = load(words["model"])
-    vocab = words.get("vocab")
+def _model(name: str | Path, vocab: str | float | None) -> Model:
+    model = load(str(name))
     return replace(model, vocab=parse_quantity(vocab, "vocabulary")) if vocab else model
 
 
-def of_config(said: Mapping[str, Any], where: str = "configuration") -> dict[str, Any]:
-    """The words of a mapping with the original's keys."""
+def of_config(said: Mapping[str, Any], where: str = "configuration") -> SearchOptions:
+    """Return the options of a mapping with the original's keys."""
     said = checked(said, where)
-    words: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     least, most = (said.get(f"world_size_{end}") for end in ("min", "max"))
     if least is not None or most is not None:
         low, high = least or most, most or least
-        words["world_size"] = f"{low}-{high}" if low != high else f"{low}"
+        values["world_size"] = f"{low}-{high}" if low != high else f"{low}"
     strict = said.get("use_strict_bsz", said.get("global_bsz_min") is None)
     batches = ("global_bsz",) if strict else ("global_bsz_min", "global_bsz_max")
     names = {
@@ -304,23 +319,23 @@ def of_config(said: Mapping[str, Any], where: str = "configuration") -> dict[str
         "wp_penalty_coefficient": "penalty",
         "overlap_wdp": "overlap_wdp",
         "use_strict_bsz": "strict_batch",
-        "debug": "debug",
     }
-    words |= {name: said[key] for key, name in names.items() if said.get(key) is not None}
+    values |= {name: said[key] for key, name in names.items() if said.get(key) is not None}
     if said.get("use_fixed_micro_bsz"):
         if said.get("use_strict_bsz"):
             raise ConfigError(f"{where}: use_strict_bsz excludes use_fixed_micro_bsz")
-        words = {key: value for key, value in words.items() if "batch" not in key}
-        words |= {
+        values = {key: value for key, value in values.items() if "batch" not in key}
+        values |= {
             "micro_bsz": said.get("fixed_micro_bsz"),
             "micro_num": said.get("fixed_micro_num"),
         }
-    for key in ("flash", "overlap_wdp", "strict_batch", "debug"):
-        if key in words:
-            words[key] = bool(words[key])
-    return words
+    kinds = {"flash": bool, "overlap_wdp": bool, "strict_batch": bool, "model": str}
+    for key, kind in ({**kinds, "dtype_size": int}).items():
+        if key in values:
+            values[key] = kind(values[key])
+    return build(SearchOptions, values, where)
 
 
-def config_file(path: Path) -> dict[str, Any]:
-    """The words of a JSON file with the original's keys."""
+def config_file(path: Path) -> SearchOptions:
+    """Return the options of a JSON file with the original's keys."""
     return of_config(read(path), str(path))

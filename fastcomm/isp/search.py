@@ -1,6 +1,6 @@
 """Search all strategies, price each, and rank them by tokens per second per GPU."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,18 @@ import numpy as np
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import cluster as load_
 from fastcomm.hardware.cluster import Cluster, GemmTable
-from fastcomm.isp import question as words_
 from fastcomm.isp import tables as tables_
 from fastcomm.isp.block import Block
 from fastcomm.isp.calibration import Calibrated, calibrated
 from fastcomm.isp.layer import Correction
 from fastcomm.isp.memory import memory
 from fastcomm.isp.price import price
-from fastcomm.isp.question import ALGOS, Question
+from fastcomm.isp.question import ALGOS, Question, question_of
 from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
 from fastcomm.isp.space import Counts, blocks
 from fastcomm.isp.tables import AttentionTable, ComputeTables
+from fastcomm.option_checks import build, shows
+from fastcomm.options import SearchOptions
 
 # Candidates of one search: ten seconds, and some GB.
 MOST = 30_000_000
@@ -125,36 +126,39 @@ class Setting:
     tables: ComputeTables | None = None  # where both products and attention were measured
 
 
-def setting(words: Mapping[str, Any]) -> Setting:
-    """Load the cluster and the measured tables."""
-    cluster = load_.load(words.get("cluster") or "a800")
-    gemm = words.get("gemm_table") and tables_.gemm(Path(words["gemm_table"]))
-    attention = words.get("attention_table") and tables_.attention(
-        Path(words["attention_table"])
-    )
-    folder = words.get("tables") and Path(words["tables"])
+def setting(options: SearchOptions) -> Setting:
+    """Return cluster, measured tables and mode, as the options say."""
+    cluster = load_.load(str(options.cluster or "a800"))
+    gemm = options.gemm_table and tables_.gemm(Path(options.gemm_table))
+    attention = options.attention_table and tables_.attention(Path(options.attention_table))
     gpu = "910b" if "910b" in cluster.name.lower() else "a800"
-    found = tables_.find(folder, gpu) if folder else None
+    found = tables_.find(Path(options.tables), gpu) if options.tables else None
     if found is None and gemm and attention:
         found = ComputeTables(gemm, attention)
     if found:
         gemm, attention = found
-    said = words.get("calibrate")
-    measured = calibrated(str(said), cluster) if said else None
+    measured = calibrated(str(options.calibrate), cluster) if options.calibrate else None
     cluster = measured.cluster if measured else cluster
     return Setting(
-        cluster=replace(
-            cluster,
-            gemm=gemm or cluster.gemm,
-            comm_model=words.get("comm_model", cluster.comm_model),
-        ),
+        cluster=replace(cluster, gemm=gemm or cluster.gemm, comm_model=options.comm_model),
         attention=attention or None,
         calibration=measured,
         tables=found,
     )
 
 
-def find(**words: Any) -> SearchResult:
-    """Search from Python: the words of the command line, as in `find(model="7B", ...)`."""
-    using = setting(words)
-    return search(words_.asked(words), using.cluster, attention=using.attention)
+@shows(SearchOptions)
+def search_strategies(**options: Any) -> SearchResult:
+    """Search all strategies with `SearchOptions`, as in `search_strategies(model="7B", ...)`.
+
+    Raises
+    ------
+    ConfigError
+        If an option is unknown, missing or wrong.
+
+    """
+    asked = build(SearchOptions, options, "search_strategies")
+    if asked.compat is not None:
+        raise ConfigError("compat: wanted fastcomm.compat.isp.search_strategies for that")
+    using = setting(asked)
+    return search(question_of(asked), using.cluster, attention=using.attention)

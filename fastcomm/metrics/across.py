@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pyarrow as pa
 
@@ -18,11 +18,10 @@ from fastcomm.metrics.skew import Skew, Wait, WaitCaused, over_tags, skew, waits
 from fastcomm.metrics.slowness import longer_exchange, slow_links
 from fastcomm.metrics.suspects import Known
 from fastcomm.metrics.ungrouped import ExpectedMembers
+from fastcomm.options import ClockKind
 from fastcomm.spread import Spread
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import TAG
-
-ClockKind = Literal["aligned", "raw"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from fastcomm.metrics import bandwidth, breakdown, members, missing, outside, pi
 from fastcomm.metrics import bandwidth as metrics_bandwidth
 from fastcomm.metrics import breakdown as metrics_breakdown
 from fastcomm.metrics.pieces import Piece
-from fastcomm.metrics.view import ByteKind, Stack, View
+from fastcomm.metrics.view import Stack, View
+from fastcomm.options import ByteKind
 from fastcomm.trace.trace import Trace
 
 

@@ -16,7 +16,7 @@ from fastcomm.metrics import pieces as metrics_pieces
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import volume as volume_
 from fastcomm.metrics import windows as windows_
-from fastcomm.metrics.across import Across, ClockKind, Material, across, plain
+from fastcomm.metrics.across import Across, Material, across, plain
 from fastcomm.metrics.bandwidth import Bandwidth
 from fastcomm.metrics.breakdown import (
     Breakdown,
@@ -34,9 +34,9 @@ from fastcomm.metrics.outliers import Heat
 from fastcomm.metrics.outside import Outside
 from fastcomm.metrics.partial import Partial, RankNote
 from fastcomm.metrics.pieces import Piece
-from fastcomm.metrics.view import ByteKind
 from fastcomm.metrics.volume import Exposure, Volume, exposures
 from fastcomm.metrics.windows import PhaseWindows
+from fastcomm.options import ByteKind, ClockKind
 from fastcomm.spread import Spread, one_by_one
 from fastcomm.trace import rank_warnings
 from fastcomm.trace.run import SkippedRank, agreed_size, expected_ranks, named_ranks

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm.exchange import clocks
+from fastcomm.options import ByteKind
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import KIND, NARROW, TAGS
 from fastcomm.trace.trace import Trace
@@ -102,9 +103,6 @@ def _behind(tables: Sequence[pa.Table], **added: Ints) -> pa.Table:
         place = whole.column_names.index(name)
         whole = whole.set_column(place, name, pc.add(whole[name], more))
     return whole
-
-
-ByteKind = Literal["payload", "bus", "msg"]
 
 
 # Bits of the classes whose coverage is asked for.

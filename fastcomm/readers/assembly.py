@@ -39,7 +39,7 @@ DEVICE_KINDS = ("kernel", "memcpy", "memset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadOptions:
+class TraceOptions:
     """What the user said about reading."""
 
     allow_truncated: bool = False
@@ -53,7 +53,7 @@ def assemble(
     events: Events,
     lanes: pa.Table,
     found: Collectives,
-    options: ReadOptions,
+    options: TraceOptions,
     meta: Meta,
 ) -> Trace:
     """The trace of these events and collectives; `meta` lacks only what is found here.

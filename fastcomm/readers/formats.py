@@ -7,11 +7,14 @@ which tells the ranks. What it finds is read later, on any machine that sees the
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers.assembly import ReadOptions
-from fastcomm.readers.config import Config
+from fastcomm.options import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
+from fastcomm.readers.config import Config, Parallel
+from fastcomm.readers.config import read as read_config
+from fastcomm.remote import place
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.run import MOST_RANKS, SkippedRank, Source
 
@@ -25,7 +28,35 @@ class OpenOptions:
     iterations: IterationRule = field(default_factory=IterationRule)
     allow_truncated: bool = False
     whole: bool = False  # read every event, not only what metrics need
-    keep_going: bool = False  # skip files that cannot be read: `Run.skipped`
+    keep_going: bool = False  # skip files that cannot be read: `RunTraces.skipped`
+
+    @classmethod
+    def of(cls, options: ReadOptions, *, whole: bool = False) -> Self:
+        """Return what a user's options say, with the configuration file read.
+
+        ConfigError where the file is damaged or options contradict it.
+        """
+        sizes = Parallel(
+            tp=options.tp,
+            pp=options.pp,
+            dp=options.dp,
+            ep=options.ep,
+            cp=options.cp,
+            order=options.order,
+        )
+        config = Config(parallel=sizes)
+        if options.config:
+            config = config.over(read_config(place(options.config)))
+        return cls(
+            config=config,
+            guess_tags=options.guess_tags,
+            iterations=IterationRule(
+                regex=options.iteration_regex, clock=options.iteration_clock
+            ),
+            allow_truncated=options.allow_truncated,
+            keep_going=options.keep_going,
+            whole=whole,
+        )
 
     @property
     def world(self) -> int | None:
@@ -35,7 +66,7 @@ class OpenOptions:
             return None
         return parallel.dp * (parallel.tp or 1) * (parallel.pp or 1) * (parallel.cp or 1)
 
-    def reading(self, world: int | None, ranks: Collection[int] = ()) -> ReadOptions:
+    def reading(self, world: int | None, ranks: Collection[int] = ()) -> TraceOptions:
         """Return the options for one rank.
 
         Parameters
@@ -56,7 +87,7 @@ class OpenOptions:
             tags = config.tag_rules(world, guess=self.guess_tags)
         except ConfigError as error:
             raise ConfigError(f"parallelism: {error}") from error
-        return ReadOptions(
+        return TraceOptions(
             allow_truncated=self.allow_truncated,
             iterations=rule,
             tags=tags,

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.assembly import ReadOptions, assemble
+from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.device_rows import CommunicationColumns, DeviceRows
 from fastcomm.readers.formats import OpenOptions, RankSources, check_count
 from fastcomm.readers.inspector_log import (
@@ -172,7 +172,7 @@ def _number(communicator: str) -> int | None:
         return None
 
 
-def read(path: Path, options: ReadOptions, process: LoggedProcess) -> Trace:
+def read(path: Path, options: TraceOptions, process: LoggedProcess) -> Trace:
     """Read one process's log; TraceFileError where it is none."""
     log = read_log(path, allow_truncated=options.allow_truncated)
     columns = log.columns()

@@ -14,7 +14,7 @@ from fastcomm.readers.detection import FORMATS, detect, module
 from fastcomm.readers.formats import OpenOptions, RankSources
 from fastcomm.readers.ranks import rank_from_name
 from fastcomm.remote import is_local, place
-from fastcomm.trace.run import Run, SkippedRank, Source, absent
+from fastcomm.trace.run import RunTraces, SkippedRank, Source, absent
 from fastcomm.trace.trace import Trace
 from fastcomm.units import plural
 
@@ -76,14 +76,14 @@ __all__ = ["FORMATS", "OpenOptions", "open_run"]
 
 def open_run(
     *paths: str | Path, options: OpenOptions | None = None, use_card: bool = True
-) -> Run:
+) -> RunTraces:
     """Find the traces of a run and the rank of each; nothing is read but what tells that.
 
     A path is a directory (searched to the bottom), a file or a glob. A workload card in a
     directory fills what the configuration leaves open, unless `use_card` is off. Raises
     `FastcommError` where there is no trace, a rank cannot be told, a rank's trace cannot be
     read, two files have one rank, or files contradict the world size. With
-    `options.keep_going` files that cannot be read are in `Run.skipped`.
+    `options.keep_going` files that cannot be read are in `RunTraces.skipped`.
     """
     options = options or OpenOptions()
     config, card_warnings = with_card(options.config, paths if use_card else ())
@@ -91,7 +91,7 @@ def open_run(
     detected = detect(paths, config, keep_going=options.keep_going)
     found = _found(detected.format, detected.files, options)
     note_inputs(each.path for each in found.sources if is_local(each.path))
-    run = Run(
+    run = RunTraces(
         sources=tuple(map(steady, found.sources)),
         world_size=found.world_size,
         warnings=(

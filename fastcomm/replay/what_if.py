@@ -8,9 +8,10 @@ DELAY_ALL.
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from fastcomm.errors import ConfigError
-from fastcomm.graph.edits import DurationChange
+from fastcomm.graph.edits import DurationChange, read_changes
 from fastcomm.readers.dpro.names import COMMUNICATION, COMPUTATION, long_name
 from fastcomm.replay.replayer import Replayed, Replayer
 from fastcomm.replay.session import ReplayPath
@@ -25,6 +26,11 @@ class Removed:
 
     node: str
     saved_ns: float
+
+
+def changed(made: Replayer, path: Path) -> Replayed:
+    """Replay with the changes of a JSON file."""
+    return made.run(durations(made, read_changes(path)))
 
 
 def durations(made: Replayer, changes: Mapping[str, DurationChange]) -> Floats:

@@ -5,7 +5,7 @@ process groups that are matched across ranks; a critical path needs times of com
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 
 from fastcomm.metrics.findings import Finding, Kind
 from fastcomm.metrics.result import Metrics
+from fastcomm.options import PathOptions, ReadOptions
+from fastcomm.trace.run import ranges
 
 _PURPOSE: dict[Kind, str] = {
     "straggler": "where the others wait for it",
@@ -97,3 +99,43 @@ class Suggestions:
     def _line(self, name: str, *options: str) -> str:
         more = ["--keep-going"] if self.metrics.failed else []
         return shlex.join(["fastcomm", name, *self.arguments, *options, *more])
+
+
+# Options that change which events are read, or what parallelism they have. Not the clock of
+# steps: a critical path is cut at host marks.
+_REPEATED = (
+    *("ranks", "tp", "pp", "dp", "ep", "cp", "order", "config", "guess_tags"),
+    *("iteration_regex", "allow_truncated"),
+)
+
+
+def reading_arguments(options: ReadOptions) -> list[str]:
+    """Return the options that open a run again, as words of a command line."""
+    return _arguments({name: getattr(options, name) for name in _REPEATED})
+
+
+def window_arguments(window: PathOptions) -> list[str]:
+    """Return the options that name a window, as words of a command line."""
+    names = ("step", "annotation", "instance", "exact", "data_load_events")
+    return _arguments({name: getattr(window, name) for name in names})
+
+
+def _arguments(values: Mapping[str, object]) -> list[str]:
+    line = []
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        if name == "data_load_events" and isinstance(value, tuple):
+            line += [word for regex in value for word in (option, regex)]
+        elif value is True:
+            line.append(option)
+        elif value is not None and value is not False:
+            line += [option, _text(name, value)]
+    return line
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, tuple):
+        return str(value)
+    if name == "instance":
+        return ":".join(map(str, value))
+    return ranges(sorted(set(value))).replace(" ", "")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fastcomm.executors.executor import Progress as Advance
 from fastcomm.inert import inert
-from fastcomm.trace.run import Run, Source
+from fastcomm.trace.run import RunTraces, Source
 
 # Print every column, however wide the lines get (`--wide`).
 WIDE: ContextVar[bool] = ContextVar("WIDE", default=False)
@@ -101,7 +101,7 @@ _LOG = logging.getLogger("fastcomm")
 
 
 @contextmanager
-def progress(run: Run) -> Iterator[Advance | None]:
+def progress(run: RunTraces) -> Iterator[Advance | None]:
     """A bar of the bytes read; it gives the function that counts one rank done."""
     if not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO):
         yield None

@@ -116,15 +116,11 @@ def to_dict(
     return said
 
 
-def show_alone(alone: Replayed) -> None:
-    """Print how long the communication of some tensors takes when nothing else runs."""
-    groups = ", ".join("+".join(map(str, group)) for group in alone.replayer.graph.groups)
-    end = format_ns(float(alone.end.max()))
-    say(plain_console(), f"tensors {groups} alone: {end}")
-
-
 def show(
-    found: Session, changed: Replayed | None = None, removed: Sequence[Removed] | None = None
+    found: Session,
+    changed: Replayed | None = None,
+    removed: Sequence[Removed] | None = None,
+    alone: Replayed | None = None,
 ) -> None:
     """Print step times beside the measured, what takes the time, and what would change it."""
     console = plain_console()
@@ -164,6 +160,9 @@ def show(
         for each in removed[:_REPLAY_MOST]:
             saving.add_row(escape(each.node), format_ns(each.saved_ns))
         console.print(saving)
+    if alone is not None:
+        groups = ", ".join("+".join(map(str, group)) for group in alone.replayer.graph.groups)
+        say(console, f"tensors {groups} alone: {format_ns(float(alone.end.max()))}")
 
 
 def trace(replayed: Replayed) -> dict[str, Any]:

@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 
 from fastcomm import inputs, remote
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.options import StepClock
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world
 from fastcomm.store import layout, rules
 from fastcomm.store.files import StoredFile, check_provenance, listed
 from fastcomm.store.layout import Manifest, read_manifest
 from fastcomm.store.rules import reapplied
 from fastcomm.trace import schema
-from fastcomm.trace.iterations import Clock
 from fastcomm.trace.run import SkippedRank, Source, ranges
 from fastcomm.trace.trace import Meta, Trace
 
@@ -106,7 +106,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     )
 
 
-def _source(file: StoredFile, options: ReadOptions) -> Source:
+def _source(file: StoredFile, options: TraceOptions) -> Source:
     reading = partial(read, file.path, options, file.rank, provenance=file.provenance)
     return Source(
         rank=file.rank,
@@ -152,7 +152,7 @@ def about(path: Path) -> dict[str, Any]:
 
 def read(
     path: Path,
-    options: ReadOptions,
+    options: TraceOptions,
     rank: int | None = None,
     *,
     is_narrow: bool = False,
@@ -198,7 +198,7 @@ def read(
     return trace.on_host_clock() if clock == "host" else trace
 
 
-def _clock(said: Mapping[str, Any], asked: Clock, stored: Clock) -> Clock:
+def _clock(said: Mapping[str, Any], asked: StepClock, stored: StepClock) -> StepClock:
     """Return the clock to read iterations by: the one that is asked for, else the stored one.
 
     Before stores had device windows, "host" was what was stored unless something else was
@@ -209,7 +209,7 @@ def _clock(said: Mapping[str, Any], asked: Clock, stored: Clock) -> Clock:
     return stored if "device_iterations" in said or stored == "device" else "auto"
 
 
-def _has_windows(said: Mapping[str, Any], clock: Clock, stored: Clock) -> bool:
+def _has_windows(said: Mapping[str, Any], clock: StepClock, stored: StepClock) -> bool:
     """Return whether the file has the windows of iterations that the clock needs."""
     if "device_iterations" not in said and stored == "device":
         return False  # its only windows are on the device's clock

@@ -10,21 +10,22 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.errors import ConfigError
-from fastcomm.readers.assembly import ReadOptions, assemble
+from fastcomm.options import StepClock
+from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import Collectives, Partners
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, named
 from fastcomm.trace import schema
 from fastcomm.trace.bytes import Sizes
 from fastcomm.trace.columns import filled
 from fastcomm.trace.events import Events
-from fastcomm.trace.iterations import Clock, IterationRule
+from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.parallel import Grid
 from fastcomm.trace.tags import ProcessGroup, TagRule, TagRules
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import NULL, Ints
 
 
-def as_json(options: ReadOptions) -> dict[str, Any]:
+def as_json(options: TraceOptions) -> dict[str, Any]:
     """The options as plain objects; equal options give equal ones."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(options)))
     # Who said it, and how, changes nothing.
@@ -34,10 +35,10 @@ def as_json(options: ReadOptions) -> dict[str, Any]:
     return plain
 
 
-def restored(plain: Mapping[str, Any]) -> ReadOptions:
+def restored(plain: Mapping[str, Any]) -> TraceOptions:
     """The options of `as_json`; KeyError, TypeError or ValueError where it is none."""
     tags, marks = plain["tags"], plain["iterations"]
-    return ReadOptions(
+    return TraceOptions(
         allow_truncated=bool(plain["allow_truncated"]),
         iterations=IterationRule(
             regex=marks["regex"],
@@ -54,10 +55,10 @@ def restored(plain: Mapping[str, Any]) -> ReadOptions:
     )
 
 
-def _clock(word: str) -> Clock:
-    for clock in get_args(Clock):
+def _clock(word: str) -> StepClock:
+    for clock in get_args(StepClock):
         if clock == word:
-            return cast("Clock", clock)
+            return cast("StepClock", clock)
     raise ValueError(f"clock {word!r}")
 
 
@@ -67,7 +68,7 @@ def _rule(plain: Mapping[str, Any]) -> TagRule:
     return TagRule(field=plain["field"], value=value, tag=plain["tag"])
 
 
-def over(said: ReadOptions, stored: ReadOptions) -> ReadOptions:
+def over(said: TraceOptions, stored: TraceOptions) -> TraceOptions:
     """What holds when a store is opened with `said`; equal to `stored` where that adds nothing.
 
     The clock of iterations is left as it is stored: `store.reader.read` chooses it.
@@ -106,7 +107,7 @@ def _tags(said: TagRules, stored: TagRules) -> TagRules:
 _SILENT = Named(library="", op="OTHER", tag=None, fused=False)
 
 
-def reapplied(trace: Trace, wanted: ReadOptions, stored: ReadOptions) -> Trace:
+def reapplied(trace: Trace, wanted: TraceOptions, stored: TraceOptions) -> Trace:
     """The trace as the first reading would have made it of `wanted` instead of `stored`."""
     events = _events(trace)
     found = _collectives(trace, events, wanted.patterns)

@@ -10,16 +10,14 @@ windows to the work that was launched inside each mark.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import numpy as np
 
 from fastcomm.errors import ConfigError
+from fastcomm.options import StepClock
 from fastcomm.trace.run import ranges as in_ranges
 from fastcomm.units import counted
 from fastcomm_kernels.arrays import NULL, Ints
-
-Clock = Literal["auto", "host", "device"]
 
 PERIOD, WHOLE, RANGES = "period of the collectives", "whole trace", "ranges"
 # the launch of device work that has none recorded
@@ -39,7 +37,7 @@ class IterationRule:
 
     regex: str | None = None  # of annotations; its first group, if any, is the number
     ranges: tuple[tuple[int, int, int], ...] = ()  # number, start, stop
-    clock: Clock = "auto"
+    clock: StepClock = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

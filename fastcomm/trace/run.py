@@ -38,7 +38,7 @@ class SkippedRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunTraces:
     """The sources of a run, sorted by rank, one a rank, and the ranks that were skipped."""
 
     sources: tuple[Source, ...]
@@ -154,7 +154,7 @@ class ReadRanks:
     failed: tuple[SkippedRank, ...] = ()
 
     @classmethod
-    def of(cls, run: Run, ranks: Sequence[int], failed: Sequence[SkippedRank]) -> Self:
+    def of(cls, run: RunTraces, ranks: Sequence[int], failed: Sequence[SkippedRank]) -> Self:
         """Return the ranks that were read beside the number that the run should have."""
         expected = expected_ranks(ranks, run.world_size, failed)
         return cls(ranks=tuple(sorted(ranks)), expected=expected, failed=tuple(failed))

@@ -13,7 +13,7 @@ from fastcomm.exchange import clocks
 from fastcomm.readers.dpro.uniform import Event, UniformTrace, of_events
 from fastcomm.trace import rank_warnings
 from fastcomm.trace.events import EventRows
-from fastcomm.trace.run import ReadRanks, Run, SkippedRank
+from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank
 from fastcomm.trace.schema import KIND, OPS, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm.units import counted, plural
@@ -166,7 +166,7 @@ def pid(rank: int) -> str:
     return f"host0.rank{rank}"
 
 
-def converted(run: Run, *, keep_going: bool = False) -> UniformRun:
+def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
     """Read every rank of a run as operations.
 
     Raises the error of the first rank that cannot be read; with `keep_going` such ranks are in

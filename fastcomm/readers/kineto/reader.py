@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import communication
-from fastcomm.readers.assembly import DEVICE_KINDS, ReadOptions, assemble
+from fastcomm.readers.assembly import DEVICE_KINDS, TraceOptions, assemble
 from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world, check_count
 from fastcomm.readers.kineto import head
 from fastcomm.readers.kineto.categories import (
@@ -109,7 +109,7 @@ _LATEST = 1 << 62  # ns: differences of two such times fit 64 bits
 _ABSOLUTE = 1_600_000_000_000_000_000
 
 
-def read(path: Path, options: ReadOptions, rank: int | None = None) -> Trace:
+def read(path: Path, options: TraceOptions, rank: int | None = None) -> Trace:
     """Read the trace of one rank; `rank` is the rank that the run expects, if it knows.
 
     Raises

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.readers.assembly import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.communication import Collectives, communication
 from fastcomm.readers.nsys import operations as operations_
 from fastcomm.readers.nsys import sizes as sizes_
@@ -51,7 +51,7 @@ def find_collectives(
     ranges: Ranges,
     nccl: NcclRanges,
     communicators: Mapping[int, Communicator],
-    options: ReadOptions,
+    options: TraceOptions,
 ) -> tuple[Collectives, KernelParts]:
     """All communication of a process, with its roots and peers.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.assembly import ReadOptions, assemble
+from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.formats import OpenOptions, RankSources
 from fastcomm.readers.nsys import communicators, layout, report
 from fastcomm.readers.nsys import report as nsys_report
@@ -37,7 +37,7 @@ class Member:
     notes: tuple[str, ...] = ()
 
 
-def read(path: Path, options: ReadOptions, member: Member) -> Trace:
+def read(path: Path, options: TraceOptions, member: Member) -> Trace:
     """Read one process of an export; only the tables, columns and rows that are needed."""
     export = Export(path)
     report = read_report(export)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers.assembly import ReadOptions, assemble
+from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.device_rows import CommunicationColumns, DeviceRows
 from fastcomm.readers.formats import OpenOptions, RankSources
 from fastcomm.readers.patterns import Named
@@ -323,7 +323,7 @@ def _shifts(spans: Mapping[int, tuple[int, int]]) -> dict[int, int]:
     return shifts
 
 
-def read(path: Path, options: ReadOptions, rank: Rank, mapping: TableMapping) -> Trace:
+def read(path: Path, options: TraceOptions, rank: Rank, mapping: TableMapping) -> Trace:
     """Read the rows of one rank."""
     texts = [name for name in (mapping.kind, mapping.name, mapping.group) if name]
     where = pc.field(mapping.rank) == rank.rank

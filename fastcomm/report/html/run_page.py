@@ -32,7 +32,7 @@ from fastcomm.report.html.page import (
 )
 from fastcomm.report.html.words import Fact, many, plain
 from fastcomm.report.rows import group_name
-from fastcomm.trace.run import Run, ranks_words, skipped_lines
+from fastcomm.trace.run import RunTraces, ranks_words, skipped_lines
 
 MOST = 8
 
@@ -203,14 +203,14 @@ def write_report(
     found: Metrics,
     output: str | Path = "report.html",
     *,
-    run: Run | None = None,
+    run: RunTraces | None = None,
     paths: Sequence[str] = (),
     options: Sequence[str] = (),
     with_data: bool = True,
 ) -> None:
     """Write the page that `fastcomm report` writes.
 
-    A `run`, opened with `OpenOptions(whole=True)`, brings the critical path. `paths` and
+    A `run`, with every event, brings the critical path. `paths` and
     `options` (command line options that say how to read the run) are repeated in the commands
     that the page suggests.
     `with_data` writes the tables as Parquet to a folder beside the page.
@@ -225,7 +225,7 @@ def write_report(
     render.write(page, output)
 
 
-def _places(run: Run | None) -> tuple[str, ...]:
+def _places(run: RunTraces | None) -> tuple[str, ...]:
     """Where the files of a run lie; the word for it in commands where nobody knows."""
     if run is None:
         return ("PATH",)
@@ -234,7 +234,7 @@ def _places(run: Run | None) -> tuple[str, ...]:
 
 def _with_path(
     found: Metrics,
-    run: Run,
+    run: RunTraces,
     paths: Sequence[str],
     options: Sequence[str],
     data: Sequence[tuple[str, str]],

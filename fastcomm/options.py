@@ -1,0 +1,345 @@
+"""Options of all analyses: frozen dataclasses that the command line and the API both build.
+
+A field has the name and the default of the command's option: `--link-bandwidth` is
+`link_bandwidth`. Values are checked when an object is built.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from fastcomm.errors import ConfigError
+from fastcomm.option_checks import CheckedOptions, non_default
+from fastcomm.ranges import (
+    BANDWIDTH,
+    DTYPE_BYTES,
+    FACTOR,
+    IMBALANCE,
+    MOST_NUMBER,
+    PENALTY,
+    RANKS,
+    Range,
+)
+from fastcomm.units import parse_bandwidth
+
+StepClock = Literal["auto", "device", "host"]
+ByteKind = Literal["payload", "bus", "msg"]
+ClockKind = Literal["aligned", "raw"]
+
+_NUMBERS = Range(0, MOST_NUMBER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions(CheckedOptions):
+    """How the traces of a run are found and read.
+
+    `tp` to `cp` are the sizes of the parallelism and `order` how ranks are laid out, where the
+    traces do not say it. `config` is the path or URL of a TOML file.
+    """
+
+    ranks: tuple[int, ...] | None = None
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    ep: int | None = None
+    cp: int | None = None
+    order: str | None = None
+    config: str | Path | None = None
+    guess_tags: bool = False
+    iteration_regex: str | None = None
+    iteration_clock: StepClock = "auto"
+    allow_truncated: bool = False
+    keep_going: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that sizes and ranks are in their ranges."""
+        CheckedOptions.__post_init__(self)
+        for name in ("tp", "pp", "dp", "ep", "cp"):
+            if (size := getattr(self, name)) is not None:
+                RANKS.check(size, name)
+        _check_numbers("ranks", self.ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsOptions(CheckedOptions):
+    """What is measured of a run.
+
+    `link_bandwidth` is the bandwidth of one GPU's link in one direction: a text
+    ("400Gbit/s"), or bytes per second; by default what the configuration says. `bytes` are the
+    bytes that bandwidth and volume count, `steps` the numbers of the steps that count.
+    `clocks` compares ranks with aligned clocks, or as recorded. Without `with_tables`, the
+    tables with a row per event or window, about 200 bytes an event, are left out.
+    """
+
+    link_bandwidth: str | float | None = None
+    bytes: ByteKind = "payload"
+    steps: tuple[int, ...] | None = None
+    clocks: ClockKind = "aligned"
+    with_tables: bool = True
+
+    def __post_init__(self) -> None:
+        """Check that the bandwidth and the numbers are in their ranges."""
+        CheckedOptions.__post_init__(self)
+        if (link := self.link_bytes_per_s) is not None:
+            BANDWIDTH.check(link, "link_bandwidth, in bytes per second")
+        _check_numbers("steps", self.steps)
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """The bandwidth of the link in bytes per second."""
+        link = self.link_bandwidth
+        return parse_bandwidth(link) if isinstance(link, str) else link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions(MetricsOptions):
+    """What the page of a run shows: its metrics, and by default data and critical path."""
+
+    no_data: bool = False
+    no_path: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window(CheckedOptions):
+    """The part of a trace that is looked at; by default the second step, or the only one.
+
+    `step` is the number of a step. `annotation` is a text in the names of the events that are
+    the window, or with `exact` the whole name; "" is the whole trace. `instance` is which of
+    these events, from 0 on, or an inclusive pair. `data_load_events` are regular expressions
+    for the names of events that load data.
+    """
+
+    unchecked: ClassVar[tuple[str, ...]] = ("instance",)
+
+    step: int | None = None
+    annotation: str | None = None
+    instance: int | tuple[int, ...] | None = None
+    exact: bool = False
+    data_load_events: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that at most one part is named."""
+        CheckedOptions.__post_init__(self)
+        _check_numbers("step", [] if self.step is None else [self.step])
+        if self.step is not None and self.annotation is not None:
+            raise ConfigError("step and annotation contradict each other; give one of them")
+        if self.instance is not None and self.annotation is None:
+            raise ConfigError("instance counts the events of annotation; give both")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathOptions(Window):
+    """The window and the ranks of a critical path.
+
+    `rank` is the rank whose path is searched, by default the first; `all_ranks` searches one
+    path through all ranks, which collectives join.
+    """
+
+    rank: int | None = None
+    all_ranks: bool = False
+
+    def __post_init__(self) -> None:
+        """Check that ranks do not contradict each other."""
+        Window.__post_init__(self)
+        _check_numbers("rank", [] if self.rank is None else [self.rank])
+        if self.all_ranks and self.rank is not None:
+            raise ConfigError("all_ranks and rank contradict each other; give one of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOptions(CheckedOptions):
+    """How a dPRO trial is read.
+
+    `align` is how host clocks are aligned, `algorithm` how NCCL sends: by default along its
+    rings, where the trial has them. `clip_updates` lets updates begin one after the other,
+    `barrier` after all communication.
+    """
+
+    align: Literal["auto", "sync", "causality", "variance", "drift", "none"] = "auto"
+    algorithm: Literal["ring", "tree", "none"] | None = None
+    clip_updates: bool = False
+    barrier: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions(CheckedOptions):
+    """How a dPRO trial is replayed: by dPRO's rules, how often, with updates all at once."""
+
+    compat: Literal["dpro"] | None = None
+    steps: int = 1
+    unlimited_updates: bool = False
+    tensors: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionOptions(CheckedOptions):
+    """What else is predicted of a trial's step: by Daydream, on N hosts, with fused tensors."""
+
+    with_daydream: bool = False
+    hosts: int | None = None
+    fuse: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerOptions(CheckedOptions):
+    """What is asked of a job's table of operations.
+
+    `meta` is the path of the job's sizes, `steps` the numbers of the steps that count.
+    Ranks, stages and types are blamed for a slowdown from `threshold` on. `what_if` is the
+    path of changes that are replayed, too.
+    """
+
+    meta: str | Path | None = None
+    steps: tuple[int, ...] | None = None
+    threshold: float = 1.03
+    what_if: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        """Check that numbers are in their ranges."""
+        CheckedOptions.__post_init__(self)
+        FACTOR.check(self.threshold, "threshold")
+        _check_numbers("steps", self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions(CheckedOptions):
+    """The shape of an expert all-to-all, and how tokens are routed; None is `Recipe`'s default.
+
+    `law` is how popular experts are. `compat` draws what the original simulator draws.
+    """
+
+    num_nodes: int | None = None
+    gpus_per_node: int | None = None
+    experts_per_gpu: int | None = None
+    seq_len: int | None = None
+    batch_size: int | None = None
+    embed_size: int | None = None
+    topk: int | None = None
+    num_layers: int | None = None
+    iter_num: int | None = None
+    dtype: Literal["float16", "bfloat16", "float32", "float64", "float8"] | None = None
+    zipf_alpha: float | None = None
+    seed: int | None = None
+    distinct: Literal["uniform", "resample"] | None = None
+    shuffle: bool | None = None
+    law: Literal["zipf", "bounded", "uniform", "popularity", "gate", "bimodal"] | None = None
+    compat: Literal["seed"] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that law and compat do not contradict each other."""
+        CheckedOptions.__post_init__(self)
+        if self.compat and self.law:
+            raise ConfigError("compat: the original has a law of its own, leave law out")
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields of a `Recipe` that are given here."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        law, compat = values.pop("law"), values.pop("compat")
+        values["sampler"] = compat or law
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchOptions(CheckedOptions):
+    """The network of an expert all-to-all, and what is sent.
+
+    `cluster` is a TOML file or a shipped cluster, `bw_inter` and `bw_intra` the bandwidths of a
+    GPU between nodes and inside its node. Starts are in microseconds; `incast` is the share by
+    which each sender beyond the first slows a receiver down. A token is as large as the
+    workload says, unless `token_bytes` and `combine_bytes` say it.
+    """
+
+    cluster: str | Path | None = None
+    bw_inter: str | None = None
+    bw_intra: str | None = None
+    inter_efficiency: float = 1.0
+    intra_efficiency: float = 1.0
+    inter_start: float = 0.0
+    intra_start: float = 0.0
+    incast: float = 0.0
+    token_bytes: int | None = None
+    combine_bytes: int | None = None
+    demand: Literal["copies", "unique"] = "copies"
+    decomposition: Literal["threshold", "incremental", "assignment"] = "threshold"
+
+
+# A quantity such as 64Ki, or several: "64,128", (64, 128).
+Quantity = str | float | None
+Quantities = str | float | tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions(CheckedOptions):
+    """What a search for strategies asks: model, GPUs, batch, cluster, and what is allowed.
+
+    Quantities are numbers or texts ("64Ki"). `model`, `world_size` (GPUs) and `seq_len`
+    (tokens) are required, and the tokens of a step as `global_batch`, as a range of it, or as
+    `micro_bsz` and `micro_num`. None stands for the default of the model or the cluster, and
+    for every value of a degree such as `pp`.
+    """
+
+    model: str | Path | None = None
+    vocab: Quantity = None
+    world_size: Quantities = None
+    seq_len: Quantities = None
+    global_batch: Quantity = None
+    global_batch_min: Quantity = None
+    global_batch_max: Quantity = None
+    micro_bsz: Quantity = None
+    micro_num: Quantity = None
+    cluster: str | Path | None = None
+    memory: Quantity = None
+    compare: str | None = None
+    pp: Quantities = None
+    sp: Quantities = None
+    flash: bool | None = None
+    penalty: float | None = None
+    overlap_grad: bool = False
+    grad_sync: Literal["all_reduce", "reduce_scatter"] = "all_reduce"
+    param_sync: Literal["broadcast", "all_gather"] = "broadcast"
+    overlap: Literal["layer", "per_op"] = "layer"
+    comm_model: Literal["call", "ring", "tree"] = "call"
+    interleave: Quantities = None
+    ep: Quantities = None
+    imbalance: float | None = None
+    dispatch: Literal["copies", "nodes"] = "copies"
+    overlap_experts: bool = False
+    p2p: Literal["whole", "scatter"] = "whole"
+    any_schedule: bool = False
+    gemm_table: str | Path | None = None
+    attention_table: str | Path | None = None
+    calibrate: str | Path | None = None
+    compat: Literal["isp-2025", "isp-2024"] | None = None
+    tables: str | Path | None = None
+    strict_batch: bool = False
+    overlap_wdp: bool = False
+    dtype_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check that no text is empty and that numbers are in their ranges."""
+        CheckedOptions.__post_init__(self)
+        for each in fields(self):
+            if getattr(self, each.name) == "":
+                raise ConfigError(f"{each.name}: found no value, wanted one")
+        for name, within in (
+            ("penalty", PENALTY),
+            ("imbalance", IMBALANCE),
+            ("dtype_size", DTYPE_BYTES),
+        ):
+            if (value := getattr(self, name)) is not None:
+                within.check(value, name.replace("_", " "))
+
+    def over(self, base: Self) -> Self:
+        """Return `base` with what differs from the defaults here; a batch replaces a range."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in non_default(self)}
+        if any(name.startswith("global_batch") for name in given):
+            base = replace(
+                base, global_batch=None, global_batch_min=None, global_batch_max=None
+            )
+        return replace(base, **given)
+
+
+def _check_numbers(name: str, numbers: Iterable[int] | None) -> None:
+    for each in numbers or ():
+        _NUMBERS.check(each, name)

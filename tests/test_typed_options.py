@@ -1,0 +1,85 @@
+"""Options are typed: the command line and the API have the same names, defaults and errors."""
+
+import inspect
+from dataclasses import fields
+
+import pytest
+
+import fastcomm
+from fastcomm import options
+from fastcomm.errors import ConfigError
+from fuzz.options import commands
+
+COMMANDS = commands()
+ASKED = {"model": "7B", "world_size": 8, "seq_len": 4096, "global_batch": 1 << 20}
+
+
+def defaults(command):
+    """Each option of a command that is a field of a class: its name and both defaults."""
+    params = command.make_context("fastcomm", [], resilient_parsing=True).params
+    for kind in getattr(command.callback, "option_classes", {}).values():
+        for field in fields(kind):
+            if field.name in params:
+                yield field.name, params[field.name], field.default
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_line_and_the_api_have_equal_defaults(name):
+    for option, of_command, of_api in defaults(COMMANDS[name]):
+        assert of_command == of_api, option
+
+
+def test_all_commands_that_read_runs_build_options():
+    for name in ("metrics", "critical-path", "replay", "isp", "dispatch compare", "stragglers"):
+        assert len(list(defaults(COMMANDS[name]))) > 3, name
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"penality": 0.9}, "unknown option 'penality'; did you mean 'penalty'\\?"),
+        ({"overlap": "nonsense"}, "overlap: found 'nonsense', wanted one of layer, per_op"),
+        ({"p2p": 7}, "p2p: found 7, wanted one of whole, scatter"),
+        ({"flash": "no"}, "flash: found 'no', wanted True or False"),
+        ({"memory": ""}, "memory: found no value"),
+    ],
+)
+def test_unknown_options_and_values_of_a_search_are_errors(values, message):
+    with pytest.raises(ConfigError, match=message):
+        fastcomm.search_strategies(**ASKED, **values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (options.ReadOptions, {"tp": 0}, "tp: found 0"),
+        (options.ReadOptions, {"tp": True}, "tp: found True, wanted a whole number"),
+        (options.ReadOptions, {"ranks": 3}, "ranks: found 3, wanted a list"),
+        (options.ReadOptions, {"ranks": ["a"]}, "ranks: found 'a', wanted a whole number"),
+        (options.ReadOptions, {"iteration_clock": "gpu"}, "wanted one of auto, device, host"),
+        (options.MetricsOptions, {"link_bandwidth": "fast"}, "bandwidth 'fast'"),
+        (options.MetricsOptions, {"steps": [-1]}, "steps: found -1"),
+        (options.PathOptions, {"step": 1, "annotation": "x"}, "contradict"),
+        (options.PathOptions, {"rank": 1, "all_ranks": True}, "contradict"),
+        (options.PathOptions, {"instance": 1}, "counts the events of annotation"),
+        (options.WorkloadOptions, {"law": "zipf", "compat": "seed"}, "leave law out"),
+        (options.DispatchOptions, {"demand": "all"}, "wanted one of copies, unique"),
+        (options.StragglerOptions, {"threshold": float("nan")}, "threshold: found nan"),
+    ],
+)
+def test_options_check_their_values(kind, values, message):
+    with pytest.raises(ConfigError, match=message):
+        kind(**values)
+
+
+def test_lists_become_tuples():
+    assert options.ReadOptions(ranks=range(3)).ranks == (0, 1, 2)
+    assert options.MetricsOptions(steps=[4, 5]).steps == (4, 5)
+
+
+def test_functions_that_take_options_show_them():
+    shown = inspect.signature(fastcomm.Run.metrics).parameters
+    assert [*shown][1:] == [each.name for each in fields(options.MetricsOptions)]
+    assert shown["bytes"].default == "payload"
+    assert inspect.signature(fastcomm.search_strategies).parameters["p2p"].default == "whole"
+    assert [*inspect.signature(fastcomm.open).parameters][:2] == ["paths", "workers"]
