@@ -17,7 +17,7 @@ from fastcomm.readers.kineto.reader import read
 from fastcomm.trace.rank_warnings import of_run
 from fastcomm.trace.schema import KINDS
 
-SCHEMA = Path(__file__).parent.parent / "docs" / "metrics.schema.json"
+SCHEMA = Path(__file__).parent.parent / "docs" / "schemas" / "metrics.json"
 
 pytestmark = pytest.mark.compiled
 

@@ -3,16 +3,18 @@
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import orjson
+import pyarrow as pa
 
 from fastcomm import inputs
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.ranges import shortened
+from fastcomm.result import Result
 from fastcomm.trace.run import (
     SkippedRank,
     absent,
@@ -22,7 +24,7 @@ from fastcomm.trace.run import (
     skipped_lines,
 )
 from fastcomm.trace.schema import TAGS
-from fastcomm.units import counted, format_ns, plural
+from fastcomm.units import counted, format_ns, format_signed_ns, plural
 
 if TYPE_CHECKING:
     from fastcomm.metrics.result import Metrics
@@ -87,6 +89,10 @@ class Value:
             return None
         return self.after - self.before
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the value as it stands in JSON and in the table of values."""
+        return {**asdict(self), "difference": self.difference, "relative": self.relative}
+
     @property
     def relative(self) -> float | None:
         """The difference as a share of before; null where that is 0 or unknown."""
@@ -109,9 +115,19 @@ class BreakdownChange:
         """What it adds to the step; the effects of all parts add up to the step's change."""
         return self.after_ns - self.before_ns
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the part as it stands in JSON, with the names of its reasons."""
+        return {
+            "name": self.name,
+            "before_ns": self.before_ns,
+            "after_ns": self.after_ns,
+            "effect_ns": self.effect_ns,
+            "reasons": [each.name for each in self.reasons],
+        }
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison(Result):
     """All that changed between two runs."""
 
     step: Value  # the mean iteration in ns
@@ -121,6 +137,7 @@ class Comparison:
     values: tuple[Value, ...]  # every metric, in the order of the JSON
     notes: tuple[str, ...]  # why the runs might not be comparable
     incomplete: tuple[str, ...] = ()  # which ranks of which run are missing
+    conditions_that_hold: tuple[str, ...] = ()  # of those that were judged
 
     @property
     def is_same(self) -> bool:
@@ -129,12 +146,55 @@ class Comparison:
             each.before == each.after for each in self.values
         )
 
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        return {
+            "step": self.step.to_dict(),
+            "parts": [each.to_dict() for each in self.parts],
+            "values": [each.to_dict() for each in self.values],
+            "conditions_that_hold": list(self.conditions_that_hold),
+            "incomplete": list(self.incomplete),
+            "notes": list(self.notes),
+        }
+
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """Return the parts of the step, and every value; times in ns."""
+        parts = [
+            {**part.to_dict(), "reasons": " ".join(each.name for each in part.reasons)}
+            for part in self.parts
+        ]
+        values = [each.to_dict() for each in self.values]
+        return {
+            "parts": pa.Table.from_pylist(parts, schema=_PARTS),
+            "values": pa.Table.from_pylist(values, schema=_VALUES),
+        }
+
+    def figures(self) -> dict[str, str]:
+        """Return the mean step of both runs, and the part that changed it most."""
+        times = (self.step.before, self.step.after)
+        before, after = ("n/a" if each is None else format_ns(each) for each in times)
+        part = self.parts[0] if self.parts else None
+        change = "n/a" if part is None else f"{part.name} {format_signed_ns(part.effect_ns)}"
+        return {"before": before, "after": after, "largest change": change}
+
     def value(self, name: str) -> Value:
         """One metric by its name; ConfigError, with names like it, where there is none."""
         for each in self.values:
             if each.name == name:
                 return each
         raise ConfigError(f"{name}: no metric of either run; {_nearest(name, self.values)}")
+
+
+_FLOATS = pa.float64()
+_VALUES = pa.schema(
+    [("name", pa.string())]
+    + [(name, _FLOATS) for name in ("before", "after", "difference", "relative")]
+)
+_PARTS = pa.schema(
+    [("name", pa.string())]
+    + [(name, _FLOATS) for name in ("before_ns", "after_ns", "effect_ns")]
+    + [("reasons", pa.string())]
+)
 
 
 def compare(
@@ -208,7 +268,9 @@ def _left_out(before: Object, after: Object, runs: Mapping[str, Object]) -> Iter
 
 
 def _object(found: "Metrics | Object") -> Object:
-    return found if isinstance(found, Mapping) else found.to_dict()
+    """Return the metrics without the version of their schema, which is no metric."""
+    known = found if isinstance(found, Mapping) else found.contents()
+    return {key: value for key, value in known.items() if key != "schema_version"}
 
 
 def _scalars(found: Any, name: str = "") -> Iterator[tuple[str, float | None]]:

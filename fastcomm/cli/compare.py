@@ -8,7 +8,7 @@ import click
 
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import engine_of
-from fastcomm.cli.results import compute, measure_options, result_options
+from fastcomm.cli.results import compute, measure_options, print_json, result_options
 from fastcomm.errors import FastcommError
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def run(
     Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some ranks (--keep-going),
     4 a condition of --fail-if holds.
     """
+    from dataclasses import replace
+
     from fastcomm.analyses.compare import Condition, common_ranks, compare
     from fastcomm.cli import INCOMPLETE, REGRESSED
     from fastcomm.report import compare as report
@@ -74,13 +76,14 @@ def run(
     found = compare(*same, whole=(metrics[0], metrics[1]))
     warn(_warnings(*(_unsaid(each, is_said=not as_json) for each in metrics)))
     warn(filter(None, (each.doubt(found) for each in parsed)))
-    holding = [each.text for each in parsed if each.holds(found)]
+    holding = tuple(each.text for each in parsed if each.holds(found))
+    found = replace(found, conditions_that_hold=holding)
     if output is not None:
-        report.write(found, holding, output, xlsx=words["xlsx"])
+        report.write(found, output, xlsx=words["xlsx"])
     if as_json:
-        click.echo(report.json_text(found, holding))
+        print_json(found)
     else:
-        report.show(found, [each.text for each in parsed], holding)
+        report.show(found, [each.text for each in parsed])
     if holding:
         ctx.exit(REGRESSED)
     if any(each["failed"] for each in metrics):

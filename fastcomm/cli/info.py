@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcomm.cli.options import engine_of, run_options
+from fastcomm.cli.results import print_json
 
 if TYPE_CHECKING:
     from fastcomm.analyses.info import Info
@@ -42,9 +43,7 @@ def run(
     with engine_of(words) as engine:
         found = _seen(paths, words, engine, all_ranks=all_ranks)
     if as_json:
-        from fastcomm.report import json_text
-
-        click.echo(json_text.dumps(found.to_dict()))
+        print_json(found)
     else:
         from fastcomm.report.info import show
 

@@ -11,6 +11,7 @@ from fastcomm.cli.ranges import NumberList, Rate, numbers
 if TYPE_CHECKING:
     from fastcomm.executors.executor import Executor
     from fastcomm.metrics.result import Metrics
+    from fastcomm.result import Result
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,6 +99,13 @@ def compute(
             with_tables=with_tables,
             progress=advance,
         )
+
+
+def print_json(found: "Result") -> None:
+    """Print the JSON document of a result."""
+    from fastcomm.report import json_text
+
+    click.echo(json_text.dumps(found.to_dict()))
 
 
 def _beside_files(ctx: click.Context, _option: click.Parameter, said: bool) -> bool:

@@ -28,7 +28,7 @@ from fastcomm.metrics.breakdown import (
     overlap,
     rank_times,
 )
-from fastcomm.metrics.findings import Finding, in_order
+from fastcomm.metrics.findings import Finding, findings_table, in_order
 from fastcomm.metrics.headline import StepTimes, headline, health, symptoms
 from fastcomm.metrics.outliers import Heat
 from fastcomm.metrics.outside import Outside
@@ -37,16 +37,18 @@ from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.view import ByteKind
 from fastcomm.metrics.volume import Exposure, Volume, exposures
 from fastcomm.metrics.windows import PhaseWindows
+from fastcomm.result import Result
 from fastcomm.spread import Spread, one_by_one
 from fastcomm.trace import rank_warnings
 from fastcomm.trace.run import SkippedRank, agreed_size, expected_ranks
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS
+from fastcomm.units import format_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Metrics(Result):
     """The communication metrics of a run. Times in ns, ratios as fractions, null is unknown."""
 
     ranks: tuple[int, ...]
@@ -101,8 +103,18 @@ class Metrics:
         """The sentence that stands in for findings; None where there are findings."""
         return health(self)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The object that `--json` prints; its schema is `docs/metrics.schema.json`."""
+    def figures(self) -> dict[str, str]:
+        """Return the ranks, the mean step, its largest part, and the number of findings."""
+        step = self.iteration.mean_ns
+        return {
+            "ranks": f"{len(self.ranks)} of {self.expected_ranks}",
+            "step": "n/a" if step is None else format_ns(step),
+            "headline": self.headline,
+            "findings": str(len(self.findings)),
+        }
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
         window_keys = {"source": "from", "target": "to"}
         windows = [
             {window_keys.get(key, key): value for key, value in asdict(window).items()}
@@ -197,7 +209,7 @@ def answer(  # noqa: PLR0913 - one word a choice
             **(_large_tables(partial, material.pieces) if with_tables else {}),
             "collectives": over_all.collectives,
             **tables,
-            "findings": _findings_table(summary.findings),
+            "findings": findings_table(summary.findings),
         },
     )
 
@@ -252,15 +264,6 @@ class _Summary:
             exposure=exposure,
             findings=in_order([*seen.causes, *found]),
         )
-
-
-def _findings_table(findings: Sequence[Finding]) -> pa.Table:
-    """Return a row per finding, in order; without findings the columns are there, too."""
-    rows = [{**asdict(each), **asdict(each.evidence)} for each in findings]
-    names = [("kind", pa.string()), ("text", pa.string()), ("ranks", pa.list_(pa.int64()))]
-    names += [("cost_ns", pa.float64()), ("share", pa.float64()), ("confidence", pa.string())]
-    names += [("stage", pa.int64()), ("group", pa.string()), ("tag", pa.string())]
-    return pa.Table.from_pylist(rows, schema=pa.schema(names))
 
 
 def _lacking(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:
