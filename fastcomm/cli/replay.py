@@ -15,19 +15,17 @@ from fastcomm.cli.options import (
     reading_options,
 )
 from fastcomm.cli.ranges import STEPS, WORKERS, NumberList, numbers
-from fastcomm.cli.results import result_options
+from fastcomm.cli.results import print_json, result_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
-    from fastcomm.replay.predictions import Predictions
-    from fastcomm.replay.replayer import Replayed
-    from fastcomm.replay.session import Session
+    from fastcomm.replay.result import Session
 
 _EXAMPLES = """\b
 Examples:
   fastcomm replay trial/ --bottleneck --trace replayed.json
   fastcomm replay trial/ --what-if faster-network.json
-  fastcomm replay trial/ --compat dpro --json | jq .step_end_ms
+  fastcomm replay trial/ --compat dpro --json | jq .step_end_ns
   fastcomm replay traces/ --iteration 12 --bottleneck
 """
 
@@ -94,34 +92,38 @@ def run(
     device:NAME, rank:RANK, category:NAME, DELAY_ALL_CMP, DELAY_ALL_COMM or DELAY_ALL; the most
     exact wins.
     """
+    from dataclasses import replace
+
     from fastcomm.replay import inputs, what_if
     from fastcomm.replay.partial import partial
-    from fastcomm.report import json_text, replay
     from fastcomm.report import replay as report
 
     of_run = inputs.is_run(path)
-    found, others = _of_run(path, words) if of_run else _of_trial(path, words)
-    changed = removed = alone = None
+    found = _of_run(path, words) if of_run else _of_trial(path, words)
     if changes is not None:
         made = found.replayed.replayer
-        changed = made.run(what_if.durations(made, what_if.read(changes)))
+        found = replace(found, changed=made.run(what_if.durations(made, what_if.read(changes))))
     if words["bottleneck"]:
         removed = what_if.bottlenecks(
             found.replayed, found.path, workers=words["workers"], by_name=of_run
         )
+        found = replace(found, removed=removed)
     if words["tensors"]:
         alone = partial(found.replayed.replayer, numbers("--tensors", words["tensors"]))
-    said = report.to_dict(found, changed, removed, alone) | replay.predictions_dict(others)
-    _write(said, changed or found.replayed, output, trace_path)
+        found = replace(found, alone=alone)
+    if output is not None:
+        report.write(found, output)
+    if trace_path is not None:
+        report.write_trace(found.changed or found.replayed, trace_path)
     if words["html"] is not None:
-        _page(found, path, (changed, removed), words["html"])
+        from fastcomm.report.html import render, replayed
+
+        page = replayed.page(found, str(path), found.changed, found.removed)
+        render.write(page, words["html"])
     if as_json:
-        click.echo(json_text.dumps(said))
+        print_json(found)
     else:
-        report.show(found, changed, removed)
-        if alone is not None:
-            report.show_alone(alone)
-        replay.show_predictions(others)
+        report.show(found)
     if found.read and found.read.failed:
         ctx.exit(INCOMPLETE)
 
@@ -133,8 +135,10 @@ _OF_TRIALS = (
 _OF_RUNS = ("iteration", "annotation", "ranks", "config_path", "dask", "keep_going")
 
 
-def _of_trial(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
+def _of_trial(path: Path, words: dict[str, Any]) -> "Session":
     """A trial replayed as it was, and what else is predicted of its step."""
+    from dataclasses import replace
+
     from fastcomm.errors import ConfigError
     from fastcomm.replay.replayer import Options
     from fastcomm.replay.session import session
@@ -148,17 +152,16 @@ def _of_trial(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]
         unlimited_updates=words["unlimited_updates"],
     )
     found = session(read, options)
-    return found, stats.predicted(read, found.replayed.replayer, words)
+    return replace(found, predictions=stats.predicted(read, found.replayed.replayer, words))
 
 
-def _of_run(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
+def _of_run(path: Path, words: dict[str, Any]) -> "Session":
     """A step of a run replayed as it was; nothing else is predicted of it."""
     from fastcomm.analyses.replay import session_of, step_of
     from fastcomm.cli.options import engine_of
     from fastcomm.cli.windows import opened_whole, wanted_window
     from fastcomm.errors import ConfigError
     from fastcomm.executors import warm
-    from fastcomm.replay.predictions import Predictions
     from fastcomm.report.console import progress
 
     refused = [name for name in _OF_TRIALS if words[name]]
@@ -181,27 +184,9 @@ def _of_run(path: Path, words: dict[str, Any]) -> "tuple[Session, Predictions]":
                 progress=advance,
             )
     say(*(f"skipped: {each}" for each in (step.read.failed if step.read else ())))
-    return session_of(step), Predictions()
+    return session_of(step)
 
 
 def _option(name: str) -> str:
     """The option of a parameter."""
     return name.removeprefix("with_").removesuffix("_path").replace("_", "-")
-
-
-def _page(found: "Session", path: Path, asked: Any, html: str) -> None:
-    from fastcomm.report.html import render, replayed
-
-    render.write(replayed.page(found, str(path), *asked), html)
-
-
-def _write(
-    said: dict[str, Any], replayed: "Replayed", output: Path | None, trace_path: Path | None
-) -> None:
-    """Write what was asked for."""
-    from fastcomm.report import replay as report
-
-    if output is not None:
-        report.write(said, replayed, output)
-    if trace_path is not None:
-        report.write_trace(replayed, trace_path)

@@ -16,7 +16,7 @@ from fastcomm.ranges import DELAY_MS, FACTOR
 from fastcomm.readers.dpro.names import COMMUNICATION, COMPUTATION, long_name
 from fastcomm.readers.dpro.uniform import read_json
 from fastcomm.replay.replayer import Replayed, Replayer
-from fastcomm.replay.session import ReplayPath
+from fastcomm.replay.result import Removed, ReplayPath
 from fastcomm_kernels.arrays import Floats
 
 _MS = 1e6
@@ -29,14 +29,6 @@ class DurationChange:
 
     delay_ns: float = 0.0
     ratio: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
-    """How much sooner the step ends, in the mean over ranks, if a node took no time."""
-
-    node: str
-    saved_ns: float
 
 
 def read(path: Path) -> dict[str, DurationChange]:

@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from fastcomm.replay.replayer import Replayed
-from fastcomm.replay.session import Session
-from fastcomm.replay.what_if import Removed
+from fastcomm.replay.result import Removed, Session
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import axis, bars, heat, height_of, shown, spec
 from fastcomm.report.html.page import (
