@@ -8,7 +8,7 @@ import click
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import FileOrUrl, OutputFile, cluster_options
 from fastcomm.cli.ranges import Number, NumberList, numbers
-from fastcomm.cli.results import result_options
+from fastcomm.cli.results import print_json, result_options
 from fastcomm.ranges import FACTOR
 
 if TYPE_CHECKING:
@@ -96,20 +96,18 @@ def _say(
     words: dict[str, Any],
 ) -> None:
     """Write what was asked for, and print."""
-    from fastcomm.report import json_text
     from fastcomm.report import stragglers as report
 
     if trace_path is not None and found.trace is not None:
         report.write_trace(found.trace, trace_path)
     if words["output"] is not None:
-        report.write(found.stragglers, meta, words["output"])
+        report.write(found, meta, words["output"])
     if words["html"] is not None:
         from fastcomm.report.html import render
         from fastcomm.report.html import stragglers as html
 
         render.write(html.page(found.stragglers, table), words["html"])
     if words["as_json"]:
-        said = report.to_dict(found.stragglers, found.changed)
-        click.echo(json_text.dumps(said))
+        print_json(found)
     else:
-        report.show(found.stragglers, found.changed)
+        report.show(found)
