@@ -9,14 +9,14 @@ import click
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import with_options
 from fastcomm.cli.ranges import COUNT, Number
-from fastcomm.cli.results import result_options
+from fastcomm.cli.results import print_json, result_options
 from fastcomm.errors import ConfigError
 from fastcomm.ranges import IMBALANCE, PENALTY
 from fastcomm.units import parse_quantity
 
 if TYPE_CHECKING:
     from fastcomm.isp.question import Question
-    from fastcomm.isp.result import SearchResult
+    from fastcomm.isp.result import HardwareChange, SearchResult
     from fastcomm.isp.search import Setting
 
 _EXAMPLES = """\b
@@ -167,6 +167,8 @@ def run(**words: Any) -> None:
     pipeline, micro-batches and checkpoints: all that can exist is priced by closed formulas and
     ranked by tokens a GPU and second. Nothing is run.
     """
+    from dataclasses import replace
+
     from fastcomm.isp import question as words_
     from fastcomm.isp import search
 
@@ -178,19 +180,20 @@ def run(**words: Any) -> None:
     if len(lengths) > 1:
         _sweep(question, using, lengths, words)
         return
-    found = search.answer(question, using)
+    found = replace(search.answer(question, using), top=words["top"])
+    if words["sensitivity"]:
+        found = replace(found, sensitivity=_changes(found, using))
     if words["output"]:
         from fastcomm.report.isp import write_search
 
-        write_search(found, words["output"], words["top"], xlsx=words["xlsx"])
+        write_search(found, words["output"], xlsx=words["xlsx"])
     if words["html"] is not None:
         from fastcomm.report.html import isp as html
         from fastcomm.report.html import render
 
-        changes = _changes(found, using) if words["sensitivity"] else ()
-        render.write(html.page(found, changes), words["html"])
+        render.write(html.page(found, found.sensitivity or ()), words["html"])
     if words["as_json"]:
-        _print_json(_as_dict(found, using, words))
+        print_json(found)
     elif found.feasible:
         _show(found, using, words)
     if not found.feasible:
@@ -236,24 +239,7 @@ def _said(words: dict[str, Any]) -> dict[str, Any]:
     return said | options
 
 
-def _as_dict(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from fastcomm.isp.launch import original
-
-    whole = found.to_dict(words["top"])
-    if found.feasible:
-        whole["chosen"] = original(found.record(0))
-    if using.calibration:
-        whole["calibration"] = [asdict(each) for each in using.calibration.residuals]
-        whole["calibration_compute"] = [asdict(each) for each in using.calibration.compute]
-        whole["notes"] += using.calibration.skipped
-    if words["sensitivity"]:
-        whole["sensitivity"] = [asdict(change) for change in _changes(found, using)]
-    return whole
-
-
-def _changes(found: "SearchResult", using: "Setting") -> list[Any]:
+def _changes(found: "SearchResult", using: "Setting") -> "tuple[HardwareChange, ...]":
     from fastcomm.isp.sweep import sensitivity
 
     if using.compat:
@@ -277,8 +263,8 @@ def _show(found: "SearchResult", using: "Setting", words: dict[str, Any]) -> Non
     report.show(found, words["top"])
     if using.calibration:
         report.calibration(using.calibration)
-    if words["sensitivity"]:
-        report.changes(_changes(found, using))
+    if found.sensitivity is not None:
+        report.changes(found.sensitivity)
 
 
 def _sweep(
@@ -300,17 +286,8 @@ def _sweep(
 
         render.write(html.sweep(found), words["html"])
     if words["as_json"]:
-        from dataclasses import asdict
-
-        cells = [asdict(cell) for cell in found.cells]
-        _print_json({"cells": cells, "notes": list(found.notes)})
+        print_json(found)
     else:
         report.heat_map(found)
         if using.calibration:
             report.calibration(using.calibration)
-
-
-def _print_json(whole: dict[str, Any]) -> None:
-    from fastcomm.report import json_text
-
-    click.echo(json_text.dumps(whole))

@@ -175,7 +175,8 @@ def answer(question: Question, using: Setting) -> SearchResult:
         asked = replace(question, algos=algos)
         return compat_search.search(asked, using.compat, using.cluster, using.tables)
 
-    return search(question, using.cluster, attention=using.attention)
+    found = search(question, using.cluster, attention=using.attention)
+    return replace(found, calibration=using.calibration)
 
 
 def find(**words: Any) -> SearchResult:

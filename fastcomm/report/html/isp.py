@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastcomm.isp.question import ALGOS
-from fastcomm.isp.result import Record, SearchResult
-from fastcomm.isp.sweep import HardwareChange, SearchSweep
+from fastcomm.isp.result import HardwareChange, Record, SearchResult
+from fastcomm.isp.sweep import SearchSweep
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     INK,
