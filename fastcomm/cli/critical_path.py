@@ -8,17 +8,14 @@ import click
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.options import Output, OutputFile, run_options
 from fastcomm.cli.ranges import RANK
-from fastcomm.cli.results import result_options
+from fastcomm.cli.results import print_json, result_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fastcomm.critical_path.classes import Rules
-    from fastcomm.critical_path.data import DataDependencies
+    from fastcomm.critical_path.dependencies import DataDependencies
     from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.result import CriticalPath
-    from fastcomm.trace.run import SkippedRank
     from fastcomm.trace.trace import Trace
 
 _EXAMPLES = """\b
@@ -93,6 +90,7 @@ def run(
     from fastcomm.critical_path.analysis import analyse
     from fastcomm.errors import FastcommError
     from fastcomm.executors import warm
+    from fastcomm.report import critical_path as report
 
     rules: Rules = words["compat"] or "corrected"
     warm.compile_critical_path(rules)
@@ -106,21 +104,32 @@ def run(
     )
     if found.path is None:
         raise FastcommError(f"{trace.meta.path}: the graph has a cycle, and no critical path")
-    if words["overlay"]:
-        from pathlib import Path
-
-        from fastcomm.critical_path.overlay import Drawing, write
-
-        every = words["all_events"] or words["all_edges"]
-        drawing = Drawing(only_critical=not every, all_edges=words["all_edges"])
-        write(trace, found, Path(words["overlay"]), drawing)
+    _overlay(trace, found, words)
     if words["save"]:
         found.save(words["save"])
-    data = _data(trace, found, words["execution_trace"]) if words["deps"] else None
+    if words["deps"]:
+        found.data = _data(trace, found, words["execution_trace"])
+    found.failed = tuple(left_out)
     _page(found, paths, words)
-    _show(found, as_json, output, data, left_out, xlsx=words["xlsx"])
+    if output is not None:
+        report.write(found, output, xlsx=words["xlsx"])
+    if as_json:
+        print_json(found)
+    else:
+        report.show(found)
     if left_out:
         ctx.exit(INCOMPLETE)
+
+
+def _overlay(trace: "Trace", found: "CriticalPath", words: dict[str, Any]) -> None:
+    """Write the trace with the path marked, if it was asked for."""
+    if not words["overlay"]:
+        return
+    from fastcomm.critical_path.overlay import Drawing, write
+
+    every = words["all_events"] or words["all_edges"]
+    drawing = Drawing(only_critical=not every, all_edges=words["all_edges"])
+    write(trace, found, Path(words["overlay"]), drawing)
 
 
 def _page(
@@ -165,57 +174,18 @@ def _join(
     paths: tuple[str, ...], words: dict[str, Any], as_json: bool, output: Path | None
 ) -> bool:
     """Show the path through all ranks; whether ranks were left out."""
-    from dataclasses import asdict
-
     from fastcomm.cli.windows import joined_run
     from fastcomm.errors import ConfigError
     from fastcomm.report import critical_path as report
 
     if refused := [name for name in _ONE_RANK if words[name] is not None]:
         raise ConfigError(f"--all-ranks and --{refused[0]} contradict each other; wanted one")
-    found, left_out = joined_run(paths, words)
+    found, _ = joined_run(paths, words)
     _page(found, paths, words)
     if output is not None:
-        report.write_joined(found, output, xlsx=words["xlsx"])
-    if not as_json:
+        report.write(found, output, xlsx=words["xlsx"])
+    if as_json:
+        print_json(found)
+    else:
         report.show_joined(found)
-        return bool(left_out)
-    from fastcomm.critical_path.document import joined_document
-    from fastcomm.report import json_text
-
-    said = joined_document(found)
-    if left_out:
-        said["failed"] = [asdict(each) for each in left_out]
-    click.echo(json_text.dumps(said))
-    return bool(left_out)
-
-
-def _show(
-    found: "CriticalPath",
-    as_json: bool,
-    output: Path | None,
-    data: "DataDependencies | None",
-    left_out: "Sequence[SkippedRank]",
-    *,
-    xlsx: bool,
-) -> None:
-    from dataclasses import asdict
-
-    from fastcomm.report import critical_path as report
-
-    if output is not None:
-        report.write(found, output, data, xlsx=xlsx)
-    if not as_json:
-        report.show(found)
-        if data is not None:
-            report.show_data(data)
-        return
-    from fastcomm.critical_path.document import data_document, document
-    from fastcomm.report import json_text
-
-    answer = document(found)
-    if data is not None:
-        answer["data"] = data_document(data)
-    if left_out:
-        answer["failed"] = [asdict(each) for each in left_out]
-    click.echo(json_text.dumps(answer))
+    return bool(found.failed)

@@ -9,7 +9,7 @@ import click
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.options import run_options
 from fastcomm.cli.ranges import RANK
-from fastcomm.cli.results import result_options
+from fastcomm.cli.results import print_json, result_options
 from fastcomm.cli.windows import window_options
 
 if TYPE_CHECKING:
@@ -72,31 +72,29 @@ def run(
     The events of the window are replayed with the edits: each begins as soon as what it waited
     for allows. The error of a replay without edits is printed with every answer.
     """
+    from dataclasses import replace
+
     from fastcomm.critical_path.what_if import Replay, sweep
     from fastcomm.report import critical_path as report
 
     what_if, sweeps = _edits(words)
     found, left_out = _found(paths, words)
     replay = Replay(found)
-    answer = replay.run(what_if)
-    swept = [sweep(replay, edit, values, what_if) for edit, values in sweeps]
+    answer = replace(
+        replay.run(what_if),
+        sweeps=tuple(sweep(replay, edit, values, what_if) for edit, values in sweeps),
+        failed=tuple(left_out),
+    )
     if output is not None:
-        report.write_what_if(answer, swept, output, xlsx=words["xlsx"])
+        report.write_what_if(answer, output, xlsx=words["xlsx"])
     if words["html"] is not None:
         from fastcomm.report.html import critical, render
 
-        render.write(critical.what_if(answer, swept, paths), words["html"])
+        render.write(critical.what_if(answer, answer.sweeps, paths), words["html"])
     if as_json:
-        from dataclasses import asdict
-
-        from fastcomm.report import json_text
-
-        said = report.what_if_document(answer, swept)
-        if left_out:
-            said["failed"] = [asdict(each) for each in left_out]
-        click.echo(json_text.dumps(said))
+        print_json(answer)
     else:
-        report.show_what_if(answer, swept)
+        report.show_what_if(answer)
     if left_out:
         ctx.exit(INCOMPLETE)
 

@@ -4,7 +4,7 @@ Times are nanoseconds. An event's id is its place in the trace's file.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,10 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.critical_path.classes import FACTS, OWN, TYPES, Rules, classes, short_names
-from fastcomm.critical_path.rows import EventDescriptions
+from fastcomm.critical_path.device_time import DeviceTime, step_note
+from fastcomm.critical_path.rows import EventDescriptions, TraceEvents
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath, longest_path
+from fastcomm.result import TableResult
+from fastcomm.units import format_ns
 from fastcomm_kernels import binding
 from fastcomm_kernels.arrays import Flags, Ints
 from fastcomm_kernels.graph import NONE
@@ -24,6 +27,11 @@ from fastcomm_kernels.graph import NONE
 if TYPE_CHECKING:
     import networkx
 
+    from fastcomm.critical_path.dependencies import DataDependencies
+    from fastcomm.trace.run import SkippedRank
+
+
+_MOST_CLASSES = 3
 _SEARCHED_FROM_NS = -1000  # HTA takes a weight of so little for 0 in its search
 
 
@@ -50,7 +58,7 @@ class PathSource:
     notes: tuple[str, ...] = ()
 
 
-class CriticalPath:
+class CriticalPath(TableResult):
     """The result of `critical_path_analysis`."""
 
     def __init__(
@@ -62,6 +70,8 @@ class CriticalPath:
         self.on_device = on_device  # by node
         self.path: LongestPath | None = None
         self.slack: Ints | None = None  # by edge of the path; -1: nothing else was near
+        self.data: DataDependencies | None = None  # where they were asked for
+        self.failed: tuple[SkippedRank, ...] = ()
 
     def critical_path(self, *, strict: bool = False) -> bool:
         """Search the path, again after an edit; False where the graph has no valid one.
@@ -222,9 +232,69 @@ class CriticalPath:
         """`breakdown`, or None before there is a path."""
         return None if self.path is None else self.breakdown
 
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """`breakdown` for whatever takes Arrow's PyCapsules: pandas, Polars, DuckDB."""
-        return self.breakdown.__arrow_c_stream__(requested_schema)
+    def to_arrow(self) -> pa.Table:
+        """Return `breakdown`: a row per edge of the path."""
+        return self.breakdown
+
+    def figures(self) -> dict[str, str]:
+        """Return the rank, the rules, the length of the path, and its largest classes."""
+        sums = sorted(self.summary_ns().items(), key=lambda pair: -pair[1])
+        largest = ", ".join(f"{name} {format_ns(ns)}" for name, ns in sums[:_MOST_CLASSES])
+        return {
+            "rank": str(self.about.rank),
+            "rules": self.about.rules,
+            "length": format_ns(self.length_ns),
+            "largest": largest,
+        }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on the path; by the corrected rules, also on what the device does along it."""
+        about, events = self.about, self.events
+        if (
+            about.rules != "corrected"
+            or not isinstance(events, TraceEvents)
+            or self.path is None
+        ):
+            return about.notes
+        device = DeviceTime.of(events.trace, self.breakdown, self.graph.event)
+        more = (device.note(), step_note(events.trace, about.window, self.wall_ns))
+        return (*about.notes, *(note for note in more if note))
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version; shares are those of the path."""
+        graph, path, about = self.graph, self.found, self.about
+        length, sums, counts = self.length_ns, self.summary_ns(), graph.counts()
+        guessed = {name: counts.pop(name) for name in ("inferred", "unexplained", "join")}
+        if not guessed["join"]:
+            del guessed["join"]
+        data = {} if self.data is None else {"data": self.data.to_dict()}
+        return {
+            "rules": about.rules,
+            "path_of_trace": about.path,
+            "rank": about.rank,
+            "window": {"start_ns": about.window.start, "stop_ns": about.window.stop},
+            "events": about.clipped,
+            "nodes": graph.used,
+            "nodes_listed": len(graph.event),
+            "edges": counts if about.rules == "hta" else {**counts, **guessed},
+            "path": {
+                "nodes": len(path.nodes),
+                "events": self.event_count,
+                "length_ns": length,
+                "wall_ns": self.wall_ns,
+                "coverage": length / self.wall_ns if self.wall_ns else None,
+                "event_ids": self.event_ids,
+            },
+            "summary": _shares(sums),
+            "summary_ns": sums,
+            "summary_by_tag": _shares(self.by_tag_ns(), sum(sums.values())),
+            "top_events": self.top("event").to_pylist(),
+            "top_operators": self.top("name").to_pylist(),
+            "notes": list(self.notes),
+            **data,
+            "failed": [asdict(each) for each in self.failed],
+        }
 
     def summary_ns(self) -> dict[str, int]:
         """How long each class is on the path, sorted by name."""
@@ -314,3 +384,8 @@ def _sums(table: pa.Table, key: str) -> dict[str, int]:
     sums = table.group_by(key).aggregate([("duration_ns", "sum")])
     pairs = zip(sums[key].to_pylist(), sums["duration_ns_sum"].to_pylist(), strict=True)
     return dict(sorted(((str(name), ns) for name, ns in pairs)))
+
+
+def _shares(sums: dict[str, int], whole: int | None = None) -> dict[str, float]:
+    total = sum(sums.values()) if whole is None else whole
+    return {name: ns / total if total else 0.0 for name, ns in sums.items()}
