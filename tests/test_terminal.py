@@ -19,7 +19,7 @@ from commands import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.analyses.compare import Condition
+from fastcomm.analyses.conditions import Condition
 from fastcomm.cli import main
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.html import ranks as by_rank_page

@@ -59,7 +59,8 @@ def run(
     """
     from dataclasses import replace
 
-    from fastcomm.analyses.compare import Condition, common_ranks, compare
+    from fastcomm.analyses.compare import common_ranks, compare
+    from fastcomm.analyses.conditions import Condition
     from fastcomm.cli import INCOMPLETE, REGRESSED
     from fastcomm.report import compare as report
 

@@ -12,7 +12,6 @@ from fastcomm.metrics import bandwidth as bandwidth_
 from fastcomm.metrics import members
 from fastcomm.metrics import missing as lacks_
 from fastcomm.metrics import outside as outside_
-from fastcomm.metrics import pieces as metrics_pieces
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import volume as volume_
 from fastcomm.metrics import windows as windows_
@@ -115,9 +114,9 @@ class Metrics(Result):
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
-        window_keys = {"source": "from", "target": "to"}
+        names = {"source": "from", "target": "to"}
         windows = [
-            {window_keys.get(key, key): value for key, value in asdict(window).items()}
+            {names.get(key, key): value for key, value in asdict(window).items()}
             for window in self.windows or ()
         ]
         iteration = {
@@ -310,8 +309,8 @@ def _over_all(
     """All at once, so that no worker waits for one question to be answered."""
     ops = sorted({op for piece in pieces for op in piece.ops})
     of_tag, of_op = (
-        functools.partial(metrics_pieces.p95, pieces),
-        functools.partial(metrics_pieces.of_op, pieces),
+        functools.partial(pieces_.p95, pieces),
+        functools.partial(pieces_.of_op, pieces),
     )
     behind = functools.partial(windows_.windows_from, partial.all_windows())
     asked = [(of_tag, tag) for tag in tags] + [(of_op, op) for op in ops]
@@ -319,9 +318,7 @@ def _over_all(
     first, last = len(tags), len(asked)
     return _OverAll(
         p95=dict(zip(tags, found[:first], strict=True)),
-        collectives=pa.concat_tables(
-            [metrics_pieces.COLLECTIVES.empty_table(), *found[first:last]]
-        ),
+        collectives=pa.concat_tables([pieces_.COLLECTIVES.empty_table(), *found[first:last]]),
         windows=tuple(window for each in found[last:] for window in each),
     )
 
