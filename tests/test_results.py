@@ -10,8 +10,18 @@ from commands import invoke
 from jsonschema import Draft202012Validator
 
 import fastcomm
+from fastcomm.analyses.critical_path import join
+from fastcomm.analyses.doctor import examine
+from fastcomm.analyses.info import info
+from fastcomm.analyses.stats import RunStatistics
+from fastcomm.analyses.stragglers import find_stragglers
 from fastcomm.cli import COMMANDS, main
-from fastcomm.result import SCHEMA_VERSION, Result
+from fastcomm.dispatch import placement, simulation
+from fastcomm.isp import question, search, sweep
+from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.replay import inputs as replay_inputs
+from fastcomm.replay.step_time import step_time
+from fastcomm.result import SCHEMA_VERSION, Result, TableResult
 from fastcomm.synthetic import Job, write
 
 SCHEMAS = Path(__file__).parents[1] / "docs" / "schemas"
@@ -111,12 +121,65 @@ def test_a_schema_lets_no_other_key_pass(path):
         assert set(each["required"]) <= set(each["properties"])
 
 
-def test_a_metric_prints_as_one_line_and_shows_as_a_table(inputs):
-    found = fastcomm.compute_metrics(fastcomm.open_run(inputs["run"]))
-    assert repr(found).startswith("<Metrics: ranks 4 of 4, step ")
-    assert found.headline in repr(found)
+def statistics_of(run):
+    read = replay_inputs.read(run)
+    time = step_time(read.trace)
+    return RunStatistics(operations=statistics(read.trace), time=time, read=read.read)
+
+
+def searched(seq_lens):
+    words = {"model": "7B", "world_size": 16, "seq_len": "8Ki", "global_batch": "1Mi"}
+    if not seq_lens:
+        return fastcomm.search_strategies(**words)
+    asked = question.asked({**words, "world_size": "16"})
+    return sweep.sweep(asked, search.setting({}).cluster, seq_lens)
+
+
+def placed(rule):
+    workload = fastcomm.Workload.of(RECIPE)
+    terms = simulation.terms_of(RECIPE)
+    return placement.placing(workload, ["deepep"], terms, rule=rule, replicas=8)
+
+
+RECIPE = fastcomm.Recipe.of(num_nodes=2, gpus_per_node=2, topk=2, iter_num=1, seq_len=20)
+EDIT = fastcomm.Edit(action="scale", what="comm", value=0.5)
+RESULTS = {
+    "metrics": lambda run, _: fastcomm.compute_metrics(fastcomm.open_run(run)),
+    "info": lambda run, _: info(fastcomm.open_run(run)),
+    "path": lambda run, _: fastcomm.find_critical_path(run, rank=0),
+    "all ranks": lambda run, _: join(open_whole(run))[0],
+    "what-if": lambda run, _: fastcomm.what_if(fastcomm.find_critical_path(run), [EDIT]),
+    "replay": lambda run, _: fastcomm.replay_run(run),
+    "stats": lambda run, _: statistics_of(run),
+    "stragglers": lambda _, table: find_stragglers(table),
+    "search": lambda *_: searched(()),
+    "search sweep": lambda *_: searched((4096,)),
+    "dispatch": lambda *_: fastcomm.simulate_dispatch(fastcomm.Workload.of(RECIPE), ["deepep"]),
+    "place": lambda *_: placed("local"),
+    "dispatch sweep": lambda *_: simulation.sweep(
+        RECIPE, {"zipf_alpha": [1.1, 2.0]}, ["deepep"], simulation.terms_of
+    ),
+    "doctor": lambda *_: examine(),
+}
+
+
+def open_whole(run):
+    return fastcomm.open_run(run, options=fastcomm.OpenOptions(whole=True))
+
+
+@pytest.mark.parametrize("make", RESULTS.values(), ids=RESULTS)
+def test_a_result_is_one_line_a_small_table_and_arrow(inputs, make):
+    found = make(inputs["run"], inputs["table"] / "table.parquet")
+    name = type(found).__name__
+    assert repr(found).startswith(f"<{name}: ")
     assert "\n" not in repr(found)
-    assert found._repr_html_().startswith("<table><caption>Metrics</caption><tr><th>ranks")
+    assert len(repr(found)) < 300
+    assert found._repr_html_().startswith(f"<table><caption>{name}</caption><tr><th>")
+    tables = found.to_arrow()
+    for table in tables.values() if isinstance(tables, dict) else [tables]:
+        assert isinstance(table, pa.Table)
+    if isinstance(found, TableResult):
+        assert pa.table(found) == tables
 
 
 @dataclass(frozen=True, repr=False)

@@ -58,8 +58,11 @@ class RunStatistics(TableResult):
 
     def figures(self) -> dict[str, str]:
         """Return the ranks, the steps, the step time, and the number of operations."""
+        read = self.read
         return {
-            "ranks": str(self.read or len(self.time.ranks)),
+            "ranks": f"{len(read.ranks)} of {read.expected}"
+            if read
+            else str(len(self.time.ranks)),
             "steps": str(len(self.time.steps)),
             "step": format_ns(self.time.time_ns),
             "operations": str(len(self.operations.names)),
