@@ -191,7 +191,7 @@ def run(**words: Any) -> None:
         from fastcomm.report.html import isp as html
         from fastcomm.report.html import render
 
-        render.write(html.page(found, found.sensitivity or ()), words["html"])
+        render.write(html.page(found), words["html"])
     if words["as_json"]:
         print_json(found)
     elif found.feasible:

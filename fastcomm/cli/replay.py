@@ -118,8 +118,7 @@ def run(
     if words["html"] is not None:
         from fastcomm.report.html import render, replayed
 
-        page = replayed.page(found, str(path), found.changed, found.removed)
-        render.write(page, words["html"])
+        render.write(replayed.page(found, str(path)), words["html"])
     if as_json:
         print_json(found)
     else:

@@ -90,7 +90,7 @@ def run(
     if words["html"] is not None:
         from fastcomm.report.html import critical, render
 
-        render.write(critical.what_if(answer, answer.sweeps, paths), words["html"])
+        render.write(critical.what_if(answer, paths), words["html"])
     if as_json:
         print_json(answer)
     else:

@@ -26,14 +26,9 @@ _MOST_ROWS = 200
 _MOST_BARS = 16
 
 
-def page(
-    found: Session,
-    source: str,
-    changed: Replayed | None = None,
-    removed: Sequence[Removed] | None = None,
-) -> Page:
+def page(found: Session, source: str) -> Page:
     """The replayed step, its ranks and its critical path, and what was asked of it."""
-    replayed = found.replayed
+    replayed, changed, removed = found.replayed, found.changed, found.removed
     facts = [
         words.fact("replay.step_ns", replayed.mean_ns, words.ns, label="replayed"),
         words.fact("replay.measured_ns", found.measured.time_ns, words.ns, label="measured"),
