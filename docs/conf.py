@@ -8,8 +8,8 @@ project_copyright = f"2026, {author}"
 
 extensions = ["myst_parser"]
 exclude_patterns = ["_build"]
-# The schema keeps its name, so that others can refer to it.
-html_extra_path = ["metrics.schema.json"]
+# The schemas keep their names, so that others can refer to them.
+html_extra_path = ["schemas"]
 html_theme = "furo"
 html_title = f"fastcomm {release}"
 html_copy_source = False

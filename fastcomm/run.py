@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastcomm.critical_path.result import CriticalPath
     from fastcomm.executors.executor import Executor
     from fastcomm.metrics.result import Metrics
-    from fastcomm.replay.session import Session
+    from fastcomm.replay.result import Session
     from fastcomm.trace.run import RunTraces, SkippedRank
     from fastcomm.trace.trace import Trace
 

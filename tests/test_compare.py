@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.analyses import compare as analyses_compare
-from fastcomm.analyses.compare import Condition, compare
+from fastcomm.analyses.compare import compare
+from fastcomm.analyses.conditions import Condition
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError, TraceFileError

@@ -310,7 +310,7 @@ def test_each_layer_is_placed_by_its_own_load():
     )
     first, second = (each.replicas for each in found.placements)
     assert first.tolist() == second[::-1].tolist()
-    assert len(found.rows()) == len(EXACT)
+    assert len(found.to_arrow()) == len(EXACT)
     assert found.after.expert_load.shape == (2, 12)
     assert found.after.expert_load.sum() == found.before.expert_load.sum()
     json.dumps(found.to_dict(), allow_nan=False)

@@ -145,7 +145,7 @@ def test_the_pages_of_metrics_know_every_key():
             for inner in schema.values():
                 yield from keys(inner)
 
-    schema = json.loads(text_of("docs/metrics.schema.json"))
+    schema = json.loads(text_of("docs/schemas/metrics.json"))
     assert set(keys(schema)) - words(pages_of_metrics()) == set()
 
 

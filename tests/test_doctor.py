@@ -30,7 +30,7 @@ def invoke(*words, code=0):
 
 
 def found(*words, code=0):
-    return json.loads(invoke(*words, "--json", code=code))
+    return json.loads(invoke(*words, "--json", code=code))["checks"]
 
 
 def test_it_tells_versions_machine_cache_and_that_measuring_works():

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
 from fastcomm.isp import question, search
+from fastcomm.isp.result import with_units
 
 ASKED = ("--model", "7B", "--world-size", "16", "--seq-len", "4Ki", "--global-batch", "1Mi")
 RECORD = [
@@ -84,10 +85,10 @@ def test_the_table_names_the_fastest_of_each_algorithm():
 
 def test_json_has_the_keys_of_a_record(tmp_path):
     found = json.loads(call(*ASKED, "--json", "--output", str(tmp_path), "--sensitivity"))
-    assert set(RECORD) | set(MORE) <= set(found["best"][0])
+    assert set(with_units(dict.fromkeys([*RECORD, *MORE], 1))) <= set(found["best"][0])
     assert len(found["best"]) == 6
     assert found["candidates"] == found["feasible"] + sum(found["rejected"].values())
-    rates = [record["tgs"] for record in found["best"]]
+    rates = [record["tokens_per_s_per_gpu"] for record in found["best"]]
     assert rates == sorted(rates, reverse=True)
     assert set(found["best_by_algo"]) == {"isp", "msp", "fsp", "mtp"}
     assert set(found["chosen"]) == {
@@ -97,7 +98,7 @@ def test_json_has_the_keys_of_a_record(tmp_path):
     assert all(change["gain"] >= 0 for change in found["sensitivity"])
     table = pq.read_table(tmp_path / "strategies.parquet")
     assert table.num_rows == found["feasible"]
-    assert table["tgs"][0].as_py() == rates[0]
+    assert table["tokens_per_s_per_gpu"][0].as_py() == rates[0]
     assert json.loads((tmp_path / "isp.json").read_text())["best"] == found["best"]
     assert (tmp_path / "strategies.csv").read_text().startswith('"algo_type"')
 
@@ -290,17 +291,24 @@ def test_measured_tables_replace_the_curves(isp_data):
         )
     )
     assert folder["best"] == files["best"]
-    assert folder["best"][0]["tgs"] == pytest.approx(plain["best"][0]["tgs"], rel=0.05)
-    assert folder["best"][0]["tgs"] != plain["best"][0]["tgs"]
+    assert folder["best"][0]["tokens_per_s_per_gpu"] == pytest.approx(
+        plain["best"][0]["tokens_per_s_per_gpu"], rel=0.05
+    )
+    assert folder["best"][0]["tokens_per_s_per_gpu"] != plain["best"][0]["tokens_per_s_per_gpu"]
 
 
 def test_measured_tables_count_in_sweeps_and_in_what_ifs(isp_data):
     table = ("--attention-table", str(isp_data / "fa_a800.csv"))
     asked = (*ASKED[:4], "--seq-len", "4Ki,8Ki", *ASKED[6:])
     cells = [json.loads(call(*asked, *more, "--json"))["cells"] for more in ((), table)]
-    assert cells[0][1]["best"]["tgs"] != cells[1][1]["best"]["tgs"]
+    assert (
+        cells[0][1]["best"]["tokens_per_s_per_gpu"]
+        != cells[1][1]["best"]["tokens_per_s_per_gpu"]
+    )
     alone = json.loads(call(*ASKED, *table, "--json", "--sensitivity"))
-    assert cells[1][0]["best"]["tgs"] == alone["best"][0]["tgs"]
+    assert (
+        cells[1][0]["best"]["tokens_per_s_per_gpu"] == alone["best"][0]["tokens_per_s_per_gpu"]
+    )
     assert all(change["gain"] >= 0 for change in alone["sensitivity"])
 
 

@@ -393,7 +393,7 @@ def test_the_command_prints_and_writes_what_it_says(tmp_path):
     assert said["tensors_alone"]["tensors"] == [1, 2]
     assert "if it took no time" in text
     plain = json.loads(run("replay", TRIAL, "--compat", "dpro", "--json"))
-    assert plain["step_end_ms"]["host0.rank0"] == pytest.approx(11.332)
+    assert plain["step_end_ns"]["host0.rank0"] == pytest.approx(11.332e6)
 
 
 def chain_graph(size, edges):

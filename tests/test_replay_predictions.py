@@ -155,10 +155,10 @@ def test_the_command_predicts_what_it_is_asked_for(tmp_path):
 
     words = ("--daydream", "--hosts", "2", "--fuse", "9", "--barrier", "--clip-updates")
     said = json.loads(run(*words, "--json"))
-    assert list(said["daydream"]["step_end_ms"]) == ["host0.rank0"]
+    assert list(said["daydream"]["step_end_ns"]) == ["host0.rank0"]
     assert said["other_hosts"]["hosts"] == 2
     assert said["fusion"]["groups"] == [[0, 1, 2]]
-    assert said["fusion"]["before_ms"] > said["fusion"]["mean_step_ms"]
+    assert said["fusion"]["before_ns"] > said["fusion"]["mean_step_ns"]
     text = run(*words, "--align", "causality")
     assert "Daydream: " in text
     assert "on 2 hosts of one GPU: " in text

@@ -322,8 +322,8 @@ def test_every_format_of_the_made_up_job_is_replayed_as_measured(tmp_path):
         assert abs(found[form]["error"]) < 1e-9
         assert any(row["ph"] == "X" for row in json.loads(trace.read_text())["traceEvents"])
     assert found["store"] == found["kineto"]
-    assert found["nsys"]["measured_ms"] == pytest.approx(
-        found["kineto"]["measured_ms"], rel=1e-3
+    assert found["nsys"]["measured_ns"] == pytest.approx(
+        found["kineto"]["measured_ns"], rel=1e-3
     )
 
 

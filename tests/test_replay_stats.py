@@ -540,5 +540,5 @@ def test_the_commands_print_and_write_what_they_say(tmp_path):
     assert "375 more operations" in text
     assert "0 added, 0 removed" in run("stats", TRIAL, "--compare", whole).stdout
     compared = json.loads(run("stats", TRIAL, "--compare", TRIAL, "--json").stdout)
-    assert compared == {"added": [], "removed": [], "changed": {}}
+    assert compared == {"schema_version": 1, "added": [], "removed": [], "changed": {}}
     assert run("convert", whole, "-o", whole).exit_code == 1

@@ -1,4 +1,4 @@
-"""`docs/metrics.schema.json` says exactly what `fastcomm metrics --json` prints."""
+"""`docs/schemas/metrics.json` says exactly what `fastcomm metrics --json` prints."""
 
 import copy
 import json
@@ -14,7 +14,8 @@ from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 
-SCHEMA = json.loads((Path(__file__).parents[1] / "docs/metrics.schema.json").read_text("utf-8"))
+SCHEMAS = Path(__file__).parents[1] / "docs" / "schemas"
+SCHEMA = json.loads((SCHEMAS / "metrics.json").read_text("utf-8"))
 VALID = Draft202012Validator(SCHEMA)
 REAL = ["nccl_2rank_rank0.json.gz", "dlrm_8rank", "sampled_2of128", "gloo_4rank", "gloo_2x2"]
 

@@ -19,7 +19,7 @@ from commands import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.analyses.compare import Condition
+from fastcomm.analyses.conditions import Condition
 from fastcomm.cli import main
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.html import ranks as by_rank_page
@@ -151,11 +151,9 @@ def test_a_long_warning_takes_a_few_lines_and_keeps_its_command(tmp_path):
 
 
 def test_info_breaks_the_lines_of_a_warning(tmp_path, monkeypatch):
-    from fastcomm.analyses import info as analyses_info
-    from fastcomm.report import info
+    from fastcomm.analyses import info
 
     monkeypatch.setattr(info, "rank_warnings", lambda _: ["one\ntwo"])
-    assert analyses_info.rank_warnings
     invoke("demo", tmp_path / "run", "--ranks", 1)
     text = invoke("info", tmp_path / "run").stdout
     assert "warning: one\ntwo\n" in text

@@ -18,7 +18,7 @@ from fastcomm.readers.runs import open_run
 from fastcomm.trace.rank_warnings import of_run
 from fastcomm.trace.schema import KINDS
 
-SCHEMA = Path(__file__).parent.parent / "docs" / "metrics.schema.json"
+SCHEMA = Path(__file__).parent.parent / "docs" / "schemas" / "metrics.json"
 
 pytestmark = pytest.mark.compiled
 

@@ -1,18 +1,16 @@
-"""Compare the metrics of two runs: changes ranked by their effect, and conditions for CI."""
+"""Compare the metrics of two runs: changes ranked by their effect."""
 
-import operator
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any
 
 import orjson
+import pyarrow as pa
 
 from fastcomm import inputs
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.ranges import shortened
+from fastcomm.result import Result
 from fastcomm.trace.run import (
     SkippedRank,
     absent,
@@ -22,7 +20,7 @@ from fastcomm.trace.run import (
     skipped_lines,
 )
 from fastcomm.trace.schema import TAGS
-from fastcomm.units import counted, format_ns, plural
+from fastcomm.units import counted, format_ns, format_signed_ns, plural
 
 if TYPE_CHECKING:
     from fastcomm.metrics.result import Metrics
@@ -87,6 +85,10 @@ class Value:
             return None
         return self.after - self.before
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the value as it stands in JSON and in the table of values."""
+        return {**asdict(self), "difference": self.difference, "relative": self.relative}
+
     @property
     def relative(self) -> float | None:
         """The difference as a share of before; null where that is 0 or unknown."""
@@ -109,9 +111,19 @@ class BreakdownChange:
         """What it adds to the step; the effects of all parts add up to the step's change."""
         return self.after_ns - self.before_ns
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the part as it stands in JSON, with the names of its reasons."""
+        return {
+            "name": self.name,
+            "before_ns": self.before_ns,
+            "after_ns": self.after_ns,
+            "effect_ns": self.effect_ns,
+            "reasons": [each.name for each in self.reasons],
+        }
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison(Result):
     """All that changed between two runs."""
 
     step: Value  # the mean iteration in ns
@@ -121,6 +133,7 @@ class Comparison:
     values: tuple[Value, ...]  # every metric, in the order of the JSON
     notes: tuple[str, ...]  # why the runs might not be comparable
     incomplete: tuple[str, ...] = ()  # which ranks of which run are missing
+    conditions_that_hold: tuple[str, ...] = ()  # of those that were judged
 
     @property
     def is_same(self) -> bool:
@@ -129,12 +142,55 @@ class Comparison:
             each.before == each.after for each in self.values
         )
 
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        return {
+            "step": self.step.to_dict(),
+            "parts": [each.to_dict() for each in self.parts],
+            "values": [each.to_dict() for each in self.values],
+            "conditions_that_hold": list(self.conditions_that_hold),
+            "incomplete": list(self.incomplete),
+            "notes": list(self.notes),
+        }
+
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """Return the parts of the step, and every value; times in ns."""
+        parts = [
+            {**part.to_dict(), "reasons": " ".join(each.name for each in part.reasons)}
+            for part in self.parts
+        ]
+        values = [each.to_dict() for each in self.values]
+        return {
+            "parts": pa.Table.from_pylist(parts, schema=_PARTS),
+            "values": pa.Table.from_pylist(values, schema=_VALUES),
+        }
+
+    def figures(self) -> dict[str, str]:
+        """Return the mean step of both runs, and the part that changed it most."""
+        times = (self.step.before, self.step.after)
+        before, after = ("n/a" if each is None else format_ns(each) for each in times)
+        part = self.parts[0] if self.parts else None
+        change = "n/a" if part is None else f"{part.name} {format_signed_ns(part.effect_ns)}"
+        return {"before": before, "after": after, "largest change": change}
+
     def value(self, name: str) -> Value:
         """One metric by its name; ConfigError, with names like it, where there is none."""
         for each in self.values:
             if each.name == name:
                 return each
         raise ConfigError(f"{name}: no metric of either run; {_nearest(name, self.values)}")
+
+
+_FLOATS = pa.float64()
+_VALUES = pa.schema(
+    [("name", pa.string())]
+    + [(name, _FLOATS) for name in ("before", "after", "difference", "relative")]
+)
+_PARTS = pa.schema(
+    [("name", pa.string())]
+    + [(name, _FLOATS) for name in ("before_ns", "after_ns", "effect_ns")]
+    + [("reasons", pa.string())]
+)
 
 
 def compare(
@@ -208,7 +264,9 @@ def _left_out(before: Object, after: Object, runs: Mapping[str, Object]) -> Iter
 
 
 def _object(found: "Metrics | Object") -> Object:
-    return found if isinstance(found, Mapping) else found.to_dict()
+    """Return the metrics without the version of their schema, which is no metric."""
+    known = found if isinstance(found, Mapping) else found.contents()
+    return {key: value for key, value in known.items() if key != "schema_version"}
 
 
 def _scalars(found: Any, name: str = "") -> Iterator[tuple[str, float | None]]:
@@ -314,86 +372,3 @@ def _nearest(name: str, values: tuple[Value, ...]) -> str:
 
     near = get_close_matches(name, [each.name for each in values], cutoff=0.4)
     return f"there is {', '.join(near)}" if near else "--json lists all names"
-
-
-_TEXT = re.compile(
-    r"\s*(\S+?)\s*(>=|<=|>|<)\s*([+-]?)(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%|ns|us|ms|s)?\s*"
-)
-_COMPARE = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
-_UNIT = {None: 1.0, "%": 0.01, "ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
-_TINY_NS, _TINY = 1e6, 1e-3  # a bare number below these, in ns and of the value, is doubted
-_SHARES = ("breakdown.", "overlap.")
-
-Of = Literal["value", "difference", "relative"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """A metric, what of it is meant, and a threshold."""
-
-    text: str
-    name: str
-    of: Of  # the value after, or the change: absolute, or as a share of before
-    sign: str  # of _COMPARE
-    threshold: float
-
-    @classmethod
-    def parsed(cls, text: str) -> Self:
-        """The condition of a text; ConfigError where it is none.
-
-        A number with a sign is a change, with "%" relative to before: "> +3%", "< -2ms".
-        Without a sign it is the value after: "overlap.average_overlap_ratio < 50%".
-        """
-        found = _TEXT.fullmatch(text)
-        if not found:
-            raise ConfigError(
-                f"condition {shortened(text)!r}: wanted NAME > +3%, NAME > +2ms or NAME < 0.5, "
-                "with >, <, >= or <="
-            )
-        name, sign, plus, number, unit = found.groups()
-        if unit not in (None, "%") and not name.endswith("_ns"):
-            raise ConfigError(f"condition {text!r}: {name} is no time, found the unit {unit}")
-        if unit == "%" and not plus and not _is_share(name):
-            change = f"{'+' if sign in ('>', '>=') else '-'}{number}%"
-            raise ConfigError(
-                f"condition {text!r}: {number}% of what? {name} is not a share. For a change "
-                f"relative to BEFORE give it a sign: '{name} {sign} {change}'"
-            )
-        of: Of = "value" if not plus else "relative" if unit == "%" else "difference"
-        threshold = float(plus + number) * _UNIT[unit]
-        if not isfinite(threshold):
-            raise ConfigError(f"condition {shortened(text)!r}: wanted a finite number")
-        return cls(text=text.strip(), name=name, of=of, sign=sign, threshold=threshold)
-
-    def holds(self, found: Comparison) -> bool:
-        """Whether it is so; ConfigError where the metric is unknown: that is no pass."""
-        value = found.value(self.name)
-        measured = value.after if self.of == "value" else getattr(value, self.of)
-        if measured is None:
-            raise ConfigError(
-                f"condition {self.text!r}: cannot be judged, {self.name} is "
-                f"{_said(value.before)} before and {_said(value.after)} after"
-            )
-        return bool(_COMPARE[self.sign](measured, self.threshold))
-
-    def doubt(self, found: Comparison) -> str | None:
-        """Return a warning if a bare number of ns is so small that another unit is meant."""
-        value, number = found.value(self.name).after, abs(self.threshold)
-        is_bare = self.name.endswith("_ns") and self.text[-1:].isdigit()
-        if not is_bare or value is None or not 0 < number < min(_TINY_NS, value * _TINY):
-            return None
-        written = self.text.rpartition(self.sign)[2].strip()
-        return (
-            f"--fail-if {self.text!r}: {written} is {written} ns, and {self.name} is "
-            f"{format_ns(value)}; write a unit, as in {written}ms"
-        )
-
-
-def _is_share(name: str) -> bool:
-    """Whether a metric is a fraction, for which a percentage is a value."""
-    last = name.rpartition(".")[2]
-    return name.startswith(_SHARES) or any(word in last for word in ("share", "ratio", "util"))
-
-
-def _said(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:g}"

@@ -107,7 +107,7 @@ class _RankWindow:
         found = {rank: parts[rank][1] for rank in ordered}
         whole = joined(traces, self.wanted, self.data_load, found)
         expected = expected_ranks(ordered, self.world_size, left_out)
-        return replace(whole, expected_ranks=expected), left_out
+        return replace(whole, expected_ranks=expected, failed=tuple(left_out)), left_out
 
 
 def _together(parts: Sequence[_Parts]) -> _Parts:

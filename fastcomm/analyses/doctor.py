@@ -6,15 +6,19 @@ environment, and of an error only its kind.
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import pyarrow as pa
 
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
 from fastcomm.executors import warm
 from fastcomm.executors.versions import installed, versions
 from fastcomm.remote import place
+from fastcomm.result import TableResult
 from fastcomm.store.check import faults
 from fastcomm.store.layout import read_manifest
 from fastcomm.units import counted, format_bytes
@@ -50,10 +54,45 @@ class Check:
     state: State = "ok"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Diagnosis(TableResult):
+    """All checks, in order of what depends on what."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether something has to be mended."""
+        return any(each.state == "bad" for each in self.checks)
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        return {
+            "checks": {
+                each.name: {"found": each.found, "state": each.state} for each in self.checks
+            }
+        }
+
+    def to_arrow(self) -> pa.Table:
+        """Return a row per check."""
+        return pa.Table.from_pylist([asdict(each) for each in self.checks])
+
+    def figures(self) -> dict[str, str]:
+        """Return the number of checks of each state, and the names of those that are bad."""
+        states = Counter(each.state for each in self.checks)
+        bad = [each.name for each in self.checks if each.state == "bad"]
+        names = {"to mend": ", ".join(bad)} if bad else {}
+        return {state: str(number) for state, number in states.items()} | names
+
+
 def examine(
     dask: str | None = None, *, wait_s: float = 60, store: str | None = None
-) -> Iterator[Check]:
-    """Look at everything, in order of what depends on what."""
+) -> Diagnosis:
+    """Check versions, machine, cache and a self-test; the cluster and the store if given."""
+    return Diagnosis(checks=tuple(_checks(dask, wait_s, store)))
+
+
+def _checks(dask: str | None, wait_s: float, store: str | None) -> Iterator[Check]:
     for name, found in versions().items():
         yield Check(name=name, found=found, state="bad" if found == "none" else "ok")
     yield from _packages()

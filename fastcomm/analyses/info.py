@@ -14,12 +14,14 @@ from fastcomm.errors import TraceFileError
 from fastcomm.executors.executor import Executor, Progress, Task, both
 from fastcomm.executors.local import executor_of
 from fastcomm.readers.runs import missing
+from fastcomm.result import Result
 from fastcomm.store.layout import MANIFEST, ClockNote, Entry, Manifest, read_manifest
 from fastcomm.store.part import group_table, untagged, with_rank, without_bytes
 from fastcomm.trace import rank_warnings as rank_warnings_
 from fastcomm.trace.run import RunTraces, SkippedRank, agreed_size, expected_ranks, named_ranks
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS, Trace
+from fastcomm.units import format_bytes
 
 # Since when, and how, a profiler tells the sizes of collectives.
 _SIZED_BY = {
@@ -54,6 +56,13 @@ class RankInfo:
     def of(cls, entry: Entry) -> Self:
         """Return what is known of a stored rank."""
         return cls(**{name: getattr(entry, name) for name in cls.__slots__ if name != "unused"})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rank as it stands in JSON and in the table of ranks."""
+        return {_IN_NS.get(name, name): value for name, value in asdict(self).items()}
+
+
+_IN_NS = {"start": "start_ns", "stop": "stop_ns"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +180,8 @@ def _layout(groups: pa.Table) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Info:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Info(Result):
     """What is known of a run. `details` and the tables are of the ranks that were read."""
 
     stored: bool
@@ -202,8 +211,31 @@ class Info:
         """What a metric would miss, and how to get it."""
         return tuple(lacks(self.details, self.missing, self.groups))
 
-    def to_dict(self) -> dict[str, Any]:
-        """The same as plain objects, for `--json`."""
+    @property
+    def all_warnings(self) -> tuple[str, ...]:
+        """The warnings of the run, then those of its ranks, each once."""
+        return (*self.warnings, *rank_warnings(self.details))
+
+    def figures(self) -> dict[str, str]:
+        """Return the ranks, the formats, the files and the number of warnings."""
+        return {
+            "ranks": f"{len(self.ranks)} of {self.expected}",
+            "formats": ", ".join(sorted({each.format for each in self.details})),
+            "files": f"{self.files} ({format_bytes(self.size)})",
+            "warnings": str(len(self.all_warnings)),
+        }
+
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """Return the ranks that were read, their process groups and their iterations."""
+        names = [_IN_NS.get(name, name) for name in self.iterations.column_names]
+        return {
+            "ranks": pa.Table.from_pylist([each.to_dict() for each in self.details]),
+            "groups": self.groups,
+            "iterations": self.iterations.rename_columns(names),
+        }
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
         return {
             "stored": self.stored,
             "formats": sorted({each.format for each in self.details}),
@@ -212,11 +244,11 @@ class Info:
             "world_size": self.world_size,
             "ranks": list(self.ranks),
             "missing": list(self.missing),
-            "details": [asdict(each) for each in self.details],
-            "iterations": self.iterations.to_pylist(),
+            "details": [each.to_dict() for each in self.details],
+            "iterations": self.to_arrow()["iterations"].to_pylist(),
             "iteration_clock": "host",
             "groups": kinds(self.groups),
-            "warnings": [*self.warnings, *rank_warnings(self.details)],
+            "warnings": list(self.all_warnings),
             "lacks": list(self.lacks),
             "failed": [asdict(each) for each in self.failed],
         }

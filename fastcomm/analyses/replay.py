@@ -17,8 +17,9 @@ from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task
 from fastcomm.executors.local import executor_of
 from fastcomm.options import Window
+from fastcomm.replay.result import Session
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
-from fastcomm.replay.session import Session, critical_path
+from fastcomm.replay.session import critical_path
 from fastcomm.spread import Spread
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank
 from fastcomm.trace.trace import Trace

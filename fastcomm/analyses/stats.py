@@ -1,8 +1,116 @@
-"""Compare two runs by operation: new, gone, and changed means."""
+"""Statistics of a run by operation, and two runs compared by it: new, gone, changed means."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from fastcomm.readers.dpro.statistics import Statistics
+import pyarrow as pa
+
+from fastcomm.readers.dpro.parameters import ParameterDict
+from fastcomm.readers.dpro.statistics import MS, Statistics
+from fastcomm.readers.dpro.steps import StepTime
+from fastcomm.result import TableResult
+from fastcomm.trace.run import ReadRanks
+from fastcomm.units import format_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunStatistics(TableResult):
+    """The operations and step times of a run, a trial, or a uniform trace."""
+
+    operations: Statistics
+    time: StepTime
+    tensors: ParameterDict | None = None  # of a trial
+    read: ReadRanks | None = None  # of a run
+    is_dpro: bool = False  # whether the JSON has dPRO's keys, in ms
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version; dPRO's keys are in ms."""
+        found = self.operations
+        read = {} if self.read is None else self.read.to_dict()
+        tensors = {} if self.tensors is None else {"tensors": _tensors(self.tensors)}
+        if self.is_dpro:
+            steps, categories, ops = self._steps("ms", MS), found.categories, found.ops()
+        else:
+            steps = self._steps("ns", 1)
+            categories = {name: _category(each) for name, each in found.categories.items()}
+            ops = {name: _operation(found, k) for k, name in enumerate(found.names)}
+        return {**steps, "categories": categories, **read, **tensors, "ops": ops}
+
+    def _steps(self, unit: str, size: float) -> dict[str, Any]:
+        """Return the step times of the run and of each rank, in a unit of `size` ns."""
+        return {
+            f"iteration_time_{unit}": self.time.time_ns / size,
+            "opt_step": self.time.opt_step,
+            f"step_time_{unit}": [each / size for each in self.time.steps],
+            "ranks": {
+                pid: {
+                    f"step_time_{unit}": [each / size for each in rank.time],
+                    **{f"{part}_{unit}": rank.mean_ns(part) / size for part in rank.parts},
+                }
+                for pid, rank in self.time.ranks.items()
+            },
+        }
+
+    def to_arrow(self) -> pa.Table:
+        """Return a row per operation; times in ns."""
+        return self.operations.table()
+
+    def figures(self) -> dict[str, str]:
+        """Return the ranks, the steps, the step time, and the number of operations."""
+        read = self.read
+        return {
+            "ranks": f"{len(read.ranks)} of {read.expected}"
+            if read
+            else str(len(self.time.ranks)),
+            "steps": str(len(self.time.steps)),
+            "step": format_ns(self.time.time_ns),
+            "operations": str(len(self.operations.names)),
+        }
+
+
+def _category(each: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dPRO's row of a category in ns."""
+    time_ns = round(each["time"] * MS)
+    return {
+        "max_ns": each["max_t"] * MS,
+        "max_name": each["max_name"],
+        "time_ns": time_ns,
+        "cnt": each["cnt"],
+        "op_cnt": each["op_cnt"],
+        "avg_ns": time_ns / each["cnt"],
+    }
+
+
+def _operation(found: Statistics, k: int) -> dict[str, Any]:
+    """Return the row of an operation in ns."""
+    return {
+        "avg_ns": float(found.avg[k]),
+        "cnt": int(found.count[k]),
+        "time_ns": found.times[found.first[k] : found.first[k + 1]].tolist(),
+        "min_ns": int(found.least[k]),
+        "max_ns": int(found.most[k]),
+        "median_ns": int(found.median[k]),
+        "var_ns2": float(found.variance[k]),
+        "id": k,
+        "step_ids": [None if i < 0 else i for i in found.step_ids[k].tolist()],
+        "cat": found.category[k],
+    }
+
+
+def _tensors(known: ParameterDict) -> list[dict[str, Any]]:
+    """Return a row per tensor; null where the trial does not say it."""
+    return [
+        {
+            "id": each.index,
+            "name": each.name,
+            "shape": each.shape,
+            "dtype": each.dtype,
+            "bytes": each.size,
+            "updates": known.update_of.get(each.index, ()),
+        }
+        for each in known.parameters
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +131,50 @@ class MeanChange:
         """The same as a share of before; None where that is 0."""
         return self.absolute_ns / self.before_ns if self.before_ns else None
 
+    def to_dict(self) -> dict[str, float | None]:
+        """Return the means and their difference as they stand in JSON."""
+        return {
+            "before_ns": self.before_ns,
+            "after_ns": self.after_ns,
+            "absolute_ns": self.absolute_ns,
+            "relative": self.relative,
+        }
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationComparison:
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OperationComparison(TableResult):
     """All names of two runs; changes with the largest first."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
     changed: tuple[MeanChange, ...]
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        return {
+            "added": list(self.added),
+            "removed": list(self.removed),
+            "changed": {each.name: each.to_dict() for each in self.changed},
+        }
+
+    def to_arrow(self) -> pa.Table:
+        """Return a row per operation whose mean has changed; times in ns."""
+        rows = [{"name": each.name, **each.to_dict()} for each in self.changed]
+        return pa.Table.from_pylist(rows, schema=_CHANGES)
+
+    def figures(self) -> dict[str, str]:
+        """Return how many operations changed, came and went."""
+        return {
+            "changed": str(len(self.changed)),
+            "added": str(len(self.added)),
+            "removed": str(len(self.removed)),
+        }
+
+
+_CHANGES = pa.schema(
+    [("name", pa.string())]
+    + [(name, pa.float64()) for name in ("before_ns", "after_ns", "absolute_ns", "relative")]
+)
 
 
 def comparison(before: Statistics, after: Statistics) -> OperationComparison:

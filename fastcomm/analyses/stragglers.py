@@ -9,7 +9,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import pyarrow as pa
 
 from fastcomm.executors.executor import Executor
 from fastcomm.executors.local import Local
@@ -18,20 +20,97 @@ from fastcomm.graph.edits import DurationChange
 from fastcomm.option_checks import takes
 from fastcomm.options import StragglerOptions
 from fastcomm.remote import place
+from fastcomm.result import Result
 from fastcomm.stragglers import changes as stragglers_changes
 from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel, JobTimes, chosen
 from fastcomm.stragglers.stragglers import JobDescription, Stragglers, analysis
+from fastcomm.units import format_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StragglerResult(Result):
     """The analysis of a table, and what was asked besides: with changes, and as a trace."""
 
     stragglers: Stragglers
-    changed: JobTimes | None
-    trace: dict[str, Any] | None
-    meta: dict[str, Any] | None
+    changed: JobTimes | None = None
+    trace: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = None  # of the job, by the file that was named
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        found = self.stragglers
+        blocking, workers = found.blocking, found.workers
+        return {
+            **self._what_if(),
+            "slowdown": found.slowdown,
+            "launch_slowdown": found.launch_slowdown,
+            "step_time_mean_ns": {
+                "base": float(found.base.mean()),
+                "nodelay": float(found.nodelay.whole.mean()),
+                "ideal": float(found.ideal.whole.mean()),
+            },
+            **{
+                f"slowdown_by_{kind}": None if blocking is None else dict(blocking[kind].mean)
+                for kind in KINDS
+            },
+            "m_w": None if found.worst is None else found.worst.rem,
+            "m_s": found.last_stage.rem,
+            "worst_ranks": list(found.worst_ranks),
+            "worker_slowdown": None if workers is None else workers.tolist(),
+            "ideal_ns": dict(found.ideal_ns),
+            "steps": list(found.chosen),
+            "left_out_steps": list(found.left_out),
+        }
+
+    def _what_if(self) -> dict[str, Any]:
+        """Return the part of the JSON document about the changed steps."""
+        if self.changed is None:
+            return {}
+        mean = float(self.changed.whole.mean())
+        before = float(self.stragglers.nodelay.whole.mean())
+        steps = map(str, self.stragglers.chosen)
+        found = {
+            "step_time_mean_ns": mean,
+            "speedup": before / mean if mean else None,
+            "step_time_ns": dict(zip(steps, self.changed.whole.tolist(), strict=True)),
+        }
+        return {"what_if": found}
+
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """Return a row per step, and the slowdown that each rank, stage and type brings."""
+        found = self.stragglers
+        steps = {
+            "step": found.chosen,
+            "base_ns": found.base,
+            "nodelay_ns": found.nodelay.whole,
+            "ideal_ns": found.ideal.whole,
+        }
+        slowdowns = [
+            {"kind": kind, "key": key, "slowdown": slowdown}
+            for kind in KINDS
+            for key, slowdown in (found.blocking[kind].mean if found.blocking else {}).items()
+        ]
+        return {
+            "steps": pa.table(steps),
+            "slowdowns": pa.Table.from_pylist(slowdowns, schema=_SLOWDOWNS),
+        }
+
+    def figures(self) -> dict[str, str]:
+        """Return the slowdown, the step times, and the worst ranks."""
+        found = self.stragglers
+        return {
+            "slowdown": f"{found.slowdown:.4f}",
+            "step": format_ns(float(found.nodelay.whole.mean())),
+            "ideal": format_ns(float(found.ideal.whole.mean())),
+            "worst ranks": ", ".join(map(str, found.worst_ranks)) or "none",
+        }
+
+
+KINDS: tuple[Literal["dp_rank", "stage", "optype"], ...] = ("dp_rank", "stage", "optype")
+_SLOWDOWNS = pa.schema(
+    [("kind", pa.string()), ("key", pa.string()), ("slowdown", pa.float64())]
+)
 
 
 def analyse_stragglers(

@@ -9,7 +9,7 @@ import click
 
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import ExecutionOptions, executor_for
-from fastcomm.cli.results import measure, measure_options, result_options
+from fastcomm.cli.results import measure, measure_options, print_json, result_options
 from fastcomm.errors import FastcommError
 from fastcomm.options import MetricsOptions, ReadOptions
 
@@ -63,7 +63,8 @@ def run(
     Exit codes: 0 done, 1 an error, 2 wrong usage, 3 done without some ranks (--keep-going),
     4 a condition of --fail-if holds.
     """
-    from fastcomm.analyses.compare import Condition, common_ranks, compare
+    from fastcomm.analyses.compare import common_ranks, compare
+    from fastcomm.analyses.conditions import Condition
     from fastcomm.cli import INCOMPLETE, REGRESSED
     from fastcomm.report import compare as report
 
@@ -87,13 +88,14 @@ def run(
     found = compare(*same, whole=(both[0], both[1]))
     warn(_warnings(*(_unsaid(each, is_said=not as_json) for each in both)))
     warn(filter(None, (each.doubt(found) for each in parsed)))
-    holding = [each.text for each in parsed if each.holds(found)]
+    holding = tuple(each.text for each in parsed if each.holds(found))
+    found = replace(found, conditions_that_hold=holding)
     if output is not None:
-        report.write(found, holding, output, xlsx=xlsx)
+        report.write(found, output, xlsx=xlsx)
     if as_json:
-        click.echo(report.json_text(found, holding))
+        print_json(found)
     else:
-        report.show(found, [each.text for each in parsed], holding)
+        report.show(found, [each.text for each in parsed])
     if holding:
         ctx.exit(REGRESSED)
     if any(each["failed"] for each in both):

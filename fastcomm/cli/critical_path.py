@@ -9,19 +9,18 @@ import click
 
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.options import ExecutionOptions, Output, OutputFile, run_options
-from fastcomm.cli.results import result_options
+from fastcomm.cli.results import print_json, result_options
 from fastcomm.cli.windows import joined_run, one_rank, rank_options, window_options
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.options import PathOptions, ReadOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from fastcomm.critical_path.data import DataDependencies
+    from fastcomm.critical_path.dependencies import DataDependencies
     from fastcomm.critical_path.overlay import Drawing
     from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.result import CriticalPath
-    from fastcomm.trace.run import SkippedRank
     from fastcomm.trace.trace import Trace
 
 _EXAMPLES = """\b
@@ -107,7 +106,7 @@ def run(
             )
         joined, left_out = joined_run(paths, path_options, reading, execution)
         _page(joined, paths, path_options, reading, html)
-        _show_joined(joined, files, left_out)
+        _show(joined, files)
     else:
         find, drawing_type = _rules(compat, zero_weight_launches=zero_weight_launches)
         trace, left_out = one_rank(paths, path_options.rank, reading, execution)
@@ -124,9 +123,11 @@ def run(
             write(trace, found, overlay, drawing)
         if save:
             found.save(save)
-        data = _data(trace, found, execution_trace) if deps else None
+        if deps:
+            found.data = _data(trace, found, execution_trace)
+        found.failed = tuple(left_out)
         _page(found, paths, path_options, reading, html)
-        _show(found, files, data, left_out)
+        _show(found, files)
     if left_out:
         ctx.exit(INCOMPLETE)
 
@@ -194,48 +195,15 @@ def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDepe
     return data_dependencies(trace, found, execution_trace.read(path))
 
 
-def _show_joined(found: "Joined", files: PathFiles, left_out: "Sequence[SkippedRank]") -> None:
-    from dataclasses import asdict
-
+def _show(found: "CriticalPath | Joined", files: PathFiles) -> None:
+    from fastcomm.critical_path.ranks import Joined
     from fastcomm.report import critical_path as report
 
     if files.output is not None:
-        report.write_joined(found, files.output, xlsx=files.xlsx)
-    if not files.as_json:
+        report.write(found, files.output, xlsx=files.xlsx)
+    if files.as_json:
+        print_json(found)
+    elif isinstance(found, Joined):
         report.show_joined(found)
-        return
-    from fastcomm.critical_path.document import joined_document
-    from fastcomm.report import json_text
-
-    said = joined_document(found)
-    if left_out:
-        said["failed"] = [asdict(each) for each in left_out]
-    click.echo(json_text.dumps(said))
-
-
-def _show(
-    found: "CriticalPath",
-    files: PathFiles,
-    data: "DataDependencies | None",
-    left_out: "Sequence[SkippedRank]",
-) -> None:
-    from dataclasses import asdict
-
-    from fastcomm.report import critical_path as report
-
-    if files.output is not None:
-        report.write(found, files.output, data, xlsx=files.xlsx)
-    if not files.as_json:
+    else:
         report.show(found)
-        if data is not None:
-            report.show_data(data)
-        return
-    from fastcomm.critical_path.document import data_document, document
-    from fastcomm.report import json_text
-
-    answer = document(found)
-    if data is not None:
-        answer["data"] = data_document(data)
-    if left_out:
-        answer["failed"] = [asdict(each) for each in left_out]
-    click.echo(json_text.dumps(answer))

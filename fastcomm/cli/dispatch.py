@@ -12,6 +12,7 @@ from fastcomm.cli.dispatch_options import DRAWING, REPORT, TERMS, shape_options
 from fastcomm.cli.messages import SuggestingGroup, say
 from fastcomm.cli.options import OutputFolder, builds, with_options
 from fastcomm.cli.ranges import COUNT, WORKERS, Number
+from fastcomm.cli.results import print_json
 from fastcomm.errors import ConfigError
 from fastcomm.inert import inert
 from fastcomm.options import DispatchOptions, WorkloadOptions
@@ -312,9 +313,7 @@ def _give(
             )
         )
     if as_json:
-        from fastcomm.report import json_text
-
-        click.echo(json_text.dumps(found.to_dict()))
+        print_json(found)
     else:
         show(found)
 

@@ -3,6 +3,7 @@
 import click
 
 from fastcomm.cli.ranges import SECONDS
+from fastcomm.cli.results import print_json
 
 _EXAMPLES = """\b
 Examples:
@@ -45,17 +46,14 @@ def run(
     paths, names of users or hosts, addresses or environment in it: it can be pasted as it is.
     Exit codes: 0 all is well, 1 something has to be mended.
     """
-    import json
-
     from fastcomm.analyses.doctor import examine
 
-    findings = list(examine(dask, wait_s=dask_wait, store=store))
+    found = examine(dask, wait_s=dask_wait, store=store)
     if as_json:
-        said = {each.name: {"found": each.found, "state": each.state} for each in findings}
-        click.echo(json.dumps(said, indent=2))
+        print_json(found)
     else:
         marks = {"ok": " ", "note": "?", "bad": "!"}
-        for each in findings:
+        for each in found.checks:
             click.echo(f"{marks[each.state]} {each.name:<18} {each.found}")
-    if any(each.state == "bad" for each in findings):
+    if found.is_bad:
         ctx.exit(1)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.cli.options import ExecutionOptions, executor_for, run_options
+from fastcomm.cli.results import print_json
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -46,9 +47,7 @@ def run(
     with executor_for(execution) as executor:
         found = _seen(paths, reading, executor, all_ranks=all_ranks)
     if as_json:
-        from fastcomm.report import json_text
-
-        click.echo(json_text.dumps(found.to_dict()))
+        print_json(found)
     else:
         from fastcomm.report.info import show
 

@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import builds, with_options
 from fastcomm.cli.ranges import COUNT, Number
-from fastcomm.cli.results import result_options
+from fastcomm.cli.results import print_json, result_options
 from fastcomm.errors import ConfigError
 from fastcomm.options import SearchOptions
 from fastcomm.ranges import IMBALANCE, PENALTY
@@ -19,7 +19,7 @@ from fastcomm.units import parse_quantity
 
 if TYPE_CHECKING:
     from fastcomm.isp.question import Question
-    from fastcomm.isp.result import SearchResult
+    from fastcomm.isp.result import HardwareChange, SearchResult
     from fastcomm.isp.search import Setting
 
 _EXAMPLES = """\b
@@ -200,26 +200,22 @@ def run(
         raise ConfigError("--sensitivity: asks the default mode, leave --compat out")
     if options.compat and len(lengths) > 1:
         raise ConfigError("--compat: one sequence length at a time")
+    files = SearchFiles(as_json, output, xlsx, html)
     asked = question.question_of(options)
     using = search.setting(options)
     if len(lengths) > 1:
-        _sweep(asked, using, lengths, SearchFiles(as_json, output, xlsx, html))
+        _sweep(asked, using, lengths, files)
         return
-    found = _found(asked, using, options)
-    if output is not None:
-        from fastcomm.report.isp import write_search
-
-        write_search(found, output, showing.top, xlsx=xlsx)
-    if html is not None:
-        from fastcomm.report.html import isp as page
-        from fastcomm.report.html import render
-
-        changes = _changes(found, using) if showing.sensitivity else ()
-        render.write(page.page(found, changes), html)
+    found = replace(
+        _found(asked, using, options), top=showing.top, calibration=using.calibration
+    )
+    if showing.sensitivity:
+        found = replace(found, sensitivity=_changes(found, using))
+    _write(found, files)
     if as_json:
-        _print_json(_as_dict(found, using, showing))
+        print_json(found)
     elif found.feasible:
-        _show(found, using, showing)
+        _show(found, showing)
     if not found.feasible:
         from fastcomm.errors import FastcommError
 
@@ -247,6 +243,19 @@ class SearchFiles:
     html: Path | None
 
 
+def _write(found: "SearchResult", files: SearchFiles) -> None:
+    """Write the tables and the page, if they were asked for."""
+    if files.output is not None:
+        from fastcomm.report.isp import write_search
+
+        write_search(found, files.output, xlsx=files.xlsx)
+    if files.html is not None:
+        from fastcomm.report.html import isp as page
+        from fastcomm.report.html import render
+
+        render.write(page.page(found), files.html)
+
+
 _DECIMAL = re.compile(r"([0-9.]+)\s*([kKmMgGtT])(?:[bB]|bytes)?")
 _TOKENS = ("seq_len", "global_batch", "global_batch_min", "global_batch_max")
 
@@ -265,31 +274,14 @@ def _decimal_units(options: SearchOptions) -> Iterator[str]:
             )
 
 
-def _as_dict(found: "SearchResult", using: "Setting", showing: ShowOptions) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from fastcomm.isp.launch import original
-
-    whole = found.to_dict(showing.top)
-    if found.feasible:
-        whole["chosen"] = original(found.record(0))
-    if using.calibration:
-        whole["calibration"] = [asdict(each) for each in using.calibration.residuals]
-        whole["calibration_compute"] = [asdict(each) for each in using.calibration.compute]
-        whole["notes"] += using.calibration.skipped
-    if showing.sensitivity:
-        whole["sensitivity"] = [asdict(change) for change in _changes(found, using)]
-    return whole
-
-
-def _changes(found: "SearchResult", using: "Setting") -> list[Any]:
+def _changes(found: "SearchResult", using: "Setting") -> "tuple[HardwareChange, ...]":
     from fastcomm.isp.sweep import sensitivity
 
     best = found.record(0) if found.feasible else None
     return sensitivity(found.question, using.cluster, best, using.attention)
 
 
-def _show(found: "SearchResult", using: "Setting", showing: ShowOptions) -> None:
+def _show(found: "SearchResult", showing: ShowOptions) -> None:
     from fastcomm.isp.launch import snippet
     from fastcomm.report import isp as report
 
@@ -301,11 +293,11 @@ def _show(found: "SearchResult", using: "Setting", showing: ShowOptions) -> None
             raise ConfigError(f"--explain: {found.feasible} strategies are feasible")
         report.explain(found, showing.explain - 1)
         return
-    report.show(found, showing.top)
-    if using.calibration:
-        report.calibration(using.calibration)
-    if showing.sensitivity:
-        report.changes(_changes(found, using))
+    report.show(found, found.top)
+    if found.calibration:
+        report.calibration(found.calibration)
+    if found.sensitivity is not None:
+        report.changes(found.sensitivity)
 
 
 def _sweep(
@@ -325,17 +317,8 @@ def _sweep(
 
         render.write(page.sweep(found), files.html)
     if files.as_json:
-        from dataclasses import asdict
-
-        cells = [asdict(cell) for cell in found.cells]
-        _print_json({"cells": cells, "notes": list(found.notes)})
+        print_json(found)
     else:
         report.heat_map(found)
         if using.calibration:
             report.calibration(using.calibration)
-
-
-def _print_json(whole: dict[str, Any]) -> None:
-    from fastcomm.report import json_text
-
-    click.echo(json_text.dumps(whole))

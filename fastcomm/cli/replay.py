@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,7 +19,7 @@ from fastcomm.cli.options import (
     reading_options,
 )
 from fastcomm.cli.ranges import STEPS, WORKERS, NumberList
-from fastcomm.cli.results import result_options
+from fastcomm.cli.results import print_json, result_options
 from fastcomm.cli.windows import window_options
 from fastcomm.errors import ConfigError
 from fastcomm.option_checks import non_default
@@ -32,15 +32,13 @@ from fastcomm.options import (
 )
 
 if TYPE_CHECKING:
-    from fastcomm.replay.predictions import Predictions
-    from fastcomm.replay.replayer import Replayed
-    from fastcomm.replay.session import Session
+    from fastcomm.replay.result import Session
 
 _EXAMPLES = """\b
 Examples:
   fastcomm replay trial/ --bottleneck --trace replayed.json
   fastcomm replay trial/ --what-if faster-network.json
-  fastcomm replay trial/ --compat dpro --json | jq .step_end_ms
+  fastcomm replay trial/ --compat dpro --json | jq .step_end_ns
   fastcomm replay traces/ --step 12 --bottleneck
 """
 
@@ -119,36 +117,45 @@ def run(
     """
     from fastcomm.readers.dpro import inputs
     from fastcomm.replay import what_if
-    from fastcomm.replay.predictions import Predictions, partial
-    from fastcomm.report import json_text
+    from fastcomm.replay.predictions import partial
     from fastcomm.report import replay as report
 
     if of_run := inputs.is_run(path):
         _refuse_for_run(path, options, trial, predicted)
-        found, others = _of_run(path, path_options, reading, execution), Predictions()
+        found = _of_run(path, path_options, reading, execution)
     else:
         _refuse_for_trial(path, path_options, reading, execution)
-        found, others = _of_trial(path, options, trial, predicted)
-    changed = removed = alone = None
+        found = _of_trial(path, options, trial, predicted)
     made = found.replayed.replayer
     if changes is not None:
-        changed = what_if.changed(made, changes)
+        found = replace(found, changed=what_if.changed(made, changes))
     if bottleneck:
         removed = what_if.bottlenecks(
             found.replayed, found.path, workers=execution.workers, by_name=of_run
         )
+        found = replace(found, removed=removed)
     if options.tensors:
-        alone = partial(made, list(options.tensors))
-    said = report.to_dict(found, changed, removed, alone) | report.predictions_dict(others)
-    _write(said, changed or found.replayed, output, trace_path)
-    _page(found, path, (changed, removed), html)
+        found = replace(found, alone=partial(made, list(options.tensors)))
+    if output is not None:
+        report.write(found, output)
+    if trace_path is not None:
+        report.write_trace(found.changed or found.replayed, trace_path)
+    _page(found, path, html)
     if as_json:
-        click.echo(json_text.dumps(said))
+        print_json(found)
     else:
-        report.show(found, changed, removed, alone)
-        report.show_predictions(others)
+        report.show(found)
     if found.read and found.read.failed:
         ctx.exit(INCOMPLETE)
+
+
+def _page(found: "Session", path: Path, html: Path | None) -> None:
+    """Write the page, if it was asked for."""
+    if html is None:
+        return
+    from fastcomm.report.html import render, replayed
+
+    render.write(replayed.page(found, str(path)), html)
 
 
 def _refuse_for_run(
@@ -170,7 +177,7 @@ def _refuse_for_trial(
 
 def _of_trial(
     path: Path, options: ReplayOptions, trial: TrialOptions, predicted: PredictionOptions
-) -> "tuple[Session, Predictions]":
+) -> "Session":
     """Replay a trial as it was, and predict what else is asked for of its step."""
     from fastcomm.replay.predictions import predictions
     from fastcomm.replay.replayer import Options
@@ -190,7 +197,7 @@ def _of_trial(
         hosts=predicted.hosts,
         fuse=predicted.fuse,
     )
-    return found, others
+    return replace(found, predictions=others)
 
 
 def _of_run(
@@ -223,23 +230,3 @@ def _of_run(
 def _option(name: str) -> str:
     """Return the name of a parameter's option, without dashes before it."""
     return name.removeprefix("with_").replace("_", "-")
-
-
-def _page(found: "Session", path: Path, asked: Any, html: Path | None) -> None:
-    if html is None:
-        return
-    from fastcomm.report.html import render, replayed
-
-    render.write(replayed.page(found, str(path), *asked), html)
-
-
-def _write(
-    said: dict[str, Any], replayed: "Replayed", output: Path | None, trace_path: Path | None
-) -> None:
-    """Write what was asked for."""
-    from fastcomm.report import replay as report
-
-    if output is not None:
-        report.write(said, replayed, output)
-    if trace_path is not None:
-        report.write_trace(replayed, trace_path)

@@ -12,6 +12,7 @@ from fastcomm.options import MetricsOptions, ReadOptions
 if TYPE_CHECKING:
     from fastcomm.executors.executor import Executor
     from fastcomm.metrics.result import Metrics
+    from fastcomm.result import Result
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,6 +92,13 @@ def measure(
         return compute_metrics(
             run, options, workers=executor, keep_going=reading.keep_going, progress=advance
         )
+
+
+def print_json(found: "Result") -> None:
+    """Print the JSON document of a result."""
+    from fastcomm.report import json_text
+
+    click.echo(json_text.dumps(found.to_dict()))
 
 
 def _beside_files(ctx: click.Context, _option: click.Parameter, said: bool) -> bool:

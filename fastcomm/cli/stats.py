@@ -10,7 +10,7 @@ from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import TracePath, builds, keep_going_option, with_options
 from fastcomm.cli.ranges import COUNT
-from fastcomm.cli.results import result_options
+from fastcomm.cli.results import print_json, result_options
 from fastcomm.options import PredictionOptions, TrialOptions
 
 if TYPE_CHECKING:
@@ -150,10 +150,9 @@ def run(
     PATH is a dPRO trial (hosts, in them GPUs, in them trace.json.gz, comm.json and the rest),
     a uniform trace (JSON, also gzipped), or a trace or directory of traces of a profiler.
     """
-    import json
     from functools import partial
 
-    from fastcomm.analyses.stats import comparison
+    from fastcomm.analyses.stats import RunStatistics, comparison
     from fastcomm.readers.dpro.statistics import sort_rows, statistics
     from fastcomm.readers.dpro.steps import step_time
     from fastcomm.report import stats as report
@@ -166,23 +165,24 @@ def run(
         after = read(other)
         changes = comparison(found, statistics(after.trace, after.topology, compat=is_compat))
         if as_json:
-            click.echo(json.dumps(report.comparison_to_dict(changes), indent=2))
+            print_json(changes)
         else:
             report.show_comparison(changes, head)
         ctx.exit(_exit_code(said, after))
-    time = step_time(said.trace, compat=is_compat)
-    tensors = None if said.trial is None else said.trial.parameters
+    described = RunStatistics(
+        operations=found,
+        time=step_time(said.trace, compat=is_compat),
+        tensors=None if said.trial is None else said.trial.parameters,
+        read=said.read,
+        is_dpro=is_compat,
+    )
     if output is not None:
-        report.write(found, time, output, tensors, said.read, xlsx=xlsx)
+        report.write(described, output, xlsx=xlsx)
     if as_json:
-        click.echo(
-            json.dumps(
-                report.to_dict(found, time, tensors, said.read), indent=2, allow_nan=False
-            )
-        )
+        print_json(described)
     else:
         rows = sort_rows(found, by_avg=by_avg, head=head)
-        report.show(found, time, list(rows), said.read)
+        report.show(described, list(rows))
     ctx.exit(_exit_code(said))
 
 

@@ -14,7 +14,7 @@ from fastcomm.cli.options import (
     executor_for,
 )
 from fastcomm.cli.ranges import Number, NumberList
-from fastcomm.cli.results import result_options
+from fastcomm.cli.results import print_json, result_options
 from fastcomm.options import StragglerOptions
 from fastcomm.ranges import FACTOR
 
@@ -76,7 +76,6 @@ def run(
     """
     from fastcomm.analyses.opening import worker_paths
     from fastcomm.analyses.stragglers import analyse_stragglers
-    from fastcomm.report import json_text
     from fastcomm.report import stragglers as report
 
     with executor_for(execution) as executor:
@@ -88,13 +87,13 @@ def run(
     if trace_path is not None and result.trace is not None:
         report.write_trace(result.trace, trace_path)
     if output is not None:
-        report.write(result.stragglers, result.meta, output)
+        report.write(result, output)
     if html is not None:
         from fastcomm.report.html import render
         from fastcomm.report.html import stragglers as page
 
         render.write(page.page(result.stragglers, table), html)
     if as_json:
-        click.echo(json_text.dumps(report.to_dict(result.stragglers, result.changed)))
+        print_json(result)
     else:
-        report.show(result.stragglers, result.changed)
+        report.show(result)

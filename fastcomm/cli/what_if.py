@@ -8,7 +8,7 @@ import click
 
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.options import ExecutionOptions, run_options
-from fastcomm.cli.results import result_options
+from fastcomm.cli.results import print_json, result_options
 from fastcomm.cli.windows import joined_run, one_rank, rank_options, window_options
 from fastcomm.errors import ConfigError
 from fastcomm.options import PathOptions, ReadOptions
@@ -85,6 +85,8 @@ def run(
     The events of the window are replayed with the edits: each begins as soon as what it waited
     for allows. The error of a replay without edits is printed with every answer.
     """
+    from dataclasses import replace
+
     from fastcomm.critical_path import what_if
     from fastcomm.graph import edits as changes_of
     from fastcomm.report import critical_path as report
@@ -101,25 +103,21 @@ def run(
     changes += [changes_of.edit_of({key: value}) for key, value in tables]
     found, left_out = _found(paths, path_options, reading, execution)
     replay = what_if.Replay(found)
-    answer = replay.run(changes)
-    swept = [what_if.sweep(replay, edit, values, changes) for edit, values in sweeps]
+    answer = replace(
+        replay.run(changes),
+        sweeps=tuple(what_if.sweep(replay, edit, values, changes) for edit, values in sweeps),
+        failed=tuple(left_out),
+    )
     if output is not None:
-        report.write_what_if(answer, swept, output, xlsx=xlsx)
+        report.write_what_if(answer, output, xlsx=xlsx)
     if html is not None:
         from fastcomm.report.html import critical, render
 
-        render.write(critical.what_if(answer, swept, paths), html)
+        render.write(critical.what_if(answer, paths), html)
     if as_json:
-        from dataclasses import asdict
-
-        from fastcomm.report import json_text
-
-        said = report.what_if_document(answer, swept)
-        if left_out:
-            said["failed"] = [asdict(each) for each in left_out]
-        click.echo(json_text.dumps(said))
+        print_json(answer)
     else:
-        report.show_what_if(answer, swept)
+        report.show_what_if(answer)
     if left_out:
         ctx.exit(INCOMPLETE)
 

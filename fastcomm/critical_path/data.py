@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.critical_path.corrected_rows import Selected
+from fastcomm.critical_path.dependencies import DataDependencies
 from fastcomm.critical_path.reordering import Reordering, pieces_of
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.window import TimeRange
@@ -53,37 +54,6 @@ SUBGRAPHS = pa.schema(
 )
 # So many operators, and so many calls, are asked how much shorter the step is without them.
 _ASKED = 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataDependencies:
-    """What a step's operators really wait for."""
-
-    operators: pa.Table  # of OPERATORS: the leaves of the window
-    subgraphs: pa.Table  # of SUBGRAPHS: calls that hold several
-    known: int  # operators that the window and the execution trace have in common
-    asked: int  # operators of the window
-    traced: int  # operators of the execution trace
-    joined_by: str
-    span_ns: int  # of these operators, as measured
-    bound_ns: int  # the same with unlimited threads and streams
-
-    def movable(self, count: int = 10) -> pa.Table:
-        """The operators on the path, those first that could start earliest."""
-        table = self.operators
-        readers = pc.and_(table["on_path"], pc.greater(table["producers"], 0))
-        order = [("earlier_ns", "descending"), ("event", "ascending")]
-        return table.filter(readers).sort_by(order).slice(0, count)
-
-    def shortening(self, count: int = 10) -> pa.Table:
-        """The operators whose reordering shortens the step, those first that do so most."""
-        table = self.operators.filter(pc.greater(self.operators["shortens_ns"], 0))
-        order = [("shortens_ns", "descending"), ("event", "ascending")]
-        return table.sort_by(order).slice(0, count)
-
-    def movable_subgraphs(self, count: int = 10) -> pa.Table:
-        """The calls that hold operators on the path, those first that shorten the step most."""
-        return self.subgraphs.slice(0, count)
 
 
 @dataclass(slots=True)

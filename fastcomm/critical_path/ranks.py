@@ -5,8 +5,8 @@ it, and it leads to every end. The path so goes from an end to the last that arr
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,8 @@ from fastcomm.errors import FastcommError
 from fastcomm.exchange.instances import RunCommunication
 from fastcomm.graph.graph import EDGE_KIND, slack
 from fastcomm.options import Window
-from fastcomm.trace.run import RunTraces, expected_ranks
+from fastcomm.result import Result
+from fastcomm.trace.run import RunTraces, SkippedRank, expected_ranks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.graph import Numbers
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from fastcomm.graph.edits import Edit
 
 
-@dataclass(frozen=True, kw_only=True)
-class Joined:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Joined(Result):
     """The critical path through all ranks, and what held it up."""
 
     path: CriticalPath
@@ -41,6 +42,7 @@ class Joined:
     collectives: pa.Table  # of COLLECTIVES
     violations: int  # ends before the last arrival, after alignment
     expected_ranks: int  # of the run, read or not
+    failed: tuple[SkippedRank, ...] = ()
 
     @property
     def breakdown(self) -> pa.Table:
@@ -57,6 +59,41 @@ class Joined:
     def what_if(self, *edits: "Edit") -> "WhatIf":
         """Replay the window on all ranks with edits; see `CriticalPath.what_if`."""
         return self.path.what_if(*edits)
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version.
+
+        An event's id is unique on its rank alone: ids are left out, `to_arrow` has them.
+        """
+        one = self.path.contents()
+        del one["path"]["event_ids"], one["rank"], one["failed"]
+        classes = self.by_rank_and_class().rename_columns(["rank", "bound_by", "on_path_ns"])
+        return {
+            **one,
+            "expected_ranks": self.expected_ranks,
+            "ranks": self.by_rank().to_pylist(),
+            "hold_ups": self.hold_ups().to_pylist(),
+            "classes_by_rank": classes.to_pylist(),
+            "crossings": self.crossings,
+            "collectives": len(set(self.collectives["instance"].to_pylist())),
+            "violations": self.violations,
+            "failed": [asdict(each) for each in self.failed],
+        }
+
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """Return the path edge by edge, the ranks, who holds them up, and the collectives."""
+        return {
+            "critical_path": self.breakdown,
+            "ranks": self.by_rank(),
+            "hold_ups": self.hold_ups(),
+            "collectives": self.collectives,
+        }
+
+    def figures(self) -> dict[str, str]:
+        """Return the ranks, and the key figures of the path through them."""
+        figures = self.path.figures()
+        del figures["rank"]
+        return {"ranks": f"{len(self.ranks)} of {self.expected_ranks}", **figures}
 
     @property
     def crossings(self) -> int:

@@ -4,7 +4,7 @@ Times are nanoseconds. An event's id is its place in the trace's file.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -13,20 +13,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.critical_path.classes import FACTS, OWN, TYPES, classes, short_names
-from fastcomm.critical_path.descriptions import EventDescriptions
+from fastcomm.critical_path.descriptions import EventDescriptions, TraceEvents
+from fastcomm.critical_path.device_time import DeviceTime, step_note
 from fastcomm.critical_path.rules import PathRules
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KINDS, Graph, LongestPath
+from fastcomm.result import TableResult
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
+from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import Flags, Ints
 
 if TYPE_CHECKING:
     import networkx
 
+    from fastcomm.critical_path.dependencies import DataDependencies
     from fastcomm.critical_path.what_if import WhatIf
     from fastcomm.graph.edits import Edit
+    from fastcomm.trace.run import SkippedRank
+
+_MOST_CLASSES = 3
 
 
 class Edge(NamedTuple):
@@ -65,7 +72,7 @@ def source_notes(trace: Trace) -> list[str]:
     return []
 
 
-class CriticalPath:
+class CriticalPath(TableResult):
     """The path through a graph, from `CriticalPath.search`."""
 
     def __init__(
@@ -83,6 +90,8 @@ class CriticalPath:
         self.on_device = on_device  # by node
         self.path = path  # None where the graph has no valid one
         self.slack = slack  # by edge of the path; -1: nothing else was near
+        self.data: DataDependencies | None = None  # where they were asked for
+        self.failed: tuple[SkippedRank, ...] = ()
 
     @classmethod
     def search(
@@ -170,9 +179,67 @@ class CriticalPath:
             about.rules.edge_class, graph.kind[edges], owners, targets, about.data_load
         )
 
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """`breakdown` for whatever takes Arrow's PyCapsules: pandas, Polars, DuckDB."""
-        return self.breakdown.__arrow_c_stream__(requested_schema)
+    def to_arrow(self) -> pa.Table:
+        """Return `breakdown`: a row per edge of the path."""
+        return self.breakdown
+
+    def figures(self) -> dict[str, str]:
+        """Return the rank, the rules, the length of the path, and its largest classes."""
+        sums = sorted(self.summary_ns().items(), key=lambda pair: -pair[1])
+        largest = ", ".join(f"{name} {format_ns(ns)}" for name, ns in sums[:_MOST_CLASSES])
+        return {
+            "rank": str(self.about.rank),
+            "rules": self.about.rules.name,
+            "length": format_ns(self.length_ns),
+            "largest": largest,
+        }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on the path; by the corrected rules, also on what the device does along it."""
+        about, events = self.about, self.events
+        if self.path is None or not about.rules.is_exact:
+            return about.notes
+        if not isinstance(events, TraceEvents):
+            return about.notes
+        device = DeviceTime.of(events.trace, self.breakdown, self.graph.event)
+        more = (device.note(), step_note(events.trace, about.window, self.wall_ns))
+        return (*about.notes, *(note for note in more if note))
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version; shares are those of the path."""
+        graph, path, about = self.graph, self.found, self.about
+        length, sums, counts = self.length_ns, self.summary_ns(), graph.counts()
+        edges = {name: counts[name] for name in about.rules.edge_kinds}
+        if not edges.get("join"):
+            edges.pop("join", None)
+        data = {} if self.data is None else {"data": self.data.to_dict()}
+        return {
+            "rules": about.rules.name,
+            "path_of_trace": about.path,
+            "rank": about.rank,
+            "window": {"start_ns": about.window.start, "stop_ns": about.window.stop},
+            "events": about.clipped,
+            "nodes": graph.used,
+            "nodes_listed": len(graph.event),
+            "edges": edges,
+            "path": {
+                "nodes": len(path.nodes),
+                "events": self.event_count,
+                "length_ns": length,
+                "wall_ns": self.wall_ns,
+                "coverage": length / self.wall_ns if self.wall_ns else None,
+                "event_ids": self.event_ids,
+            },
+            "summary": _shares(sums),
+            "summary_ns": sums,
+            "summary_by_tag": _shares(self.by_tag_ns(), sum(sums.values())),
+            "top_events": self.top("event").to_pylist(),
+            "top_operators": self.top("name").to_pylist(),
+            "notes": list(self.notes),
+            **data,
+            "failed": [asdict(each) for each in self.failed],
+        }
 
     def summary_ns(self) -> dict[str, int]:
         """How long each class is on the path, sorted by name."""
@@ -248,3 +315,8 @@ def _sums(table: pa.Table, key: str) -> dict[str, int]:
     sums = table.group_by(key).aggregate([("duration_ns", "sum")])
     pairs = zip(sums[key].to_pylist(), sums["duration_ns_sum"].to_pylist(), strict=True)
     return dict(sorted(((str(name), ns) for name, ns in pairs)))
+
+
+def _shares(sums: dict[str, int], whole: int | None = None) -> dict[str, float]:
+    total = sum(sums.values()) if whole is None else whole
+    return {name: ns / total if total else 0.0 for name, ns in sums.items()}

@@ -1,7 +1,7 @@
 """The step time that a replay of a step's constraints predicts after edits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from fastcomm.critical_path.result import CriticalPath
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import Edit, selected
 from fastcomm.graph.graph import EDGE_KIND, Graph, LongestPath, measured_delays
+from fastcomm.result import Result
+from fastcomm.trace.run import SkippedRank
 from fastcomm.units import format_ns
 from fastcomm_kernels import binding
 from fastcomm_kernels.arrays import Flags, Ints
@@ -35,8 +37,27 @@ def _whole_ns(durations: NDArray[np.floating[Any]], edit: Edit) -> Ints:
     return whole
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhatIf:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditSweep:
+    """How long a step takes, by the value of one edit."""
+
+    edit: Edit  # its own value means nothing
+    values: tuple[float, ...]
+    span_ns: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """What is edited."""
+        return f"{self.edit.action} {self.edit.what}"
+
+    def to_arrow(self) -> pa.Table:
+        """One row a value."""
+        columns = {"value": pa.array(self.values), "span_ns": pa.array(self.span_ns)}
+        return pa.table({"edit": [self.name] * len(self.values), **columns})
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class WhatIf(Result):
     """A step before and after its edits."""
 
     edits: tuple[Edit, ...]
@@ -45,11 +66,50 @@ class WhatIf:
     replay_error_ns: int  # of the replay without edits, at the worst node
     before: CriticalPath
     after: CriticalPath
+    sweeps: tuple[EditSweep, ...] = ()
+    failed: tuple[SkippedRank, ...] = ()
 
     @property
     def speedup(self) -> float | None:
         """How many times as fast; None where nothing is left."""
         return self.before_ns / self.after_ns if self.after_ns else None
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        before, after = self.before, self.after
+        return {
+            "rank": before.about.rank,
+            "edits": [str(edit) for edit in self.edits],
+            "before_ns": self.before_ns,
+            "after_ns": self.after_ns,
+            "speedup": self.speedup,
+            "replay_error_ns": self.replay_error_ns,
+            "summary_ns": {"before": before.summary_ns(), "after": after.summary_ns()},
+            "path": {
+                "before": {"event_ids": before.event_ids},
+                "after": {"event_ids": after.event_ids},
+            },
+            "sweeps": [
+                {"edit": each.name, "values": list(each.values), "span_ns": list(each.span_ns)}
+                for each in self.sweeps
+            ],
+            "notes": list(before.notes),
+            "failed": [asdict(each) for each in self.failed],
+        }
+
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """Return the new path edge by edge, and the sweeps if there are any."""
+        sweeps = [each.to_arrow() for each in self.sweeps]
+        more = {"sweep": pa.concat_tables(sweeps)} if sweeps else {}
+        return {"path_after": self.after.breakdown, **more}
+
+    def figures(self) -> dict[str, str]:
+        """Return the step before and after, and the edits."""
+        return {
+            "before": format_ns(self.before_ns),
+            "after": format_ns(self.after_ns),
+            "edits": ", ".join(map(str, self.edits)) or "none",
+        }
 
 
 class Replay:
@@ -149,22 +209,6 @@ class Replay:
         )
         found = self.found
         return CriticalPath(graph, found.events, found.about, found.on_device, path)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditSweep:
-    """How long a step takes, by the value of one edit."""
-
-    edit: Edit  # its own value means nothing
-    values: tuple[float, ...]
-    span_ns: tuple[int, ...]
-
-    def to_arrow(self) -> pa.Table:
-        """One row a value."""
-        columns = {"value": pa.array(self.values), "span_ns": pa.array(self.span_ns)}
-        return pa.table(
-            {"edit": [f"{self.edit.action} {self.edit.what}"] * len(self.values), **columns}
-        )
 
 
 def sweep(

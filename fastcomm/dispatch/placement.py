@@ -5,15 +5,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.sampler import layer_key
 from fastcomm.dispatch.schedules import Terms
-from fastcomm.dispatch.simulation import Simulation, simulate
+from fastcomm.dispatch.simulation import NS, Simulation, simulate
 from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
+from fastcomm.result import TableResult
 from fastcomm_kernels import routing
 
 Loads = NDArray[np.float64]
@@ -54,7 +56,7 @@ class Placement:
         return np.asarray(found, np.float64)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the placement as it stands in JSON."""
         return {
             "physical_to_logical": self.logical.tolist(),
             "logical_to_physical": self.physical,
@@ -168,8 +170,8 @@ def _chosen(layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np
     return out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placing:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Placing(TableResult):
     """Both simulations, and the placement of each layer."""
 
     before: Simulation
@@ -188,29 +190,35 @@ class Placing:
         )
         return _most_by_mean(before), _most_by_mean(np.asarray(after, np.float64))
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a strategy."""
-        return [
+    def to_arrow(self) -> pa.Table:
+        """Return a row per strategy; times in ns."""
+        rows = [
             {
                 "strategy": name,
-                "before_s": each.total_s,
-                "after_s": self.after.strategies[name].total_s,
+                "before_ns": each.total_s * NS,
+                "after_ns": self.after.strategies[name].total_s * NS,
                 "before_inter_node_bytes": each.inter_bytes,
                 "after_inter_node_bytes": self.after.strategies[name].inter_bytes,
             }
             for name, each in self.before.strategies.items()
         ]
+        return pa.Table.from_pylist(rows)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
         before, after = self.imbalance
         return {
             "rule": self.rule,
             "imbalance": {"before": before, "after": after},
             "layers": [placement.to_dict() for placement in self.placements],
-            "before": self.before.to_dict(),
-            "after": self.after.to_dict(),
+            "before": self.before.contents(),
+            "after": self.after.contents(),
         }
+
+    def figures(self) -> dict[str, str]:
+        """Return the rule, and the imbalance of the GPUs before and after."""
+        before, after = self.imbalance
+        return {"rule": self.rule, "imbalance": f"{before:.2f} before, {after:.2f} after"}
 
 
 def placing(

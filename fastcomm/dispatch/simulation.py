@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from fastcomm.dispatch.bounds import Bounds, bounds
 from fastcomm.dispatch.recipe import Recipe
@@ -20,7 +21,10 @@ from fastcomm.dispatch.schedules import (
 from fastcomm.dispatch.traffic import LayerTokens, Matrix, Traffic
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
+from fastcomm.result import TableResult
+from fastcomm.units import format_ns
 
+NS = 1e9  # of a second
 _LINK_LOADS = ("inter_tx", "inter_rx", "intra_tx", "intra_rx")
 
 
@@ -38,15 +42,15 @@ class LayerResult:
     loads: Matrix  # GPU by inter_tx, inter_rx, intra_tx, intra_rx, in tokens
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the layer as it stands in JSON."""
         bottleneck = self.bottleneck
         return {
-            "latency_s": self.seconds,
-            "phases": self.phases,
-            "combine_latency_s": self.combine_s,
+            "latency_ns": self.seconds * NS,
+            "phases_ns": {name: seconds * NS for name, seconds in self.phases.items()},
+            "combine_latency_ns": in_ns(self.combine_s),
             "inter_node_bytes": self.inter_bytes,
-            "lower_bound_s": self.bound_s,
-            "optimal_s": self.optimal_s,
+            "lower_bound_ns": self.bound_s * NS,
+            "optimal_ns": self.optimal_s * NS,
             "bottleneck": {
                 "gpu": bottleneck.gpu,
                 "link": bottleneck.link,
@@ -119,15 +123,15 @@ class StrategyResult:
         return self.total_s / self.bound_s if self.bound_s else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the strategy as it stands in JSON."""
         return {
-            "total_latency_s": self.total_s,
-            "avg_layer_latency_s": self.mean_layer_s,
-            "combine_latency_s": self.combine_s,
+            "total_latency_ns": self.total_s * NS,
+            "avg_layer_latency_ns": self.mean_layer_s * NS,
+            "combine_latency_ns": in_ns(self.combine_s),
             "inter_node_bytes": self.inter_bytes,
             "algo_bw_bytes_per_s": self.algo_bytes_per_s,
-            "lower_bound_s": self.bound_s,
-            "optimal_s": self.optimal_s,
+            "lower_bound_ns": self.bound_s * NS,
+            "optimal_ns": self.optimal_s * NS,
             "times_lower_bound": self.times_bound,
             "times_optimal": self.times_optimal,
             "gpu_load_tokens": _by_link(self.loads),
@@ -135,8 +139,8 @@ class StrategyResult:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Simulation(TableResult):
     """A workload under several schedules, and the load of its experts."""
 
     recipe: Recipe
@@ -145,26 +149,34 @@ class Simulation:
     expert_load: Matrix  # layer by expert: tokens, over all iterations
     unanswered: dict[str, str]  # why a strategy is missing
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a strategy and layer."""
-        return [
+    def to_arrow(self) -> pa.Table:
+        """Return a row per strategy, iteration and layer; times in ns."""
+        rows = [
             {
                 "strategy": name,
                 "iteration": number // self.recipe.num_layers,
                 "layer": number % self.recipe.num_layers,
-                "latency_s": layer.seconds,
-                "combine_latency_s": layer.combine_s,
+                "latency_ns": layer.seconds * NS,
+                "combine_latency_ns": in_ns(layer.combine_s),
                 "inter_node_bytes": layer.inter_bytes,
-                "lower_bound_s": layer.bound_s,
-                "optimal_s": layer.optimal_s,
+                "lower_bound_ns": layer.bound_s * NS,
+                "optimal_ns": layer.optimal_s * NS,
                 "bottleneck": str(layer.bottleneck),
             }
             for name, each in self.strategies.items()
             for number, layer in enumerate(each.layers)
         ]
+        return pa.Table.from_pylist(rows)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+    def figures(self) -> dict[str, str]:
+        """Return the size of the cluster, and the time of each strategy, the fastest first."""
+        recipe = self.recipe
+        gpus = {"GPUs": f"{recipe.num_nodes} x {recipe.gpus_per_node}"}
+        ranked = sorted(self.strategies.values(), key=lambda each: each.total_s)
+        return gpus | {each.name: format_ns(each.total_s * NS) for each in ranked}
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
         cluster = self.terms.cluster
         return {
             "workload": self.recipe.to_dict(),
@@ -177,8 +189,8 @@ class Simulation:
                 "intra_bytes_per_s": cluster.intra_bytes_per_s,
                 "inter_efficiency": cluster.inter_efficiency,
                 "intra_efficiency": cluster.intra_efficiency,
-                "inter_start_s": cluster.inter_start_s,
-                "intra_start_s": cluster.intra_start_s,
+                "inter_start_ns": cluster.inter_start_s * NS,
+                "intra_start_ns": cluster.intra_start_s * NS,
                 "incast": cluster.incast,
             },
             "strategies": {name: each.to_dict() for name, each in self.strategies.items()},
@@ -293,6 +305,11 @@ def _layer(timing: Timing, limits: Bounds, kind: str, size: int) -> LayerResult:
     )
 
 
+def in_ns(seconds: float | None) -> float | None:
+    """Return seconds in ns; null stays null."""
+    return None if seconds is None else seconds * NS
+
+
 def _by_link(loads: Matrix) -> dict[str, list[int]]:
     return {name: loads[:, at].tolist() for at, name in enumerate(_LINK_LOADS)}
 
@@ -305,23 +322,23 @@ def _added(times: Iterable[float]) -> float:
     return total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchSweep:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DispatchSweep(TableResult):
     """One simulation for each point of a grid."""
 
     axes: tuple[str, ...]
     points: tuple[Simulation, ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a point and strategy."""
+        """Return a row per point and strategy, as it stands in JSON and in the table."""
         return [
             {
                 **{axis: getattr(point.recipe, axis) for axis in self.axes},
                 "strategy": name,
-                "latency_s": each.total_s,
-                "combine_latency_s": each.combine_s,
-                "lower_bound_s": each.bound_s,
-                "optimal_s": each.optimal_s,
+                "latency_ns": each.total_s * NS,
+                "combine_latency_ns": in_ns(each.combine_s),
+                "lower_bound_ns": each.bound_s * NS,
+                "optimal_ns": each.optimal_s * NS,
                 "inter_node_bytes": each.inter_bytes,
                 "algo_bw_bytes_per_s": each.algo_bytes_per_s,
             }
@@ -329,9 +346,17 @@ class DispatchSweep:
             for name, each in point.strategies.items()
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+    def to_arrow(self) -> pa.Table:
+        """Return a row per point and strategy; times in ns."""
+        return pa.Table.from_pylist(self.rows())
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
         return {"axes": list(self.axes), "rows": self.rows()}
+
+    def figures(self) -> dict[str, str]:
+        """Return the axes of the grid, and the number of its points."""
+        return {"axes": ", ".join(self.axes), "points": str(len(self.points))}
 
 
 def axis(text: str) -> tuple[str, list[Any]]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -171,6 +171,36 @@ class Calibrated:
     compute: tuple[ComputeResidual, ...] = ()
     # In words.
     skipped: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return how well links and compute are described, as it stands in JSON."""
+        return {
+            "calibration": [
+                {
+                    "op": each.op,
+                    "ranks": each.ranks,
+                    "messages": each.messages,
+                    "sizes": each.sizes,
+                    "start_ns": each.alpha * 1e9,
+                    "bus_bytes_per_s": each.bus,
+                    "median_error": each.median_error,
+                    "worst_error": each.worst_error,
+                }
+                for each in self.residuals
+            ],
+            "calibration_compute": [
+                {
+                    "what": each.what,
+                    "calls": each.calls,
+                    "flops": each.flops,
+                    "flops_per_s": each.rate,
+                    "efficiency": each.efficiency,
+                    "median_error": each.median_error,
+                    "worst_error": each.worst_error,
+                }
+                for each in self.compute
+            ],
+        }
 
 
 def calibrated(said: str, cluster: Cluster) -> Calibrated:

@@ -7,23 +7,6 @@ from fastcomm.isp.result import Record
 TRAINERS = ("megatron", "internevo")
 
 
-def original(record: Record) -> dict[str, object]:
-    """The chosen configuration, in the original's shape; with the spread of experts, if any."""
-    spread = {"ep_size": record["ep"]} if "ep_comm_cost" in record else {}
-    return {
-        "algo_type": record["algo_type"],
-        "seq_len": record["seq_len"],
-        "micro_num": record["micro_num"],
-        "micro_bsz": record["micro_bsz"],
-        "pp_size": record["pp"],
-        "tp_size": record["sp"],
-        "wp_size": record["wp_size"],
-        "zp_size": record["zp_size"],
-        "activation_ckpt": record["activation_ckpt"],
-        **spread,
-    }
-
-
 def snippet(trainer: str, record: Record, question: Question) -> str:
     """Arguments for Megatron-LM, or InternEvo's configuration."""
     return (_megatron if trainer == "megatron" else _internevo)(record, question)

@@ -1,7 +1,7 @@
 """Strategies that fit, as columns, the best first; where none fits, what excludes them all."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastcomm.isp.question import ALGOS, Question
-from fastcomm.units import format_gib
+from fastcomm.isp.space import nearest
+from fastcomm.result import TableResult
+from fastcomm.units import format_ns
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from fastcomm.isp.calibration import Calibrated
 
 Column = NDArray[Any]
 Fields = Mapping[str, ArrayLike]
@@ -142,66 +146,6 @@ class Records:
         raise IndexError(place)
 
 
-def nearest(
-    question: Question,
-    rejected: dict[str, int],
-    least_memory: float | None,
-    unsuited: tuple[int, ...],
-) -> str:
-    """One sentence, by what a search has counted."""
-    if least_memory is not None:
-        need = format_gib(least_memory)
-        return f"nothing fits: the least memory that any strategy needs is {need}"
-    if unsuited:
-        unit = min(unsuited) * question.seq_len
-        near = max(unit, round(question.batch.most / unit) * unit)
-        return (
-            f"no strategy: global batch {question.batch.most} is no multiple of "
-            f"data-parallel degree x sequence length for any of them; {near} would be"
-        )
-    if rejected.get("schedule"):
-        return (
-            "no strategy: each has fewer micro-batches than pipeline stages; a smaller pp, a "
-            "larger global batch or --any-schedule would work"
-        )
-    fell = [f"{count} by {reason}" for reason, count in rejected.items() if count]
-    return f"no strategy: rejected {', '.join(fell)}" if fell else _degrees(question)
-
-
-def _degrees(question: Question) -> str:
-    """Which degree that was asked for divides nothing that it has to."""
-    layers = {question.model.layers}
-    stages = [pp for pp in question.pp or (1,) if question.model.layers % pp == 0]
-    wholes = {
-        "pp": (question.pp, set(question.world_sizes)),
-        "sp": (question.sp, _over(question.world_sizes, question.pp)),
-        "ep": (question.ep, _over(question.world_sizes, question.pp)),
-        "interleave": (question.interleave, _over(layers, stages)),
-    }
-    for name, (asked, whole) in wholes.items():
-        if asked and not any(each % degree == 0 for each in whole for degree in asked):
-            most = max(whole, default=1)
-            near = max(n for n in range(1, min(asked) + 1) if most % n == 0)
-            parts = " or ".join(str(each) for each in sorted(whole)) or "one layer"
-            return (
-                f"no strategy: {name} {', '.join(map(str, asked))} does not divide {parts} "
-                f"({_WHOLES[name]}); the nearest below is {near}"
-            )
-    return "no strategy: no pp, sp, ep and interleave divide the GPUs and layers together"
-
-
-_WHOLES = {
-    "pp": "GPUs",
-    "sp": "GPUs of a stage",
-    "ep": "GPUs of a stage",
-    "interleave": "layers of a stage",
-}
-
-
-def _over(wholes: Iterable[int], parts: Iterable[int] | None) -> set[int]:
-    return {each // part for each in wholes for part in parts or (1,) if each % part == 0}
-
-
 # Numbers of a record that count things.
 _WHOLE = (
     *("pp", "sp", "wp_size", "zp_size", "seq_len", "micro_bsz", "micro_num"),
@@ -217,8 +161,72 @@ _SHORT = (
 Record = dict[str, Any]
 
 
+# Of a record, in seconds and in bytes.
+_TIMES = frozenset(
+    [
+        *("all_fwd_bwd_cost", "bubble", "comp_attn", "comp_wp", "dense_layer", "elementwise"),
+        *("ep_comm_cost", "ep_exposed", "fwd_bwd_cost", "grad_sync", "head", "optimizer"),
+        *("overlap_latency", "p2p", "param_sync", "pp_comm_cost", "sp_comm_cost"),
+        *("total_latency", "wdp_comm_cost", "wp_comm_cost", "zp_comm_cost"),
+    ]
+)
+_SIZES = frozenset(
+    [
+        *("activation", "backward_mem_peak", "block_output_activation", "blocks_activation"),
+        *("head_input_activation", "head_output_activation", "least_memory", "mem_pool_mm"),
+        *("norm_activation", "os_mm_cost", "p_g_mm_cost", "pp_p2p_buffer"),
+        *("rotary_emb_sincos_cache_mm", "step_peak", "total_mm_cost"),
+    ]
+)
+_NS = 1e9
+
+
+def with_units(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record or a table in ns and bytes, under names that say so."""
+    found = {}
+    for name, value in fields.items():
+        if name in _TIMES:
+            found[f"{name}_ns"] = value * _NS
+        elif name == "tgs":
+            found["tokens_per_s_per_gpu"] = value
+        else:
+            found[f"{name}_bytes" if name in _SIZES else name] = value
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
+class HardwareChange:
+    """The best strategy of a cluster that differs in one thing."""
+
+    what: str
+    best: Record | None
+    # Of the rate, over that of the cluster as it is; None where one of them has no strategy.
+    gain: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the change as it stands in JSON."""
+        return {**asdict(self), "best": self.best and with_units(self.best)}
+
+
+def original(record: Record) -> dict[str, object]:
+    """The chosen configuration, in the original's shape; with the spread of experts, if any."""
+    spread = {"ep_size": record["ep"]} if "ep_comm_cost" in record else {}
+    return {
+        "algo_type": record["algo_type"],
+        "seq_len": record["seq_len"],
+        "micro_num": record["micro_num"],
+        "micro_bsz": record["micro_bsz"],
+        "pp_size": record["pp"],
+        "tp_size": record["sp"],
+        "wp_size": record["wp_size"],
+        "zp_size": record["zp_size"],
+        "activation_ckpt": record["activation_ckpt"],
+        **spread,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SearchResult(TableResult):
     """The answer to a question; `columns` has the feasible strategies by TGS, highest first."""
 
     question: Question
@@ -232,6 +240,9 @@ class SearchResult:
     # Data-parallel degrees that the batch does not suit.
     unsuited: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    calibration: "Calibrated | None" = None
+    sensitivity: tuple[HardwareChange, ...] | None = None
+    top: int = 6  # how many strategies the JSON lists
 
     @property
     def feasible(self) -> int:
@@ -278,23 +289,41 @@ class SearchResult:
         """Where nothing fits: what kept it out, and the nearest that would work."""
         return nearest(self.question, self.rejected, self.least_memory, self.unsuited)
 
+    @property
+    def is_compat(self) -> bool:
+        """Whether fields are those of the original simulator, in seconds."""
+        return self.mode != "default"
+
+    def _named(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(fields) if self.is_compat else with_units(fields)
+
     def to_arrow(self) -> "pa.Table":
-        """All feasible strategies."""
+        """Return a row per feasible strategy."""
         import pyarrow as pa
 
         columns = {name: self.columns[name] for name in self.columns if name != "algo"}
         if self.feasible:
             places = self.columns["algo"].astype(np.int8)
             words = pa.DictionaryArray.from_arrays(pa.array(places), pa.array(ALGOS))
-            return pa.table({"algo_type": words, **columns})
+            return pa.table({"algo_type": words, **self._named(columns)})
         return pa.table({"algo_type": pa.array([], pa.string())})
 
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """`to_arrow` for whatever takes Arrow's PyCapsules: pandas, Polars, DuckDB."""
-        return self.to_arrow().__arrow_c_stream__(requested_schema)
+    def figures(self) -> dict[str, str]:
+        """Return the model, the cluster, and the best strategy of how many."""
+        found = {"model": self.question.model.name, "cluster": self.cluster}
+        found["feasible"] = f"{self.feasible} of {self.candidates}"
+        for best in self.best(1):
+            layout = ("pp", "sp", "wp_size", "zp_size", "micro_bsz")
+            degrees = ", ".join(f"{name} {best[name]}" for name in layout)
+            found["best"] = f"{best['algo_type']} ({degrees})"
+            found["step"] = format_ns(best["total_latency"] * _NS)
+        return found
 
-    def to_dict(self, count: int = 6) -> dict[str, Any]:
-        """What `--json` prints."""
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        by_world, known = self.best_by_world(), self.calibration
+        chosen = {"chosen": original(self.record(0))} if self.feasible else {}
+        changes = [change.to_dict() for change in self.sensitivity or ()]
         return {
             "mode": self.mode,
             "cluster": self.cluster,
@@ -302,12 +331,16 @@ class SearchResult:
             "candidates": self.candidates,
             "feasible": self.feasible,
             "rejected": self.rejected,
-            "least_memory": self.least_memory,
-            "best": self.best(count),
-            "best_by_algo": self.best_by_algo(),
-            "best_by_world": {str(n): best for n, best in self.best_by_world().items()},
+            **self._named({"least_memory": self.least_memory}),
+            "best": [self._named(each) for each in self.best(self.top)],
+            "best_by_algo": {n: self._named(best) for n, best in self.best_by_algo().items()},
+            "best_by_world": {str(n): self._named(best) for n, best in by_world.items()},
             "pareto": [
-                {name: row[name] for name in _SHORT if name in row} for row in self.pareto()
+                self._named({name: row[name] for name in _SHORT if name in row})
+                for row in self.pareto()
             ],
-            "notes": list(self.notes),
+            "notes": [*self.notes, *(known.skipped if known else ())],
+            **chosen,
+            **(known.to_dict() if known else {}),
+            **({} if self.sensitivity is None else {"sensitivity": changes}),
         }

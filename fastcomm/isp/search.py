@@ -161,4 +161,5 @@ def search_strategies(**options: Any) -> SearchResult:
     if asked.compat is not None:
         raise ConfigError("compat: wanted fastcomm.compat.isp.search_strategies for that")
     using = setting(asked)
-    return search(question_of(asked), using.cluster, attention=using.attention)
+    found = search(question_of(asked), using.cluster, attention=using.attention)
+    return replace(found, calibration=using.calibration)

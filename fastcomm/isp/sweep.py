@@ -1,28 +1,19 @@
 """Best strategies over world sizes and sequence lengths, and sensitivity to the hardware."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.cluster import AttentionCurve, Cluster, GemmCurve
 from fastcomm.isp.question import Question
-from fastcomm.isp.result import Record
+from fastcomm.isp.result import HardwareChange, Record, with_units
 from fastcomm.isp.search import notes, search
 from fastcomm.isp.tables import AttentionTable
+from fastcomm.result import TableResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HardwareChange:
-    """The best strategy of a cluster that differs in one thing."""
-
-    what: str
-    best: Record | None
-    # Of the rate, over that of the cluster as it is; None where one of them has no strategy.
-    gain: float | None
 
 
 def sensitivity(
@@ -30,7 +21,7 @@ def sensitivity(
     cluster: Cluster,
     best: Record | None,
     attention: AttentionTable | None = None,
-) -> list[HardwareChange]:
+) -> tuple[HardwareChange, ...]:
     """The best of each cluster that is better in one thing."""
     limit = cluster.memory if question.memory is None else question.memory
     changed = {
@@ -45,7 +36,7 @@ def sensitivity(
         new = next(iter(search(asked, other, attention=attention).best(1)), None)
         gain = new["tgs"] / best["tgs"] - 1 if new and best else None
         found.append(HardwareChange(what=what, best=new, gain=gain))
-    return found
+    return tuple(found)
 
 
 def _quicker(cluster: Cluster, times: float) -> Cluster:
@@ -78,39 +69,42 @@ class SweepPoint:
     # Rate over that of the smallest world with an answer: T_1 / (T_N N).
     scaling: float | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the search as it stands in JSON."""
+        return {**asdict(self), "best": self.best and with_units(self.best)}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSweep:
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class SearchSweep(TableResult):
     """All searches, by sequence length and then by world size."""
 
     cells: tuple[SweepPoint, ...]
     # What was not measured of the cluster.
     notes: tuple[str, ...] = ()
 
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        return {"cells": [cell.to_dict() for cell in self.cells], "notes": list(self.notes)}
+
     def to_arrow(self) -> "pa.Table":
-        """One row a search; the best strategy's fields, null where there is none."""
+        """Return a row per search, with the fields of its best strategy, null without one."""
         import pyarrow as pa
 
+        cells = self.contents()["cells"]
+        best: Record = next((cell["best"] for cell in cells if cell["best"]), {})
+        names = [name for name in best if name not in {"world_size", "seq_len"}]
+        own = ("world_size", "seq_len", "candidates", "feasible", "scaling")
         rows = [
-            {
-                "world_size": cell.world_size,
-                "seq_len": cell.seq_len,
-                "candidates": cell.candidates,
-                "feasible": cell.feasible,
-                "scaling": cell.scaling,
-                **{name: (cell.best or {}).get(name) for name in self._names()},
-            }
-            for cell in self.cells
+            {name: cell[name] for name in own}
+            | {name: (cell["best"] or {}).get(name) for name in names}
+            for cell in cells
         ]
         return pa.Table.from_pylist(rows)
 
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """`to_arrow` for whatever takes Arrow's PyCapsules: pandas, Polars, DuckDB."""
-        return self.to_arrow().__arrow_c_stream__(requested_schema)
-
-    def _names(self) -> list[str]:
-        best = next((cell.best for cell in self.cells if cell.best), {})
-        return [name for name in best or () if name not in {"world_size", "seq_len"}]
+    def figures(self) -> dict[str, str]:
+        """Return the number of searches, and of those with an answer."""
+        found = sum(cell.best is not None for cell in self.cells)
+        return {"searches": str(len(self.cells)), "with a strategy": str(found)}
 
 
 def sweep(

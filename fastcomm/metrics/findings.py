@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from fastcomm_kernels.arrays import Floats
 
@@ -118,3 +119,12 @@ def median(values: Mapping[int, float], ranks: Sequence[int]) -> float | None:
     """Return the median of the values of some ranks; None where no value is known."""
     known = [values[rank] for rank in ranks if rank in values]
     return float(np.median(known)) if known else None
+
+
+def findings_table(findings: Sequence[Finding]) -> pa.Table:
+    """Return a row per finding, in order; without findings the columns are there, too."""
+    rows = [{**asdict(each), **asdict(each.evidence)} for each in findings]
+    names = [("kind", pa.string()), ("text", pa.string()), ("ranks", pa.list_(pa.int64()))]
+    names += [("cost_ns", pa.float64()), ("share", pa.float64()), ("confidence", pa.string())]
+    names += [("stage", pa.int64()), ("group", pa.string()), ("tag", pa.string())]
+    return pa.Table.from_pylist(rows, schema=pa.schema(names))

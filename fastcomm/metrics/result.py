@@ -12,7 +12,6 @@ from fastcomm.metrics import bandwidth as bandwidth_
 from fastcomm.metrics import members
 from fastcomm.metrics import missing as lacks_
 from fastcomm.metrics import outside as outside_
-from fastcomm.metrics import pieces as metrics_pieces
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import volume as volume_
 from fastcomm.metrics import windows as windows_
@@ -28,7 +27,7 @@ from fastcomm.metrics.breakdown import (
     overlap,
     rank_times,
 )
-from fastcomm.metrics.findings import Finding, in_order
+from fastcomm.metrics.findings import Finding, findings_table, in_order
 from fastcomm.metrics.headline import StepTimes, headline, health, symptoms
 from fastcomm.metrics.outliers import Heat
 from fastcomm.metrics.outside import Outside
@@ -37,16 +36,18 @@ from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.volume import Exposure, Volume, exposures
 from fastcomm.metrics.windows import PhaseWindows
 from fastcomm.options import ByteKind, ClockKind
+from fastcomm.result import Result
 from fastcomm.spread import Spread, one_by_one
 from fastcomm.trace import rank_warnings
 from fastcomm.trace.run import SkippedRank, agreed_size, expected_ranks, named_ranks
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS
+from fastcomm.units import format_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Metrics(Result):
     """The communication metrics of a run. Times in ns, ratios as fractions, null is unknown."""
 
     ranks: tuple[int, ...]
@@ -106,11 +107,21 @@ class Metrics:
         """The sentence that stands in for findings; None where there are findings."""
         return health(self)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The object that `--json` prints; its schema is `docs/metrics.schema.json`."""
-        window_keys = {"source": "from", "target": "to"}
+    def figures(self) -> dict[str, str]:
+        """Return the ranks, the mean step, its largest part, and the number of findings."""
+        step = self.iteration.mean_ns
+        return {
+            "ranks": f"{len(self.ranks)} of {self.expected_ranks}",
+            "step": "n/a" if step is None else format_ns(step),
+            "headline": self.headline,
+            "findings": str(len(self.findings)),
+        }
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version."""
+        names = {"source": "from", "target": "to"}
         windows = [
-            {window_keys.get(key, key): value for key, value in asdict(window).items()}
+            {names.get(key, key): value for key, value in asdict(window).items()}
             for window in self.windows or ()
         ]
         iteration = {
@@ -210,7 +221,7 @@ def answer(  # noqa: PLR0913 - one word a choice
             **(_large_tables(partial, material.pieces) if with_tables else {}),
             "collectives": over_all.collectives,
             **tables,
-            "findings": _findings_table(summary.findings),
+            "findings": findings_table(summary.findings),
         },
     )
 
@@ -274,15 +285,6 @@ class _Summary:
         )
 
 
-def _findings_table(findings: Sequence[Finding]) -> pa.Table:
-    """Return a row per finding, in order; without findings the columns are there, too."""
-    rows = [{**asdict(each), **asdict(each.evidence)} for each in findings]
-    names = [("kind", pa.string()), ("text", pa.string()), ("ranks", pa.list_(pa.int64()))]
-    names += [("cost_ns", pa.float64()), ("share", pa.float64()), ("confidence", pa.string())]
-    names += [("stage", pa.int64()), ("group", pa.string()), ("tag", pa.string())]
-    return pa.Table.from_pylist(rows, schema=pa.schema(names))
-
-
 def _lacking(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:
     """The ranks that lack something, by the words of LACKS."""
     by_word = {word: tuple(note.rank for note in notes if word in note.lacks) for word in LACKS}
@@ -326,8 +328,8 @@ def _over_all(
     """All at once, so that no worker waits for one question to be answered."""
     ops = sorted({op for piece in pieces for op in piece.ops})
     of_tag, of_op = (
-        functools.partial(metrics_pieces.p95, pieces),
-        functools.partial(metrics_pieces.of_op, pieces),
+        functools.partial(pieces_.p95, pieces),
+        functools.partial(pieces_.of_op, pieces),
     )
     behind = functools.partial(windows_.windows_from, partial.all_windows())
     asked = [(of_tag, tag) for tag in tags] + [(of_op, op) for op in ops]
@@ -335,9 +337,7 @@ def _over_all(
     first, last = len(tags), len(asked)
     return _OverAll(
         p95=dict(zip(tags, found[:first], strict=True)),
-        collectives=pa.concat_tables(
-            [metrics_pieces.COLLECTIVES.empty_table(), *found[first:last]]
-        ),
+        collectives=pa.concat_tables([pieces_.COLLECTIVES.empty_table(), *found[first:last]]),
         windows=tuple(window for each in found[last:] for window in each),
     )
 

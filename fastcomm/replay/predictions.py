@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -203,6 +204,28 @@ class Predictions:
     daydream: Replayed | None = None
     hosts: Replayed | None = None
     fusion: Fusion | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the predictions as they stand in the JSON of a replay."""
+        found: dict[str, Any] = {}
+        if self.daydream is not None:
+            found["daydream"] = {
+                "step_end_ns": self.daydream.by_pid(),
+                "bandwidth_bytes_per_s": BANDWIDTH,
+            }
+        if self.hosts is not None:
+            hosts = len(self.hosts.by_pid())
+            found["other_hosts"] = {"hosts": hosts, "mean_step_ns": self.hosts.mean_ns}
+        if self.fusion is not None:
+            found["fusion"] = {
+                "groups": [list(group) for group in self.fusion.groups],
+                "mean_step_ns": self.fusion.replayed.mean_ns,
+                "before_ns": self.fusion.before.mean_ns,
+                "speedup": self.fusion.speedup,
+                "tried": self.fusion.tried,
+                "model_error": self.fusion.model.error,
+            }
+        return found
 
 
 def predictions(

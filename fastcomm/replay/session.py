@@ -1,36 +1,21 @@
 """Replay a step and find its critical path."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fastcomm.graph.graph import LongestPath
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.dpro.steps import StepTime, step_time
+from fastcomm.readers.dpro.steps import step_time
 from fastcomm.readers.dpro.trial import Trial, read
 from fastcomm.replay.dependency import dependencies
 from fastcomm.replay.gaps import measured
 from fastcomm.replay.replayer import Options, Replayed, Replayer
-from fastcomm.trace.run import ReadRanks
+from fastcomm.replay.result import ReplayPath, Session
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import Floats, Ints
 
 _SAME_NS = 1e-3  # paths that differ by less are equally long
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayPath:
-    """Nodes of the path with what each adds to it, in ns; the last adds nothing."""
-
-    nodes: tuple[int, ...]
-    cost: tuple[float, ...]
-    edges: int
-
-    @property
-    def length_ns(self) -> float:
-        """Length of the path."""
-        return sum(self.cost)
 
 
 def critical_path(replayed: Replayed) -> ReplayPath:
@@ -82,29 +67,6 @@ def _on_devices(replayed: Replayed, source: Ints, target: Ints) -> tuple[Ints, I
     update = np.array([name.op_cat.startswith("UPDATE") for name in made.names])
     kept = ~known & ~(backward[a] & update[b])
     return a[kept], b[kept]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """The measured step time, the replayed step, and its critical path."""
-
-    measured: StepTime
-    replayed: Replayed
-    path: ReplayPath
-    read: ReadRanks | None = None  # of a run; null for a trial
-
-    @property
-    def error(self) -> float:
-        """The replayed step time beside the measured, as a share of that."""
-        return self.replayed.mean_ns / self.measured.time_ns - 1
-
-    def error_of(self, pid: str) -> float | None:
-        """The same of one rank; None where it was not measured."""
-        rank = self.measured.ranks.get(pid)
-        if rank is None or not rank.time:
-            return None
-        mean = sum(rank.time) / len(rank.time)
-        return self.replayed.by_pid()[pid] / mean - 1
 
 
 def replay_trial(path: str | Path, options: Options | None = None) -> Session:

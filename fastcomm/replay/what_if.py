@@ -7,25 +7,16 @@ DELAY_ALL.
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from fastcomm.errors import ConfigError
 from fastcomm.graph.edits import DurationChange, read_changes
 from fastcomm.readers.dpro.names import COMMUNICATION, COMPUTATION, long_name
 from fastcomm.replay.replayer import Replayed, Replayer
-from fastcomm.replay.session import ReplayPath
+from fastcomm.replay.result import Removed, ReplayPath
 from fastcomm_kernels.arrays import Floats
 
 _ALL = "DELAY_ALL"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
-    """How much sooner the step ends, in the mean over ranks, if a node took no time."""
-
-    node: str
-    saved_ns: float
 
 
 def changed(made: Replayer, path: Path) -> Replayed:

@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 from rich.markup import escape
 
-from fastcomm.analyses.compare import BreakdownChange, Comparison, Value
-from fastcomm.report import files
-from fastcomm.report import json_text as json_text_
+from fastcomm.analyses.compare import BreakdownChange, Comparison
+from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import TerminalTable, table
 from fastcomm.units import (
@@ -40,69 +37,13 @@ _REASONS = {
 }
 
 
-def to_dict(found: Comparison, holding: Sequence[str]) -> dict[str, Any]:
-    """The object that `--json` prints. Times in ns; null is unknown."""
-    return {
-        "step": _value(found.step),
-        "parts": [
-            {
-                "name": part.name,
-                "before_ns": part.before_ns,
-                "after_ns": part.after_ns,
-                "effect_ns": part.effect_ns,
-                "reasons": [each.name for each in part.reasons],
-            }
-            for part in found.parts
-        ],
-        "values": [_value(each) for each in found.values],
-        "conditions_that_hold": list(holding),
-        "incomplete": list(found.incomplete),
-        "notes": list(found.notes),
-    }
-
-
-def json_text(found: Comparison, holding: Sequence[str]) -> str:
-    """The same as text."""
-    return json_text_.dumps(to_dict(found, holding))
-
-
-def write(
-    found: Comparison, holding: Sequence[str], folder: str | Path, *, xlsx: bool = False
-) -> list[Path]:
+def write(found: Comparison, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write compare.json, and parts and values as CSV and Parquet; give their paths."""
-    whole = to_dict(found, holding)
-    parts = [{**part, "reasons": " ".join(part["reasons"])} for part in whole["parts"]]
-    tables = {
-        "parts": pa.Table.from_pylist(parts, schema=_PARTS),
-        "values": pa.Table.from_pylist(whole["values"], schema=_VALUES),
-    }
-    texts = {"compare.json": json_text(found, holding)}
-    return files.write_tables(folder, texts, tables, "compare" if xlsx else None)
+    texts = {"compare.json": json_text.dumps(found.to_dict())}
+    return files.write_tables(folder, texts, found.to_arrow(), "compare" if xlsx else None)
 
 
-_FLOATS = pa.float64()
-_VALUES = pa.schema(
-    [("name", pa.string())]
-    + [(name, _FLOATS) for name in ("before", "after", "difference", "relative")]
-)
-_PARTS = pa.schema(
-    [("name", pa.string())]
-    + [(name, _FLOATS) for name in ("before_ns", "after_ns", "effect_ns")]
-    + [("reasons", pa.string())]
-)
-
-
-def _value(each: Value) -> dict[str, Any]:
-    return {
-        "name": each.name,
-        "before": each.before,
-        "after": each.after,
-        "difference": each.difference,
-        "relative": each.relative,
-    }
-
-
-def show(found: Comparison, conditions: Sequence[str], holding: Sequence[str]) -> None:
+def show(found: Comparison, conditions: Sequence[str]) -> None:
     """Print the step, what its change consists of, and what else changed most."""
     console = plain_console()
     say(console, _headline(found))
@@ -117,7 +58,7 @@ def show(found: Comparison, conditions: Sequence[str], holding: Sequence[str]) -
     for note in found.notes:
         say(console, f"[yellow]note:[/] {escape(note)}", hanging=2)
     for text in conditions:
-        mark = "[red]FAIL[/]" if text in holding else "[green]ok[/]  "
+        mark = "[red]FAIL[/]" if text in found.conditions_that_hold else "[green]ok[/]  "
         say(console, f"{mark} {escape(text)}", hanging=5)
 
 

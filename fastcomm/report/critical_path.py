@@ -1,15 +1,11 @@
 """Critical paths and what-if results on a terminal and in files."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 from rich.console import Console
 from rich.markup import escape
 
-from fastcomm.critical_path.data import DataDependencies
-from fastcomm.critical_path.document import document, joined_document, notes
+from fastcomm.critical_path.dependencies import DataDependencies
 from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.what_if import EditSweep, WhatIf
@@ -50,8 +46,10 @@ def show(
     for shown in (_classes(found), _tags(found), _top(found)):
         if shown.row_count:
             console.print(shown)
-    for note in notes(found):
+    for note in found.notes:
         say(console, f"note: {escape(note)}", hanging=2, style="dim")
+    if found.data is not None:
+        _show_data(found.data, console)
 
 
 def show_joined(found: Joined, console: Console | None = None) -> None:
@@ -89,9 +87,8 @@ def show_joined(found: Joined, console: Console | None = None) -> None:
     )
 
 
-def show_data(found: DataDependencies, console: Console | None = None) -> None:
+def _show_data(found: DataDependencies, console: Console) -> None:
     """Print what could start earlier if only data counted."""
-    console = plain_console(console)
     say(
         console,
         f"[bold]Data dependencies[/]: {found.known} of the window's {found.asked} operators "
@@ -179,75 +176,24 @@ def _top(found: CriticalPath) -> TerminalTable:
 
 
 def write(
-    found: CriticalPath,
-    folder: str | Path,
-    data: DataDependencies | None = None,
-    *,
-    xlsx: bool = False,
+    found: CriticalPath | Joined, folder: str | Path, *, xlsx: bool = False
 ) -> list[Path]:
-    """Write critical_path.json and the breakdown as CSV and Parquet; their paths.
+    """Write critical_path.json and the tables of the path as CSV and Parquet; their paths.
 
     With data dependencies, also the operators and the calls that hold them.
     """
-    text = json_text.dumps(document(found))
-    more = {} if data is None else {"operators": data.operators, "subgraphs": data.subgraphs}
-    return _write(folder, text, {"critical_path": found.breakdown, **more}, xlsx=xlsx)
-
-
-def write_joined(found: Joined, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write critical_path.json, the breakdown with ranks, the ranks and the collectives."""
-    text = json_text.dumps(joined_document(found))
-    tables = {
-        "critical_path": found.breakdown,
-        "ranks": found.by_rank(),
-        "hold_ups": found.hold_ups(),
-        "collectives": found.collectives,
-    }
-    return _write(folder, text, tables, xlsx=xlsx)
-
-
-def _write(
-    folder: str | Path, text: str, tables: Mapping[str, pa.Table], *, xlsx: bool
-) -> list[Path]:
-    book = "critical_path" if xlsx else None
-    return files.write_tables(folder, {"critical_path.json": text}, tables, book)
+    tables = found.to_arrow()
+    if isinstance(found, CriticalPath):
+        tables = {"critical_path": found.to_arrow()}
+        tables |= found.data.to_arrow() if found.data else {}
+    texts = {"critical_path.json": json_text.dumps(found.to_dict())}
+    return files.write_tables(folder, texts, tables, "critical_path" if xlsx else None)
 
 
 _STEP_DIGITS = 4
 
 
-def what_if_document(found: WhatIf, sweeps: Sequence[EditSweep]) -> dict[str, Any]:
-    """What `fastcomm what-if --json` prints."""
-    return {
-        "rank": found.before.about.rank,
-        "edits": [str(edit) for edit in found.edits],
-        "before_ns": found.before_ns,
-        "after_ns": found.after_ns,
-        "speedup": found.speedup,
-        "replay_error_ns": found.replay_error_ns,
-        "summary_ns": {
-            "before": found.before.summary_ns(),
-            "after": found.after.summary_ns(),
-        },
-        "path": {
-            "before": {"event_ids": found.before.event_ids},
-            "after": {"event_ids": found.after.event_ids},
-        },
-        "sweeps": [
-            {
-                "edit": f"{each.edit.action} {each.edit.what}",
-                "values": list(each.values),
-                "span_ns": list(each.span_ns),
-            }
-            for each in sweeps
-        ],
-        "notes": list(notes(found.before)),
-    }
-
-
-def show_what_if(
-    found: WhatIf, sweeps: Sequence[EditSweep], console: Console | None = None
-) -> None:
+def show_what_if(found: WhatIf, console: Console | None = None) -> None:
     """Print the answer to stdout; plain text where that is no terminal."""
     console = plain_console(console)
     faster = f", {found.speedup:.3f} times as fast" if found.speedup is not None else ""
@@ -258,9 +204,9 @@ def show_what_if(
     error = format_ns(found.replay_error_ns)
     say(console, f"The replay without edits is off by {error} at most.", indent=2)
     console.print(_what_if_classes(found))
-    for each in sweeps:
+    for each in found.sweeps:
         console.print(_sweep(each, found.before_ns))
-    for note in notes(found.before):
+    for note in found.before.notes:
         say(console, f"note: {escape(note)}", hanging=2, style="dim")
 
 
@@ -275,20 +221,14 @@ def _what_if_classes(found: WhatIf) -> TerminalTable:
 
 
 def _sweep(each: EditSweep, before_ns: int) -> TerminalTable:
-    shown = table(f"{each.edit.action} {each.edit.what}", "step", "of today")
+    shown = table(each.name, "step", "of today")
     for value, span in zip(each.values, each.span_ns, strict=True):
         share = span / before_ns if before_ns else 1.0
         shown.add_row(f"{value:g}", format_ns(span), percent(share))
     return shown
 
 
-def write_what_if(
-    found: WhatIf, sweeps: Sequence[EditSweep], folder: str | Path, *, xlsx: bool = False
-) -> list[Path]:
+def write_what_if(found: WhatIf, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write what_if.json, the new path, and the sweeps; their paths."""
-    tables = {"path_after": found.after.breakdown}
-    if sweeps:
-        tables["sweep"] = pa.concat_tables([each.to_arrow() for each in sweeps])
-    text = json_text.dumps(what_if_document(found, sweeps))
-    book = "what_if" if xlsx else None
-    return files.write_tables(folder, {"what_if.json": text}, tables, book)
+    texts = {"what_if.json": json_text.dumps(found.to_dict())}
+    return files.write_tables(folder, texts, found.to_arrow(), "what_if" if xlsx else None)

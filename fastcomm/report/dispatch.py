@@ -1,10 +1,8 @@
 """Schedules of the all-to-all on one screen and in files."""
 
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
@@ -16,6 +14,7 @@ from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResu
 from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import NA, TerminalTable, na, table
+from fastcomm.result import TableResult
 from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
 
 _MOST_LAYERS = 12
@@ -245,19 +244,9 @@ def _times(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.3f}x"
 
 
-class Result(Protocol):
-    """What has one JSON object, and one table."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The whole of it."""
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of its table."""
-
-
-def write_dispatch(found: Result, folder: Path, *, xlsx: bool = False) -> list[Path]:
+def write_dispatch(found: TableResult, folder: Path, *, xlsx: bool = False) -> list[Path]:
     """Write dispatch.json, dispatch.csv and dispatch.parquet; give their paths."""
     text = json_text.dumps(found.to_dict())
-    tables = {"dispatch": pa.Table.from_pylist(found.rows())}
+    tables = {"dispatch": found.to_arrow()}
     book = "dispatch" if xlsx else None
     return files.write_tables(folder, {"dispatch.json": text}, tables, book)

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fastcomm.analyses.info import Info, RankInfo, kinds, rank_warnings
+from fastcomm.analyses.info import Info, RankInfo, kinds
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import TerminalTable, group_name, known_by, na, table
 from fastcomm.trace.run import ranges, ranks_words, skipped_lines
@@ -129,10 +129,7 @@ def _groups(found: Info) -> TerminalTable:
 
 def _lines(found: Info) -> list[str]:
     return [
-        *(
-            f"[yellow]warning:[/] {escape(warning)}"
-            for warning in (*found.warnings, *rank_warnings(found.details))
-        ),
+        *(f"[yellow]warning:[/] {escape(warning)}" for warning in found.all_warnings),
         *(f"[cyan]lacks:[/] {escape(each)}" for each in found.lacks),
     ]
 

@@ -10,8 +10,8 @@ from fastcomm.isp.calibration import Calibrated
 from fastcomm.isp.explain import Term, memory_terms, time_terms
 from fastcomm.isp.formulas import two_gpus
 from fastcomm.isp.question import Question
-from fastcomm.isp.result import Record, SearchResult
-from fastcomm.isp.sweep import HardwareChange, SearchSweep, SweepPoint
+from fastcomm.isp.result import HardwareChange, Record, SearchResult
+from fastcomm.isp.sweep import SearchSweep, SweepPoint
 from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import TerminalTable, table
@@ -245,11 +245,9 @@ def _gib(value: float) -> str:
     return format_binary_bytes(value)
 
 
-def write_search(
-    found: SearchResult, folder: str | Path, top: int, *, xlsx: bool = False
-) -> list[Path]:
+def write_search(found: SearchResult, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write isp.json, strategies.csv and strategies.parquet; give their paths."""
-    text = json_text.dumps(found.to_dict(top))
+    text = json_text.dumps(found.to_dict())
     tables = {"strategies": found.to_arrow()}
     return files.write_tables(folder, {"isp.json": text}, tables, "isp" if xlsx else None)
 

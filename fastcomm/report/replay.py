@@ -1,55 +1,26 @@
 """Replayed steps and predictions on a terminal, as JSON, and as a trace."""
 
 import json
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from rich.markup import escape
 
 from fastcomm import parquet
 from fastcomm.replay.export import graphml
-from fastcomm.replay.predictions import BANDWIDTH, Predictions
+from fastcomm.replay.predictions import Predictions
 from fastcomm.replay.replayer import Replayed
-from fastcomm.replay.session import Session
-from fastcomm.replay.what_if import Removed
-from fastcomm.report import files
+from fastcomm.replay.result import Session
+from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import table
 from fastcomm.units import counted, format_ns, signed_percent
 
-_MS = 1e6
 _MOST = 8
 
 
-def predictions_dict(found: Predictions) -> dict[str, Any]:
-    """What was predicted, in ms; nothing of what was not asked for."""
-    said: dict[str, Any] = {}
-    if found.daydream is not None:
-        said["daydream"] = {
-            "step_end_ms": {pid: end / _MS for pid, end in found.daydream.by_pid().items()},
-            "bandwidth_bytes_per_s": BANDWIDTH,
-        }
-    if found.hosts is not None:
-        said["other_hosts"] = {
-            "hosts": len(found.hosts.by_pid()),
-            "mean_step_ms": found.hosts.mean_ns / _MS,
-        }
-    if found.fusion is not None:
-        said["fusion"] = {
-            "groups": [list(group) for group in found.fusion.groups],
-            "mean_step_ms": found.fusion.replayed.mean_ns / _MS,
-            "before_ms": found.fusion.before.mean_ns / _MS,
-            "speedup": found.fusion.speedup,
-            "tried": found.fusion.tried,
-            "model_error": found.fusion.model.error,
-        }
-    return said
-
-
-def show_predictions(found: Predictions) -> None:
+def _show_predictions(found: Predictions) -> None:
     """Print a line of each prediction."""
     lines = []
     if found.daydream is not None:
@@ -74,57 +45,17 @@ _REPLAY_MOST = 12
 _STEP_DIGITS = 4
 
 
-def to_dict(
-    found: Session,
-    changed: Replayed | None = None,
-    removed: Sequence[Removed] | None = None,
-    alone: Replayed | None = None,
-) -> dict[str, Any]:
-    """The whole result, in ms."""
-    replayed = found.replayed
-    graph = replayed.replayer.graph
-    pairs = zip(found.path.nodes, found.path.cost, strict=True)
-    said: dict[str, Any] = {
-        "nodes": len(graph.nodes),
-        "edges": len(graph.source),
-        "step_end_ms": {pid: end / _MS for pid, end in replayed.by_pid().items()},
-        "mean_step_ms": replayed.mean_ns / _MS,
-        "measured_ms": found.measured.time_ns / _MS,
-        "error": found.error,
-        "error_by_rank": {pid: found.error_of(pid) for pid in replayed.by_pid()},
-        "critical_path_ms": found.path.length_ns / _MS,
-        "critical_path": [[graph.nodes[node], cost / _MS] for node, cost in pairs],
-    }
-    if found.read is not None:
-        said |= {"ranks": list(found.read.ranks), **found.read.to_dict()}
-    if changed is not None:
-        said["what_if"] = {
-            "step_end_ms": {pid: end / _MS for pid, end in changed.by_pid().items()},
-            "mean_step_ms": changed.mean_ns / _MS,
-            "speedup": replayed.mean_ns / changed.mean_ns if changed.mean_ns else None,
-        }
-    if removed is not None:
-        said["bottlenecks"] = [
-            {"name": each.node, "saved_ms": each.saved_ns / _MS} for each in removed
-        ]
-    if alone is not None:
-        groups = alone.replayer.graph.groups
-        said["tensors_alone"] = {
-            "tensors": sorted(tensor for group in groups for tensor in group),
-            "end_ms": float(alone.end.max()) / _MS,
-        }
-    return said
+def _show_alone(alone: Replayed) -> None:
+    """Print how long the communication of some tensors takes when nothing else runs."""
+    groups = ", ".join("+".join(map(str, group)) for group in alone.replayer.graph.groups)
+    end = format_ns(float(alone.end.max()))
+    say(plain_console(), f"tensors {groups} alone: {end}")
 
 
-def show(
-    found: Session,
-    changed: Replayed | None = None,
-    removed: Sequence[Removed] | None = None,
-    alone: Replayed | None = None,
-) -> None:
+def show(found: Session) -> None:
     """Print step times beside the measured, what takes the time, and what would change it."""
     console = plain_console()
-    replayed = found.replayed
+    replayed, changed, removed = found.replayed, found.changed, found.removed
     graph = replayed.replayer.graph
     edges = len(graph.source)
     say(
@@ -160,9 +91,9 @@ def show(
         for each in removed[:_REPLAY_MOST]:
             saving.add_row(escape(each.node), format_ns(each.saved_ns))
         console.print(saving)
-    if alone is not None:
-        groups = ", ".join("+".join(map(str, group)) for group in alone.replayer.graph.groups)
-        say(console, f"tensors {groups} alone: {format_ns(float(alone.end.max()))}")
+    if found.alone is not None:
+        _show_alone(found.alone)
+    _show_predictions(found.predictions)
 
 
 def trace(replayed: Replayed) -> dict[str, Any]:
@@ -206,31 +137,12 @@ def write_trace(replayed: Replayed, path: Path) -> None:
     files.write(path.parent, {path.name: files.text(json.dumps(trace(replayed)))})
 
 
-def nodes(replayed: Replayed) -> pa.Table:
-    """One row a node; times in ns."""
-    made = replayed.replayer
-    return pa.table(
-        {
-            "name": pa.array(made.graph.nodes, pa.string()),
-            "category": pa.array(made.categories, pa.string()),
-            "device": pa.array(
-                [made.devices[d] for d in made.operations.device.tolist()], pa.string()
-            ),
-            "duration_ns": replayed.duration,
-            "gap_ns": made.measured.gap,
-            "comm_gap_ns": made.measured.comm_gap,
-            "start_ns": replayed.start,
-            "end_ns": replayed.end,
-        }
-    )
-
-
-def write(said: dict[str, Any], replayed: Replayed, folder: Path) -> None:
+def write(found: Session, folder: Path) -> None:
     """Write nodes.parquet, edges.parquet, graph.graphml, and last replay.json."""
+    tables = found.to_arrow()
     writers: dict[str, files.Writer] = {
-        "nodes.parquet": partial(parquet.write, nodes(replayed)),
-        "edges.parquet": partial(parquet.write, replayed.replayer.graph.table()),
-        "graph.graphml": files.text(graphml(replayed)),
-        "replay.json": files.text(json.dumps(said, indent=2)),
+        **{f"{name}.parquet": partial(parquet.write, table) for name, table in tables.items()},
+        "graph.graphml": files.text(graphml(found.changed or found.replayed)),
+        "replay.json": files.text(json_text.dumps(found.to_dict())),
     }
     files.write(folder, writers)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from fastcomm.analyses.stragglers import KINDS, StragglerResult
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import TerminalTable, table
@@ -16,48 +17,8 @@ from fastcomm.units import format_ns, percent, signed_percent
 from fastcomm_kernels.arrays import Floats
 
 _SECOND = 1e9
-_KINDS = ("dp_rank", "stage", "optype")
 _MOST_RANKS = 16
 _SHADES = ((1.1, ""), (1.2, "yellow"), (1.35, "red"))
-
-
-def to_dict(found: Stragglers, changed: JobTimes | None = None) -> dict[str, Any]:
-    """The whole result; times in seconds."""
-    blocking = found.blocking
-    workers = found.workers
-    what_if = {} if changed is None else {"what_if": _changed(found, changed)}
-    return {
-        **what_if,
-        "slowdown": found.slowdown,
-        "launch_slowdown": found.launch_slowdown,
-        "step_time_mean_s": {
-            "base": float(found.base.mean()) / _SECOND,
-            "nodelay": float(found.nodelay.whole.mean()) / _SECOND,
-            "ideal": float(found.ideal.whole.mean()) / _SECOND,
-        },
-        **{
-            f"slowdown_by_{kind}": None if blocking is None else dict(blocking[kind].mean)
-            for kind in _KINDS
-        },
-        "m_w": None if found.worst is None else found.worst.rem,
-        "m_s": found.last_stage.rem,
-        "worst_ranks": list(found.worst_ranks),
-        "worker_slowdown": None if workers is None else workers.tolist(),
-        "ideal_s": {name: value / _SECOND for name, value in found.ideal_ns.items()},
-        "steps": list(found.chosen),
-        "left_out_steps": list(found.left_out),
-    }
-
-
-def _changed(found: Stragglers, changed: JobTimes) -> dict[str, Any]:
-    """Step times after changes, and how many times as fast that is; in seconds."""
-    mean = float(changed.whole.mean())
-    steps = zip(map(str, found.chosen), changed.whole.tolist(), strict=True)
-    return {
-        "step_time_mean_s": mean / _SECOND,
-        "speedup": float(found.nodelay.whole.mean()) / mean if mean else None,
-        "step_time_s": {step: each / _SECOND for step, each in steps},
-    }
 
 
 def published(found: Stragglers, meta: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -81,7 +42,7 @@ def published(found: Stragglers, meta: Mapping[str, Any] | None = None) -> dict[
         "launch_step_slowdown": falling(found.base / found.nodelay.optimizer),
     }
     for what, parts in (("blocking", found.blocking), ("launch", found.launch)):
-        for kind in _KINDS:
+        for kind in KINDS:
             name = f"{what}_decompose_by_{kind}"
             said[name] = None if parts is None else dict(parts[kind].mean)
             said[f"{name}_per_step"] = None if parts is None else _steps(parts[kind], steps)
@@ -105,11 +66,12 @@ def effect(found: Effect, name: str) -> dict[str, float | None]:
     }
 
 
-def write(found: Stragglers, meta: Mapping[str, Any] | None, folder: Path) -> None:
+def write(result: StragglerResult, folder: Path) -> None:
     """Write stragglers.json, and result.json, ms.json, mw.json with the study's fields."""
+    found = result.stragglers
     contents = {
-        "stragglers": to_dict(found),
-        "result": published(found, meta),
+        "stragglers": result.to_dict(),
+        "result": published(found, result.meta),
         "ms": effect(found.last_stage, "Ms"),
         **({} if found.worst is None else {"mw": effect(found.worst, "Mw")}),
     }
@@ -125,14 +87,15 @@ def write_trace(content: Mapping[str, Any], path: Path) -> None:
     files.write(path.parent, {path.name: files.text(json.dumps(content))})
 
 
-def show(found: Stragglers, changed: JobTimes | None = None) -> None:
+def show(result: StragglerResult) -> None:
     """Print the slowdown, who brings it, and the heat map of workers."""
     console = plain_console()
-    for line in _lines(found) + _what_if_lines(found, changed):
+    found = result.stragglers
+    for line in _lines(found) + _what_if_lines(found, result.changed):
         say(console, line, hanging=2)
     if found.blocking is None or found.workers is None:
         return
-    for kind, title in zip(_KINDS, ("data rank", "stage", "operation"), strict=True):
+    for kind, title in zip(KINDS, ("data rank", "stage", "operation"), strict=True):
         console.print(_table(title, found.blocking[kind]))
     console.print(_heat(found.workers))
 

@@ -102,13 +102,13 @@ def _finding(title: str, ns: int, found: CriticalPath, command: str, then: str) 
     )
 
 
-def what_if(found: WhatIf, sweeps: Sequence[EditSweep], paths: Sequence[str]) -> Page:
+def what_if(found: WhatIf, paths: Sequence[str]) -> Page:
     """A step before and after its edits, and sweeps of one."""
     change = words.fact("whatif.speedup", found.speedup, words.times, label="as fast")
     edits = ", ".join(str(edit) for edit in found.edits) or "no edit"
     sections = [_before_after(found, edits)]
-    if sweeps:
-        sections.append(_sweeps(found, sweeps))
+    if found.sweeps:
+        sections.append(_sweeps(found, found.sweeps))
     sections.append(path_.section(found.after, None))
     return Page(
         title="What if",

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from fastcomm.isp.question import ALGOS
-from fastcomm.isp.result import Record, SearchResult
-from fastcomm.isp.sweep import HardwareChange, SearchSweep
+from fastcomm.isp.result import HardwareChange, Record, SearchResult
+from fastcomm.isp.sweep import SearchSweep
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     INK,
@@ -50,7 +50,7 @@ _NUMBERS = (
 )
 
 
-def page(found: SearchResult, changes: Sequence[HardwareChange] = ()) -> Page:
+def page(found: SearchResult) -> Page:
     """The answer to a question; there may be no strategy that fits."""
     best = found.record(0) if found.feasible else None
     question = found.question
@@ -58,8 +58,8 @@ def page(found: SearchResult, changes: Sequence[HardwareChange] = ()) -> Page:
     sections = [_rejected(found)]
     if best is not None:
         sections = [_front(found), _ranking(found), *sections]
-    if changes:
-        sections.append(_changes(changes))
+    if found.sensitivity:
+        sections.append(_changes(found.sensitivity))
     tgs = None if best is None else best["tgs"]
     headline: words.Words = (
         (found.nearest(),)

@@ -4,8 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from fastcomm.replay.replayer import Replayed
-from fastcomm.replay.session import Session
-from fastcomm.replay.what_if import Removed
+from fastcomm.replay.result import Removed, Session
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import axis, bars, heat, height_of, shown, spec
 from fastcomm.report.html.page import (
@@ -27,14 +26,9 @@ _MOST_ROWS = 200
 _MOST_BARS = 16
 
 
-def page(
-    found: Session,
-    source: str,
-    changed: Replayed | None = None,
-    removed: Sequence[Removed] | None = None,
-) -> Page:
+def page(found: Session, source: str) -> Page:
     """The replayed step, its ranks and its critical path, and what was asked of it."""
-    replayed = found.replayed
+    replayed, changed, removed = found.replayed, found.changed, found.removed
     facts = [
         words.fact("replay.step_ns", replayed.mean_ns, words.ns, label="replayed"),
         words.fact("replay.measured_ns", found.measured.time_ns, words.ns, label="measured"),

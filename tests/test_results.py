@@ -1,0 +1,201 @@
+"""The JSON of every command is valid by its schema; results are short to print."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from commands import invoke
+from jsonschema import Draft202012Validator
+
+import fastcomm
+from fastcomm.analyses.doctor import examine
+from fastcomm.analyses.stats import RunStatistics
+from fastcomm.cli import COMMANDS, main
+from fastcomm.dispatch import placement, simulation
+from fastcomm.isp import question, search, sweep
+from fastcomm.options import SearchOptions
+from fastcomm.readers.dpro import inputs as dpro_inputs
+from fastcomm.readers.dpro.statistics import statistics
+from fastcomm.readers.dpro.steps import step_time
+from fastcomm.result import SCHEMA_VERSION, Result, TableResult
+from fastcomm.synthetic import Job, write
+
+SCHEMAS = Path(__file__).parents[1] / "docs" / "schemas"
+SEARCH = "--world-size 16 --seq-len 8Ki --global-batch 1Mi"
+SHAPE = "--num-nodes 2 --gpus-per-node 2 --seq-len 20 --batch-size 2 --topk 2"
+
+pytestmark = pytest.mark.compiled
+
+
+def schema(name):
+    return json.loads((SCHEMAS / f"{name}.json").read_text("utf-8"))
+
+
+def objects(value):
+    """Every schema of an object."""
+    if isinstance(value, dict):
+        if "properties" in value:
+            yield value
+        for inner in value.values():
+            yield from objects(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from objects(inner)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """A run, the same with a damaged rank, a table of operations, and a workload."""
+    folder = tmp_path_factory.mktemp("results")
+    for name in ("run", "damaged"):
+        write(Job.of(ranks=4, steps=2, layers=1), folder / name)
+    damaged = folder / "damaged" / "rank3.pt.trace.json.gz"
+    damaged.write_bytes(damaged.read_bytes()[:999])
+    invoke("demo", folder / "table", "--ranks", "8", "--format", "table")
+    invoke("dispatch", "generate", *SHAPE.split(), "-o", folder / "workload")
+    return {path.name: path for path in folder.iterdir()}
+
+
+CALLS = [
+    ("metrics", "metrics {run}", 0),
+    ("info", "info {run} --all", 0),
+    ("info", "info {damaged} --all --keep-going", 3),
+    ("compare", "compare {run} {run}", 0),
+    ("compare", "compare {run} {damaged} --keep-going", 3),
+    ("critical-path", "critical-path {run}", 0),
+    ("critical-path", "critical-path {run} --compat hta", 0),
+    ("critical-path", "critical-path {damaged} --all-ranks --keep-going", 3),
+    ("what-if", "what-if {run} --scale comm=0.5:1:0.25", 0),
+    ("what-if", "what-if {damaged} --all-ranks --keep-going --remove launches", 3),
+    ("replay", "replay {run} --bottleneck", 0),
+    ("replay", "replay {damaged} --keep-going", 3),
+    ("stats", "stats {run}", 0),
+    ("stats", "stats {damaged} --keep-going --compat dpro", 3),
+    ("stats", "stats {run} --compare {run}", 0),
+    ("stragglers", "stragglers {table}/table.parquet", 0),
+    ("stragglers", "stragglers {table}/table.parquet --threshold 9", 0),
+    ("isp", f"isp --model llama3-8b --cluster h100 --sensitivity {SEARCH}", 0),
+    ("isp", f"isp --model 7B --compat isp-2025 {SEARCH}", 0),
+    ("isp", f"isp --model 7B {SEARCH.replace('8Ki', '4Ki,8Ki')}", 0),
+    ("dispatch-simulate", "dispatch simulate {workload}", 0),
+    ("dispatch-simulate", "dispatch compare {workload}", 0),
+    ("dispatch-place", "dispatch place {workload} --replicas 2", 0),
+    ("dispatch-sweep", f"dispatch sweep {SHAPE} --over zipf_alpha=1.1,2", 0),
+    ("doctor", "doctor", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "command", "code"), CALLS)
+def test_the_json_of_a_command_is_valid(inputs, name, command, code):
+    words = [word.format(**inputs) for word in command.split()]
+    found = json.loads(invoke(*words, "--json", code=code).stdout)
+    assert next(iter(found.items())) == ("schema_version", SCHEMA_VERSION)
+    assert found.get("failed", []) or code != 3 or name == "compare"
+    Draft202012Validator(schema(name)).validate(found)
+
+
+def test_every_command_with_json_has_a_schema():
+    commands = {name: main.get_command(None, name) for name in COMMANDS}
+    dispatch = commands["dispatch"].commands
+    commands |= {f"dispatch-{name}": dispatch[name] for name in dispatch}
+    known = {
+        name
+        for name, command in commands.items()
+        if any("--json" in option.opts for option in command.params)
+    }
+    # `compare` prints what `simulate` does.
+    assert {path.stem for path in SCHEMAS.glob("*.json")} == known - {"dispatch-compare"}
+
+
+@pytest.mark.parametrize("path", sorted(SCHEMAS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_schema_lets_no_other_key_pass(path):
+    found = json.loads(path.read_text("utf-8"))
+    Draft202012Validator.check_schema(found)
+    for each in objects(found):
+        # The rows of a sweep have a key for each of its axes, too.
+        assert each["additionalProperties"] is False or path.stem == "dispatch-sweep"
+        assert set(each["required"]) <= set(each["properties"])
+
+
+def statistics_of(run):
+    read = dpro_inputs.read(run)
+    time = step_time(read.trace)
+    return RunStatistics(operations=statistics(read.trace), time=time, read=read.read)
+
+
+def searched(seq_lens):
+    words = {"model": "7B", "world_size": 16, "seq_len": "8Ki", "global_batch": "1Mi"}
+    if not seq_lens:
+        return fastcomm.search_strategies(**words)
+    asked = SearchOptions(**words)
+    return sweep.sweep(question.question_of(asked), search.setting(asked).cluster, seq_lens)
+
+
+def placed(rule):
+    workload = fastcomm.Workload.of(RECIPE)
+    terms = simulation.terms_of(RECIPE)
+    return placement.placing(workload, ["deepep"], terms, rule=rule, replicas=8)
+
+
+RECIPE = fastcomm.Recipe.of(num_nodes=2, gpus_per_node=2, topk=2, iter_num=1, seq_len=20)
+RESULTS = {
+    "metrics": lambda run, _: fastcomm.open(run).metrics(),
+    "info": lambda run, _: fastcomm.open(run).info(),
+    "path": lambda run, _: fastcomm.open(run).critical_path(rank=0),
+    "all ranks": lambda run, _: fastcomm.open(run).critical_path(all_ranks=True),
+    "what-if": lambda run, _: (
+        fastcomm.open(run).critical_path().what_if(fastcomm.scale("comm", 0.5))
+    ),
+    "replay": lambda run, _: fastcomm.open(run).replay(),
+    "stats": lambda run, _: statistics_of(run),
+    "stragglers": lambda _, table: fastcomm.find_stragglers(table),
+    "search": lambda *_: searched(()),
+    "search sweep": lambda *_: searched((4096,)),
+    "dispatch": lambda *_: fastcomm.simulate_dispatch(fastcomm.Workload.of(RECIPE), ["deepep"]),
+    "place": lambda *_: placed("local"),
+    "dispatch sweep": lambda *_: simulation.sweep(
+        RECIPE, {"zipf_alpha": [1.1, 2.0]}, ["deepep"], simulation.terms_of
+    ),
+    "doctor": lambda *_: examine(),
+}
+
+
+@pytest.mark.parametrize("make", RESULTS.values(), ids=RESULTS)
+def test_a_result_is_one_line_a_small_table_and_arrow(inputs, make):
+    found = make(inputs["run"], inputs["table"] / "table.parquet")
+    name = type(found).__name__
+    assert repr(found).startswith(f"<{name}: ")
+    assert "\n" not in repr(found)
+    assert len(repr(found)) < 300
+    assert found._repr_html_().startswith(f"<table><caption>{name}</caption><tr><th>")
+    tables = found.to_arrow()
+    for table in tables.values() if isinstance(tables, dict) else [tables]:
+        assert isinstance(table, pa.Table)
+    if isinstance(found, TableResult):
+        assert pa.table(found) == tables
+
+
+@dataclass(frozen=True, repr=False)
+class Named(Result):
+    """A result with a name that somebody else chose."""
+
+    name: str
+
+    def contents(self):
+        return {"name": self.name}
+
+    def to_arrow(self):
+        return pa.table({"name": [self.name]})
+
+    def figures(self):
+        return {"name": self.name}
+
+
+def test_names_do_nothing_where_a_result_is_printed_or_shown():
+    found = Named("<script>\n\x1b[31m")
+    assert repr(found) == r"<Named: name <script>\n\x1b[31m>"
+    shown = r"<tr><th>name</th><td>&lt;script&gt;\n\x1b[31m</td></tr>"
+    assert found._repr_html_() == f"<table><caption>Named</caption>{shown}</table>"
+    assert found.to_dict() == {"schema_version": SCHEMA_VERSION, "name": found.name}
