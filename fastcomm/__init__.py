@@ -30,11 +30,11 @@ __all__ = sorted(_HOMES)  # noqa: PLE0605 - the stub has the names
 
 
 def __getattr__(name: str) -> Any:
-    if name == "intervals":
-        return import_module("fastcomm.intervals")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, there = _HOMES[name]
+    if module == __name__:
+        return import_module(f"{module}.{there}")
     return getattr(import_module(module), there)
 
 

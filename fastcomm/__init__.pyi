@@ -1,3 +1,4 @@
+from fastcomm import intervals as intervals
 from fastcomm.analyses.compare import compare as compare
 from fastcomm.analyses.dispatch import simulate_dispatch as simulate_dispatch
 from fastcomm.analyses.stragglers import find_stragglers as find_stragglers

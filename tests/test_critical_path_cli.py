@@ -165,7 +165,7 @@ def test_workers_change_nothing_for_one_rank_and_a_warning_says_so(trace):
     assert "warning: --workers changes nothing: one rank is read" in (
         invoke(trace, "--workers", 4).stderr
     )
-    assert "warning" not in invoke(trace).stderr
+    assert "--workers" not in invoke(trace).stderr
 
 
 def test_keep_going_goes_on_to_the_next_rank_that_can_be_read(two_ranks):
@@ -312,3 +312,9 @@ def test_a_rank_that_cannot_be_read_is_refused_by_the_option_that_names_it(
 ):
     error = invoke(one_unopened, "--rank", rank, "--keep-going", code=1).stderr
     assert f"Error: --rank: {words}; the run has 1-2" in error
+
+
+def test_the_warnings_of_the_trace_are_printed(tmp_path):
+    events = [k.mark("ProfilerStep#0", 0, 100), k.event("aten::mm", "cpu_op", 1, 9)]
+    path = k.write(tmp_path / "rank0.json", events)
+    assert "warning: no device work" in invoke(path).stderr

@@ -243,6 +243,20 @@ def test_a_hostile_zip_is_refused(tmp_path, change, said):
         hta.restore_cpgraph(path)
 
 
+def test_a_member_that_is_longer_than_the_file_or_encrypted_is_refused(tmp_path):
+    events = [k.event("a", "cpu_op", 0, 5, pid=1, tid=1), k.event("b", "cpu_op", 6, 5)]
+    found = analyse(read_whole(k.write(tmp_path / "rank0.json", events)), Window(annotation=""))
+    path = Path(found.save(str(tmp_path / "graph")))
+    whole = path.read_bytes()
+    last = whole.rindex(b"PK\1\2")  # of the directory: sizes from byte 20, flags at byte 8
+    longer = whole[: last + 20] + (1 << 20).to_bytes(4, "little") * 2 + whole[last + 28 :]
+    encrypted = whole[: last + 8] + b"\1" + whole[last + 9 :]
+    for damaged, said in ((longer, "ends early"), (encrypted, "encrypted")):
+        path.write_bytes(damaged)
+        with pytest.raises(FastcommError, match=f"no saved critical path: .*{said}"):
+            hta.restore_cpgraph(path)
+
+
 @pytest.mark.parametrize(
     ("name", "column", "value", "said"),
     [

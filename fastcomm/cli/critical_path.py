@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.cli import INCOMPLETE
+from fastcomm.cli.messages import warn
 from fastcomm.cli.options import ExecutionOptions, Output, OutputFile, run_options
 from fastcomm.cli.results import print_json, result_options
 from fastcomm.cli.windows import joined_run, one_rank, rank_options, window_options
@@ -115,6 +116,7 @@ def run(
             raise FastcommError(
                 f"{trace.meta.path}: the graph has a cycle, and no critical path"
             )
+        warn(trace.meta.warnings)
         if overlay:
             from fastcomm.critical_path.overlay import write
 

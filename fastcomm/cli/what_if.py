@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.cli import INCOMPLETE
+from fastcomm.cli.messages import warn
 from fastcomm.cli.options import ExecutionOptions, run_options
 from fastcomm.cli.results import print_json, result_options
 from fastcomm.cli.windows import joined_run, one_rank, rank_options, window_options
@@ -137,7 +138,9 @@ def _found(
         return joined.path, left_out
     warm.compile_critical_path()
     trace, left_out = one_rank(paths, options.rank, reading, execution)
-    return analyse(trace, options, data_load=options.data_load_events), left_out
+    found = analyse(trace, options, data_load=options.data_load_events)
+    warn(trace.meta.warnings)
+    return found, left_out
 
 
 def _scales(

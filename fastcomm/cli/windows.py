@@ -147,10 +147,10 @@ def one_rank(
     warn((*_without_effect(rank, reading, execution, run), *run.warnings))
     if rank is None and reading.keep_going:
         trace, left_out = _first_readable(run)
-        say(*(f"skipped: {each}" for each in left_out))
-        return trace, left_out
-    say(*(f"skipped: {each}" for each in run.skipped))
-    return run.read(run.ranks[0] if rank is None else rank), run.skipped
+    else:
+        trace, left_out = run.read(run.ranks[0] if rank is None else rank), run.skipped
+    say(*(f"skipped: {each}" for each in left_out))
+    return trace, left_out
 
 
 def _first_readable(run: "RunTraces") -> tuple["Trace", "Sequence[SkippedRank]"]:

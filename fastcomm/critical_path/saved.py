@@ -123,8 +123,11 @@ def load(path: str | Path, known_rules: Sequence[PathRules] = (CORRECTED,)) -> C
         ValueError,
         KeyError,
         TypeError,
+        EOFError,
+        RuntimeError,  # encrypted, or of a later version of zip
     ) as error:
-        raise FastcommError(f"{path}: no saved critical path: {error}") from error
+        why = str(error) or "a part of it ends early"
+        raise FastcommError(f"{path}: no saved critical path: {why}") from error
 
 
 def _restored(

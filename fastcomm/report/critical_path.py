@@ -42,6 +42,9 @@ def show(
     """
     console = plain_console(console)
     say(console, _title(found, ranks or f"rank {found.about.rank}"), hanging=2)
+    if not len(found.graph.event):
+        say(console, "The window has no event that a path could go through.", indent=2)
+        return
     say(console, _coverage(found), indent=2, hanging=4)
     for shown in (_classes(found), _tags(found), _top(found)):
         if shown.row_count:
