@@ -146,7 +146,7 @@ def test_a_fixed_pair_and_a_range_of_batches_are_questions():
             "fixed_micro_num": 4,
         }
     )
-    found = search.answer(question.question_of(fixed), search.setting(fixed))
+    found = search.search(question.question_of(fixed), search.setting(fixed).cluster)
     assert set(found.columns["micro_num"]) == {4}
     ranged = search.search_strategies(
         model="7B",
