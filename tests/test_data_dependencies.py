@@ -171,7 +171,7 @@ def test_what_does_not_join_is_an_error(tmp_path):
             "gloo_2x2/kineto_trace_0.json.gz",
             "gloo_2x2/torch_et_0.json.gz",
             "ids",
-            0.97,
+            0.9,
         ),
         (
             "gloo_4rank_et/kineto_trace_0.json.gz",
@@ -192,7 +192,7 @@ def test_real_execution_traces_join(real, trace, beside, by, share):
     assert by in found.joined_by
     assert found.known / found.traced > share
     assert 0 < found.bound_ns < found.span_ns
-    assert found.operators.num_rows > 400
+    assert found.operators.num_rows > 300
 
 
 def test_the_command(tmp_path):

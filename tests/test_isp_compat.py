@@ -189,7 +189,7 @@ def test_the_front_is_what_nothing_beats(isp_tables):
 
 def test_python_asks_as_the_command_line_does():
     words = {"model": "7B", "world_size": 8, "seq_len": 4096, "global_batch": 1 << 20}
-    found = search_strategies(OriginalRules(variant="isp-2024"), **words)
+    found = search_strategies(**words, compat="isp-2024")
     assert found.mode == "isp-2024"
     assert set(found.best_by_algo()) == {"isp", "msp", "fsp"}
     with pytest.raises(ConfigError, match="mtp: the original searches isp, msp and fsp"):

@@ -109,7 +109,10 @@ def builds(**kinds: type) -> Callable[[F], F]:
         def call(*args: Any, **values: Any) -> Any:
             for name, kind in kinds.items():
                 own = [each.name for each in fields(kind) if each.name in values]
-                values[name] = kind(**{each: values.pop(each) for each in own})
+                try:
+                    values[name] = kind(**{each: values.pop(each) for each in own})
+                except ConfigError as error:
+                    raise ConfigError(_as_options(str(error), own)) from error
             return command(*args, **values)
 
         built = {**getattr(command, "option_classes", {}), **kinds}
@@ -117,6 +120,14 @@ def builds(**kinds: type) -> Callable[[F], F]:
         return cast("F", call)
 
     return decorate
+
+
+def _as_options(text: str, names: Sequence[str]) -> str:
+    """Return a message with the names of fields, where it begins with them, as options."""
+    subject, colon, rest = text.partition(":")
+    subject, contradict, other = subject.partition(" contradict ")
+    words = [f"--{w.replace('_', '-')}" if w in names else w for w in subject.split(" ")]
+    return f"{' '.join(words)}{contradict}{other}{colon}{rest}"
 
 
 def run_options(command: F) -> F:

@@ -167,8 +167,8 @@ class EventRows(EventColumns):
         """Return all events; FastcommError where only those for metrics were read."""
         if trace.args is None:
             raise FastcommError(
-                f"{trace.meta.path}: read for metrics; wanted every event "
-                "(open_run(..., options=OpenOptions(whole=True)))"
+                f"{trace.meta.path}: read for metrics alone; wanted every event, as "
+                "fastcomm.open(...).read(rank) gives"
             )
         return cls.of(trace)
 
