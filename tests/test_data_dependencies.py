@@ -192,7 +192,7 @@ def test_real_execution_traces_join(real, trace, beside, by, share):
     assert by in found.joined_by
     assert found.known / found.traced > share
     assert 0 < found.bound_ns < found.span_ns
-    assert found.operators.num_rows > 300
+    assert found.operators.num_rows > 150
 
 
 def test_the_command(tmp_path):
