@@ -24,7 +24,8 @@ _RUNS = ("one", "other")
 _PRINT = (
     "import sys; from pathlib import Path; import click\n"
     "from fastcomm.cli.output import whole_output\n"
-    "with whole_output(): click.echo(Path(sys.argv[1]).read_text('utf-8', 'replace'))"
+    "with whole_output(): \n"
+    "    click.echo(Path(sys.argv[1]).read_text('utf-8', 'replace'), color=True)"
 )
 
 
@@ -67,7 +68,7 @@ def agree(store: Path) -> None:
         said = json.loads(path.read_text())
         for entry in said["ranks"]:
             entry["size"] = (store / entry["file"]).stat().st_size
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return  # the manifest is what is damaged
     path.write_text(json.dumps(said))
 
