@@ -109,7 +109,7 @@ def test_files(trace, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--step", 0, "--annotation", "x"], "step and annotation contradict"),
+        (["--step", 0, "--annotation", "x"], "--step and --annotation contradict"),
         (["--instance", 0], "instance counts the events of annotation"),
         (["--annotation", "x", "--instance", "a"], "--instance: found 'a', wanted a number"),
         (["--annotation", "nothing"], "no event's name contains 'nothing'"),
