@@ -31,6 +31,7 @@ def events():
             "duration_ns": call * 100_000 + 50_000 - start,
             "alone_ns": np.zeros(len(call), np.int64),
             "bytes": size,
+            "payload_bytes": size,
             "bus_bytes": size,
             "partner": pa.nulls(len(call), pa.int64()),
             "sends": np.zeros(len(call), np.bool_),
