@@ -169,6 +169,15 @@ def test_fast_delivers_every_unit_once_and_uses_no_nic_twice(made, decomposition
     assert found.total_s >= fast.largest_sum(load) / width
 
 
+@pytest.mark.parametrize(("start_s", "load"), [(0.0, 50), (3.0, 50), (1000.0, 100)])
+def test_a_node_evens_out_what_its_nics_send_where_that_pays(start_s, load):
+    demand = np.zeros((4, 4), np.int64)
+    demand[0, 2:] = 50  # one of two GPUs sends all
+    intra = fast.Cost(start_s=start_s, unit_s=0.5)
+    found = fast.schedule(demand, 2, fast.Cost(unit_s=1.0), intra)
+    assert found.servers.tolist() == [[0, load], [0, 0]]
+
+
 @given(demands(), st.booleans())
 def test_stages_add_up_to_the_matrix(made, plain):
     matrix = fast.pad(made[0])
