@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,7 +62,7 @@ def _rows(trace: Trace, found: CriticalPath, kept: Ints, number: Ints) -> Trace:
     )
 
 
-_Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
+Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
 
 
 def join(
@@ -81,7 +80,7 @@ def join(
     `Executor.gather` does.
     """
     window = _RankWindow(wanted=wanted, data_load=tuple(data_load), world_size=run.world_size)
-    task = Task(measure=window.part, merge=_together, finish=window.join)
+    task = Task(measure=window.part, merge=together, finish=window.join)
     return executor_of(workers).gather(run, task, keep_going=keep_going, progress=progress)
 
 
@@ -93,13 +92,13 @@ class _RankWindow:
     data_load: tuple[str, ...]
     world_size: int | None
 
-    def part(self, trace: Trace) -> _Parts:
+    def part(self, trace: Trace) -> Parts:
         """One rank's window and its path."""
         found = analyse(trace, self.wanted, data_load=self.data_load)
         return {trace.meta.rank: trimmed(trace, found)}
 
     def join(
-        self, parts: _Parts, left_out: Sequence[SkippedRank], _: Spread
+        self, parts: Parts, left_out: Sequence[SkippedRank], _: Spread
     ) -> tuple[Joined, Sequence[SkippedRank]]:
         """The path through all of them."""
         ordered = sorted(parts)
@@ -110,11 +109,9 @@ class _RankWindow:
         return replace(whole, expected_ranks=expected, failed=tuple(left_out)), left_out
 
 
-def _together(parts: Sequence[_Parts]) -> _Parts:
-    whole: dict[int, Any] = {}
-    for part in parts:
-        whole |= part
-    return whole
+def together(parts: Sequence[Parts]) -> Parts:
+    """Return what some workers found, as one."""
+    return {rank: each for part in parts for rank, each in part.items()}
 
 
 MOST_RANKS = 16

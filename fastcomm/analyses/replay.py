@@ -9,10 +9,10 @@ from functools import partial
 
 import numpy as np
 
+from fastcomm.analyses.critical_path import Parts, together
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.joining import RunEvents
 from fastcomm.critical_path.ranks import joined
-from fastcomm.critical_path.result import CriticalPath
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task
 from fastcomm.executors.local import executor_of
@@ -23,8 +23,6 @@ from fastcomm.replay.session import critical_path
 from fastcomm.spread import Spread
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank
 from fastcomm.trace.trace import Trace
-
-_Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
 
 
 def step_of(
@@ -38,7 +36,7 @@ def step_of(
 ) -> StepConstraints:
     """A window of a run, all ranks; FastcommError where ranks have nothing in common."""
     part = partial(_part, wanted=wanted, data_load=tuple(data_load))
-    task = Task(measure=part, merge=_together, finish=_step)
+    task = Task(measure=part, merge=together, finish=_step)
     step, left_out = executor_of(workers).gather(
         run, task, keep_going=keep_going, progress=progress
     )
@@ -46,22 +44,18 @@ def step_of(
     return replace(step, read=ReadRanks.of(run, ranks, left_out))
 
 
-def _part(trace: Trace, wanted: Window | None, data_load: tuple[str, ...]) -> _Parts:
+def _part(trace: Trace, wanted: Window | None, data_load: tuple[str, ...]) -> Parts:
     """One rank: names of operations come from all of its trace, so that all of it stays."""
     return {trace.meta.rank: (trace, analyse(trace, wanted, data_load=data_load))}
 
 
-def _together(parts: Sequence[_Parts]) -> _Parts:
-    return {rank: each for part in parts for rank, each in part.items()}
-
-
 def _step(
-    parts: _Parts, left_out: Sequence[SkippedRank], _: Spread
+    parts: Parts, left_out: Sequence[SkippedRank], _: Spread
 ) -> tuple[StepConstraints, Sequence[SkippedRank]]:
     return _joined(parts), left_out
 
 
-def _joined(parts: _Parts) -> StepConstraints:
+def _joined(parts: Parts) -> StepConstraints:
     traces = {rank: parts[rank][0] for rank in sorted(parts)}
     paths = {rank: parts[rank][1] for rank in sorted(parts)}
     if len(traces) == 1:

@@ -402,12 +402,12 @@ def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
 
 def _fewer_steps(times: Sequence[RankTime], ranks: Sequence[int], steps: int) -> list[str]:
     """Return a warning of the ranks of which fewer steps count than of others."""
-    count = {each.rank: each.iterations for each in times}
-    fewer = [rank for rank in ranks if count.get(rank, 0) < steps]
-    if not fewer or not times:
+    if not times:
         return []
-    few = [rank for rank in fewer if rank in count]
-    found = [f"no step of {named_ranks(none)} counts"] if (none := _without(fewer, few)) else []
+    count = {each.rank: each.iterations for each in times}
+    none = [rank for rank in ranks if rank not in count]
+    few = [rank for rank in ranks if 0 < count.get(rank, 0) < steps]
+    found = [f"no step of {named_ranks(none)} counts"] if none else []
     if few:
         counts = sorted({count[rank] for rank in few})
         found.append(
@@ -416,10 +416,6 @@ def _fewer_steps(times: Sequence[RankTime], ranks: Sequence[int], steps: int) ->
             "too small"
         )
     return found
-
-
-def _without(ranks: Sequence[int], others: Sequence[int]) -> list[int]:
-    return [rank for rank in ranks if rank not in others]
 
 
 def _warnings(
