@@ -1,12 +1,13 @@
 """Faults of made-up jobs are found and named with their cost; where none is, none is found."""
 
 import json
+from itertools import permutations
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import SHARED
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from job_traces import measured_job
 
@@ -189,7 +190,7 @@ def test_a_slow_gpu_costs_what_its_attentions_take_longer():
 RANKS, MS = 8, 10**6
 
 
-def known_of(excess, stage=None, received=None, idle=None, steps=2, caused=None):
+def known_of(excess, stage=None, received=None, idle=None, steps=2, caused=None, together=None):
     """Eight ranks whose compute is some ms above 50, in two steps of 100 ms."""
     compute = np.full((RANKS, steps), 50 * MS)
     for rank, more in excess.items():
@@ -210,6 +211,7 @@ def known_of(excess, stage=None, received=None, idle=None, steps=2, caused=None)
         received=received or {},
         waits={rank: 0.0 if rank in excess else late for rank in range(RANKS)},
         caused=caused or {},
+        caused_together=lambda ranks: {rank: (together or {}).get(rank, 0.0) for rank in ranks},
         longer=lambda _: None,
     )
 
@@ -255,6 +257,67 @@ def test_costs_of_ranks_that_delay_the_same_steps_add_up_to_the_delay():
 def test_ranks_that_delay_different_steps_share_nothing():
     found = own_work(known_of({3: (8, 0), 5: (0, 6)}))
     assert told(found) == [((3,), 4), ((5,), 3)]
+
+
+def fixed(late):
+    """What each of some ranks adds to the steps: the mean over all orders of fixing them.
+
+    `late` is a row a rank with how late it comes to each collective; those who are there
+    wait for the last.
+    """
+    shares, orders = np.zeros(len(late)), list(permutations(range(len(late))))
+    for order in orders:
+        left = np.array(late, float)
+        for rank in order:
+            before = left.max(axis=0).sum()
+            left[rank] = 0
+            shares[rank] += before - left.max(axis=0).sum()
+    return shares / len(orders)
+
+
+def alone(late):
+    """How long others wait for each of some ranks alone."""
+    beyond = [row - np.delete(late, rank, axis=0).max(axis=0) for rank, row in enumerate(late)]
+    return np.maximum(beyond, 0).sum(axis=1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=3))
+def test_the_share_of_two_ranks_counts_the_collectives_that_they_are_late_at(pairs):
+    late = np.array(pairs).T
+    assume(late.sum(axis=1).min() > 0)
+    cost = late.sum(axis=1)
+    assume(cost.min() < 0.9 * cost.max())  # else they tie
+    excess = dict(zip((3, 5), cost.tolist(), strict=True))
+    together = dict(zip((3, 5), alone(late) * MS, strict=True))
+    found = own_work(known_of(excess, together=together))
+    wanted = zip(((3,), (5,)), fixed(late), strict=True)
+    assert sorted(told(found)) == [(ranks, pytest.approx(part)) for ranks, part in wanted]
+
+
+def test_ranks_that_tie_and_are_late_at_different_collectives_cost_the_sum():
+    (found,) = own_work(known_of({3: 4, 5: 4}, together={3: 4 * MS, 5: 4 * MS}))
+    assert told([found]) == [((3, 5), 8)]
+    (found,) = own_work(known_of({3: 4, 5: 4}, together={3: 1 * MS, 5: 1 * MS}))
+    assert told([found]) == [((3, 5), 5)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=3))
+def test_no_rank_of_several_has_a_larger_share_than_its_fix_gains(rows):
+    late = np.array(rows).T
+    cost = late.sum(axis=1)
+    assume(cost.min() > 0)
+    steps = len(rows)  # each of one collective: nothing is known but the sums
+    known = known_of(
+        {2 * place: tuple(row) for place, row in enumerate(late)},
+        steps=steps,
+        together=dict(zip(range(0, 8, 2), alone(late) / steps * MS, strict=True)),
+    )
+    by_ranks = {each.ranks: each.cost_ns / MS * steps for each in own_work(known)}
+    for ranks, part in by_ranks.items():
+        if len(ranks) == 1 and len(by_ranks) == 4:
+            assert part == pytest.approx(fixed(late)[ranks[0] // 2])
 
 
 def test_a_straggler_and_a_late_host_share_the_delay_of_the_same_steps():

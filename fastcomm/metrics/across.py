@@ -1,6 +1,6 @@
 """The questions that only many ranks together answer, answered from the merged tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -107,6 +107,7 @@ def across(
         received=_received(of.sums, steps),
         waits={each.rank: each.wait_ns for each in by_rank},
         caused={each.rank: each.caused_ns for each in by_rank},
+        caused_together=lambda ranks: _caused_together(waited, groups, ranks),
         longer=lambda rank: longer_exchange(
             seen, steps, members.of_rank(of.groups, rank), rank
         ),
@@ -126,6 +127,27 @@ def across(
         causes=in_order(causes),
     )
     return found, _tables(found, grid)
+
+
+def _caused_together(
+    waited: Sequence[Wait], groups: Mapping[int, members.GroupSummary], ranks: Sequence[int]
+) -> Mapping[int, float]:
+    """Return how long others wait for each of some ranks alone, in groups that all are in.
+
+    Of several parallelisms whose groups hold them all, the one with the longest waits counts:
+    a delay may be waited for once in each.
+    """
+    asked = set(ranks)
+    tags = {each.tag for each in groups.values() if asked.issubset(each.ranks or ())}
+    by_tag = (
+        {
+            each.rank: each.wait_caused_ns
+            for each in waited
+            if each.tag == tag and each.rank in asked
+        }
+        for tag in sorted(tags)
+    )
+    return max(by_tag, key=lambda by_rank: sum(by_rank.values()), default={})
 
 
 def _job(of: Material) -> ExpectedMembers:

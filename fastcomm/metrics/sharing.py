@@ -1,6 +1,6 @@
 """Suspects, which delay the steps of a run, and how they share the cost of a delay."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +10,10 @@ from fastcomm.metrics.findings import Kind
 from fastcomm_kernels.arrays import Floats
 
 Rows = NDArray[np.int64]
+
+# How long others wait for each of some ranks alone, ns a step, in collectives that all of them
+# are in; a rank is left out where none is known.
+CausedTogether = Callable[[Sequence[int]], Mapping[int, float]]
 
 _TIED = 0.9  # of the largest cost: ranks that are late by so much are late together
 
@@ -40,45 +44,79 @@ class Suspect:
         return tuple(sorted((self.rank, *self.tied)))
 
 
-def joined_ties(suspects: Sequence[Suspect]) -> list[Suspect]:
+def joined_ties(suspects: Sequence[Suspect], caused: CausedTogether) -> list[Suspect]:
     """Join suspects of one kind with nearly the same cost: fixing one of them gains little.
 
     Together they cost the longest delay among them in each step: that of one where all are
-    late in the same steps, and the sum where they take turns.
+    late at once, and the sum where they take turns, in steps or in the collectives of a step.
     """
-    found: list[Suspect] = []
+    ties: list[list[Suspect]] = []
     for each in sorted(suspects, key=lambda suspect: (suspect.kind, -suspect.cost)):
-        lead = found[-1] if found else None
-        if lead and lead.kind == each.kind and each.cost * lead.together >= _TIED * lead.cost:
-            excess = np.maximum(lead.excess, each.excess)
-            together = lead.together * float(excess.sum() / (lead.excess.sum() or 1.0))
-            tied = (*lead.tied, each.rank)
-            found[-1] = replace(lead, tied=tied, excess=excess, together=together)
+        lead = ties[-1][0] if ties else None
+        if lead and lead.kind == each.kind and each.cost >= _TIED * lead.cost:
+            ties[-1].append(each)
         else:
-            found.append(each)
-    return found
+            ties.append([each])
+    return [_joined(tied, caused) if len(tied) > 1 else tied[0] for tied in ties]
 
 
-def sharing(suspects: Sequence[Suspect]) -> list[Suspect]:
+def _joined(tied: Sequence[Suspect], caused: CausedTogether) -> Suspect:
+    lead, *others = tied
+    excess = np.max([each.excess for each in tied], axis=0)
+    by_steps = float(excess.sum() / (lead.excess.sum() or 1.0))
+    alone = _alone(tied, caused)
+    # One of them delays the step by its cost, each of the others by what it is beyond the rest.
+    longest = max(each.cost - own for each, own in zip(tied, alone, strict=True)) + sum(alone)
+    together = max(by_steps, longest / lead.cost)
+    return replace(
+        lead,
+        tied=tuple(each.rank for each in others),
+        excess=excess * together / by_steps,
+        together=together,
+    )
+
+
+def sharing(suspects: Sequence[Suspect], caused: CausedTogether) -> list[Suspect]:
     """Divide among suspects what they delay together, so that costs add up to what they delay.
 
-    In each step those who delay it by some time share that time equally; what one delays
-    it beyond the others is its own (the Shapley value of the longest delay). Delays of the same
-    rank follow each other: they add up, and are one in this.
+    Those who delay the same time share it equally; what one delays beyond the others is its
+    own: the Shapley value, the mean of what its fix gains over all orders of fixing them.
+    By the steps of a run alone that is too little where they are late at different
+    collectives of a step. But a suspect that is fixed last gains its cost, and one that is
+    fixed sooner at least what others wait for it alone. Delays of the same rank follow each
+    other: they add up, and are one in this.
     """
     if not suspects:
         return []
     place = _places(suspects)
-    excess = np.zeros((max(place) + 1, len(suspects[0].excess)))
-    for row, each in zip(place, suspects, strict=True):
+    count = max(place) + 1
+    excess = np.zeros((count, len(suspects[0].excess)))
+    cost, alone = np.zeros((2, count))
+    for row, each, awaited in zip(place, suspects, _alone(suspects, caused), strict=True):
         excess[row] += each.excess
+        cost[row] += each.cost
+        alone[row] = max(alone[row], awaited)
+    least = (cost + (count - 1) * np.minimum(alone, cost)) / (count * cost)
     own = _shapley(excess)
     kept = np.divide(own, excess, out=np.ones_like(own), where=excess > 0)
     return [
-        replace(each, share=float((each.excess * kept[row]).sum() / each.excess.sum()))
+        replace(
+            each,
+            share=max(
+                float((each.excess * kept[row]).sum() / each.excess.sum()), float(least[row])
+            ),
+        )
         if each.excess.any()
         else each
         for row, each in zip(place, suspects, strict=True)
+    ]
+
+
+def _alone(suspects: Sequence[Suspect], caused: CausedTogether) -> list[float]:
+    """Return what others wait for each suspect alone, at most its cost; 0 where unknown."""
+    by_rank = caused(sorted({rank for each in suspects for rank in each.ranks}))
+    return [
+        min(each.cost, sum(by_rank.get(rank, 0.0) for rank in each.ranks)) for each in suspects
     ]
 
 

@@ -21,7 +21,7 @@ from fastcomm.metrics.findings import (
     spread,
 )
 from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays, above_peers, peers_of
-from fastcomm.metrics.sharing import Rows, Suspect, joined_ties, sharing
+from fastcomm.metrics.sharing import CausedTogether, Rows, Suspect, joined_ties, sharing
 from fastcomm.metrics.skew import WaitCaused
 from fastcomm.trace.run import named_ranks, ranges
 from fastcomm.units import format_ns, percent, plural
@@ -34,6 +34,8 @@ _HOT = 1 / 3
 _LEAST_HOT = 0.05
 # Of a cost, what others wait in collectives: with less, messages hand the delay on.
 _LEAST_CAUSED = 0.25
+# Of what its work takes longer: a share that is so large is not told apart.
+_WHOLE = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,7 @@ class Known:
     received: Mapping[int, float]  # bytes of expert parallelism that each rank gets, a step
     waits: Mapping[int, float]  # ns that each rank waits for others, a step
     caused: Mapping[int, float]  # ns that others wait for each rank alone, a step
+    caused_together: CausedTogether
     # what a rank's exchanges with other experts take longer than those of other groups
     longer: Callable[[int], float | None]
 
@@ -67,7 +70,9 @@ def own_work(known: Known) -> list[Finding]:
         *_above(known, "idle_ns", LEAST_SHARE, lambda *_: "jittery_host"),
         *_imbalanced_stages(known),
     ]
-    shared = [_at_most_awaited(known, each) for each in sharing(suspects)]
+    shared = [
+        _at_most_awaited(known, each) for each in sharing(suspects, known.caused_together)
+    ]
     return [_FINDINGS[each.kind](known, each) for each in shared]
 
 
@@ -175,7 +180,7 @@ def _above(
             )
             if _is_awaited(known, suspect):
                 found.append(replace(suspect, kind=kind_of(known, suspect)))
-    return joined_ties(found)
+    return joined_ties(found, known.caused_together)
 
 
 def _excess(grid: HeatArrays, measure: str, rows: Rows, others: Rows) -> Floats:
@@ -312,7 +317,7 @@ def _per_step(cost: float, step: float, what: str = "", excess: float | None = N
     `excess` is how much longer the work takes, where others share its cost.
     """
     share = f"{percent(cost / step)} of the step"
-    if excess is None or excess == cost:
+    if excess is None or cost >= _WHOLE * excess:
         return f"{format_ns(cost)}{what and ' '}{what} per step ({share})"
     return (
         f"{format_ns(excess)}{what and ' '}{what} per step; others delay the same steps, its "
