@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Self
 
 from fastcomm import remote
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.guard import note_inputs
+from fastcomm.outputs import note_inputs
 
 RATIO, TEXT, DOCUMENT = (
     "FASTCOMM_MAX_RATIO",

@@ -9,9 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from fastcomm.errors import ConfigError
-from fastcomm.option_checks import CheckedOptions, non_default
-from fastcomm.ranges import (
+from fastcomm.checks import (
     BANDWIDTH,
     DTYPE_BYTES,
     FACTOR,
@@ -19,8 +17,11 @@ from fastcomm.ranges import (
     MOST_NUMBER,
     PENALTY,
     RANKS,
+    CheckedOptions,
     Range,
+    non_default,
 )
+from fastcomm.errors import ConfigError
 from fastcomm.units import parse_bandwidth
 
 StepClock = Literal["auto", "device", "host"]

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastcomm.analyses.opening import open_traces
+from fastcomm.checks import build, non_default, shows, takes
 from fastcomm.executors.local import executor_of
-from fastcomm.option_checks import build, non_default, shows, takes
 from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, ReportOptions, Window
 from fastcomm.trace.run import named_ranks
 

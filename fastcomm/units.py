@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal
 from math import isfinite
 
+from fastcomm.checks import BANDWIDTH, shortened
 from fastcomm.errors import ConfigError
-from fastcomm.ranges import BANDWIDTH, shortened
 
 _PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -23,7 +23,7 @@ from fastcomm_kernels._cache import Folders, KernelCache
 _RUNS = ("one", "other")
 _PRINT = (
     "import sys; from pathlib import Path; import click\n"
-    "from fastcomm.cli.output import whole_output\n"
+    "from fastcomm.cli.messages import whole_output\n"
     "with whole_output(): \n"
     "    click.echo(Path(sys.argv[1]).read_text('utf-8', 'replace'), color=True)"
 )

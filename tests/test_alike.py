@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.trace.alike import alike, first_seen
+from fastcomm.trace.columns import alike, first_seen
 
 NULL = np.iinfo(np.int64).min
 ROWS = st.lists(st.tuples(*[st.sampled_from([NULL, -1, 0, 7, 2**62])] * 3), max_size=30)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.readers.nsys import layout, operations, payloads, sizes
+from fastcomm.readers.nsys import layout, operations, payloads
 from fastcomm.readers.nsys.communicators import (
     Communicator,
     CommunicatorRecords,
@@ -162,9 +162,9 @@ def test_another_thread_is_matched_by_order_only_where_all_are_there():
 def parts_of(made, communicators=None, marked=None):
     found = operations.find_operations(made)
     known = communicators or {5: Communicator(size=4, rank=1, ranks=(0, 1, 2, 3))}
-    alone = sizes.of_operations(found, known)
+    alone = communicators.sizes_of_operations(found, known)
     marks = np.full(len(found.row), -1 if marked is None else OP[marked], np.int8)
-    parts = sizes.of_parts(found, alone, known, marks)
+    parts = communicators.sizes_of_parts(found, alone, known, marks)
     return [
         (OPS[op], *(None if value == NULL else value for value in row))
         for op, *row in zip(

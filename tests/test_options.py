@@ -11,7 +11,7 @@ from fault_tools import in_time, refused
 
 import fastcomm
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.cli import ranges
+from fastcomm.cli.options import Number, numbers
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import cluster
 from fastcomm.options import MetricsOptions
@@ -63,7 +63,7 @@ def test_every_numeric_option_has_a_least_and_a_most(name):
         ends = getattr(each.type, "min", None), getattr(each.type, "max", None)
         assert all(end is not None and math.isfinite(end) for end in ends), each.name
         if isinstance(each.type, click.FloatRange):
-            assert isinstance(each.type, ranges.Number), f"{each.name} takes NaN"
+            assert isinstance(each.type, Number), f"{each.name} takes NaN"
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_every_numeric_option_has_a_least_and_a_most(name):
 )
 def test_lists_of_numbers_are_short(text, words):
     with pytest.raises(ConfigError, match="--ranks: ") as error:
-        ranges.numbers("--ranks", text)
+        numbers("--ranks", text)
     assert words in str(error.value)
     assert len(str(error.value)) < 250
 
 
 def test_lists_of_numbers_are_read():
-    assert ranges.numbers("--ranks", "0-2, 12,5") == (0, 1, 2, 12, 5)
-    assert len(ranges.numbers("--ranks", "1-1048576")) == 1 << 20
+    assert numbers("--ranks", "0-2, 12,5") == (0, 1, 2, 12, 5)
+    assert len(numbers("--ranks", "1-1048576")) == 1 << 20
 
 
 @pytest.mark.parametrize(

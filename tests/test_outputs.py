@@ -14,9 +14,8 @@ from test_full_disks import (
     inputs,  # noqa: F401 - a fixture
 )
 
-from fastcomm.aside import aside
 from fastcomm.errors import FastcommError
-from fastcomm.guard import check_no_input, guarded, note_inputs
+from fastcomm.outputs import aside, check_no_input, guarded, note_inputs
 
 pytestmark = pytest.mark.compiled
 

@@ -17,7 +17,7 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.runs import open_run
 from fastcomm.store import writer
-from fastcomm.store.lock import LOCK, locked
+from fastcomm.store.files import LOCK, locked
 
 STEP = [
     k.mark("ProfilerStep#0", 0, 100),
@@ -73,7 +73,7 @@ def test_a_lock_of_a_killed_ingest_blocks_nobody(one, tmp_path):
     store = tmp_path / "store"
     store.mkdir()
     code = (
-        "import sys, time; from pathlib import Path; from fastcomm.store.lock import locked\n"
+        "import sys, time; from pathlib import Path; from fastcomm.store.files import locked\n"
         "with locked(Path(sys.argv[1])): print('held', flush=True); time.sleep(20)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, store], stdout=subprocess.PIPE)

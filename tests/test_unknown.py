@@ -15,7 +15,7 @@ from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto.categories import CATEGORIES, unknown_categories
 from fastcomm.readers.kineto.reader import read
 from fastcomm.readers.runs import open_run
-from fastcomm.trace.rank_warnings import of_run
+from fastcomm.trace.run import warnings_of_run
 from fastcomm.trace.schema import KINDS
 
 SCHEMA = Path(__file__).parent.parent / "docs" / "schemas" / "metrics.json"
@@ -54,15 +54,15 @@ def test_warnings_of_ranks_are_summed_only_where_their_words_agree():
         (1, ["no marks", unsized.format(4, 6, 1, 3), "NCCL 2.25 or newer"]),
         (2, ["no marks", "4 of 4 communication events have no known size: NCCL 2.16"]),
     ]
-    assert of_run(texts) == [
+    assert warnings_of_run(texts) == [
         "no marks",
         f"ranks 0-1 together: {unsized.format(7, 11, 2, 5)}",
         "rank 1: NCCL 2.25 or newer",
         "rank 2: 4 of 4 communication events have no known size: NCCL 2.16",
     ]
-    assert of_run([(0, ["no marks"])], names_all=True) == ["rank 0: no marks"]
-    assert of_run([(0, ["60 gloo: annotations"])]) == ["60 gloo: annotations"]
-    assert of_run([]) == []
+    assert warnings_of_run([(0, ["no marks"])], names_all=True) == ["rank 0: no marks"]
+    assert warnings_of_run([(0, ["60 gloo: annotations"])]) == ["60 gloo: annotations"]
+    assert warnings_of_run([]) == []
 
 
 # ------------------------------------------------------------------ kinds of device work

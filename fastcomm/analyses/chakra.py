@@ -10,7 +10,7 @@ from fastcomm.critical_path import chakra
 from fastcomm.critical_path.chakra import Written
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task, both
-from fastcomm.guard import check_no_input
+from fastcomm.outputs import check_no_input
 from fastcomm.trace.run import RunTraces, SkippedRank
 from fastcomm.trace.trace import Trace
 

@@ -7,8 +7,8 @@ from math import isfinite
 from typing import Literal, Self
 
 from fastcomm.analyses.compare import Comparison
+from fastcomm.checks import shortened
 from fastcomm.errors import ConfigError
-from fastcomm.ranges import shortened
 from fastcomm.units import format_ns
 
 _TEXT = re.compile(

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fastcomm.checks import build, shows
 from fastcomm.dispatch.cluster import DispatchCluster, bandwidth, hardware
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, Terms
 from fastcomm.dispatch.simulation import Simulation, simulate
 from fastcomm.dispatch.workload import Workload
-from fastcomm.option_checks import build, shows
 from fastcomm.options import DispatchOptions
 
 

@@ -17,8 +17,14 @@ from fastcomm.readers.runs import missing
 from fastcomm.result import Result
 from fastcomm.store.layout import MANIFEST, ClockNote, Entry, Manifest, read_manifest
 from fastcomm.store.part import group_table, untagged, with_rank, without_bytes
-from fastcomm.trace import rank_warnings as rank_warnings_
-from fastcomm.trace.run import RunTraces, SkippedRank, agreed_size, expected_ranks, named_ranks
+from fastcomm.trace.run import (
+    RunTraces,
+    SkippedRank,
+    agreed_size,
+    expected_ranks,
+    named_ranks,
+    warnings_of_run,
+)
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS, Trace
 from fastcomm.units import format_bytes
@@ -128,9 +134,7 @@ def kinds(groups: pa.Table) -> list[dict[str, Any]]:
 def rank_warnings(details: Iterable[RankInfo]) -> list[str]:
     """Return the warnings of ranks, each once, with the ranks that it is of."""
     details = tuple(details)
-    own = rank_warnings_.of_run(
-        ((each.rank, each.warnings) for each in details), names_all=True
-    )
+    own = warnings_of_run(((each.rank, each.warnings) for each in details), names_all=True)
     return [*without_effect([each.unused for each in details]), *own]
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from fastcomm.aside import aside, left_behind
 from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileError
 from fastcomm.exchange.clocks import clock_offsets
 from fastcomm.executors.executor import Executor, Progress, Task, both
 from fastcomm.executors.local import executor_of
+from fastcomm.outputs import aside, left_behind
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.runs import OpenOptions, missing, open_run, with_card
 from fastcomm.remote import is_local, place, refuse_output
 from fastcomm.store import reader, rules, writer
-from fastcomm.store.files import footer_sha256
+from fastcomm.store.files import LOCK, footer_sha256, locked
 from fastcomm.store.layout import (
     MANIFEST,
     ClockNote,
@@ -30,7 +30,6 @@ from fastcomm.store.layout import (
     read_manifest,
     to_json,
 )
-from fastcomm.store.lock import LOCK, locked
 from fastcomm.store.part import StoredRank, write_tables
 from fastcomm.store.writer import fingerprint
 from fastcomm.trace.run import RunTraces, SkippedRank, Source, agreed_size, named_ranks

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from fastcomm.checks import takes
 from fastcomm.executors.executor import Executor
 from fastcomm.executors.local import Local
 from fastcomm.graph import edits
 from fastcomm.graph.edits import DurationChange
-from fastcomm.option_checks import takes
 from fastcomm.options import StragglerOptions
 from fastcomm.remote import place
 from fastcomm.result import Result

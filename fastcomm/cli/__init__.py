@@ -14,11 +14,10 @@ from typing import Any
 import click
 
 from fastcomm.cli import settings
-from fastcomm.cli.messages import SuggestingGroup, fitted, talk
-from fastcomm.cli.output import OutputError, whole_output
+from fastcomm.cli.messages import OutputError, SuggestingGroup, fitted, talk, whole_output
 from fastcomm.errors import FastcommError
-from fastcomm.guard import guarded
 from fastcomm.inert import inert_lines
+from fastcomm.outputs import guarded
 from fastcomm.signals import interruptible
 from fastcomm.version import __version__
 

@@ -66,7 +66,7 @@ def run(
     the devices do is replayed as measured, and waits for what it waited for; collectives and
     messages have sizes, groups and partners, and their time is what a simulator finds.
     """
-    from fastcomm.guard import refuse_inputs
+    from fastcomm.outputs import refuse_inputs
 
     refuse_inputs(output, [path] if form == "chakra" or path.is_file() else [])
     if form == "chakra":
@@ -78,8 +78,8 @@ def run(
 def _uniform(
     ctx: click.Context, path: Path, rule: str, output: Path, reading: ReadOptions
 ) -> None:
-    from fastcomm.aside import aside
     from fastcomm.cli import INCOMPLETE
+    from fastcomm.outputs import aside
     from fastcomm.readers.dpro import inputs, uniform
     from fastcomm.readers.formats import OpenOptions
 

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 from fastcomm.cli.messages import say
-from fastcomm.cli.options import OutputFolder
-from fastcomm.cli.ranges import COUNT, Rate
+from fastcomm.cli.options import COUNT, OutputFolder, Rate
 
 
 @click.command("demo")

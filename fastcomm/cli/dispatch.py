@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcomm.checks import FACTOR, REPLICAS, shortened
 from fastcomm.cli.dispatch_options import DRAWING, REPORT, TERMS, shape_options
 from fastcomm.cli.messages import SuggestingGroup, say
-from fastcomm.cli.options import OutputFolder, builds, with_options
-from fastcomm.cli.ranges import COUNT, WORKERS, Number
+from fastcomm.cli.options import COUNT, WORKERS, Number, OutputFolder, builds, with_options
 from fastcomm.cli.results import print_json
 from fastcomm.errors import ConfigError
 from fastcomm.inert import inert
 from fastcomm.options import DispatchOptions, WorkloadOptions
-from fastcomm.ranges import FACTOR, REPLICAS, shortened
 from fastcomm.units import counted
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from typing import Any, TypeVar
 
 import click
 
-from fastcomm.cli.ranges import BYTES, Number
+from fastcomm.checks import EFFICIENCY, FACTOR, START_S
+from fastcomm.cli.options import BYTES, Number
 from fastcomm.cli.results import result_options
 from fastcomm.dispatch.recipe import RANGES
-from fastcomm.ranges import EFFICIENCY, FACTOR, START_S
 
 F = TypeVar("F", bound=Callable[..., Any])
 

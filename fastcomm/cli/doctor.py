@@ -2,7 +2,7 @@
 
 import click
 
-from fastcomm.cli.ranges import SECONDS
+from fastcomm.cli.options import SECONDS
 from fastcomm.cli.results import print_json
 
 _EXAMPLES = """\b

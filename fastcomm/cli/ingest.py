@@ -51,7 +51,7 @@ def run(
     ranks (--keep-going).
     """
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.guard import unguarded
+    from fastcomm.outputs import unguarded
 
     # A store reads its own ranks when it goes on; `plan` keeps it apart from the traces.
     with unguarded(), executor_for(execution) as executor:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastcomm.checks import IMBALANCE, PENALTY
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import builds, with_options
-from fastcomm.cli.ranges import COUNT, Number
+from fastcomm.cli.options import COUNT, Number, builds, with_options
 from fastcomm.cli.results import print_json, result_options
 from fastcomm.errors import ConfigError
 from fastcomm.options import SearchOptions
-from fastcomm.ranges import IMBALANCE, PENALTY
 from fastcomm.units import parse_quantity
 
 if TYPE_CHECKING:

@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fastcomm.checks import non_default
 from fastcomm.cli import INCOMPLETE, stats
 from fastcomm.cli.messages import say, warn
 from fastcomm.cli.options import (
+    STEPS,
+    WORKERS,
     ExecutionOptions,
+    NumberList,
     OutputFile,
     TracePath,
     builds,
@@ -18,11 +22,9 @@ from fastcomm.cli.options import (
     keep_going_option,
     reading_options,
 )
-from fastcomm.cli.ranges import STEPS, WORKERS, NumberList
 from fastcomm.cli.results import print_json, result_options
 from fastcomm.cli.windows import window_options
 from fastcomm.errors import ConfigError
-from fastcomm.option_checks import non_default
 from fastcomm.options import (
     PathOptions,
     PredictionOptions,

@@ -5,8 +5,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.options import OutputFile, OutputFolder, builds, run_options, with_options
-from fastcomm.cli.ranges import NumberList, Rate
+from fastcomm.cli.options import (
+    NumberList,
+    OutputFile,
+    OutputFolder,
+    Rate,
+    builds,
+    run_options,
+    with_options,
+)
 from fastcomm.options import MetricsOptions, ReadOptions
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import click
 
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.messages import say, warn
-from fastcomm.cli.options import TracePath, builds, keep_going_option, with_options
-from fastcomm.cli.ranges import COUNT
+from fastcomm.cli.options import COUNT, TracePath, builds, keep_going_option, with_options
 from fastcomm.cli.results import print_json, result_options
 from fastcomm.options import PredictionOptions, TrialOptions
 

@@ -4,19 +4,20 @@ from pathlib import Path
 
 import click
 
+from fastcomm.checks import FACTOR
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import (
     ExecutionOptions,
     FileOrUrl,
+    Number,
+    NumberList,
     OutputFile,
     builds,
     cluster_options,
     executor_for,
 )
-from fastcomm.cli.ranges import Number, NumberList
 from fastcomm.cli.results import print_json, result_options
 from fastcomm.options import StragglerOptions
-from fastcomm.ranges import FACTOR
 
 _EXAMPLES = """\b
 Examples:

@@ -5,11 +5,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fastcomm.cli.options import ExecutionOptions, builds, executor_for, with_options
-from fastcomm.cli.ranges import NUMBER, RANK, whole
+from fastcomm.checks import shortened
+from fastcomm.cli.options import (
+    NUMBER,
+    RANK,
+    ExecutionOptions,
+    builds,
+    executor_for,
+    whole,
+    with_options,
+)
 from fastcomm.errors import ConfigError
 from fastcomm.options import PathOptions, ReadOptions
-from fastcomm.ranges import shortened
 
 if TYPE_CHECKING:
     from fastcomm.critical_path.ranks import Joined

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fastcomm.checks import build, shows
 from fastcomm.compat import isp_space
 from fastcomm.compat.isp_space import ORIGINAL_ALGOS, OriginalBlock, OriginalRules
 from fastcomm.errors import ConfigError
@@ -15,7 +16,6 @@ from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
 from fastcomm.isp.search import Setting, setting
 from fastcomm.isp.tables import AttentionTable, ComputeTables
-from fastcomm.option_checks import build, shows
 from fastcomm.options import SearchOptions
 
 Array = NDArray[Any]

@@ -10,11 +10,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from fastcomm.aside import aside
 from fastcomm.critical_path import corrected
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KIND
+from fastcomm.outputs import aside
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Ints

@@ -15,12 +15,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fastcomm.aside import aside
 from fastcomm.critical_path.classes import TYPES
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
-from fastcomm.guard import refuse_inputs
+from fastcomm.outputs import aside, refuse_inputs
 from fastcomm.readers.kineto.stream import UnreadBytesError, blocks
 from fastcomm.remote import is_local, place
 from fastcomm.trace.columns import filled

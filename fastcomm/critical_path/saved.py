@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastcomm import inputs, parquet
-from fastcomm.aside import aside
 from fastcomm.critical_path.descriptions import EVENT, SavedEvents
 from fastcomm.critical_path.result import CriticalPath, PathSource
 from fastcomm.critical_path.rules import CORRECTED, PathRules
@@ -22,6 +21,7 @@ from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KINDS, Graph
 from fastcomm.graph.graph import LongestPath as GraphPath
+from fastcomm.outputs import aside
 from fastcomm.trace.columns import filled
 from fastcomm.trace.trace import checked
 from fastcomm_kernels.graph import NONE

@@ -5,10 +5,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Self
 
+from fastcomm.checks import BANDWIDTH, EFFICIENCY, FACTOR, START_S, shortened
 from fastcomm.dispatch.fast import Cost
 from fastcomm.errors import ConfigError
 from fastcomm.inputs import parsed_toml, text
-from fastcomm.ranges import BANDWIDTH, EFFICIENCY, FACTOR, START_S, shortened
 from fastcomm.units import parse_bandwidth
 
 GIB = 1 << 30

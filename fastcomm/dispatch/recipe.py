@@ -6,10 +6,9 @@ GPU = node * gpus_per_node + rank. Expert e of a workload lives on GPU e // expe
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
+from fastcomm.checks import RANKS, Range, build
 from fastcomm.errors import ConfigError
-from fastcomm.option_checks import build
 from fastcomm.options import WorkloadOptions
-from fastcomm.ranges import RANKS, Range
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8": 1}
 SAMPLERS = ("seed", "zipf", "bounded", "uniform", "popularity", "gate", "bimodal", "table")

@@ -19,12 +19,12 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastcomm import inputs, parquet, remote
-from fastcomm.aside import aside
 from fastcomm.dispatch import sampler
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.options import WorkloadOptions
+from fastcomm.outputs import aside
 
 Numbers = NDArray[Any]
 

@@ -11,10 +11,10 @@ import dask
 from distributed import Nanny, Scheduler, Security, SpecCluster, Worker
 from distributed.node import ServerNode
 
+from fastcomm.checks import MOST_WORKERS, shortened
 from fastcomm.errors import ClusterError, ConfigError
 from fastcomm.executors.processes import held_back
 from fastcomm.import_path import safe_children
-from fastcomm.ranges import MOST_WORKERS, shortened
 from fastcomm.temporary import temporary_folder
 
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm import inputs
+from fastcomm.checks import DELAY_MS, DURATION_NS, FACTOR, SPEED, shortened
 from fastcomm.errors import ConfigError
-from fastcomm.ranges import DELAY_MS, DURATION_NS, FACTOR, SPEED, shortened
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.arrays import Flags, Floats
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fastcomm.checks import RANKS, Range
 from fastcomm.errors import ConfigError
 from fastcomm.inputs import parsed_toml, text
-from fastcomm.ranges import RANKS, Range
 from fastcomm.units import parse_bandwidth, parse_quantity
 
 Array = NDArray[np.float64]

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm import inputs
+from fastcomm.checks import DTYPE_BYTES, IMBALANCE, PENALTY, RANKS, build
 from fastcomm.errors import ConfigError
 from fastcomm.isp.model import Model
 from fastcomm.isp.presets import load
-from fastcomm.option_checks import build
 from fastcomm.options import Quantities, SearchOptions
-from fastcomm.ranges import DTYPE_BYTES, IMBALANCE, PENALTY, RANKS
 from fastcomm.units import parse_quantity
 
 ALGOS = ("isp", "msp", "fsp", "mtp")

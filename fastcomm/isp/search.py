@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fastcomm.checks import build, shows
 from fastcomm.errors import ConfigError
 from fastcomm.hardware import cluster as load_
 from fastcomm.hardware.cluster import Cluster, GemmTable
@@ -20,7 +21,6 @@ from fastcomm.isp.question import ALGOS, Question, question_of
 from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
 from fastcomm.isp.space import Counts, blocks
 from fastcomm.isp.tables import AttentionTable, ComputeTables
-from fastcomm.option_checks import build, shows
 from fastcomm.options import SearchOptions
 
 # Candidates of one search: ten seconds, and some GB.

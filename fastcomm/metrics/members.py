@@ -9,8 +9,7 @@ import pyarrow as pa
 from fastcomm.metrics import ungrouped
 from fastcomm.metrics.grouping import members
 from fastcomm.metrics.view import Stack
-from fastcomm.trace.alike import alike
-from fastcomm.trace.columns import filled, lookup
+from fastcomm.trace.columns import alike, filled, lookup
 from fastcomm.trace.schema import TAG_SOURCES, TAGS
 from fastcomm_kernels.arrays import Ints
 

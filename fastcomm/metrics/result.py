@@ -38,8 +38,13 @@ from fastcomm.metrics.windows import PhaseWindows
 from fastcomm.options import ByteKind, ClockKind
 from fastcomm.result import Result
 from fastcomm.spread import Spread, one_by_one
-from fastcomm.trace import rank_warnings
-from fastcomm.trace.run import SkippedRank, agreed_size, expected_ranks, named_ranks
+from fastcomm.trace.run import (
+    SkippedRank,
+    agreed_size,
+    expected_ranks,
+    named_ranks,
+    warnings_of_run,
+)
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.trace.tags import without_effect
 from fastcomm.trace.trace import LACKS
@@ -429,7 +434,7 @@ def _warnings(
     return [
         *lacks_.sentences(lacks, len(notes)),
         *filter(None, by_clock),
-        *rank_warnings.of_run((note.rank, note.clock_notes) for note in notes),
+        *warnings_of_run((note.rank, note.clock_notes) for note in notes),
         *without_effect([note.unused for note in notes]),
-        *rank_warnings.of_run((note.rank, note.warnings) for note in notes),
+        *warnings_of_run((note.rank, note.warnings) for note in notes),
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from fastcomm import inputs
-from fastcomm.readers.checks import refuse
+from fastcomm.checks import refuse
 from fastcomm.readers.config import Config, Parallel, whole
 
 # What the name of a framework begins with or contains, and its order of ranks.

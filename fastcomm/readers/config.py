@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastcomm import inputs
+from fastcomm.checks import check_keys, choice, refuse
 from fastcomm.errors import ConfigError
-from fastcomm.readers.checks import check_keys, choice, refuse
 from fastcomm.readers.patterns import Pattern
 from fastcomm.trace.parallel import DEFAULT_ORDER, ORDERS, Grid, dimensions_of
 from fastcomm.trace.schema import OPS, TAGS

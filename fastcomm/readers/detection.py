@@ -13,10 +13,14 @@ from typing import cast
 
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.readers.config import Config
+from fastcomm.readers.files import (
+    is_packed,
+    is_unpacked_beside,
+    packed,
+    rank_from_name,
+    unexported,
+)
 from fastcomm.readers.formats import Format
-from fastcomm.readers.nsys.unexported import unexported
-from fastcomm.readers.ranks import rank_from_name
-from fastcomm.readers.unreadable import is_packed, is_unpacked_beside, packed
 from fastcomm.remote import is_local, is_url, matches, place
 from fastcomm.trace.run import SkippedRank
 

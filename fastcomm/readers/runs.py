@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from fastcomm.errors import SchemaError, TraceFileError
-from fastcomm.guard import note_inputs
+from fastcomm.outputs import note_inputs
 from fastcomm.readers.config import Config
 from fastcomm.readers.detection import FORMATS, detect, module
+from fastcomm.readers.files import rank_from_name
 from fastcomm.readers.formats import OpenOptions, RankSources
-from fastcomm.readers.ranks import rank_from_name
 from fastcomm.remote import is_local, place
 from fastcomm.trace.run import RunTraces, SkippedRank, Source, absent
 from fastcomm.trace.trace import Trace

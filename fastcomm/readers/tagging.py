@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.data_parallel import is_plain
 from fastcomm.readers.patterns import Named
-from fastcomm.trace.alike import alike
+from fastcomm.trace.columns import alike
 from fastcomm.trace.events import Events
 from fastcomm.trace.parallel import Grid
 from fastcomm.trace.schema import OPS, TAG, TAG_SOURCES

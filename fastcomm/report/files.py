@@ -13,11 +13,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from fastcomm import parquet
-from fastcomm.aside import aside, check_replaceable
 from fastcomm.errors import FastcommError
-from fastcomm.guard import check_no_input
 from fastcomm.inert import inert
 from fastcomm.metrics.result import Metrics
+from fastcomm.outputs import aside, check_no_input, check_replaceable
 from fastcomm.remote import refuse_output
 from fastcomm.report import json_text
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm import parquet
-from fastcomm.aside import aside
 from fastcomm.exchange import clocks
 from fastcomm.inert import utf8
+from fastcomm.outputs import aside
 from fastcomm.store import reader
 from fastcomm.store.files import footer_sha256, table_file
 from fastcomm.store.layout import (

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fastcomm import inputs, parquet
-from fastcomm.aside import aside
 from fastcomm.errors import SchemaError, TraceFileError
+from fastcomm.outputs import aside
 from fastcomm.remote import is_local
 from fastcomm.store import layout
 from fastcomm.store.layout import Fingerprint

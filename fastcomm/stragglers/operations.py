@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fastcomm import inputs, parquet
+from fastcomm.checks import RANKS, shortened
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.ranges import RANKS, shortened
 from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Floats, Ints
 
@@ -130,7 +130,7 @@ def _refuse_traces(path: Path) -> None:
     from fastcomm.readers import detection
     from fastcomm.readers import detection as readers_detection
     from fastcomm.readers.config import Config
-    from fastcomm.readers.unreadable import packed
+    from fastcomm.readers.files import packed
 
     readers_detection.refuse_standard_input(path)
     if remedy := packed(path):

@@ -12,8 +12,8 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.aside import aside
 from fastcomm.import_path import safe_children
+from fastcomm.outputs import aside
 from fastcomm.synthetic import kineto, play
 from fastcomm.synthetic.calls import group_count, groups
 from fastcomm.synthetic.catalog import KERNELS, host_args

@@ -1,4 +1,4 @@
-"""Arrow columns as NumPy arrays and back, lookups by key, and small numbers for values.
+"""Arrow columns as NumPy arrays and back, lookups by key, small numbers for values and rows.
 
 `NULL` of `fastcomm_kernels.arrays` stands for null in every array of whole numbers.
 """
@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm_kernels.arrays import NULL, Ints
+from fastcomm_kernels.kinds import kinds
 
 Integers = NDArray[np.signedinteger[Any]]
 Codes = NDArray[np.int32]
@@ -83,3 +84,24 @@ def pair_codes(
     keys = [b.astype(np.int64) * (count + 1) + a for a, b in zip(firsts, seconds, strict=True)]
     (a, b), pairs = codes(*keys)
     return a, b, pairs
+
+
+def alike(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
+    """The first row of each kind of row, in the order of the columns' values; each row's kind.
+
+    What `np.unique` says of the stacked columns of integers, but only the kinds are sorted.
+    """
+    first, kind = first_seen(*columns)
+    order = np.lexsort([column[first] for column in reversed(columns)])
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return first[order], place[kind]
+
+
+def first_seen(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
+    """The first row of each kind of row, in the order of the rows; each row's kind."""
+    whole = np.empty((len(columns), len(columns[0])), np.int64)
+    for place, column in enumerate(columns):
+        whole[place] = column
+    kind, first = kinds(whole)
+    return first, kind

@@ -11,9 +11,8 @@ import pyarrow as pa
 from fastcomm.errors import FastcommError
 from fastcomm.exchange import clocks
 from fastcomm.readers.dpro.uniform import Event, UniformTrace, of_events
-from fastcomm.trace import rank_warnings
 from fastcomm.trace.events import EventRows
-from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank
+from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, warnings_of_run
 from fastcomm.trace.schema import KIND, OPS, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm.units import counted, plural
@@ -203,7 +202,7 @@ def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
     return UniformRun(
         trace=trace_,
         left_out=left_out,
-        warnings=(*run.warnings, *rank_warnings.of_run(own_warnings), *warnings),
+        warnings=(*run.warnings, *warnings_of_run(own_warnings), *warnings),
         read=ReadRanks.of(run, [rank for rank, _ in own_warnings], skipped),
     )
 

@@ -25,8 +25,7 @@ from fastcomm.readers.kineto.sizes import (
 from fastcomm.readers.kineto.sizes import sizes as sizes_of
 from fastcomm.readers.patterns import Named, Pattern
 from fastcomm.trace import bytes as byte_rules
-from fastcomm.trace.alike import alike
-from fastcomm.trace.columns import lookup
+from fastcomm.trace.columns import alike, lookup
 from fastcomm.trace.events import Events
 from fastcomm.trace.run import MOST_RANKS
 from fastcomm.trace.schema import KIND, OP

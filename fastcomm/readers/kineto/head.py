@@ -14,11 +14,10 @@ from typing import Any, Literal
 import orjson
 
 from fastcomm.errors import TraceFileError
+from fastcomm.readers.files import described, rank_from_name, unpack
 from fastcomm.readers.kineto import stream
 from fastcomm.readers.kineto.categories import CATEGORIES
 from fastcomm.readers.kineto.stream import BLOCK, CutShortError, blocks
-from fastcomm.readers.ranks import rank_from_name
-from fastcomm.readers.unreadable import described, unpack
 
 # profiler: a trace of the PyTorch profiler. uniform: a list of events that bears no mark of it.
 # events: a list of events, none of which is in the beginning. foreign: other JSON. damaged: a

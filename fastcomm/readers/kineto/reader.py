@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import communication
 from fastcomm.readers.assembly import DEVICE_KINDS, TraceOptions, assemble
+from fastcomm.readers.files import NAME_PATTERNS, rank_from_name
 from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world, check_count
 from fastcomm.readers.kineto import head
 from fastcomm.readers.kineto.categories import (
@@ -25,8 +26,7 @@ from fastcomm.readers.kineto.categories import (
 from fastcomm.readers.kineto.chrome import Scanned, Selection
 from fastcomm.readers.kineto.collectives import find_collectives, known_groups
 from fastcomm.readers.kineto.sizes import PREFIXES
-from fastcomm.readers.ranks import NAME_PATTERNS, rank_from_name
-from fastcomm.trace.alike import first_seen
+from fastcomm.trace.columns import first_seen
 from fastcomm.trace.events import Events
 from fastcomm.trace.run import SkippedRank, Source
 from fastcomm.trace.schema import KIND, KINDS

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.patterns import Named
 from fastcomm.trace import bytes as byte_rules
-from fastcomm.trace.alike import alike
+from fastcomm.trace.columns import alike
 from fastcomm.trace.events import Events
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup

@@ -9,10 +9,15 @@ from numpy.typing import NDArray
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.communication import Collectives, communication
 from fastcomm.readers.nsys import operations as operations_
-from fastcomm.readers.nsys import sizes as sizes_
-from fastcomm.readers.nsys.communicators import Communicator, find_partners, unsigned
-from fastcomm.readers.nsys.events import ProcessEvents
-from fastcomm.readers.nsys.graphs import Creations
+from fastcomm.readers.nsys.communicators import (
+    Communicator,
+    Parts,
+    find_partners,
+    sizes_of_operations,
+    sizes_of_parts,
+    unsigned,
+)
+from fastcomm.readers.nsys.events import Creations, ProcessEvents
 from fastcomm.readers.nsys.nvtx import NcclRanges, Ranges
 from fastcomm.readers.nsys.operations import (
     ANY,
@@ -21,12 +26,10 @@ from fastcomm.readers.nsys.operations import (
     KernelParts,
     NcclOperations,
 )
-from fastcomm.readers.nsys.sizes import Parts
 from fastcomm.readers.patterns import Named
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace import events
-from fastcomm.trace.alike import alike
-from fastcomm.trace.columns import lookup
+from fastcomm.trace.columns import alike, lookup
 from fastcomm.trace.events import Events
 from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup
@@ -71,9 +74,9 @@ def find_collectives(
         replay[rows],
     )
     marks = _Marks.of(ranges)
-    alone = sizes_.of_operations(operations, communicators)
+    alone = sizes_of_operations(operations, communicators)
     marked = marks.around(_points_of(nccl, operations.row))
-    parts = sizes_.of_parts(operations, alone, communicators, marked)
+    parts = sizes_of_parts(operations, alone, communicators, marked)
     found = _Found.of(matched, alone, parts, numbers(operations))
     is_copy = events.kind[rows] != KIND["kernel"]
     op = _operations(found.op, marks.around(points), name, names)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.nsys.nvtx import NcclRanges
 from fastcomm.readers.nsys.payloads import OPERATIONS
-from fastcomm.trace.alike import alike
+from fastcomm.trace.columns import alike
 from fastcomm.trace.schema import OP
 from fastcomm_kernels.arrays import NULL, Ints
 

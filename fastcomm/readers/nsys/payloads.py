@@ -18,7 +18,7 @@ import pyarrow as pa
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.export import Export
-from fastcomm.trace.alike import alike
+from fastcomm.trace.columns import alike
 from fastcomm_kernels.arrays import NULL, Ints
 
 # The operation of each call; a send and a receive are one of two sides.

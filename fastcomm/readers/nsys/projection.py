@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.collectives import launch_points
-from fastcomm.readers.nsys.events import read_events
+from fastcomm.readers.nsys.events import read_creations, read_events
 from fastcomm.readers.nsys.export import Export
-from fastcomm.readers.nsys.graphs import read_creations
 from fastcomm.readers.nsys.nvtx import read_ranges
 from fastcomm.readers.nsys.report import read_report
 from fastcomm_kernels import attribution

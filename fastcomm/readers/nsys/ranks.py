@@ -10,17 +10,16 @@ import numpy as np
 
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.assembly import TraceOptions, assemble
+from fastcomm.readers.files import rank_from_name
 from fastcomm.readers.formats import OpenOptions, RankSources
 from fastcomm.readers.nsys import communicators, layout, report
 from fastcomm.readers.nsys import report as nsys_report
 from fastcomm.readers.nsys.collectives import find_collectives, launch_points
 from fastcomm.readers.nsys.communicators import Communicator, CommunicatorRecords
-from fastcomm.readers.nsys.events import read_events, set_aside_unnamed
+from fastcomm.readers.nsys.events import read_creations, read_events, set_aside_unnamed
 from fastcomm.readers.nsys.export import Export
-from fastcomm.readers.nsys.graphs import read_creations
 from fastcomm.readers.nsys.nvtx import read_nccl, read_ranges
 from fastcomm.readers.nsys.report import Report, read_report
-from fastcomm.readers.ranks import rank_from_name
 from fastcomm.trace.run import Source, ranges
 from fastcomm.trace.trace import SMALL, Meta, Trace
 from fastcomm_kernels.arrays import NULL

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
 from fastcomm.inputs import Limits, opened
+from fastcomm.readers.files import described, unpack
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TABLES, TEXT
-from fastcomm.readers.unreadable import described, unpack
 from fastcomm.remote import is_local
 from fastcomm.temporary import make_folder, remove_folder
 

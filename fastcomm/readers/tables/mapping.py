@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fastcomm import inputs, parquet, remote
+from fastcomm.checks import check_keys, choice, refuse
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.inert import is_utf8
-from fastcomm.readers.checks import check_keys, choice, refuse
 from fastcomm.readers.kineto.stream import CutShortError, blocks
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.arrays import Ints

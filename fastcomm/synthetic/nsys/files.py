@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fastcomm.aside import check_replaceable
 from fastcomm.errors import FastcommError
+from fastcomm.outputs import check_replaceable
 from fastcomm.synthetic import schedule
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.process import ProcessWriter, lead_ns

@@ -1,11 +1,38 @@
-"""Recognize archives and other files that are not read, and say how to unpack them."""
+"""What a file is by its name and its first bytes: a rank, an archive, an export not read."""
 
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from shlex import quote
 
-from fastcomm.readers.ranks import rank_from_name
+# What the name may hold, in words for a message; N is the rank.
+NAME_PATTERNS = ("rankN", "rank-N", "rank_N", "rank[N]", "workerN", "kineto_trace_N",
+                 "torch_et_N", "nsys_N", "_rN.")  # fmt: skip
+
+_N = r"([0-9]{1,7})(?![0-9])"
+# A rank inside of a node or of one parallelism is not that of the job.
+_PART = r"(?<!local[-_ ])(?<!node[-_ ])(?<![tpcde]p[-_ ])"
+# torch's default "<host>_<pid>.<time>": a host called worker3 is no rank.
+_DEFAULT = r"(?!_[0-9]+\.[0-9]+\.pt\.trace)"
+_PATTERNS = tuple(
+    re.compile(text, re.IGNORECASE)
+    for text in (
+        rf"(?<![a-z]){_PART}rank[-_=\[ ]?{_N}",
+        rf"(?<![a-z0-9-])worker_?{_N}{_DEFAULT}",
+        rf"(?<![a-z])(?:kineto_trace|torch_et|nsys)_{_N}",
+        rf"[-_.]r{_N}(?=\.)",
+    )
+)
+
+
+def rank_from_name(name: str) -> int | None:
+    """The rank that the last part of a path names; None where it names none, or two."""
+    base = re.split(r"[/\\]", name)[-1]
+    for pattern in _PATTERNS:
+        if found := {int(match[1]) for match in pattern.finditer(base)}:
+            return found.pop() if len(found) == 1 else None
+    return None
+
 
 _TAR_AT = 257  # where the header of a tar archive has its mark
 # Begin of the text, what it is, and the command that makes it readable ({} is the file).
@@ -109,4 +136,35 @@ def is_unpacked_beside(path: Path, files: Iterable[Path]) -> bool:
         (each.parent == path.parent and each.name.startswith((f"{stem}.", f"{stem}_")))
         or each == path.with_name(stem)
         for each in files
+    )
+
+
+# Exports of other kinds, and the kind to ask for.
+_UNREAD = {
+    ".arrows": "arrowdir",
+    ".h5": "parquetdir",
+    ".hdf": "parquetdir",
+}
+
+
+def unexported(path: Path) -> str | None:
+    """What to do with a report, or with an export of a kind that is not read; None: neither."""
+    if path.suffix.lower() == ".nsys-rep":
+        return _not_exported(path)
+    if (kind := _UNREAD.get(path.suffix.lower())) is not None:
+        return (
+            f"{path}: an export that fastcomm does not read; wanted sqlite, parquetdir or "
+            f"arrowdir: nsys export --type={kind} ..."
+        )
+    return None
+
+
+def _not_exported(path: Path) -> str:
+    """What to do with a report that was never exported."""
+    return (
+        f"{path}: a report that only nsys can read. Export it, with the payloads of NCCL, and "
+        "give fastcomm the new file:\n"
+        f"    nsys export --type=sqlite --include-blobs=true "
+        f"--output={quote(str(path.with_suffix('.sqlite')))} {quote(str(path))}\n"
+        "(an nsys that does not know --include-blobs: --include-json=true.)"
     )
