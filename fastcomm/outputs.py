@@ -1,7 +1,6 @@
 """Files that a command writes: whole or not at all, and never over one that it reads."""
 
 import os
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,7 +42,7 @@ def aside(path: Path) -> Iterator[Path]:
     check_replaceable(path)
     check_no_input(path)
     # Of another machine that writes the same, the number of the process may be the same.
-    name = f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{_MARK}"
+    name = f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.{_MARK}"
     unfinished = path.with_name(name)
     try:
         yield unfinished
