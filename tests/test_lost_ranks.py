@@ -1,22 +1,19 @@
 """No rank is lost: each is in the result, among the skipped ones, or in an error."""
 
-import gzip
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import kineto_text as k
 import oracle_directories as oracle
-import pyarrow as pa
 import pytest
 from commands import invoke
 from conftest import SHARED
 from fault_tools import nobody
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_folders import NAMES, STEP, TRIAL, spoil, write_ranks
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError, TraceFileError
@@ -24,30 +21,7 @@ from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, TableJob, write, write_table
 
-STEP = [k.mark("ProfilerStep#0", 0, 100), k.kernel("gemm", 5, 30), k.all_reduce(40, 20)]
 H100 = SHARED / "data" / "kineto" / "h100_qwen" / "Qwen1.5-0.5B-Chat.json.gz"
-TRIAL = SHARED / "data" / "replay" / "trial" / "trace"
-NAMES = [f"host_{900 + rank}.170000000{rank}.pt.trace.json.gz" for rank in range(8)]
-FOREIGN = [{"step": 1, "latency": 2.5}, {"step": 2}]
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Eight ranks, named as TensorBoard names them."""
-    folder = tmp_path / "traces"
-    folder.mkdir()
-    for rank, name in enumerate(NAMES):
-        k.write(folder / name, STEP, rank=rank, world=8)
-    return folder
-
-
-def spoil(path, how):
-    path.unlink()
-    if how == "link":
-        path.symlink_to("nowhere")
-    else:
-        whole = gzip.compress(json.dumps(k.document(STEP, rank=3, world=8)).encode())
-        path.write_bytes({"empty": b"", "cut": whole[:20], "text": b"no trace"}[how])
 
 
 STATES = st.one_of(
@@ -56,6 +30,12 @@ STATES = st.one_of(
     st.sampled_from([oracle.UPPER, *oracle.UNREAD]),
     st.sampled_from([oracle.MISSING, *oracle.DAMAGES]),
 )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Eight ranks, named as TensorBoard names them."""
+    return write_ranks(tmp_path / "traces")
 
 
 @pytest.mark.compiled
@@ -172,58 +152,6 @@ def test_a_damaged_file_that_is_named_like_the_others_is_no_foreign_file(tmp_pat
     )
 
 
-@pytest.mark.parametrize("command", ["metrics", "info", "report"])
-def test_foreign_json_is_ignored_with_a_warning(folder, command, tmp_path):
-    (folder / "execution_details.json").write_text(json.dumps(FOREIGN))
-    (folder / "config.json").write_text('{"model": "x"}')
-    output = ("-o", tmp_path / "page.html", "--no-path") if command == "report" else ()
-    for more in ((), ("--keep-going",)):
-        invoke(command, folder, *output, *more)
-    run = open_run(folder)
-    assert run.ranks == tuple(range(8))
-    assert run.warnings == (
-        f"no traces, not read in {folder}: config.json, execution_details.json",
-    )
-    error = invoke("metrics", folder / "execution_details.json", code=1).stderr
-    assert "execution_details.json: a JSON array without trace events" in error
-
-
-def test_a_log_of_json_lines_that_is_named_after_a_rank_is_foreign(folder):
-    (folder / "metrics_rank0.json").write_text('{"loss": 3.5}\n{"loss": 3.1}\n')
-    assert open_run(folder).warnings == (
-        f"no traces, not read in {folder}: metrics_rank0.json",
-    )
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", "null", "{", "[", '{"schemaVersion"'])
-def test_a_file_named_after_a_rank_that_holds_nothing_is_damaged(tmp_path, text):
-    k.write(tmp_path / "rank0.json", STEP, rank=0, world=2)
-    (tmp_path / "rank1.json").write_text(text)
-    with pytest.raises(TraceFileError, match=r"rank1\.json: "):
-        compute_metrics(open_run(tmp_path))
-    run = open_run(tmp_path, options=OpenOptions(keep_going=True))
-    (failed,) = compute_metrics(run, keep_going=True).failed
-    assert (failed.rank, failed.path) == (1, str(tmp_path / "rank1.json"))
-
-
-def test_a_long_envelope_before_the_events_is_read(tmp_path):
-    path = k.write(tmp_path / "host_1.2.pt.trace.json", STEP)
-    whole = {"metadata": {"notes": "x" * (3 << 20)}, **json.loads(path.read_text())}
-    path.write_text(json.dumps(whole))
-    assert compute_metrics(open_run(tmp_path)).ranks == (0,)
-
-
-def test_a_rank_without_a_file_is_said_in_the_first_line(folder, tmp_path):
-    (folder / NAMES[5]).unlink()
-    assert invoke("metrics", folder).stdout.startswith("7 of 8 ranks")
-    assert "7 of 8 ranks: 0-4, 6-7; missing: 5" in invoke("info", folder).stdout
-    page = tmp_path / "page.html"
-    invoke("report", folder, "--no-path", "-o", page)
-    assert "of 8 ranks" in page.read_text()
-    second = invoke("compare", folder, folder).stdout.splitlines()[1]
-    assert second == "before: 7 of 8 ranks"
-
-
 def test_compare_names_the_file_and_the_run(folder, tmp_path):
     whole = shutil.copytree(folder, tmp_path / "whole")
     bad = folder / NAMES[2]
@@ -310,32 +238,6 @@ def test_a_trace_whose_metadata_comes_first_is_one_for_every_command(tmp_path):
     assert f"fastcomm metrics {path}" in error
 
 
-@pytest.mark.skipif(not TRIAL.exists(), reason="the shared trial is not here")
-def test_a_trial_and_a_uniform_trace_say_which_commands_read_them(tmp_path):
-    error = invoke("metrics", TRIAL, code=1).stderr
-    assert "a dPRO trial, which `fastcomm stats`, `replay` and `convert` read" in error
-    out = tmp_path / "all.json"
-    invoke("convert", TRIAL, "-o", out)
-    for command in ("metrics", "info", "critical-path"):
-        assert "a uniform trace" in invoke(command, out, code=1).stderr
-    assert "has no dependencies to replay" in invoke("replay", out, code=1).stderr
-    assert "a trace (dpro)" in invoke("stragglers", out, code=1).stderr
-
-
-def test_a_uniform_trace_beside_traces_is_not_read(folder):
-    rows = [{"name": "FW.a", "ph": "X", "ts": 1, "dur": 2, "pid": "p", "tid": "t"}]
-    (folder / "all.json").write_text(json.dumps({"traceEvents": rows}))
-    run = open_run(folder)
-    assert run.warnings == (f"no traces, not read in {folder}: all.json",)
-
-
-def test_damaged_json_beside_traces_of_another_format_is_a_warning(tmp_path):
-    write_table(TableJob(), tmp_path)
-    (tmp_path / "rank0.json").write_text("")
-    run = open_run(tmp_path)
-    assert f"no traces, not read in {tmp_path}: rank0.json" in run.warnings
-
-
 def test_a_file_that_may_be_read_again_is(folder):
     bad = folder / NAMES[0]
     bad.chmod(0)
@@ -348,50 +250,6 @@ def test_a_file_that_may_be_read_again_is(folder):
         assert len(open_run(folder).ranks) == 8
 
 
-def test_a_profiler_trace_named_like_a_trial_is_no_trial(tmp_path):
-    k.write(tmp_path / "trace.json.gz", STEP)
-    assert "1 rank, " in invoke("stats", tmp_path).stdout
-    assert "1 rank," in invoke("metrics", tmp_path).stdout
-
-
-def zstd(path, data):
-    with pa.output_stream(str(path), compression="zstd") as file:
-        file.write(data)
-    return path
-
-
-def test_zstandard_is_read_and_its_damage_reported(tmp_path):
-    text = json.dumps(k.document(STEP)).encode()
-    path = zstd(tmp_path / "rank0.json.zst", text)
-    here = compute_metrics(open_run(tmp_path)).to_dict()
-    path.unlink()
-    (tmp_path / "rank0.json").write_bytes(text)
-    assert compute_metrics(open_run(tmp_path)).to_dict() == here
-    (tmp_path / "rank0.json").unlink()
-    whole = zstd(path, text * 3).read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    assert "cut short" in invoke("metrics", tmp_path, code=1).stderr
-    path.write_bytes(whole[:9] + b"\xff" * 40)
-    assert "rank0.json.zst: " in invoke("metrics", tmp_path, code=1).stderr
-
-
-PACKED = {
-    "run.tar.gz": "an archive; unpack it (tar xf ",
-    "run.zip": "an archive; unpack it (unzip ",
-    "nsys_0.sqlite.gz": "this compression is not read; decompress the file: gunzip -k ",
-    "rank0.json.xz": "this compression is not read; decompress the file: xz -dk ",
-}
-
-
-@pytest.mark.parametrize(("name", "words"), PACKED.items())
-def test_what_is_packed_says_how_to_unpack_it(tmp_path, name, words):
-    (tmp_path / name).write_bytes(b"\x1f\x8b" + bytes(100))
-    for path in (tmp_path / name, tmp_path):
-        error = invoke("metrics", path, code=1).stderr
-        assert words in error
-        assert error.count("\n") == 1
-
-
 def test_a_packed_rank_among_others_is_an_error_or_skipped(folder):
     path = (folder / NAMES[4]).rename(folder / "rank4.json.xz")
     assert "rank4.json.xz" in invoke("metrics", folder, code=1).stderr
@@ -399,95 +257,6 @@ def test_a_packed_rank_among_others_is_an_error_or_skipped(folder):
     assert [(each["rank"], each["path"]) for each in found["failed"]] == [(4, str(path))]
     path.rename(folder / "old.tar.gz")
     assert "not read: " in " ".join(open_run(folder).warnings)
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (gzip.compress(b"SQLite format 3\0" + bytes(100), mtime=0), "a SQLite database"),
-        (gzip.compress(bytes(257) + b"ustar" + bytes(300), mtime=0), "a tar archive"),
-        (b"PK\3\4" + bytes(60), "a ZIP archive"),
-        (b"\xfd7zXZ\0" + bytes(60), "compressed by xz"),
-        (bytes(range(128, 256)), "binary data"),
-        (b"hello", "text that begins with 'hello'"),
-    ],
-)
-def test_what_is_no_json_is_told_by_its_bytes_and_never_printed(tmp_path, data, words):
-    path = tmp_path / "rank0.json"
-    path.write_bytes(data)
-    error = invoke("metrics", path, code=1).stderr
-    assert words in error
-    assert error.isascii()
-    assert "\\x" not in error
-
-
-def test_standard_input_is_one_clear_line():
-    for command in ("metrics", "info"):
-        error = invoke(command, "-", code=1).stderr
-        assert "standard input cannot be read" in error
-
-
-def test_compare_takes_urls():
-    fsspec = pytest.importorskip("fsspec")
-    pytest.importorskip("upath")
-    memory = fsspec.filesystem("memory")
-    text = json.dumps(k.document(STEP)).encode()
-    memory.pipe("/compared/rank0.json", text)
-    try:
-        found = invoke("compare", "memory:///compared", "memory:///compared").stdout
-        assert "No difference." in found
-    finally:
-        memory.rm("/compared", recursive=True)
-
-
-def test_a_url_of_compare_is_no_local_path(monkeypatch):
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    error = invoke("compare", "s3://bucket/a", "s3://bucket/b", code=1).stderr
-    assert "BEFORE (s3://bucket/a): s3://bucket/a: " in error
-
-
-def test_no_error_is_a_dump_of_bytes_for_any_command(tmp_path):
-    path = tmp_path / "rank0.json.gz"
-    path.write_bytes(gzip.compress(bytes(range(256)) * 40))
-    for command in ("metrics", "info", "stats", "replay", "critical-path"):
-        words = [sys.executable, "-m", "fastcomm", command, str(path)]
-        result = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert result.returncode == 1
-        assert len(result.stderr) < 500
-        assert "Traceback" not in result.stderr
-
-
-STDIN = {
-    "metrics": (),
-    "stats": (),
-    "replay": (),
-    "stragglers": (),
-    "convert": ("-o", "x.json"),
-}
-
-
-@pytest.mark.parametrize(("command", "more"), STDIN.items())
-def test_standard_input_is_the_same_line_for_every_command(command, more, tmp_path):
-    more = [tmp_path / word if word.endswith("json") else word for word in more]
-    assert invoke(command, "-", *more, code=1).stderr == (
-        "Error: -: standard input cannot be read, since a trace is read more than once; "
-        "write it to a file first\n"
-    )
-
-
-def test_the_second_run_of_stats_is_no_standard_input(tmp_path):
-    path = k.write(tmp_path / "rank0.json", STEP)
-    error = invoke("stats", path, "--compare", "-", code=1).stderr
-    assert error.startswith("Error: -: standard input cannot be read")
-
-
-@pytest.mark.parametrize(("name", "words"), PACKED.items())
-def test_a_table_of_operations_that_is_packed_says_how_to_unpack_it(tmp_path, name, words):
-    path = tmp_path / name
-    path.write_bytes(b"\x1f\x8b" + bytes(100))
-    error = invoke("stragglers", path, code=1).stderr
-    assert error == invoke("metrics", path, code=1).stderr
-    assert words in error
 
 
 @pytest.fixture
@@ -524,128 +293,6 @@ def test_a_comparison_of_statistics_skips_bad_ranks_of_either_run(pair):
     assert done.stderr.count("skipped: rank 3: ") == 2
 
 
-def test_ingest_and_compare_name_missing_ranks_and_foreign_files(folder, tmp_path):
-    store = tmp_path / "store"
-    assert f"{store}: 8 ranks, " in invoke("ingest", folder, "-o", store).stderr
-    whole = shutil.copytree(folder, tmp_path / "whole")
-    (folder / NAMES[5]).unlink()
-    (folder / "config.json").write_text('{"model": "x"}')
-    missing = "1 of 8 ranks has no trace here: 5\n"
-    store = tmp_path / "another"
-    error = invoke("ingest", folder, "-o", store).stderr
-    assert f"{store}: 7 of 8 ranks, " in error
-    assert f"warning: no traces, not read in {folder}: config.json\n" in error
-    assert f"warning: {missing}" in error
-    error = invoke("compare", whole, folder, "--json").stderr
-    assert f"warning: after: no traces, not read in {folder}: config.json\n" in error
-    assert f"warning: after: {missing}" in error
-    assert "before: no traces" not in error
-    kept = tmp_path / "kept.json"
-    kept.write_text(invoke("metrics", folder, "--json").stdout)
-    error = invoke("compare", kept, whole).stderr
-    assert f"warning: before: no traces, not read in {folder}: config.json\n" in error
-
-
-def test_ingest_counts_ranks_that_are_skipped(folder, tmp_path):
-    bad = folder / NAMES[2]
-    spoil(bad, "empty")
-    error = invoke("ingest", folder, "-o", tmp_path / "store", "--keep-going", code=3).stderr
-    assert "7 of 8 ranks, " in error
-    assert f"skipped: rank 2: {bad}: " in error
-
-
-def test_conversion_to_chakra_names_missing_ranks_and_foreign_files(folder, tmp_path):
-    (folder / NAMES[5]).unlink()
-    (folder / "config.json").write_text('{"model": "x"}')
-    error = invoke("convert", folder, "--to", "chakra", "-o", tmp_path / "chakra").stderr
-    assert f"warning: no traces, not read in {folder}: config.json\n" in error
-    assert "warning: 1 of 8 ranks has no trace here: 5\n" in error
-
-
-def info_behind(path, **info):
-    """A trace whose `distributedInfo` stands behind its events."""
-    whole = k.document(STEP, **info)
-    whole["distributedInfo"] = whole.pop("distributedInfo")
-    path.write_text(json.dumps(whole))
-
-
-def test_a_world_that_is_told_behind_the_events_counts_the_missing_ranks(tmp_path):
-    folder, store = tmp_path / "traces", tmp_path / "store"
-    folder.mkdir()
-    for rank in (0, 2):
-        info_behind(folder / f"rank{rank}.json", rank=rank, world=6)
-    missing = "4 of 6 ranks have no trace here: 1, 3-5"
-    invoke("ingest", folder, "-o", store)
-    for paths in ([folder], [store], [folder, "--ranks", "0"]):
-        found = json.loads(invoke("metrics", *paths, "--json").stdout)
-        assert [text for text in found["warnings"] if "no trace here" in text] == [missing]
-        assert found["world_size"] == 6
-    for path in (folder, store):
-        found = json.loads(invoke("info", path, "--json").stdout)
-        assert (found["world_size"], found["missing"]) == (6, [1, 3, 4, 5])
-        assert not any("no trace here" in text for text in found["warnings"])
-    alone = compute_metrics(open_run(folder / "rank2.json"))
-    assert "5 of 6 ranks have no trace here: 0-1, 3-5" in alone.warnings
-
-
-def test_no_number_of_ranks_is_made_up_where_no_trace_says_it(tmp_path):
-    for rank in (0, 2):
-        k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
-    found = compute_metrics(open_run(tmp_path))
-    assert "ranks have no trace here: 1" in found.warnings
-
-
-@pytest.mark.parametrize(("sizes", "product"), [(["--dp", 2], 2), (["--dp", 3], 3)])
-def test_sizes_that_differ_from_the_number_of_ranks_are_an_error(tmp_path, sizes, product):
-    for rank in range(8):
-        k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
-    error = invoke("metrics", tmp_path, *sizes, code=1).stderr
-    assert f"times dp = {product} is {product}; wanted the world's 8 ranks" in error
-    for more in (["--dp", 8], ["--dp", 4, "--tp", 2], ["--tp", 2]):
-        invoke("metrics", tmp_path, *more)
-
-
-@pytest.mark.parametrize("name", ["rank7.JSON", "rank7.Json.Gz", "rank7.PT.TRACE.JSON"])
-def test_endings_are_matched_without_regard_to_case(tmp_path, name):
-    for rank in range(7):
-        k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
-    text = json.dumps(k.document(STEP, distributedInfo={})).encode()
-    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("Gz") else text)
-    assert open_run(tmp_path).ranks == tuple(range(8))
-
-
-@pytest.mark.parametrize(
-    "name", ["rank7.gz", "rank7.trace", "rank7.txt", "rank7", "rank7.json/"]
-)
-def test_a_file_named_after_a_rank_with_another_ending_is_named_in_a_warning(tmp_path, name):
-    for rank in range(7):
-        k.write(tmp_path / f"rank{rank}.json", STEP, distributedInfo={})
-    if name.endswith("/"):
-        (tmp_path / name).mkdir()
-    else:
-        (tmp_path / name).write_text("x")
-    run = open_run(tmp_path)
-    assert run.ranks == tuple(range(7))
-    assert run.warnings == (f"no traces, not read in {tmp_path}: {name.rstrip('/')}",)
-
-
-def test_many_files_are_named_in_one_line_and_those_of_ranks_that_are_read_are_not(tmp_path):
-    k.write(tmp_path / "rank0.json", STEP, distributedInfo={})
-    for rank in range(100):
-        (tmp_path / f"rank{rank}.txt").write_text("x")
-    (warning,) = open_run(tmp_path).warnings
-    assert warning.startswith(f"no traces, not read in {tmp_path}: rank1.txt, rank10.txt, ")
-    assert warning.endswith(" and 87 more")
-
-
-def test_foreign_files_of_several_directories_are_named_by_their_paths(folder):
-    (folder / "node0").mkdir()
-    for path in (folder / "a.json", folder / "node0" / "b.json"):
-        path.write_text('{"x": 1}')
-    (warning,) = open_run(folder).warnings
-    assert warning == f"no traces, not read: {folder}/a.json, {folder}/node0/b.json"
-
-
 @pytest.mark.parametrize(
     ("text", "is_foreign"),
     [
@@ -663,50 +310,3 @@ def test_a_list_of_events_inside_of_another_object_makes_no_trace(folder, text, 
     else:
         with pytest.raises(TraceFileError, match=r"nested\.json: "):
             open_run(folder)
-
-
-@pytest.mark.parametrize(("bad", "gone"), [((3, 5), ()), ((3,), (5,))])
-def test_an_unreadable_rank_has_no_number_where_several_are_possible(folder, bad, gone):
-    for rank in gone:
-        (folder / NAMES[rank]).unlink()
-    for rank in bad:
-        spoil(folder / NAMES[rank], "empty")
-    run = open_run(folder, options=OpenOptions(keep_going=True))
-    assert [each.rank for each in run.skipped] == [None] * len(bad)
-    lines = invoke("metrics", folder, "--keep-going", code=3).stdout.splitlines()
-    assert lines[0].startswith("6 of 8 ranks")
-    assert lines[1].startswith("skipped: rank of unknown number:")
-
-
-@pytest.mark.compiled
-@pytest.mark.parametrize("part", [0.5, 0.95])
-def test_a_rank_of_which_no_step_is_whole_is_not_among_the_measured_ones(tmp_path, part):
-    write(Job.of(ranks=4, tp=2, dp=2, steps=2, straggler=None), tmp_path)
-    path = sorted(tmp_path.glob("*"))[1]
-    text = gzip.decompress(path.read_bytes())
-    path.write_bytes(gzip.compress(text[: int(part * len(text))]))
-    done = invoke("metrics", tmp_path, "--allow-truncated")
-    assert done.stdout.startswith("3 of 4 ranks, 2 iterations")
-    assert "no step of rank 1 counts" in " ".join(done.stdout.split())
-    assert "healthy" not in done.stdout
-    assert "None of the 3 ranks that were measured stands apart" in " ".join(
-        done.stdout.split()
-    )
-    found = compute_metrics(open_run(tmp_path, options=OpenOptions(allow_truncated=True)))
-    assert (found.ranks, found.measured_ranks) == ((0, 1, 2, 3), (0, 2, 3))
-
-
-@pytest.mark.compiled
-def test_waiting_for_a_rank_that_is_missing_is_not_called_transfer(tmp_path):
-    write(Job.of(ranks=4, tp=1, dp=4, steps=3, hidden=8192, link_speed=4 * 10**9), tmp_path)
-    whole = exposed(tmp_path)
-    assert "of it is waiting for the last rank;" in whole.text
-    sorted(tmp_path.glob("*"))[0].unlink()
-    part = exposed(tmp_path)
-    assert "that was measured, and waiting for the missing ranks is not known;" in part.text
-    assert part.confidence != "high"
-
-
-def exposed(folder):
-    found = compute_metrics(open_run(folder))
-    return next(each for each in found.findings if each.kind == "exposed_communication")

@@ -11,25 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from job_traces import measured, trace
+from ungrouped_events import MS, US, matched
 
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.exchange.ungrouped import Sample, Stream, places
-from fastcomm.metrics import matching, pieces, ungrouped
+from fastcomm.metrics import matching, ungrouped
 from fastcomm.metrics.partial import Partial, merge, put_away
 from fastcomm.metrics.result import answer
-from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped, find
 from fastcomm.readers.runs import open_run
 from fastcomm.report import details as report
 from fastcomm.report.html import ranks as page
-from fastcomm.spread import one_by_one
 from fastcomm.synthetic import Job as MadeJob
-from fastcomm.trace.schema import OP
 
 BY_ENDS = matching.BY_ENDS
-US, MS = 1_000, 1_000_000
-
-
-# ------------------------------------------------------------------ real traces
 
 
 @pytest.mark.compiled
@@ -63,9 +56,6 @@ def test_two_of_many_ranks_with_other_sequences_are_not_matched(kineto):
     assert found.across.by_wait_caused() == ()
     assert report.culprits(found).row_count == 0
     assert report.notes_across(found.across) == [seen.note]
-
-
-# ------------------------------------------------------------------- made-up jobs
 
 
 def stripped(one):
@@ -179,8 +169,6 @@ def test_the_answer_is_the_same_however_many_are_compared_at_once(tmp_path, monk
             assert found.to_dict() == here
 
 
-# ------------------------------------------------------------ ranks of hypothesis
-
 CODES = st.sampled_from([("AllReduce", 100), ("AllReduce", 200), ("AllToAll", None)])
 
 
@@ -213,43 +201,6 @@ def sequences(draw, groups=1):
                     )
                 )
     return found
-
-
-def cut_up(events):
-    """Events as pieces, one for the even ranks and one for the odd."""
-    found = []
-    for odd in (0, 1):
-        own = sorted((e for e in events if e.rank % 2 == odd), key=lambda e: (e.rank, e.start))
-        columns = {
-            "rank": [e.rank for e in own],
-            "group": [None] * len(own),
-            "stream": [getattr(e, "stream", 7) for e in own],
-            "iteration": [getattr(e, "iteration", 0) for e in own],
-            "seq": [None] * len(own),
-            "group_size": [None] * len(own),
-            "start_ns": [e.start for e in own],
-            "duration_ns": [e.stop - e.start for e in own],
-            "payload_bytes": [e.size for e in own],
-        }
-        table = pa.table({name: pa.array(each, pa.int64()) for name, each in columns.items()})
-        ops = pa.array([OP[e.op] for e in own], pa.int8())
-        found.append((pieces.cut(table.append_column("op", ops)), own))
-    return [piece for piece, _ in found]
-
-
-def matched(events, world_size=None):
-    """The sets of events taken to be one collective, (rank, stop) each; and what was found."""
-    ranks = sorted({event.rank for event in events})
-    parts = cut_up(events)
-    found = find(parts, ExpectedMembers(ranks=ranks, world_size=world_size), one_by_one)
-    sets = {}
-    for span in found.spans():
-        table = found.read(parts, span, ["rank", "group", "seq", "start_ns", "duration_ns"])
-        for row in table.to_pylist():
-            assert row["group"] == ungrouped.GROUP
-            stop = row["start_ns"] + row["duration_ns"]
-            sets.setdefault(row["seq"], set()).add((row["rank"], stop))
-    return sorted(sorted(each) for each in sets.values() if len(each) > 1), found
 
 
 def true_sets(events):
@@ -302,171 +253,6 @@ def test_a_rank_with_another_sequence_is_never_matched_wrongly(events, at, op):
     sets, _ = matched(events)
     wanted = true_sets(events)
     assert all(each in wanted for each in sets)
-
-
-# ------------------------------------------------------------------ the rules
-
-
-def regular(ranks=4, count=8, late=None, skew=MS):
-    """Ranks with the same sequence; `late(rank, number)` is what an end is late by."""
-    noise = np.random.default_rng(0)
-    found = []
-    for number in range(count):
-        end = number * 10 * MS + int(noise.integers(0, 5 * MS))
-        for rank in range(ranks):
-            stop = end + (late(rank, number) if late else 0)
-            start = end - 30 * US - int(noise.integers(0, skew)) if skew else end - 30 * US
-            event = {"rank": rank, "group": 0, "op": "AllReduce", "true": number, "size": 64}
-            found.append(SimpleNamespace(**event, start=start, stop=stop))
-    return found
-
-
-def why(events, **words):
-    _, found = matched(events, **words)
-    return [each.why for each in found.doubts], found.matched
-
-
-def test_what_agrees_is_matched():
-    assert why(regular()) == ([], 32)
-
-
-def test_where_ranks_are_missing_nothing_is_matched():
-    lossy = [e for e in regular() if (e.rank, e.true) != (2, 0)]
-    assert why(lossy) == ([], 31)
-    assert why(lossy, world_size=4) == ([], 31)
-    for events in (regular(), lossy):
-        _, found = matched(events, world_size=8)
-        assert (found.matched, found.missing, found.doubts) == (0, 4, ())
-    assert "4 ranks of the job are missing, and those at hand" in matching.note(found)
-    _, found = matched(regular(), world_size=5)
-    assert "1 rank of the job is missing" in matching.note(found)
-
-
-def test_a_step_that_is_shifted_is_not_matched():
-    events = regular()
-    for event in events:
-        event.iteration = event.true // 4 + (event.rank == 1)
-    assert why(events) == (["ends"], 0)
-
-
-def test_ends_that_differ_are_not_matched():
-    noise = np.random.default_rng(1)
-    assert why(regular(late=lambda *_: int(noise.integers(0, 2 * MS))))[0] == ["ends"]
-
-
-def test_ends_that_differ_as_much_as_starts_are_not_matched():
-    noise = np.random.default_rng(1)
-    events = regular(late=lambda *_: int(noise.integers(0, 90 * US)), skew=100 * US)
-    for event in events:
-        event.start -= MS
-    assert why(events) == (["loose"], 0)
-
-
-def test_a_collective_that_ends_before_a_rank_begins_is_none():
-    events = regular()
-    events[5].start = events[5].stop
-    events[5].stop += 80 * US
-    events[5].start += 60 * US
-    assert why(events) == (["impossible"], 0)
-
-
-def test_groups_that_end_separately_are_not_matched():
-    noise = np.random.default_rng(1)
-    late = noise.integers(0, 60 * US, (2, 40))
-    apart = regular(count=40, late=lambda rank, n: int(late[rank // 2, n]), skew=2 * MS)
-    assert why(apart) == (["separate"], 0)
-
-
-def test_a_stream_of_one_rank_leaves_a_doubt_on_all():
-    events = regular()
-    for event in regular(ranks=2):
-        events.append(SimpleNamespace(**{**vars(event), "stream": 9}))
-        event.stream = 9
-    whys, count = why(events)
-    assert (whys, count) == (["absent"], 0)
-
-
-def test_a_stream_that_the_reference_rank_lacks_leaves_a_doubt_on_all():
-    events = regular(count=4)
-    one = next(event for event in events if event.rank == 3)
-    one.stream = 9
-    assert why(events) == (["absent"], 0)
-
-
-def test_a_stream_of_few_collectives_takes_nothing_from_the_others():
-    events = regular()
-    for event in regular(count=2):
-        event.stream = 9
-        events.append(event)
-    assert why(events) == (["few"], 32)
-    _, found = matched(events)
-    assert "32 of 40 collective events" in matching.note(found)
-    assert "fewer than 3 on stream 9" in matching.note(found)
-
-
-def test_a_rank_without_collectives_leaves_a_doubt():
-    parts = cut_up(regular(ranks=3))
-    found = find(parts, ExpectedMembers(ranks=[0, 1, 2, 3], world_size=4), one_by_one)
-    assert found.doubts == (Doubt("absent", ungrouped.NULL, 3),)
-    assert "rank 3 has none" in matching.note(found)
-
-
-def test_one_rank_or_no_collective_has_nobody_to_be_matched_with():
-    parts = cut_up(regular(ranks=1))
-    found = find(parts, ExpectedMembers(ranks=[0], world_size=1), one_by_one)
-    assert (found.events, found.matched, found.spans()) == (8, 0, [])
-    assert matching.note(found) is None
-    assert find([], ExpectedMembers(ranks=[0, 1], world_size=2), one_by_one).events == 0
-
-
-def test_many_doubts_are_counted():
-    doubts = tuple(Doubt("few", stream) for stream in range(5))
-    said = matching.note(Ungrouped(events=9, reference=0, doubts=doubts))
-    assert said.count("fewer than 3 on stream") == 2
-    assert "likewise 3 more streams" in said
-
-
-EVER = st.integers(-(2**62), 2**62)
-LONG = st.integers(0, 2**40)
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 2), EVER, LONG, st.integers(7, 8)),
-        max_size=20,
-    )
-)
-def test_whatever_the_times_are_there_is_an_answer(rows):
-    events = [
-        SimpleNamespace(
-            rank=rank,
-            op="AllReduce",
-            size=None,
-            start=start,
-            stop=start + length,
-            stream=number,
-        )
-        for rank, start, length, number in rows
-    ]
-    _, found = matched(events)
-    assert 0 <= found.matched <= len(events)
-    assert matching.note(found) is not None or len({e.rank for e in events}) < 2
-
-
-def stream(rows):
-    columns = np.array(rows, np.int64).reshape(-1, 5).T
-    return Stream(*columns)
-
-
-def test_a_reference_of_one_collective_is_too_few():
-    one = stream([(0, 1, 0, 0, 10)])
-    assert (places(one, one), one.tolerance_ns) == ("few", 20_000)
-
-
-def test_a_rank_of_which_no_sampled_collective_is_there_is_too_few():
-    unknown = np.iinfo(np.int64).min
-    stop = np.array([[5, 9, 12], [unknown] * 3])
-    assert Sample.of(stop, stop, stop[0]).refusal() == "few"
 
 
 def test_the_page_names_no_rank_as_slow_by_the_length_of_its_step():
