@@ -1,7 +1,10 @@
 """Text of others, made so that a terminal or a spreadsheet shows it and does nothing else."""
 
+import os
 import re
+from shlex import quote
 
+_ASCII = 128
 # What moves the cursor, changes colours, begins lines, hides letters or turns their order, and
 # halves of letters, which no encoding has.
 _ACTIVE = re.compile(
@@ -23,6 +26,22 @@ def utf8(text: str) -> str:
 def is_utf8(text: str) -> bool:
     """Whether a text has an encoding, which names of files need not have."""
     return utf8(text) == text
+
+
+def shell_quoted(text: str) -> str:
+    r"""Return a text as a word of a shell; `$'\377'` for what a terminal would not show."""
+    if inert(text) == text and is_utf8(text):
+        return quote(text)
+    try:
+        content = os.fsencode(text)
+    except UnicodeEncodeError:  # halves of letters, which no name of a file has
+        content = utf8(text).encode()
+    return f"$'{''.join(map(_escaped, content))}'"
+
+
+def _escaped(byte: int) -> str:
+    is_plain = byte < _ASCII and (chr(byte).isalnum() or chr(byte) in "-_./ ")
+    return chr(byte) if is_plain else f"\\{byte:03o}"
 
 
 def _written(found: re.Match[str]) -> str:

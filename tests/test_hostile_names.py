@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fastcomm.cli import main
-from fastcomm.inert import inert, inert_lines
+from fastcomm.inert import inert, inert_lines, shell_quoted
 from fastcomm.report import files as report_csv
 from fastcomm.report import json_text
 from fastcomm.report.console import plain_console
@@ -141,7 +142,8 @@ def test_csv_gives_every_text_back_but_for_formulas(texts):
     for found, text in zip(rows["name"].to_pylist(), texts, strict=True):
         assert not found.lstrip().startswith(("=", "@", "\uff1d", "\uff20"))
         assert found == inert(found)
-        assert found in (inert(text), f"'{inert(text)}")
+        assert found.replace("'", "") == inert(text).replace("'", "")
+        assert not re.search(r""";[\s"']*(?<!')[=@]""", found)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,9 @@ def test_csv_gives_every_text_back_but_for_formulas(texts):
      (" =1+1", "' =1+1"), ("\u3000=1+1", "'\u3000=1+1"), ("\xa0@a", "'\xa0@a"),
      ("\uff1d1+1", "'\uff1d1+1"), ("\uff0ba", "'\uff0ba"), ("\uff0da", "'\uff0da"),
      ("\uff20a", "'\uff20a"), ("a\u2028=1", "a\\u2028=1"), ("\u200b=1", "\\u200b=1"),
-     ("-1", "-1"), ("+1.5e3", "+1.5e3"), ("a=b", "a=b"), ("", ""), (None, None)],
+     ("-1", "-1"), ("+1.5e3", "+1.5e3"), ("a=b", "a=b"),
+     ("a;=1", "a;'=1"), ('a; "@b;-c', "a;' \"@b;'-c"), ("a;b=c", "a;b=c"),
+     ("", ""), (None, None)],
 )  # fmt: skip
 def test_what_would_be_a_formula_gets_a_quote(tmp_path, text, wanted):
     table = pa.table({"name": pa.array([text, "x"], pa.string())})
@@ -244,3 +248,22 @@ def test_suggested_commands_quote_names(tmp_path, monkeypatch):
     )
     assert f"metrics '{name}'" in run(name)[1]
     assert f"'{name}'" in run("info", name)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("a b", "'a b'"),
+        ("n\udcff", r"$'n\377'"),
+        ("a\n'b", r"$'a\012\047b'"),
+        ("x\ud800", None),
+    ],
+)
+def test_a_word_of_a_suggested_command_names_the_file(tmp_path, name, word):
+    said = shell_quoted(name)
+    assert word in (None, said)
+    assert inert(said) == said
+    if word:
+        (tmp_path / name).write_text("here")
+        command = ["bash", "-c", f"cat {said}"]
+        assert subprocess.check_output(command, cwd=tmp_path) == b"here"

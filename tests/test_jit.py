@@ -80,8 +80,32 @@ def test_damaged_code_is_compiled_again_with_one_warning(tmp_path, damage):
     answer, (warning,) = run(tmp_path)
     assert answer == MISSED
     assert warning.startswith(f"warning: {tmp_path}")
-    assert warning.endswith("damaged compiled code; compiled again")
+    assert warning.endswith("damaged compiled code; written again")
     assert run(tmp_path) == (HIT, [])
+
+
+def test_damaged_code_is_replaced_by_that_of_the_temporary_folder(folders, tmp_path, caplog):
+    folders.write("a.nbc", b"code")
+    (path,) = tmp_path.rglob("a.nbc")
+    whole = path.read_bytes()
+    spare = folders._spare(make=True)
+    spare.mkdir()
+    (spare / "a.nbc").write_bytes(whole)
+    path.write_bytes(b"")
+    assert folders.read("a.nbc") == b"code"
+    assert path.read_bytes() == whole
+    assert folders.read("a.nbc") == b"code"
+    (record,) = caplog.records
+    assert "damaged compiled code" in record.message
+
+
+def test_a_link_in_the_place_of_a_folder_is_not_followed_and_said(folders, tmp_path, caplog):
+    folders.write("a.nbc", b"code")
+    (path,) = tmp_path.rglob("a.nbc")
+    path.parent.rename(tmp_path / "elsewhere")
+    path.parent.symlink_to(tmp_path / "elsewhere")
+    assert folders.read("a.nbc") is None
+    assert "is a symbolic link" in caplog.text
 
 
 @pytest.mark.compiled

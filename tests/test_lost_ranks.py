@@ -284,6 +284,11 @@ def test_statistics_and_replays_skip_bad_ranks_and_count_the_missing(command, pa
     assert list(found["ranks"]) == (
         [0, 1] if command == "replay" else ["host0.rank0", "host0.rank1"]
     )
+
+
+@pytest.mark.skipif(not TRIAL.is_dir(), reason=f"no real trial at {TRIAL}")
+@pytest.mark.parametrize("command", ["stats", "replay"])
+def test_keep_going_is_refused_for_trials(command):
     error = invoke(command, TRIAL, "--keep-going", code=1).stderr
     assert "--keep-going is for traces" in error
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -93,6 +94,27 @@ def test_a_database_that_somebody_writes_is_refused(export):
 def test_an_unfinished_export_is_refused(export, suffix):
     export.with_name(export.name + suffix).write_bytes(b"unfinished")
     refused(export, f"{export.name}{suffix} lies beside it")
+
+
+def test_an_unfinished_export_is_refused_behind_a_link(export, tmp_path):
+    export.with_name(f"{export.name}-wal").write_bytes(b"unfinished")
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "nsys_0.sqlite"
+    link.symlink_to(export)
+    refused(link, f"{export.name}-wal lies beside it")
+
+
+def test_a_pipe_in_the_place_of_a_log_is_refused_and_nothing_written(export):
+    os.mkfifo(export.with_name(f"{export.name}-wal"))
+    before = sorted(export.parent.iterdir())
+    refused(export, f"{export.name}-wal lies beside it")
+    assert sorted(export.parent.iterdir()) == before
+
+
+def test_a_second_database_in_a_file_is_an_error(export):
+    whole = export.read_bytes()
+    export.write_bytes(2 * whole)
+    refused(export, f"a second document begins at byte {len(whole)}; wanted a file each")
 
 
 def test_reading_leaves_the_file_and_its_folder_as_they_are(export):

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -85,6 +86,13 @@ def test_a_lock_of_a_killed_ingest_blocks_nobody(one, tmp_path):
     assert (store / LOCK).exists()
     assert ingest(plan([one], store)).written == (0, 1, 2)
     assert not (store / LOCK).exists()
+
+
+def test_a_pipe_in_the_place_of_the_lock_is_refused(one, tmp_path):
+    (tmp_path / "store").mkdir()
+    os.mkfifo(tmp_path / "store" / LOCK)
+    with pytest.raises(FastcommError, match="no regular file, and no lock; remove it"):
+        ingest(plan([one], tmp_path / "store"))
 
 
 def test_a_store_that_was_written_since_it_was_planned_is_refused(one, tmp_path):

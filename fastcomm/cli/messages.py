@@ -8,7 +8,6 @@ first error, and whether there was one is looked at once, at the end.
 import io
 import logging
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,7 @@ from textwrap import TextWrapper
 
 import click
 
-from fastcomm.inert import inert_lines
+from fastcomm.inert import inert_lines, shell_quoted
 
 _LOG = logging.getLogger("fastcomm")
 _LEAST_WIDTH = 40
@@ -116,7 +115,7 @@ class SuggestingGroup(click.Group):
         if near:
             return f" Did you mean {near[0]!r}?"
         if "metrics" in known and Path(name).exists():
-            return f" To measure {name}: {ctx.command_path} metrics {shlex.quote(name)}"
+            return f" To measure {name}: {ctx.command_path} metrics {shell_quoted(name)}"
         return ""
 
 

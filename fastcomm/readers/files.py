@@ -3,7 +3,8 @@
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from shlex import quote
+
+from fastcomm.inert import shell_quoted
 
 # What the name may hold, in words for a message; N is the rank.
 NAME_PATTERNS = ("rankN", "rank-N", "rank_N", "rank[N]", "workerN", "kineto_trace_N",
@@ -82,7 +83,7 @@ def unpack(head: bytes, path: Path) -> str | None:
     """Return what a file of a known other kind is and what to do with it; None for others."""
     for is_kind, words, remedy in _KINDS:
         if is_kind(head):
-            return f"{words}; {remedy.format(quote(str(path)))}"
+            return f"{words}; {remedy.format(shell_quoted(str(path)))}"
     return None
 
 
@@ -109,7 +110,7 @@ _TOOLS = {
 
 def packed(path: Path) -> str | None:
     """Return what to do with an archive or a compression that is not read; None for others."""
-    name = quote(str(path))
+    name = shell_quoted(str(path))
     if _ARCHIVE.search(path.name):
         tool = "unzip" if path.name.lower().endswith(".zip") else "tar xf"
         tool = "7z x" if path.name.lower().endswith(".7z") else tool
@@ -165,6 +166,6 @@ def _not_exported(path: Path) -> str:
         f"{path}: a report that only nsys can read. Export it, with the payloads of NCCL, and "
         "give fastcomm the new file:\n"
         f"    nsys export --type=sqlite --include-blobs=true "
-        f"--output={quote(str(path.with_suffix('.sqlite')))} {quote(str(path))}\n"
+        f"--output={shell_quoted(str(path.with_suffix('.sqlite')))} {shell_quoted(str(path))}\n"
         "(an nsys that does not know --include-blobs: --include-json=true.)"
     )

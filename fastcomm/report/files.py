@@ -29,6 +29,8 @@ _ACTIVE = r"[\pC\p{Zl}\p{Zp}]"
 # A spreadsheet takes a text that begins so for a formula, unless it is a number: with a sign,
 # or with the full-width one of East Asian keyboards, also behind spaces.
 _FORMULA = r"^[\s\p{Zs}]*[=+\-@\x{ff1d}\x{ff0b}\x{ff0d}\x{ff20}]"
+# The same behind a semicolon: spreadsheets of many countries divide cells there.
+_INNER_FORMULA = r";([\s\p{Zs}\"']*[=+\-@\x{ff1d}\x{ff0b}\x{ff0d}\x{ff20}])"
 _NUMBER = r"^[+-]?[0-9]+([.][0-9]+)?([eE][+-]?[0-9]+)?$"
 
 
@@ -36,7 +38,8 @@ def write_csv(table: pa.Table, path: Path) -> None:
     r"""Write a table: lists become words, and no text does anything in a spreadsheet.
 
     Line breaks and control characters are written as in messages (`\n`), so that each row is a
-    line; a text that would be a formula gets a ' before it.
+    line; a text that would be a formula gets a ' before it, also where it stands behind a
+    semicolon, which divides cells in many countries.
     """
     for place, field in enumerate(table.schema):
         table = table.set_column(place, field.name, _plain(table[field.name]))
@@ -57,6 +60,7 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pc.any(pc.match_substring_regex(column, _ACTIVE)).as_py():
         texts = [each and inert(each) for each in column.to_pylist()]
         column = pa.chunked_array([pa.array(texts, column.type)])
+    column = pc.replace_substring_regex(column, _INNER_FORMULA, r";'\1")
     is_formula = pc.and_not(
         pc.match_substring_regex(column, _FORMULA), pc.match_substring_regex(column, _NUMBER)
     )

@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -96,6 +97,7 @@ def check_provenance(about: dict[str, Any], wanted: dict[str, Any] | None, path:
 
 
 LOCK = ".ingest.lock"
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
 _LOG = logging.getLogger("fastcomm")
 
 
@@ -123,7 +125,10 @@ def locked(folder: Path) -> Iterator[bool]:
 def _acquired(path: Path) -> int | None:
     """The open file with the lock; None where there are no locks."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        descriptor = os.open(path, _LOCK_FLAGS, 0o644)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise FastcommError(f"{path}: no regular file, and no lock; remove it")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is(descriptor, path):

@@ -46,7 +46,12 @@ class UnsafeError(OSError):
 @contextmanager
 def _opened(path: Path, flags: int, inside: int | None = None) -> Iterator[int]:
     """Open a folder or a regular file; UnsafeError where another user may have written it."""
-    number = os.open(path if inside is None else path.name, flags, dir_fd=inside)
+    try:
+        number = os.open(path if inside is None else path.name, flags, dir_fd=inside)
+    except OSError as error:
+        if path.is_symlink():
+            raise UnsafeError(errno.EPERM, "is a symbolic link", str(path)) from error
+        raise
     try:
         status = os.fstat(number)
         is_plain = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
@@ -113,6 +118,7 @@ class Folders:
 
     def read(self, name: str) -> bytes | None:
         """The content of a safe file whose checksum is right; None where there is none."""
+        damaged: list[Path] = []
         for folder in self._readable():
             try:
                 content = _content(folder / name)
@@ -126,8 +132,11 @@ class Folders:
                 continue
             checksum, data = content[:_CHECKSUM], content[_CHECKSUM:]
             if hashlib.sha256(data).digest() == checksum:
+                for each in damaged:
+                    _write(each, name, content)
                 return data
-            self.warn(f"{folder / name}: damaged compiled code; compiled again")
+            self.warn(f"{folder / name}: damaged compiled code; written again")
+            damaged.append(folder)
         return None
 
     def write(self, name: str, data: bytes) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 
 from fastcomm.errors import TraceFileError
+from fastcomm.inert import shell_quoted
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.events import GRAPH_NAME
@@ -226,7 +226,7 @@ def without_payloads(report: Report, count: int) -> str:
         "(NVTX_EVENTS.binaryData and jsonText are NULL): this export has no message sizes.\n"
         "Export the report again with its payloads, and give fastcomm the new file:\n"
         f"    nsys export --type=sqlite --include-blobs=true "
-        f"--output={quote(f'{stem}.payload.sqlite')} {quote(original)}\n"
+        f"--output={shell_quoted(f'{stem}.payload.sqlite')} {shell_quoted(original)}\n"
         "(an nsys that does not know --include-blobs: --include-json=true.) Times, overlap, "
         "windows and counts are complete; bandwidth and volume are n/a."
     )

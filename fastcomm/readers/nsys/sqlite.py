@@ -6,6 +6,7 @@ import sqlite3
 import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
@@ -248,13 +249,23 @@ def _check_file(path: Path) -> tuple[int, bool]:
         raise TraceFileError(
             f"{path}: cut short: {size} bytes, its header says {page * pages}; export it again"
         )
+    if pages and size > page * pages:
+        with opened(path) as file:
+            file.seek(page * pages)
+            if file.read(len(MAGIC)) == MAGIC:
+                raise TraceFileError(
+                    f"{path}: a second document begins at byte {page * pages}; "
+                    "wanted a file each"
+                )
     return page, _LOGGED in header[18:20]
 
 
 def _check_unlocked(path: Path, *, is_logged: bool) -> None:
-    for suffix in ("-journal", "-wal"):
-        journal = path.with_name(path.name + suffix)
-        if journal.exists() and journal.stat().st_size:
+    # Behind a link, SQLite writes beside the file itself.
+    for file, suffix in product({path, path.resolve()}, ("-journal", "-wal")):
+        journal = file.with_name(file.name + suffix)
+        # One that is no regular file SQLite would take for its own, and write beside it.
+        if os.path.lexists(journal) and not (journal.is_file() and not journal.stat().st_size):
             raise TraceFileError(
                 f"{path}: {journal.name} lies beside it: the export is still being written, or "
                 "was interrupted; wait for it, or export the report again"
