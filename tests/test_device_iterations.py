@@ -67,6 +67,21 @@ def test_a_step_before_one_without_device_work_ends_with_its_own(tmp_path):
     assert trace.device_notes == ("iterations without device work are left out: 1",)
 
 
+@pytest.mark.parametrize(("took", "wanted"), [(3, ["60.0 %"]), (0, [])])
+def test_work_of_an_earlier_launch_in_the_first_step_is_reported(tmp_path, took, wanted):
+    events = [
+        *STEPS,
+        *(k.launch(1, 11), k.kernel("copy", 5, 2, correlation=11)),
+        *(k.launch(12, 12), k.kernel("next", 40, 10, correlation=12)),
+        k.kernel("queued", 8, took, correlation=99),
+    ]
+    rows, trace = device_iterations(tmp_path, events)
+    assert rows == [(1, 5000, 40_000), (2, 40_000, 50_000)]
+    begin = "iteration 1: "
+    found = [note for note in trace.device_notes if "launch (1 device event)" in note]
+    assert [note.removeprefix(begin).partition(" of ")[0] for note in found] == wanted
+
+
 def test_a_step_without_device_work_is_left_out_on_the_device_clock(tmp_path):
     events = [*STEPS, k.launch(1, 11), k.kernel("late", 30, 5, correlation=11)]
     rows, trace = device_iterations(tmp_path, events)

@@ -16,7 +16,7 @@ import numpy as np
 from fastcomm.errors import ConfigError
 from fastcomm.options import StepClock
 from fastcomm.trace.run import ranges as in_ranges
-from fastcomm.units import counted
+from fastcomm.units import counted, percent
 from fastcomm_kernels.arrays import NULL, Ints
 
 PERIOD, WHOLE, RANGES = "period of the collectives", "whole trace", "ranges"
@@ -25,6 +25,7 @@ PERIOD, WHOLE, RANGES = "period of the collectives", "whole trace", "ranges"
 PROFILER_STEP = r"^ProfilerStep#(\d+)$"
 COMMON_NAMES = r"^(?i:iteration|iter|step)[ _:#-]*(\d+)$"
 OPTIMIZER_STEPS = (r"Optimizer\.step#.*", r"DeepSpeedEngine\.step.*")
+_LEAST_SHARE = 0.01  # of the device time of a step, to be worth a warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,8 +315,31 @@ def on_device_clock(found: Iterations, work: DeviceWork, kept: int | None = None
         start=first[rows],
         stop=np.append(ends, last[-1])[rows],
         found_by=found.found_by,
-        warnings=_without_work(found.number[:kept][(high <= low)[:kept]]),
+        warnings=(
+            *_without_work(found.number[:kept][(high <= low)[:kept]]),
+            *_launched_before(work, int(found.number[busy[0]]), first[0], ends[:1]),
+        ),
     )
+
+
+def _launched_before(work: DeviceWork, number: int, start: np.int64, end: Ints) -> list[str]:
+    """Return a warning where work without a launch is much of the first window.
+
+    The queue of the device at the beginning of a recording was launched before it, and runs
+    beside the first work of the first step.
+    """
+    inside = (work.start >= start) & (work.start < end) if len(end) else work.start >= start
+    took = work.stop - work.start
+    lacking = inside & (work.launch == NULL)
+    share = took[lacking].sum() / max(1, took[inside].sum())
+    if share <= _LEAST_SHARE:
+        return []
+    events = counted(int(lacking.sum()), "device event")
+    return [
+        f"iteration {number}: {percent(share)} of its device time is work without a recorded "
+        f"launch ({events}), which counts by its time; if it was launched before the "
+        "recording, leave the iteration out with --steps"
+    ]
 
 
 def _without_work(numbers: Ints) -> tuple[str, ...]:
