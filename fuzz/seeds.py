@@ -29,7 +29,7 @@ from fastcomm.readers.dpro import inputs
 from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.readers.dpro.steps import step_time
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.readers.tables.mapping import RowKind, TableMapping
+from fastcomm.readers.table_mapping import RowKind, TableMapping
 from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel
 from fastcomm.stragglers.stragglers import stragglers

@@ -11,10 +11,10 @@ from conftest import SHARED
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.readers import operation_table
 from fastcomm.readers.config import Config
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.readers.tables import table as tables_table
-from fastcomm.readers.tables.mapping import STRAGGLER, preset_of, table_mapping
+from fastcomm.readers.table_mapping import STRAGGLER, preset_of, table_mapping
 from fastcomm.synthetic import TableJob, write_table
 from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import KINDS, OPS, TAGS
@@ -80,7 +80,7 @@ def write(path, content):
 def found(path, mapping=MAPPING, **changes):
     said = {key: value for key, value in {**mapping, **changes}.items() if value is not None}
     config = Config(table=table_mapping(said, "c.toml"))
-    return tables_table.find([path], OpenOptions(config=config))
+    return operation_table.find([path], OpenOptions(config=config))
 
 
 def metrics(every):
@@ -198,7 +198,7 @@ def test_a_table_without_compute_has_no_compute_and_not_none(tmp_path):
     trace = every.sources[1].read()
     assert trace.meta.lacks == ("compute",)
     assert any("1 rows are neither" in w and "'reduce'" in w for w in trace.meta.warnings)
-    said = metrics(tables_table.RankSources(sources=every.sources[:2])).to_dict()
+    said = metrics(operation_table.RankSources(sources=every.sources[:2])).to_dict()
     assert set(said["breakdown"]["exact"].values()) == {None}
     assert said["overlap"]["by_tag"] == {"OTHER": None}
     assert said["iteration"]["mean_ns"] is not None
@@ -227,9 +227,9 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path):
 
 def test_a_table_that_nobody_explains_asks_for_it(tmp_path):
     path = write(tmp_path / "t.csv", table())
-    assert not tables_table.claims(path)
+    assert not operation_table.claims(path)
     with pytest.raises(ConfigError, match=r"Found gpu, begin, .*; a \[table\] in the config"):
-        tables_table.find([path], OpenOptions())
+        operation_table.find([path], OpenOptions())
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_column_of_wrong_values_is_refused(tmp_path, name, values, message):
 def test_a_file_that_is_no_table_is_refused(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content)
-    assert not tables_table.claims(path)
+    assert not operation_table.claims(path)
     with pytest.raises((TraceFileError, ConfigError), match=name):
         found(path)
 
@@ -301,7 +301,7 @@ def test_one_rank_in_two_tables_is_refused(tmp_path):
     with pytest.raises(
         TraceFileError, match=r"two files of rank 0: .*a\.parquet and .*b\.parq"
     ):
-        tables_table.find(
+        operation_table.find(
             paths, OpenOptions(config=Config(table=table_mapping(MAPPING, "c.toml")))
         )
 
@@ -315,14 +315,14 @@ def straggler():
 
 
 def test_the_published_table_is_known_by_its_columns(straggler):
-    assert tables_table.claims(straggler)
+    assert operation_table.claims(straggler)
     assert preset_of(pq.read_schema(straggler).names) is STRAGGLER
-    every = tables_table.find([straggler], OpenOptions())
+    every = operation_table.find([straggler], OpenOptions())
     assert [source.rank for source in every.sources] == list(range(8))
 
 
 def test_the_published_step_times_come_out(straggler):
-    every = tables_table.find([straggler], OpenOptions())
+    every = operation_table.find([straggler], OpenOptions())
     published = json.loads((FOLDER / "result-ST.json").read_text())["step_t_base"]
     spans = {}
     for source in every.sources:
@@ -335,7 +335,7 @@ def test_the_published_step_times_come_out(straggler):
 
 
 def test_the_published_table_has_groups_by_its_coordinates(straggler):
-    trace = tables_table.find([straggler], OpenOptions()).sources[3].read()
+    trace = operation_table.find([straggler], OpenOptions()).sources[3].read()
     groups = {group["name"]: group for group in trace.groups.to_pylist()}
     assert groups["DP stage=1"]["ranks"] == [2, 3]
     assert groups["PP dp_rank=1"]["ranks"] == [1, 3, 5, 7]

@@ -20,7 +20,7 @@ from fastcomm.trace.tags import RULE_FIELDS, TagRule, TagRules
 from fastcomm.units import parse_bandwidth
 
 if TYPE_CHECKING:
-    from fastcomm.readers.tables.mapping import TableMapping
+    from fastcomm.readers.table_mapping import TableMapping
 
 _TABLES = ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table")
 _SIZES = ("tp", "pp", "dp", "ep", "cp", "etp", "dp_replicate")
@@ -170,7 +170,7 @@ def _table(
 def _mapping(data: Mapping[str, Any], path: Path) -> "TableMapping | None":
     if "table" not in data:
         return None
-    from fastcomm.readers.tables.mapping import table_mapping  # few runs are tables
+    from fastcomm.readers.table_mapping import table_mapping  # few runs are tables
 
     if not isinstance(data["table"], dict):
         refuse(f"{path}:", "table", data["table"], "a table [table]")

@@ -394,7 +394,7 @@ _MODULES = {
     "inspector": "fastcomm.readers.inspector",
     "kineto": "fastcomm.readers.kineto.reader",
     "nsys": "fastcomm.readers.nsys",
-    "optable": "fastcomm.readers.tables.table",
+    "optable": "fastcomm.readers.operation_table",
     "store": "fastcomm.store.reader",
     "dpro": "fastcomm.readers.dpro.detection",
 }

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.readers import table_mapping
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.device_rows import CommunicationColumns, DeviceRows
 from fastcomm.readers.formats import OpenOptions, RankSources
 from fastcomm.readers.patterns import Named
-from fastcomm.readers.tables import mapping as tables_mapping
-from fastcomm.readers.tables.mapping import WORK, RowKind, TableMapping, preset_of
+from fastcomm.readers.table_mapping import WORK, RowKind, TableMapping, preset_of
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.run import MOST_RANKS, Source
 from fastcomm.trace.schema import KIND, OP
@@ -166,20 +166,20 @@ _LAID = "times count from the begin of each iteration: iterations are laid one b
 
 def claims(path: Path) -> bool:
     """Whether the columns of the table are those of a preset."""
-    if not tables_mapping.is_table(path):
+    if not table_mapping.is_table(path):
         return False
     try:
-        return preset_of(tables_mapping.columns_of(path)) is not None
+        return preset_of(table_mapping.columns_of(path)) is not None
     except TraceFileError:
         return False
 
 
 def is_damaged(path: Path) -> bool:
     """Whether the file is named like a table and cannot be read as one."""
-    if not tables_mapping.is_table(path):
+    if not table_mapping.is_table(path):
         return False
     try:
-        tables_mapping.columns_of(path)
+        table_mapping.columns_of(path)
     except TraceFileError:
         return True
     return False
@@ -193,7 +193,7 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     owner: dict[int, Path] = {}
     members: list[tuple[Path, Rank, TableMapping]] = []
     for path in paths:
-        columns = tables_mapping.columns_of(path)
+        columns = table_mapping.columns_of(path)
         meaning = options.config.table or preset_of(columns)
         if meaning is None:
             raise ConfigError(
@@ -231,7 +231,7 @@ def _ranks(path: Path, mapping: TableMapping, world: int | None) -> list[Rank]:
     columns = [*keys, *(_span_columns(mapping) if mapping.restarts else ())]
     seen: set[tuple[Any, ...]] = set()
     spans: dict[int, tuple[int, int]] = {}
-    for table in tables_mapping.batches(path, list(dict.fromkeys(columns))):
+    for table in table_mapping.batches(path, list(dict.fromkeys(columns))):
         distinct = table.select(keys).group_by(keys).aggregate([])
         seen.update(zip(*(distinct[key].to_pylist() for key in keys), strict=True))
         if mapping.restarts:
@@ -296,8 +296,8 @@ def _widen(
     spans: dict[int, tuple[int, int]], table: pa.Table, mapping: TableMapping, path: Path
 ) -> None:
     """Add rows to the first start and last stop of each iteration."""
-    start, stop = tables_mapping.times(table, mapping, path)
-    number = tables_mapping.whole_numbers(table, mapping.iteration or "", path)
+    start, stop = table_mapping.times(table, mapping, path)
+    number = table_mapping.whole_numbers(table, mapping.iteration or "", path)
     for each, low, high in zip(*_extents(number, start, stop), strict=True):
         known = spans.get(each, (low, high))
         spans[each] = min(known[0], low), max(known[1], high)
@@ -327,13 +327,13 @@ def read(path: Path, options: TraceOptions, rank: Rank, mapping: TableMapping) -
     """Read the rows of one rank."""
     texts = [name for name in (mapping.kind, mapping.name, mapping.group) if name]
     where = pc.field(mapping.rank) == rank.rank
-    parts = tables_mapping.batches(path, mapping.columns, texts, where)
+    parts = table_mapping.batches(path, mapping.columns, texts, where)
     table = pa.concat_tables([_plain(part, texts) for part in parts])
-    start, stop = tables_mapping.times(table, mapping, path)
-    warnings = [note] if (note := tables_mapping.resolution(table, mapping)) else []
+    start, stop = table_mapping.times(table, mapping, path)
+    warnings = [note] if (note := table_mapping.resolution(table, mapping)) else []
     found_by = ""
     if mapping.iteration is not None:
-        number = tables_mapping.whole_numbers(table, mapping.iteration, path)
+        number = table_mapping.whole_numbers(table, mapping.iteration, path)
         if mapping.restarts:
             shift = np.array([rank.shifts[each] for each in number.tolist()], np.int64)
             start, stop = start + shift, stop + shift

@@ -1,1 +1,0 @@
-"""Tables of operations in Parquet or CSV."""
