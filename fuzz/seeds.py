@@ -16,7 +16,6 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.saved import load, save
-from fastcomm.dispatch import cluster as dispatch_cluster
 from fastcomm.dispatch import workload
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.graph import edits
@@ -375,7 +374,7 @@ _SEEDS = (
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
     Seed(name="card.yaml", make=_text(_CARD), read=cards.read_card),
     Seed(name="cluster.toml", make=_cluster, read=cluster.load),
-    Seed(name="links.toml", make=_cluster, read=lambda p: dispatch_cluster.hardware(str(p), 8)),
+    Seed(name="links.toml", make=_cluster, read=lambda p: cluster.load_links(p, 8)),
     Seed(name="model.toml", make=_text(_MODEL), read=presets.load),
     Seed(name="config.json", make=_text(_HF), read=presets.load),
     Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=isp_config.read),

@@ -5,8 +5,8 @@ Each bound is a time of one layer; a schedule is held to those of its class.
 
 from dataclasses import dataclass
 
-from fastcomm.dispatch.cluster import DispatchCluster
 from fastcomm.dispatch.traffic import Matrix, Traffic, sum_by_node
+from fastcomm.hardware.cluster import GpuLinks
 
 CLASSES = ("relayed", "fixed", "multicast", "proxy")
 
@@ -34,14 +34,12 @@ class Bounds:
         return max(float(getattr(self, f"{kind}_s")), self.gpu_s, inside)
 
 
-def bounds(
-    traffic: Traffic, cluster: DispatchCluster, size: int, demand: str = "copies"
-) -> Bounds:
+def bounds(traffic: Traffic, links: GpuLinks, size: int, demand: str = "copies") -> Bounds:
     """The bounds of a layer with tokens of `size` bytes."""
     width, remote = traffic.width, traffic.remote(demand)
-    nic, port = size / cluster.inter, size / cluster.intra
+    nic, port = size / links.inter, size / links.intra
     # The NICs of a single node carry nothing.
-    both = size / (cluster.inter + cluster.intra) if traffic.nodes > 1 else port
+    both = size / (links.inter + links.intra) if traffic.nodes > 1 else port
     pairs = traffic.remote_node_unique.reshape(traffic.nodes, width, -1).sum(axis=1)
     arriving = pairs.sum(axis=0)
     needed = traffic.demand("unique")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fastcomm.dispatch.traffic import Matrix
 from fastcomm.errors import ConfigError
+from fastcomm.hardware.cluster import Cost
 from fastcomm_kernels import permutations as fastcomm_kernels_permutations
 from fastcomm_kernels import permutations as kernels
 
@@ -21,19 +22,6 @@ DECOMPOSITIONS = ("threshold", "incremental", "assignment")
 _FORBIDDEN = 1e9
 # Of 16: how far the threshold falls where the cells above it do not suffice.
 _SHRINK = 15
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Time of a message: a start-up, and a time a unit."""
-
-    start_s: float = 0.0
-    unit_s: float
-
-    @property
-    def pair(self) -> tuple[float, float]:
-        """As the kernels take it."""
-        return float(self.start_s), float(self.unit_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

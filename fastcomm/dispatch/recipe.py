@@ -13,6 +13,7 @@ from fastcomm.ranges import RANKS, Range
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8": 1}
 SAMPLERS = ("seed", "zipf", "bounded", "uniform", "popularity", "gate", "bimodal", "table")
+LAWS = SAMPLERS[1:-1]  # of made-up routing, but for the original's
 DISTINCT = ("uniform", "resample")
 _KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 _MOST_EXPERTS = 1 << 24

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.dispatch import fast
-from fastcomm.dispatch.cluster import DispatchCluster
 from fastcomm.dispatch.traffic import Matrix, Traffic
 from fastcomm.errors import FastcommError
+from fastcomm.hardware.cluster import GpuLinks
 from fastcomm_kernels import dispatch
 
 LINKS = ("NIC", "NVLink")
@@ -34,7 +34,7 @@ class Terms:
 
     token_bytes: int
     combine_bytes: int
-    cluster: DispatchCluster = field(default_factory=DispatchCluster)
+    links: GpuLinks = field(default_factory=GpuLinks)
     demand: str = "copies"
     decomposition: str = "threshold"
 
@@ -72,10 +72,10 @@ Schedule = Callable[[Traffic, Terms], Timing]
 
 
 def _weights(
-    cluster: DispatchCluster, size: int = 1, nic: float = 1.0, port: float = 1.0
+    links: GpuLinks, size: int = 1, nic: float = 1.0, port: float = 1.0
 ) -> NDArray[np.float64]:
     """Seconds a token for each column of a load, at these shares of the links."""
-    return np.repeat([size / (cluster.inter * nic), size / (cluster.intra * port)], 2)
+    return np.repeat([size / (links.inter * nic), size / (links.intra * port)], 2)
 
 
 def busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
@@ -91,8 +91,8 @@ def busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
 
 def _pipelined(loads: Matrix, terms: Terms, starts: tuple[float, float]) -> Timing:
     """Both kinds of link work at once; the busiest one sets the time."""
-    cluster, size = terms.cluster, terms.token_bytes
-    seconds = loads * _weights(cluster, size)
+    links, size = terms.links, terms.token_bytes
+    seconds = loads * _weights(links, size)
     most = [float(seconds[:, :2].max()), float(seconds[:, 2:].max())]
     times = [busy + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)]
     return Timing(
@@ -132,7 +132,7 @@ def deepep_counts(traffic: Traffic, forwarded: Matrix) -> Matrix:
 def deepep(traffic: Traffic, terms: Terms) -> Timing:
     """Once to each node, to the GPU of the source's rank; from there once to each GPU."""
     loads = deepep_counts(traffic, traffic.unique)
-    starts = terms.cluster.inter_start_s, terms.cluster.intra_start_s
+    starts = terms.links.inter_start_s, terms.links.intra_start_s
     return _pipelined(loads, terms, starts)
 
 
@@ -152,7 +152,7 @@ def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
         local.sum(axis=2) + onward.sum(axis=2).T,
         local.sum(axis=1) + onward.sum(axis=0),
     )
-    starts = terms.cluster.inter_start_s, terms.cluster.intra_start_s
+    starts = terms.links.inter_start_s, terms.links.intra_start_s
     return _pipelined(np.stack([each.ravel() for each in sums], axis=1), terms, starts)
 
 
@@ -161,7 +161,7 @@ def multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
 
     A token enters a node by a GPU that needs it, or leaves by its own: whichever is shorter.
     """
-    starts = terms.cluster.inter_start_s, terms.cluster.intra_start_s
+    starts = terms.links.inter_start_s, terms.links.intra_start_s
     timings = (_pipelined(_balanced_loads(traffic, likes), terms, starts) for likes in _LIKES)
     return min(timings, key=lambda timing: timing.seconds)
 
@@ -211,10 +211,10 @@ def _direct_s(
     ends: Matrix, messages: Matrix, terms: Terms, size: int
 ) -> tuple[NDArray[np.float64], list[float]]:
     """Seconds of each link, and the largest by kind; many senders slow a NIC down."""
-    cluster = terms.cluster
-    seconds = ends * _weights(cluster, size)
-    seconds[:, 1] *= 1 + cluster.incast * np.maximum(messages[:, 1] - 1, 0)
-    seconds += messages * np.repeat([cluster.inter_start_s, cluster.intra_start_s], 2)
+    links = terms.links
+    seconds = ends * _weights(links, size)
+    seconds[:, 1] *= 1 + links.incast * np.maximum(messages[:, 1] - 1, 0)
+    seconds += messages * np.repeat([links.inter_start_s, links.intra_start_s], 2)
     return seconds, [float(seconds[:, :2].max()), float(seconds[:, 2:].max())]
 
 
@@ -226,8 +226,8 @@ def spreadout(traffic: Traffic, terms: Terms) -> Timing:
         fast.spreadout_s(
             each,
             traffic.width,
-            terms.cluster.inter_cost(size),
-            terms.cluster.intra_cost(size),
+            terms.links.inter_cost(size),
+            terms.links.intra_cost(size),
         )
         for each, size in ((demand, terms.token_bytes), (demand.T, terms.combine_bytes))
     )
@@ -236,7 +236,7 @@ def spreadout(traffic: Traffic, terms: Terms) -> Timing:
         phases={"shifts": took},
         inter_tokens=int(remote.sum()),
         loads=ends,
-        bottleneck=busiest(ends, ends * _weights(terms.cluster)),
+        bottleneck=busiest(ends, ends * _weights(terms.links)),
         combine_s=back,
     )
 
@@ -246,20 +246,20 @@ def low_latency(traffic: Traffic, terms: Terms) -> Timing:
     demand = traffic.demand("copies")
     remote = traffic.remote("copies")
     loads = end_loads(remote, demand - remote)
-    cluster = terms.cluster
+    links = terms.links
     most = [int(loads[:, :2].max()), int(loads[:, 2:].max())]
     times = {}
     for what, size in (("dispatch", terms.token_bytes), ("combine", terms.combine_bytes)):
         start, nic, port = LOW_LATENCY[what]
-        across = most[0] * size / (cluster.inter * nic) + (start if most[0] else 0.0)
-        times[what] = across, most[1] * size / (cluster.intra * port)
+        across = most[0] * size / (links.inter * nic) + (start if most[0] else 0.0)
+        times[what] = across, most[1] * size / (links.intra * port)
     _, nic, port = LOW_LATENCY["dispatch"]
     return Timing(
         seconds=max(times["dispatch"]),
         phases=dict(zip(("inter", "intra"), times["dispatch"], strict=True)),
         inter_tokens=int(remote.sum()),
         loads=loads,
-        bottleneck=busiest(loads, loads * _weights(cluster, terms.token_bytes, nic, port)),
+        bottleneck=busiest(loads, loads * _weights(links, terms.token_bytes, nic, port)),
         combine_s=max(times["combine"]),
     )
 
@@ -271,8 +271,8 @@ def fast_exact(traffic: Traffic, terms: Terms) -> Timing:
         fast.schedule(
             each,
             traffic.width,
-            terms.cluster.inter_cost(size),
-            terms.cluster.intra_cost(size),
+            terms.links.inter_cost(size),
+            terms.links.intra_cost(size),
             terms.decomposition,
         )
         for each, size in (
@@ -291,7 +291,7 @@ def fast_exact(traffic: Traffic, terms: Terms) -> Timing:
         },
         inter_tokens=int(traffic.remote(terms.demand).sum()),
         loads=loads,
-        bottleneck=busiest(loads, loads * _weights(terms.cluster)),
+        bottleneck=busiest(loads, loads * _weights(terms.links)),
         combine_s=back.total_s,
     )
 

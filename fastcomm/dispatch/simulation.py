@@ -177,7 +177,7 @@ class Simulation(TableResult):
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
-        cluster = self.terms.cluster
+        links = self.terms.links
         return {
             "workload": self.recipe.to_dict(),
             "terms": {
@@ -185,13 +185,13 @@ class Simulation(TableResult):
                 "combine_bytes": self.terms.combine_bytes,
                 "demand": self.terms.demand,
                 "decomposition": self.terms.decomposition,
-                "inter_bytes_per_s": cluster.inter_bytes_per_s,
-                "intra_bytes_per_s": cluster.intra_bytes_per_s,
-                "inter_efficiency": cluster.inter_efficiency,
-                "intra_efficiency": cluster.intra_efficiency,
-                "inter_start_ns": cluster.inter_start_s * NS,
-                "intra_start_ns": cluster.intra_start_s * NS,
-                "incast": cluster.incast,
+                "inter_bytes_per_s": links.inter_bytes_per_s,
+                "intra_bytes_per_s": links.intra_bytes_per_s,
+                "inter_efficiency": links.inter_efficiency,
+                "intra_efficiency": links.intra_efficiency,
+                "inter_start_ns": links.inter_start_s * NS,
+                "intra_start_ns": links.intra_start_s * NS,
+                "incast": links.incast,
             },
             "strategies": {name: each.to_dict() for name, each in self.strategies.items()},
             "unanswered": self.unanswered,
@@ -250,7 +250,7 @@ class _Tally:
         strategy, terms = self.strategies[name], self.terms
         timing = strategy.run(traffic, terms)
         demand = "copies" if strategy.copies_only else terms.demand
-        limits = bounds(traffic, terms.cluster, terms.token_bytes, demand)
+        limits = bounds(traffic, terms.links, terms.token_bytes, demand)
         self.layers[name].append(_layer(timing, limits, strategy.bound, terms.token_bytes))
 
     def drop(self, name: str, why: str) -> None:

@@ -8,14 +8,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from fastcomm.dispatch.cluster import GIB
 from fastcomm.dispatch.placement import Placing
 from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult
 from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import NA, TerminalTable, na, table
 from fastcomm.result import TableResult
-from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
+from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_ns
 
 _MOST_LAYERS = 12
 _MOST_NODES = 32
@@ -148,14 +147,14 @@ def _say(console: Console, text: str) -> None:
 
 
 def _title(found: Simulation) -> str:
-    recipe, cluster = found.recipe, found.terms.cluster
+    recipe, links = found.recipe, found.terms.links
     return (
         f"{counted(recipe.num_nodes, 'node')} of {counted(recipe.gpus_per_node, 'GPU')}, "
         f"{counted(recipe.experts, 'expert')}, top {recipe.topk}; "
         f"{counted(recipe.iter_num, 'iteration')} of {counted(recipe.num_layers, 'layer')} of "
         f"{counted(recipe.tokens, 'token')} of {format_bytes(found.terms.token_bytes)}\n"
-        f"NIC {format_bandwidth(cluster.inter)} a GPU, in the node "
-        f"{format_bandwidth(cluster.intra)} a GPU"
+        f"NIC {format_bandwidth(links.inter)} a GPU, in the node "
+        f"{format_bandwidth(links.intra)} a GPU"
     )
 
 

@@ -245,13 +245,14 @@ def _gib(value: float) -> str:
     return format_binary_bytes(value)
 
 
-def write_search(found: SearchResult, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write isp.json, strategies.csv and strategies.parquet; give their paths."""
+def write_search(
+    found: SearchResult | SearchSweep, folder: str | Path, *, xlsx: bool = False
+) -> list[Path]:
+    """Write isp.json, and the strategies as CSV and Parquet; of a sweep its table alone."""
+    book = "isp" if xlsx else None
+    if isinstance(found, SearchSweep):
+        return files.write_tables(folder, {}, {"sweep": found.to_arrow()}, book)
     text = json_text.dumps(found.to_dict())
-    tables = {"strategies": found.to_arrow()}
-    return files.write_tables(folder, {"isp.json": text}, tables, "isp" if xlsx else None)
-
-
-def write_sweep(found: SearchSweep, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write sweep.csv and sweep.parquet; give their paths."""
-    return files.write_tables(folder, {}, {"sweep": found.to_arrow()}, "isp" if xlsx else None)
+    return files.write_tables(
+        folder, {"isp.json": text}, {"strategies": found.to_arrow()}, book
+    )

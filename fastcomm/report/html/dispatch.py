@@ -82,8 +82,8 @@ def _headline(ranked: list[StrategyResult]) -> words.Words:
 
 def _facts(found: Simulation, ranked: list[StrategyResult]) -> tuple[words.Fact, ...]:
     optimal = ranked[0].optimal_s * _NS if ranked else None
-    cluster = found.terms.cluster
-    link = words.fact("link_bandwidth", float(cluster.inter), words.rate, label="NIC of a GPU")
+    links = found.terms.links
+    link = words.fact("link_bandwidth", float(links.inter), words.rate, label="NIC of a GPU")
     return (
         words.fact("dispatch.optimal_s", optimal, words.ns, label="best possible"),
         link,
