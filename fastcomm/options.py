@@ -27,6 +27,10 @@ ByteKind = Literal["payload", "bus", "msg"]
 ClockKind = Literal["aligned", "raw"]
 # A text with a unit, "400Gbit/s"; a number is an error that says so.
 Bandwidth = str | float | None
+Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8"]
+Distinct = Literal["uniform", "resample"]
+# How popular experts are.
+Law = Literal["zipf", "bounded", "uniform", "popularity", "gate", "bimodal"]
 
 _NUMBERS = Range(0, MOST_NUMBER)
 
@@ -218,12 +222,12 @@ class WorkloadOptions(CheckedOptions):
     topk: int | None = None
     num_layers: int | None = None
     iter_num: int | None = None
-    dtype: Literal["float16", "bfloat16", "float32", "float64", "float8"] | None = None
+    dtype: Dtype | None = None
     zipf_alpha: float | None = None
     seed: int | None = None
-    distinct: Literal["uniform", "resample"] | None = None
+    distinct: Distinct | None = None
     shuffle: bool | None = None
-    law: Literal["zipf", "bounded", "uniform", "popularity", "gate", "bimodal"] | None = None
+    law: Law | None = None
     compat: Literal["seed"] | None = None
 
     def __post_init__(self) -> None:

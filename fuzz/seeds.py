@@ -19,8 +19,8 @@ from fastcomm.critical_path.saved import load, save
 from fastcomm.dispatch import workload
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.graph import edits
-from fastcomm.hardware import cluster, links
-from fastcomm.isp import presets, tables
+from fastcomm.hardware import cluster, measurements
+from fastcomm.isp import presets
 from fastcomm.isp import question as isp_config
 from fastcomm.options import Window, WorkloadOptions
 from fastcomm.readers import cards, config, execution_trace
@@ -379,8 +379,8 @@ _SEEDS = (
     Seed(name="config.json", make=_text(_HF), read=presets.load),
     Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=isp_config.read),
     Seed(name="edits.toml", make=_text(_EDITS), read=edits.read_edits),
-    Seed(name="all_reduce.log", make=_text(_NCCL), read=links.read_measurements),
-    Seed(name="linear_x.csv", make=_text(_GEMM), read=tables.gemm),
+    Seed(name="all_reduce.log", make=_text(_NCCL), read=measurements.read_measurements),
+    Seed(name="linear_x.csv", make=_text(_GEMM), read=measurements.read_gemm),
     Seed(name="w.npz", make=_routing, read=_workload),
     Seed(name="w.npy", make=_routing, read=_workload),
     Seed(name="w.parquet", make=_routing, read=_workload),

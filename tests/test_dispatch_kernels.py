@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.dispatch import fast, sampler, schedules
-from fastcomm.dispatch.bounds import bounds
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.traffic import LayerTokens, Traffic, sum_by_node
+from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds, sum_by_node
 from fastcomm.hardware.cluster import GpuLinks
 from fastcomm_kernels import dispatch, routing
 from fastcomm_kernels import permutations as fastcomm_kernels_permutations

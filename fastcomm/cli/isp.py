@@ -18,10 +18,10 @@ from fastcomm.ranges import IMBALANCE, PENALTY
 from fastcomm.units import parse_quantity
 
 if TYPE_CHECKING:
+    from fastcomm.isp.calibration import Setting
     from fastcomm.isp.question import Question
     from fastcomm.isp.result import HardwareChange, SearchResult
-    from fastcomm.isp.search import Setting
-    from fastcomm.isp.sweep import SearchSweep
+    from fastcomm.isp.search import SearchSweep
 
 _EXAMPLES = """\b
 Examples:
@@ -188,7 +188,8 @@ def run(
     pipeline, micro-batches and checkpoints: all that can exist is priced by closed formulas and
     ranked by tokens a GPU and second. Nothing is run.
     """
-    from fastcomm.isp import question, search
+    from fastcomm.isp import question
+    from fastcomm.isp.calibration import setting
 
     if config_path is not None:
         options = options.over(question.config_file(config_path))
@@ -199,7 +200,7 @@ def run(
     if options.compat and len(lengths) > 1:
         raise ConfigError("--compat: one sequence length at a time")
     asked = question.question_of(options)
-    using = search.setting(options)
+    using = setting(options)
     if len(lengths) > 1:
         _sweep(asked, using, lengths, files)
         return
@@ -262,14 +263,14 @@ def _decimal_units(options: SearchOptions) -> Iterator[str]:
 
 
 def _changes(found: "SearchResult", using: "Setting") -> "tuple[HardwareChange, ...]":
-    from fastcomm.isp.sweep import sensitivity
+    from fastcomm.isp.search import sensitivity
 
     best = found.record(0) if found.feasible else None
     return sensitivity(found.question, using.cluster, best, using.attention)
 
 
 def _show(found: "SearchResult", showing: ShowOptions) -> None:
-    from fastcomm.isp.launch import snippet
+    from fastcomm.isp.strategy import snippet
     from fastcomm.report import isp as report
 
     if showing.launch:
@@ -290,7 +291,7 @@ def _show(found: "SearchResult", showing: ShowOptions) -> None:
 def _sweep(
     question: "Question", using: "Setting", lengths: tuple[int, ...], files: ResultOptions
 ) -> None:
-    from fastcomm.isp.sweep import sweep
+    from fastcomm.isp.search import sweep
     from fastcomm.report import isp as report
 
     found = sweep(question, using.cluster, lengths, using.attention)

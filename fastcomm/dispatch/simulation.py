@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.dispatch.bounds import Bounds, bounds
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import (
     STRATEGIES,
@@ -18,7 +17,7 @@ from fastcomm.dispatch.schedules import (
     Terms,
     Timing,
 )
-from fastcomm.dispatch.traffic import LayerTokens, Matrix, Traffic
+from fastcomm.dispatch.traffic import Bounds, LayerTokens, Matrix, Traffic, bounds
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm.result import TableResult
@@ -383,6 +382,6 @@ def sweep(
     """Simulate a workload of each combination of the values of a grid."""
     points = []
     for values in itertools.product(*grid.values()):
-        changed = recipe.changed(**dict(zip(grid, values, strict=True)))
+        changed = replace(recipe, **dict(zip(grid, values, strict=True)))
         points.append(simulate(Workload.of(changed), strategies, terms(changed), known=known))
     return DispatchSweep(axes=tuple(grid), points=tuple(points))

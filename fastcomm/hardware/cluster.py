@@ -78,6 +78,14 @@ COMM_MODELS = ("call", "ring", "tree")
 OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "p2p")
 
 
+def bus_factor(op: str, ranks: ArrayLike) -> Array:
+    """Return the bytes that a rank sends, as a share of the volume."""
+    n = np.asarray(ranks, np.float64)
+    if op == "p2p":
+        return np.ones_like(n)
+    return np.asarray((2 if op == "all_reduce" else 1) * (n - 1) / n)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFit:
     """One operation in one group size: the faster of two lines, seconds over bus bytes.

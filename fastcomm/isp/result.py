@@ -16,7 +16,7 @@ from fastcomm.units import format_ns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastcomm.isp.calibration import Calibrated
+    from fastcomm.hardware.calibration import Calibration
 
 Column = NDArray[Any]
 Fields = Mapping[str, ArrayLike]
@@ -240,7 +240,7 @@ class SearchResult(TableResult):
     # Data-parallel degrees that the batch does not suit.
     unsuited: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
-    calibration: "Calibrated | None" = None
+    calibration: "Calibration | None" = None
     sensitivity: tuple[HardwareChange, ...] | None = None
     top: int = 6  # how many strategies the JSON lists
 

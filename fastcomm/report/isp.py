@@ -5,13 +5,12 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from fastcomm.hardware.compute import ComputeResidual
-from fastcomm.isp.calibration import Calibrated
-from fastcomm.isp.explain import Term, memory_terms, time_terms
-from fastcomm.isp.formulas import two_gpus
+from fastcomm.hardware.calibration import Calibration, ComputeResidual
+from fastcomm.isp.communication import two_gpus
 from fastcomm.isp.question import Question
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
-from fastcomm.isp.sweep import SearchSweep, SweepPoint
+from fastcomm.isp.search import SearchSweep, SweepPoint
+from fastcomm.isp.strategy import Term, memory_terms, time_terms
 from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import TerminalTable, table
@@ -163,7 +162,7 @@ def changes(found: Sequence[HardwareChange]) -> None:
     plain_console().print(rows)
 
 
-def calibration(found: Calibrated) -> None:
+def calibration(found: Calibration) -> None:
     """Print the fitted lines and curves, and how far the measurements lie from them."""
     console = plain_console()
     if found.residuals:
@@ -190,7 +189,7 @@ def _kernels(found: Sequence[ComputeResidual]) -> TerminalTable:
     return rows
 
 
-def _links(found: Calibrated) -> TerminalTable:
+def _links(found: Calibration) -> TerminalTable:
     rows = table(
         *("calibrated", "GPUs", "messages", "sizes", "start", "bus bandwidth", "median off"),
         "worst",

@@ -6,7 +6,7 @@ import numpy as np
 
 from fastcomm.isp.question import ALGOS
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
-from fastcomm.isp.sweep import SearchSweep
+from fastcomm.isp.search import SearchSweep
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     INK,

@@ -1,4 +1,4 @@
-"""DeepEP's published bandwidths, and what the exact model says of the same job.
+"""DeepEP's published bandwidths, and what the model says of the job that they are of.
 
 The tables are those of DeepEP's documentation for H800 (NVLink about 160 GB/s, ConnectX-7
 about 50 GB/s), 4096 tokens a GPU, hidden 7168, top 8 of 256 experts in at most 4 nodes, FP8
