@@ -119,6 +119,11 @@ def format_ns(ns: float, digits: int = DIGITS) -> str:
     return _scaled(ns, _TIMES, digits)
 
 
+def format_s(seconds: float, digits: int = DIGITS) -> str:
+    """Write a time in seconds for a person: "1.24 ms"."""
+    return format_ns(seconds * 1e9, digits)
+
+
 def format_signed_ns(ns: float, digits: int = DIGITS) -> str:
     """Write a change of a time for a person: "+1.24 ms"."""
     text = format_ns(ns, digits)

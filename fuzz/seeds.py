@@ -377,7 +377,7 @@ _SEEDS = (
     Seed(name="links.toml", make=_cluster, read=lambda p: cluster.load_links(p, 8)),
     Seed(name="model.toml", make=_text(_MODEL), read=presets.load),
     Seed(name="config.json", make=_text(_HF), read=presets.load),
-    Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=isp_config.read),
+    Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=isp_config.config_file),
     Seed(name="edits.toml", make=_text(_EDITS), read=edits.read_edits),
     Seed(name="all_reduce.log", make=_text(_NCCL), read=measurements.read_measurements),
     Seed(name="linear_x.csv", make=_text(_GEMM), read=measurements.read_gemm),

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from fastcomm.dispatch.traffic import Matrix
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.cluster import Cost
-from fastcomm_kernels import permutations as fastcomm_kernels_permutations
 from fastcomm_kernels import permutations as kernels
 
 Rows = NDArray[np.int32]
@@ -108,7 +107,7 @@ def split(padded: Matrix, first: int) -> tuple[Rows, Matrix]:
     load = largest_sum(padded)
     if (padded.sum(axis=0) != load).any() or (padded.sum(axis=1) != load).any():
         raise ValueError("the row and column sums differ: pad the matrix first")
-    return fastcomm_kernels_permutations.stages(padded, first, _SHRINK)
+    return kernels.stages(padded, first, _SHRINK)
 
 
 def _timed(

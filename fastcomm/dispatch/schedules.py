@@ -18,6 +18,8 @@ from fastcomm_kernels import dispatch
 
 LINKS = ("NIC", "NVLink")
 DIRECTIONS = ("send", "receive")
+# The columns of a load, as a reader knows them.
+LOAD_NAMES = tuple(f"{link} {way}" for link in LINKS for way in DIRECTIONS)
 # Fits of the published low-latency tables (EP 16 to 256, 50 GB/s NICs; EP 8, 160 GB/s inside a
 # node): a start-up, and the share of each link that is reached.
 LOW_LATENCY = {
@@ -89,10 +91,11 @@ def busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
     )
 
 
-def _pipelined(loads: Matrix, terms: Terms, starts: tuple[float, float]) -> Timing:
+def _pipelined(loads: Matrix, terms: Terms) -> Timing:
     """Both kinds of link work at once; the busiest one sets the time."""
-    links, size = terms.links, terms.token_bytes
-    seconds = loads * _weights(links, size)
+    links = terms.links
+    starts = links.inter_start_s, links.intra_start_s
+    seconds = loads * _weights(links, terms.token_bytes)
     most = [float(seconds[:, :2].max()), float(seconds[:, 2:].max())]
     times = [busy + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)]
     return Timing(
@@ -132,8 +135,7 @@ def deepep_counts(traffic: Traffic, forwarded: Matrix) -> Matrix:
 def deepep(traffic: Traffic, terms: Terms) -> Timing:
     """Once to each node, to the GPU of the source's rank; from there once to each GPU."""
     loads = deepep_counts(traffic, traffic.unique)
-    starts = terms.links.inter_start_s, terms.links.intra_start_s
-    return _pipelined(loads, terms, starts)
+    return _pipelined(loads, terms)
 
 
 def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
@@ -152,8 +154,7 @@ def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
         local.sum(axis=2) + onward.sum(axis=2).T,
         local.sum(axis=1) + onward.sum(axis=0),
     )
-    starts = terms.links.inter_start_s, terms.links.intra_start_s
-    return _pipelined(np.stack([each.ravel() for each in sums], axis=1), terms, starts)
+    return _pipelined(np.stack([each.ravel() for each in sums], axis=1), terms)
 
 
 def multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
@@ -161,8 +162,7 @@ def multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
 
     A token enters a node by a GPU that needs it, or leaves by its own: whichever is shorter.
     """
-    starts = terms.links.inter_start_s, terms.links.intra_start_s
-    timings = (_pipelined(_balanced_loads(traffic, likes), terms, starts) for likes in _LIKES)
+    timings = (_pipelined(_balanced_loads(traffic, likes), terms) for likes in _LIKES)
     return min(timings, key=lambda timing: timing.seconds)
 
 

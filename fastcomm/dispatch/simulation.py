@@ -21,7 +21,7 @@ from fastcomm.dispatch.traffic import Bounds, LayerTokens, Matrix, Traffic, boun
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm.result import TableResult
-from fastcomm.units import format_ns
+from fastcomm.units import format_s
 
 NS = 1e9  # of a second
 _LINK_LOADS = ("inter_tx", "inter_rx", "intra_tx", "intra_rx")
@@ -172,7 +172,7 @@ class Simulation(TableResult):
         recipe = self.recipe
         gpus = {"GPUs": f"{recipe.num_nodes} x {recipe.gpus_per_node}"}
         ranked = sorted(self.strategies.values(), key=lambda each: each.total_s)
-        return gpus | {each.name: format_ns(each.total_s * NS) for each in ranked}
+        return gpus | {each.name: format_s(each.total_s) for each in ranked}
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""

@@ -74,10 +74,6 @@ class AttentionCurve:
         )
 
 
-COMM_MODELS = ("call", "ring", "tree")
-OPS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "p2p")
-
-
 def bus_factor(op: str, ranks: ArrayLike) -> Array:
     """Return the bytes that a rank sends, as a share of the volume."""
     n = np.asarray(ranks, np.float64)

@@ -124,7 +124,7 @@ class Question:
                     )
 
 
-KEYS = (
+_KEYS = (
     *("world_size_max", "world_size_min", "global_bsz", "global_bsz_min", "global_bsz_max"),
     *("sequence_length", "model_size", "vocab_size", "dtype_size", "use_fa"),
     *("fixed_micro_num", "fixed_micro_bsz", "mem_threshold", "wp_penalty_coefficient"),
@@ -146,22 +146,16 @@ _ALIASES = {
 }
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The mapping of a JSON file."""
-    said = inputs.json(path)
-    if not isinstance(said, dict):
-        raise ConfigError(f"{path}: found {type(said).__name__}, wanted an object")
-    return checked(said, str(path))
-
-
-def checked(said: Mapping[str, Any], where: str = "configuration") -> dict[str, Any]:
-    """The same by its usual names; `ConfigError` for a key that nobody knows."""
+def _checked(said: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a mapping by its usual names; ConfigError for an unknown key or a wrong number."""
     found = {_ALIASES.get(key, key): value for key, value in said.items()}
     # The original keeps further settings of its own beside these in "config".
     if isinstance(found.get("config"), dict):
         found |= {_ALIASES.get(key, key): value for key, value in found.pop("config").items()}
-    if unknown := found.keys() - set(KEYS):
-        raise ConfigError(f"{where}: unknown key {min(unknown)!r}, known are {', '.join(KEYS)}")
+    if unknown := found.keys() - set(_KEYS):
+        raise ConfigError(
+            f"{where}: unknown key {min(unknown)!r}, known are {', '.join(_KEYS)}"
+        )
     for key, value in found.items():
         if value is None:
             continue
@@ -300,7 +294,7 @@ def _model(name: str | Path, vocab: str | float | None) -> Model:
 
 def of_config(said: Mapping[str, Any], where: str = "configuration") -> SearchOptions:
     """Return the options of a mapping with the original's keys."""
-    said = checked(said, where)
+    said = _checked(said, where)
     values: dict[str, Any] = {}
     least, most = (said.get(f"world_size_{end}") for end in ("min", "max"))
     if least is not None or most is not None:
@@ -337,5 +331,8 @@ def of_config(said: Mapping[str, Any], where: str = "configuration") -> SearchOp
 
 
 def config_file(path: Path) -> SearchOptions:
-    """Return the options of a JSON file with the original's keys."""
-    return of_config(read(path), str(path))
+    """Return the options of a JSON file with the original's keys; ConfigError for others."""
+    said = inputs.json(path)
+    if not isinstance(said, dict):
+        raise ConfigError(f"{path}: found {type(said).__name__}, wanted an object")
+    return of_config(said, str(path))

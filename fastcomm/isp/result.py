@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.space import nearest
 from fastcomm.result import TableResult
-from fastcomm.units import format_ns
+from fastcomm.units import format_s
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -316,7 +316,7 @@ class SearchResult(TableResult):
             layout = ("pp", "sp", "wp_size", "zp_size", "micro_bsz")
             degrees = ", ".join(f"{name} {best[name]}" for name in layout)
             found["best"] = f"{best['algo_type']} ({degrees})"
-            found["step"] = format_ns(best["total_latency"] * _NS)
+            found["step"] = format_s(best["total_latency"])
         return found
 
     def contents(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.cluster import AttentionCurve, Cluster, GemmCurve, GemmTable
+from fastcomm.hardware.cluster import AttentionCurve, Cluster, GemmCurve
 from fastcomm.hardware.measurements import AttentionTable
 from fastcomm.isp.block import Block
 from fastcomm.isp.calibration import setting
@@ -40,12 +40,10 @@ MOST = 30_000_000
 def search(
     question: Question,
     cluster: Cluster,
-    gemm: GemmTable | None = None,
     attention: AttentionTable | None = None,
 ) -> SearchResult:
     """All feasible strategies of every world size."""
     question.check()
-    cluster = replace(cluster, gemm=gemm) if gemm else cluster
     limit = cluster.memory if question.memory is None else question.memory
     measured = Correction.of(attention, cluster) if attention else None
     counts = Counts()

@@ -166,9 +166,6 @@ def _rate(record: Record) -> str:
     return f"{record['g_bsz']} tokens, {record['tgs']:.1f} tokens/GPU/s"
 
 
-TRAINERS = ("megatron", "internevo")
-
-
 def snippet(trainer: str, record: Record, question: Question) -> str:
     """Arguments for Megatron-LM, or InternEvo's configuration."""
     return (_megatron if trainer == "megatron" else _internevo)(record, question)

@@ -18,7 +18,7 @@ from fastcomm.units import (
     counted,
     format_bandwidth,
     format_binary_bytes,
-    format_ns,
+    format_s,
     percent,
     signed_percent,
 )
@@ -93,7 +93,7 @@ def _ranking(title: str, records: Sequence[Record], question: Question) -> Termi
             *map(str, shards),
             *(str(record[name]) for name in ("micro_bsz", "micro_num")),
             _CKPT[record["activation_ckpt"]],
-            _seconds(record["total_latency"]),
+            format_s(record["total_latency"]),
             f"{record['tgs']:.1f}",
             percent(record["mfu"]) if "mfu" in record else "",
             f"{record['total_mm_cost'] / 2**30:.1f}",
@@ -121,8 +121,8 @@ def explain(found: SearchResult, place: int) -> None:
     for line in _head(found)[:1]:
         say(console, escape(line), hanging=2)
     console.print(_ranking(f"rank {place + 1}", [record], found.question))
-    console.print(_terms("time", time_terms(record, found.question), _seconds))
-    console.print(_terms("memory", memory_terms(record), _gib))
+    console.print(_terms("time", time_terms(record, found.question), format_s))
+    console.print(_terms("memory", memory_terms(record), format_binary_bytes))
     if not found.question.model.experts:
         say(console, _on_two(record["algo_type"]), hanging=2)
     _notes(found.notes)
@@ -201,7 +201,7 @@ def _links(found: Calibration) -> TerminalTable:
             str(line.ranks),
             str(line.messages),
             str(line.sizes),
-            _seconds(line.alpha),
+            format_s(line.alpha),
             format_bandwidth(line.bus),
             percent(line.median_error),
             percent(line.worst_error),
@@ -234,14 +234,6 @@ def _shaded(cell: SweepPoint) -> str:
     shade = _SHADES[min(len(_SHADES) - 1, int(share * len(_SHADES)))]
     best = cell.best
     return f"{best['algo_type'].upper()} {best['tgs']:.0f} {percent(share, 0)} {shade * 2}"
-
-
-def _seconds(value: float) -> str:
-    return format_ns(value * 1e9)
-
-
-def _gib(value: float) -> str:
-    return format_binary_bytes(value)
 
 
 def write_search(
