@@ -134,7 +134,7 @@ def _by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, int]) 
     return np.concatenate(found)
 
 
-def placed_layers(
+def _placed_layers(
     workload: Workload, placements: Sequence[Placement], rule: str
 ) -> Iterator[LayerTokens]:
     """The workload's layers, each token at a replica of its experts by `rule`.
@@ -244,7 +244,7 @@ def placing(
     placements = tuple(
         place(each, replicas, groups, recipe.num_nodes, recipe.gpus) for each in loads
     )
-    layers = placed_layers(workload, placements, rule)
+    layers = _placed_layers(workload, placements, rule)
     return Placing(
         before=before,
         after=simulate(workload, strategies, terms, layers=layers),

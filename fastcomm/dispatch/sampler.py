@@ -56,7 +56,7 @@ def _given(recipe: Recipe, popularity: Sequence[float] | None) -> Shares:
     return given
 
 
-def check_distinct(recipe: Recipe, law: Shares) -> None:
+def _check_distinct(recipe: Recipe, law: Shares) -> None:
     """Refuse a law under which distinct experts take for ever to draw."""
     left = np.sort(law)[: len(law) - recipe.topk + 1].sum()
     if recipe.distinct == "resample" and left < _LEAST:
@@ -161,7 +161,7 @@ def _drawing(recipe: Recipe, src: Ids, popularity: Sequence[float] | None) -> Dr
     law = shares(recipe, popularity)
     if recipe.shuffle:
         law = law[np.random.default_rng(recipe.seed).permutation(len(law))]
-    check_distinct(recipe, law)
+    _check_distinct(recipe, law)
     threshold, alias = alias_table(law, src.dtype.type)
     uniform = recipe.distinct == "uniform"
 

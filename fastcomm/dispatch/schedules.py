@@ -157,7 +157,7 @@ def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
     return _pipelined(np.stack([each.ravel() for each in sums], axis=1), terms)
 
 
-def multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
+def _multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
     """Once to each node, spread evenly over all NICs of both nodes.
 
     A token enters a node by a GPU that needs it, or leaves by its own: whichever is shorter.
@@ -241,7 +241,7 @@ def spreadout(traffic: Traffic, terms: Terms) -> Timing:
     )
 
 
-def low_latency(traffic: Traffic, terms: Terms) -> Timing:
+def _low_latency(traffic: Traffic, terms: Terms) -> Timing:
     """DeepEP's low-latency kernels: a message for each expert of a token, nothing shared."""
     demand = traffic.demand("copies")
     remote = traffic.remote("copies")
@@ -264,7 +264,7 @@ def low_latency(traffic: Traffic, terms: Terms) -> Timing:
     )
 
 
-def fast_exact(traffic: Traffic, terms: Terms) -> Timing:
+def _fast_exact(traffic: Traffic, terms: Terms) -> Timing:
     """FAST as published."""
     demand = traffic.demand(terms.demand)
     found, back = (
@@ -327,10 +327,10 @@ class Strategy:
 
 STRATEGIES = {
     "deepep": Strategy(run=deepep, bound="proxy"),
-    "deepep-ll": Strategy(run=low_latency, bound="fixed", copies_only=True),
-    "fast": Strategy(run=fast_exact, bound="relayed"),
+    "deepep-ll": Strategy(run=_low_latency, bound="fixed", copies_only=True),
+    "fast": Strategy(run=_fast_exact, bound="relayed"),
     "direct": Strategy(run=direct, bound="fixed"),
     "spreadout": Strategy(run=spreadout, bound="fixed"),
     "hierarchical": Strategy(run=hierarchical, bound="proxy"),
-    "multicast-balanced": Strategy(run=multicast_balanced, bound="multicast"),
+    "multicast-balanced": Strategy(run=_multicast_balanced, bound="multicast"),
 }

@@ -211,7 +211,7 @@ def simulate(
     `layers` are given where the experts have been placed anew. A layer for which a schedule
     has no answer is an error, or if `lenient` costs that schedule its place in the result.
     """
-    check_names(strategies, known)
+    _check_names(strategies, known)
     recipe = workload.recipe
     terms = terms or terms_of(recipe)
     tally = _Tally(recipe, terms, {name: known[name] for name in strategies})
@@ -283,7 +283,7 @@ def terms_of(recipe: Recipe, **values: Any) -> Terms:
     return replace(Terms(token_bytes=size, combine_bytes=size), **values)
 
 
-def check_names(strategies: Sequence[str], known: Mapping[str, Strategy] = STRATEGIES) -> None:
+def _check_names(strategies: Sequence[str], known: Mapping[str, Strategy] = STRATEGIES) -> None:
     """Raise `ConfigError` unless there are names, each a key of `known`."""
     if unknown := [name for name in strategies if name not in known] or (
         [] if strategies else ["none"]

@@ -111,7 +111,7 @@ class Workload:
 
     def layers(self) -> Iterator[LayerTokens]:
         """Every layer, iteration by iteration; a file is read when it is come to."""
-        home = home_gpus(self.recipe)
+        home = _home_gpus(self.recipe)
         for src, expert in self._pairs():
             yield LayerTokens(
                 src, expert, home, self.recipe.num_nodes, self.recipe.gpus_per_node
@@ -125,7 +125,7 @@ class Workload:
             yield from _read(path, self.recipe)
 
 
-def home_gpus(recipe: Recipe) -> NDArray[np.int32]:
+def _home_gpus(recipe: Recipe) -> NDArray[np.int32]:
     """The GPU of each expert."""
     return (np.arange(recipe.experts) // recipe.experts_per_gpu).astype(np.int32)
 

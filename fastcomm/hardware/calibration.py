@@ -201,7 +201,7 @@ def _line(moved: Array, time: Array, usual: float) -> Line:
     return float(start), float(1 / slope)
 
 
-WAYS = ("attention forward", "attention backward")
+_WAYS = ("attention forward", "attention backward")
 
 
 class Product(NamedTuple):
@@ -268,7 +268,7 @@ def fit_attention(
 ) -> tuple[Cluster, list[ComputeResidual]]:
     """The curve with both of its slopes scaled by the median call, each way by its own."""
     curve, found = cluster.attention, []
-    for way, what in enumerate(WAYS):
+    for way, what in enumerate(_WAYS):
         mine = [call for call in calls if call.backward == bool(way)]
         if not mine:
             continue

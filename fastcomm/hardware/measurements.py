@@ -48,7 +48,7 @@ def read_measurements(path: Path) -> list[TimedMessage]:
     if path.suffix == ".parquet":
         return _events(path)
     text = inputs.text(path, most=_LARGEST)
-    found = nccl_tests(text, path) if "#" in text else _table(text, path)
+    found = _nccl_tests(text, path) if "#" in text else _table(text, path)
     if not found:
         raise ConfigError(
             f"{path}: no timed message; wanted nccl-tests' output, or a CSV with op, ngpu, "
@@ -57,7 +57,7 @@ def read_measurements(path: Path) -> list[TimedMessage]:
     return found
 
 
-def nccl_tests(text: str, path: Path) -> list[TimedMessage]:
+def _nccl_tests(text: str, path: Path) -> list[TimedMessage]:
     """The out-of-place times of each test that a text holds."""
     op = op_of(path.name)
     ranks = 0

@@ -184,9 +184,9 @@ def _parameters(block: Block, question: Question, cluster: Cluster, stage: Stage
 
 
 # CUDA context, NCCL buffers, the allocator's waste.
-CONTEXT = 1.5e9
+_CONTEXT = 1.5e9
 # Bytes a parameter that the step needs for a moment: an fp32 gradient, flat buffers.
-TRANSIENT = 16
+_TRANSIENT = 16
 
 
 def memory(block: Block, question: Question) -> Bytes:
@@ -219,12 +219,12 @@ def _stage(block: Block, question: Question, place: int) -> Bytes:
         for terms in (kept, others)
     )
     fixed = weights + grads + 12 * states
-    peak = fixed + TRANSIENT * states
+    peak = fixed + _TRANSIENT * states
     return {
-        "total_mm_cost": CONTEXT + np.maximum(fixed + activation + buffers, peak),
+        "total_mm_cost": _CONTEXT + np.maximum(fixed + activation + buffers, peak),
         "os_mm_cost": 12 * states,
         "p_g_mm_cost": weights + grads,
-        "step_peak": CONTEXT + peak,
+        "step_peak": _CONTEXT + peak,
         "activation": activation,
         "stage": np.float64(place),
         **kept,

@@ -143,11 +143,11 @@ def memory_terms(record: Record) -> list[Term]:
 def _moment(record: Record) -> str:
     if "step_peak" not in record:
         return ""
-    moment = "the optimizer's step" if is_step(record) else "forward and backward"
+    moment = "the optimizer's step" if _is_step(record) else "forward and backward"
     return f"stage {int(record['stage'])} of {record['pp']}, {moment}; 1.5 GB are the context"
 
 
-def is_step(record: Record) -> bool:
+def _is_step(record: Record) -> bool:
     """Whether the optimizer's step needs more than forward and backward do."""
     return bool(record.get("step_peak", 0) >= record["total_mm_cost"])
 
