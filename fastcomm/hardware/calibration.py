@@ -26,7 +26,7 @@ _SPAN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """How well one operation in one group size is described."""
+    """Fit of one operation in one group size, in seconds and bytes per second."""
 
     op: str
     ranks: int
@@ -40,7 +40,7 @@ class Residual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeResidual:
-    """How well work of one kind and size is described."""
+    """Fit of work of one kind and size: FLOPs, and FLOPs per second."""
 
     what: str
     calls: int
@@ -55,7 +55,7 @@ class ComputeResidual:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The fitted cluster, how far its lines and curves are off, and what was not fitted."""
+    """A fitted cluster, the errors of its lines and curves, and what was not fitted."""
 
     cluster: Cluster
     residuals: tuple[Residual, ...] = ()
@@ -162,7 +162,7 @@ def _by_size(group: list[TimedMessage], waits: bool) -> tuple[Array, Array]:
 
 
 def _lines(moved: Array, time: Array, usual: float) -> tuple[Line, Line]:
-    """The lines of small and large messages; one line twice where a second explains little."""
+    """Return the lines of small and large messages; equal if two explain little more."""
     whole = _line(moved, time, usual)
     best, pair = _GAIN * _misfit(_faster(whole, whole, moved), time), (whole, whole)
     for cut in range(_SIDE, len(time) - _SIDE + 1):
@@ -205,14 +205,14 @@ _WAYS = ("attention forward", "attention backward")
 
 
 class Product(NamedTuple):
-    """A product of matrices as it was timed."""
+    """A timed product of matrices."""
 
     flops: float
     seconds: float
 
 
 class Attended(NamedTuple):
-    """A causal attention as it was timed; `hidden` is that of all heads of the rank."""
+    """A timed causal attention; `hidden` counts all heads of the rank."""
 
     backward: bool
     bsz: int
@@ -224,7 +224,7 @@ class Attended(NamedTuple):
 def fit_products(
     cluster: Cluster, products: list[Product]
 ) -> tuple[Cluster, list[ComputeResidual]]:
-    """The curve through the median rate of each octave of FLOPs; its shape beyond them."""
+    """Fit the GEMM curve to the median rate of each octave of FLOPs; keep its shape beyond."""
     curve = cluster.gemm
     if not products or not isinstance(curve, GemmCurve):
         return cluster, []
@@ -266,7 +266,7 @@ def _through(curve: GemmCurve, flops: Array, rate: Array, ratio: Array) -> GemmC
 def fit_attention(
     cluster: Cluster, calls: list[Attended]
 ) -> tuple[Cluster, list[ComputeResidual]]:
-    """The curve with both of its slopes scaled by the median call, each way by its own."""
+    """Scale both slopes of the attention curve by the median call, for each way."""
     curve, found = cluster.attention, []
     for way, what in enumerate(_WAYS):
         mine = [call for call in calls if call.backward == bool(way)]

@@ -28,7 +28,7 @@ class GemmCurve:
     rates: tuple[float, ...]
 
     def seconds(self, flops: ArrayLike) -> Array:
-        """Time of one product of `flops` FLOPs."""
+        """Return the time of one product of `flops` FLOPs."""
         work = np.maximum(np.asarray(flops, np.float64), self.flops[0])
         rate = np.exp(np.interp(np.log(work), np.log(self.flops), np.log(self.rates)))
         return np.asarray(work / rate)
@@ -42,7 +42,7 @@ class GemmTable:
     times: tuple[float, ...]
 
     def seconds(self, flops: ArrayLike) -> Array:
-        """Time of one product of `flops` FLOPs."""
+        """Return the time of one product of `flops` FLOPs."""
         work = np.asarray(flops, np.float64)
         beyond = np.maximum(work / self.flops[-1], 1.0)
         return np.asarray(np.interp(work, self.flops, self.times) * beyond)
@@ -57,11 +57,11 @@ class AttentionCurve:
     rate: tuple[float, float]
 
     def forward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> Array:
-        """Time of b sequences of `seq` tokens and `hidden` local elements a token."""
+        """Return the time of `bsz` sequences of `seq` tokens of `hidden` local elements."""
         return self._seconds(0, 2, bsz, seq, hidden)
 
     def backward(self, bsz: ArrayLike, seq: float, hidden: ArrayLike) -> Array:
-        """The same, backward: five halves of the FLOPs."""
+        """Return the time of the backward pass, which has five halves of the FLOPs."""
         return self._seconds(1, 5, bsz, seq, hidden)
 
     def _seconds(

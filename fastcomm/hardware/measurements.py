@@ -28,7 +28,7 @@ _RANK = re.compile(r"#\s+Rank\s+\d+", re.IGNORECASE)
 
 
 class TimedMessage(NamedTuple):
-    """One operation as it was timed."""
+    """A timed operation: bytes of its volume, and seconds."""
 
     op: str
     ranks: int
@@ -37,13 +37,13 @@ class TimedMessage(NamedTuple):
 
 
 def op_of(name: str) -> str | None:
-    """Our name of an operation: "AllGather", "all_gather_perf", "all-gather"."""
+    """Return "all_gather" for "AllGather", "all_gather_perf" and the like; None if unknown."""
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     return next((ours for word, ours in _OPS.items() if word in plain), None)
 
 
 def read_measurements(path: Path) -> list[TimedMessage]:
-    """Timed messages of a file, or of a folder that `fastcomm metrics --output` wrote."""
+    """Read the timed messages of a file, or of what `fastcomm metrics --output` wrote."""
     path = path / "events.parquet" if path.is_dir() else path
     if path.suffix == ".parquet":
         return _events(path)
@@ -58,7 +58,7 @@ def read_measurements(path: Path) -> list[TimedMessage]:
 
 
 def _nccl_tests(text: str, path: Path) -> list[TimedMessage]:
-    """The out-of-place times of each test that a text holds."""
+    """Return the out-of-place times of each test in a text."""
     op = op_of(path.name)
     ranks = 0
     found = []
@@ -123,7 +123,7 @@ def _events(path: Path) -> list[TimedMessage]:
 def of_events(
     rows: Iterable[tuple[str, int | None, int | None, int | None]],
 ) -> list[TimedMessage]:
-    """Timed messages of operation, group size, bytes, ns; what lacks one is left out."""
+    """Return complete rows of operation, group size, bytes and ns as timed messages."""
     found = []
     for name, ranks, volume, duration in rows:
         op = op_of(name)
@@ -140,7 +140,7 @@ _ATTENTION = ("b", "s", "h_local", "is_fwd", "lat_s")
 
 
 class ComputeTables(NamedTuple):
-    """What was measured of products and of attention."""
+    """Measured times of products and of attention."""
 
     gemm: GemmTable
     attention: AttentionTable

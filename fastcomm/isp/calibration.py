@@ -59,7 +59,7 @@ NAMES = (*_PRODUCTS, *_ATTENTION)
 
 
 class Timed(NamedTuple):
-    """Timed work, and why calls were left out."""
+    """Timed work, and the number of calls that were left out by reason."""
 
     products: list[Product]
     attention: list[Attended]
@@ -67,7 +67,7 @@ class Timed(NamedTuple):
 
 
 def timed(calls: list[ShapedCall]) -> Timed:
-    """The work of calls in half precision, which is what a curve is of."""
+    """Return the work of calls in half precision, which curves describe."""
     found = Timed([], [], Counter())
     for call in calls:
         work = product(call) if call.name in _PRODUCTS else attention(call)
@@ -81,7 +81,7 @@ def timed(calls: list[ShapedCall]) -> Timed:
 
 
 def product(call: ShapedCall) -> Product | str:
-    """A product of two matrices, or of a batch of them."""
+    """Return the product of two matrices, or of a batch of them, or why it is none."""
     first = _PRODUCTS[call.name]
     if len(call.dims) < first + 2 or not call.types[first : first + 1]:
         return "no shapes"
@@ -97,7 +97,7 @@ def product(call: ShapedCall) -> Product | str:
 
 
 def attention(call: ShapedCall) -> Attended | str:
-    """Causal attention of whole sequences with themselves."""
+    """Return the causal attention of whole sequences with themselves, or why it is none."""
     how = _ATTENTION[call.name]
     if len(call.dims) < how.query + 2 or len(call.types) <= how.query:
         return "no shapes"
@@ -155,7 +155,7 @@ def work(run: RunTraces, most_ranks: int = 1) -> Timed:
 
 
 def spread(messages: list[TimedMessage]) -> dict[str, int]:
-    """How many sizes there are of each operation."""
+    """Return the number of sizes of each operation."""
     return {
         op: len(np.unique([m.volume for m in messages if m.op == op]))
         for op in sorted({m.op for m in messages})
@@ -188,7 +188,7 @@ def _links(path: Path, cluster: Cluster, *, waits: bool) -> Calibration:
 
 
 def _of_run(path: Path, cluster: Cluster) -> Calibration:
-    """Both, as far as the traces tell; an error where they tell neither."""
+    """Fit links and curves, as far as the traces tell; an error if they tell neither."""
     from fastcomm.readers.runs import open_run
 
     run = open_run(path)
@@ -233,7 +233,7 @@ def of_work(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a question is answered with."""
+    """The cluster that a search is priced for, and the measurements in use."""
 
     cluster: Cluster
     attention: AttentionTable | None = None

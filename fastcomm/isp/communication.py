@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 def is_inside(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> NDArray[np.bool_]:
-    """Whether a group lies in one node."""
+    """Return whether each group lies in one node."""
     n, room = np.asarray(ranks, np.float64), cluster.gpus_per_node
     return np.asarray((n <= room) & ((n - 1) * np.asarray(stride) <= room - 1))
 
@@ -28,7 +28,7 @@ def collective(
     stride: ArrayLike = 1,
     calls: ArrayLike = 1,
 ) -> Floats:
-    """Seconds to move `volume` in so many calls."""
+    """Return the seconds to move `volume` bytes in so many calls."""
     n = np.asarray(ranks, np.float64)
     inside = is_inside(cluster, n, stride)
     size, count = np.asarray(volume, np.float64), np.asarray(calls, np.float64)
@@ -45,7 +45,7 @@ def collective(
 
 
 def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Seconds before the first byte."""
+    """Return the seconds before the first byte."""
     if cluster.comm_model != "call":
         steps = ranks - 1 if cluster.comm_model == "ring" else np.log2(np.maximum(ranks, 1))
         return np.asarray(steps * np.where(inside, cluster.alpha_intra, cluster.alpha_inter))
@@ -54,7 +54,7 @@ def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
 
 
 def bandwidth(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Bytes a second that a rank in a node, or a node in a larger group, sends."""
+    """Return the bytes per second that a rank in a node, or a node in a larger group, sends."""
     return np.asarray(
         np.where(inside, cluster.bw_intra, cluster.bw_node / _slow(cluster, ranks))
     )
@@ -69,7 +69,7 @@ def _slow(cluster: Cluster, ranks: Floats) -> Floats:
 def _exchange(
     cluster: Cluster, volume: Floats, ranks: Floats, inside: NDArray[np.bool_], share: Floats
 ) -> Floats:
-    """All-to-all: what leaves a node and what stays inside move at the same time."""
+    """Return the seconds of an all-to-all, in nodes and between them at the same time."""
     room = cluster.gpus_per_node
     piece = volume / np.maximum(ranks, 1)
     away = (
@@ -80,9 +80,9 @@ def _exchange(
 
 
 def by_node(cluster: Cluster, volume: ArrayLike, ranks: int, share: float) -> Floats:
-    """All-to-all of consecutive ranks that sends `share` of its bytes to other nodes.
+    """Return the seconds of an all-to-all that sends `share` of its bytes to other nodes.
 
-    What has arrived goes on inside its node, to as many ranks as without.
+    Ranks are consecutive. Bytes that arrive in a node go on to as many of its ranks as ever.
     """
     n, size = np.asarray(ranks, np.float64), np.asarray(volume, np.float64)
     room = cluster.gpus_per_node
@@ -100,7 +100,7 @@ def _fitted(
     ranks: Floats,
     inside: NDArray[np.bool_],
 ) -> Floats:
-    """The measured lines; NaN in a node or between nodes if nothing was measured there."""
+    """Return the seconds by measured lines; NaN where nothing was measured."""
     room = cluster.gpus_per_node
     near = [fit for fit in fits if fit.ranks <= room]
     far = [fit for fit in fits if fit.ranks > room]
@@ -108,7 +108,7 @@ def _fitted(
 
 
 def _lines(fits: list[LinkFit], moved: Floats, ranks: Floats) -> Floats:
-    """Between measured group sizes by the logarithm of the size."""
+    """Interpolate between measured group sizes, by the logarithm of the size."""
     if not fits:
         return np.full(np.broadcast(moved, ranks).shape, np.nan)
     at, sizes = np.log(np.maximum(ranks, 1)), np.log([fit.ranks for fit in fits])

@@ -19,7 +19,7 @@ Bytes = dict[str, Any]
 def price(
     block: Block, question: Question, cluster: Cluster, measured: Correction | None = None
 ) -> Costs:
-    """Every time of a step, in seconds, and its rates."""
+    """Return the times of a step in seconds, and its rates, by name."""
     attention = attend(block, question, cluster, measured)
     layers = [
         layer_cost(block, question, cluster, kind, attention) for kind in question.model.kinds
@@ -48,7 +48,7 @@ def price(
 
 
 def _layer(layers: list[LayerCost]) -> Costs:
-    """The record of the usual layer; of that without experts its time alone."""
+    """Return the costs of the usual layer, and the time of one without experts."""
     usual = layers[0]
     found: Costs = {
         "overlap_latency": usual.overlap,
@@ -68,7 +68,7 @@ def _layer(layers: list[LayerCost]) -> Costs:
 def _pipeline(
     block: Block, question: Question, layers: list[LayerCost], logits: Array
 ) -> Costs:
-    """The slowest stage, and the wait for the others: with v virtual stages 1/v of them."""
+    """Return the time of the slowest stage, and of the bubble."""
     model, pp = question.model, block.pp
 
     def stage(counts: tuple[int, ...]) -> Array:
@@ -136,7 +136,7 @@ _BUCKET = 512 * 2**20
 
 
 def _gradients(block: Block, question: Question, cluster: Cluster, stage: Stage) -> Array:
-    """Reduction of a stage's gradients over all that hold them."""
+    """Return the seconds to reduce the gradients of a stage over all ranks that hold them."""
     d = question.dtype_size
     time = _bucketed(cluster, "all_reduce", np.float64(d * stage.rest), block.dp, block.sp)
     for piece in stage.pieces:
@@ -169,7 +169,7 @@ def _bucketed(
 
 
 def _parameters(block: Block, question: Question, cluster: Cluster, stage: Stage) -> Array:
-    """What the optimizer updated, sent to all that need it."""
+    """Return the seconds to send updated parameters to all ranks that need them."""
     d = question.dtype_size
     rest = collective(cluster, "broadcast", d * stage.rest, block.dp, block.sp)
     time = np.zeros(len(block.os))
@@ -190,7 +190,7 @@ _TRANSIENT = 16
 
 
 def memory(block: Block, question: Question) -> Bytes:
-    """The terms of the fullest stage; `total_mm_cost` is what has to fit."""
+    """Return the terms of the fullest stage in bytes; `total_mm_cost` has to fit."""
     found: Bytes | None = None
     for place in places(block.pp, question.model):
         terms = _stage(block, question, place)
@@ -293,6 +293,6 @@ def _buffers(block: Block, question: Question, layers: int) -> Bytes:
 
 
 def evaluate(block: Block, question: Question, cluster: Cluster) -> dict[str, Any]:
-    """Every number of a single strategy, by the names of a record."""
+    """Return every number of a single strategy, by the names of a record."""
     found = price(block, question, cluster) | memory(block, question)
     return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in found.items()}

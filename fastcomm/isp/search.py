@@ -42,7 +42,7 @@ def search(
     cluster: Cluster,
     attention: AttentionTable | None = None,
 ) -> SearchResult:
-    """All feasible strategies of every world size."""
+    """Return all feasible strategies of every world size, ranked."""
     question.check()
     limit = cluster.memory if question.memory is None else question.memory
     measured = Correction.of(attention, cluster) if attention else None
@@ -82,7 +82,7 @@ def _all_blocks(question: Question, counts: Counts) -> Iterator[Block]:
 
 
 def notes(cluster: Cluster) -> tuple[str, ...]:
-    """What of a cluster was not measured, in words."""
+    """Return what of a cluster was not measured, in words."""
     return (f"{cluster.name}: {cluster.note}",) if cluster.note else ()
 
 
@@ -148,7 +148,7 @@ def sensitivity(
     best: Record | None,
     attention: AttentionTable | None = None,
 ) -> tuple[HardwareChange, ...]:
-    """The best of each cluster that is better in one thing."""
+    """Search again with a cluster that is better in one thing, for each such thing."""
     limit = cluster.memory if question.memory is None else question.memory
     changed = {
         "links in a node x2": (question, replace(cluster, bw_intra=2 * cluster.bw_intra)),
