@@ -25,7 +25,7 @@ _SHRINK = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What FAST does with one demand, and how long each part takes."""
+    """FAST's schedule of one demand, and the seconds of each part."""
 
     servers: Matrix  # node by node: load of each NIC
     permutations: Rows  # stage by node: where the node sends; itself is padding
@@ -130,7 +130,7 @@ def spreadout_s(demand: Matrix, width: int, inter: Cost, intra: Cost) -> float:
 
 
 def largest_sum(matrix: Matrix) -> int:
-    """The largest row or column sum."""
+    """Return the largest row or column sum."""
     return int(max(matrix.sum(axis=0).max(initial=0), matrix.sum(axis=1).max(initial=0)))
 
 

@@ -32,7 +32,7 @@ _LIKES = (2, 1), (1, 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a simulation is told beside the workload."""
+    """The links, sizes and rules of a simulation."""
 
     token_bytes: int
     combine_bytes: int
@@ -76,7 +76,7 @@ Schedule = Callable[[Traffic, Terms], Timing]
 def _weights(
     links: GpuLinks, size: int = 1, nic: float = 1.0, port: float = 1.0
 ) -> NDArray[np.float64]:
-    """Seconds a token for each column of a load, at these shares of the links."""
+    """Return the seconds per token for each column of a load, at these shares of the links."""
     return np.repeat([size / (links.inter * nic), size / (links.intra * port)], 2)
 
 
@@ -92,7 +92,7 @@ def busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
 
 
 def _pipelined(loads: Matrix, terms: Terms) -> Timing:
-    """Both kinds of link work at once; the busiest one sets the time."""
+    """Time loads on both kinds of link at once; the busiest link sets the time."""
     links = terms.links
     starts = links.inter_start_s, links.intra_start_s
     seconds = loads * _weights(links, terms.token_bytes)
@@ -109,7 +109,7 @@ def _pipelined(loads: Matrix, terms: Terms) -> Timing:
 
 
 def _combined(most: list[float], starts: tuple[float, float], terms: Terms) -> float:
-    """The mirror image: sends and receives change places, the maxima stay."""
+    """Return the seconds of the way back, where sends and receives change places."""
     factor = terms.combine_bytes / terms.token_bytes
     return max(
         busy * factor + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)
@@ -133,13 +133,13 @@ def deepep_counts(traffic: Traffic, forwarded: Matrix) -> Matrix:
 
 
 def deepep(traffic: Traffic, terms: Terms) -> Timing:
-    """Once to each node, to the GPU of the source's rank; from there once to each GPU."""
+    """Send once to each node, to the GPU of the source's rank; from there once to each GPU."""
     loads = deepep_counts(traffic, traffic.unique)
     return _pipelined(loads, terms)
 
 
 def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
-    """Every copy by rail: to the GPU of the source's rank in the target's node, then on."""
+    """Send every copy by rail: to the source's rank in the target's node, then on."""
     nodes, width = traffic.nodes, traffic.width
     block = traffic.demand(terms.demand).reshape(nodes, width, nodes, width)
     node, rank = np.arange(nodes), np.arange(width)
@@ -158,7 +158,7 @@ def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
 
 
 def _multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
-    """Once to each node, spread evenly over all NICs of both nodes.
+    """Send once to each node, spread evenly over all NICs of both nodes.
 
     A token enters a node by a GPU that needs it, or leaves by its own: whichever is shorter.
     """
@@ -190,7 +190,7 @@ def end_loads(remote: Matrix, local: Matrix) -> Matrix:
 
 
 def direct(traffic: Traffic, terms: Terms) -> Timing:
-    """Each GPU sends to each GPU what it has for it, all at the same time."""
+    """Send from each GPU to each GPU, all at the same time."""
     demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
     ends = end_loads(remote, demand - remote)
     messages = end_loads(np.sign(remote), np.sign(demand - remote))
@@ -210,7 +210,7 @@ def direct(traffic: Traffic, terms: Terms) -> Timing:
 def _direct_s(
     ends: Matrix, messages: Matrix, terms: Terms, size: int
 ) -> tuple[NDArray[np.float64], list[float]]:
-    """Seconds of each link, and the largest by kind; many senders slow a NIC down."""
+    """Return the seconds of each link, and the largest by kind; incast slows a NIC down."""
     links = terms.links
     seconds = ends * _weights(links, size)
     seconds[:, 1] *= 1 + links.incast * np.maximum(messages[:, 1] - 1, 0)
@@ -297,7 +297,7 @@ def _fast_exact(traffic: Traffic, terms: Terms) -> Timing:
 
 
 def _fast_loads(found: fast.Schedule) -> Matrix:
-    """What each GPU carries: its rail, the balance, the redistribution, its own node."""
+    """Return the load of each GPU: its rail, balance, redistribution, and own node."""
     block = found.balanced
     nodes, width = block.shape[0], block.shape[2]
     node = np.arange(nodes)

@@ -71,7 +71,7 @@ class StrategyResult:
 
     @property
     def total_s(self) -> float:
-        """All layers, one after the other."""
+        """Seconds of all layers, one after the other."""
         return _added(layer.seconds for layer in self.layers)
 
     @property
@@ -81,7 +81,7 @@ class StrategyResult:
 
     @property
     def combine_s(self) -> float | None:
-        """The way back of all layers; None where the schedule has none."""
+        """Seconds of the way back of all layers; None if the schedule has none."""
         times = [layer.combine_s for layer in self.layers]
         return None if None in times else _added(time for time in times if time is not None)
 
@@ -97,12 +97,12 @@ class StrategyResult:
 
     @property
     def bound_s(self) -> float:
-        """What no schedule of its class beats."""
+        """Seconds that no schedule of its class beats."""
         return _added(layer.bound_s for layer in self.layers)
 
     @property
     def optimal_s(self) -> float:
-        """What no schedule beats."""
+        """Seconds that no schedule beats."""
         return _added(layer.optimal_s for layer in self.layers)
 
     @property
@@ -229,7 +229,7 @@ def simulate(
 
 
 class _Tally:
-    """What the layers so far have given."""
+    """Results of the layers so far."""
 
     def __init__(
         self, recipe: Recipe, terms: Terms, strategies: Mapping[str, Strategy]
@@ -359,7 +359,7 @@ class DispatchSweep(TableResult):
 
 
 def axis(text: str) -> tuple[str, list[Any]]:
-    """The name and the values of "zipf_alpha=1.1,2"."""
+    """Return the name and the values of "zipf_alpha=1.1,2"."""
     name, _, values = text.partition("=")
     name = name.strip().replace("-", "_")
     kinds = {field.name: type(getattr(Recipe(), field.name)) for field in fields(Recipe)}

@@ -24,7 +24,7 @@ _FEW = 8
 
 @dataclass(frozen=True)
 class LayerTokens:
-    """The tokens of one layer and where its experts live."""
+    """Tokens of one layer, and the GPUs of its experts."""
 
     src: Ids
     expert: Ids
@@ -78,7 +78,7 @@ class Traffic:
 
     @cached_property
     def own_node(self) -> NDArray[np.bool_]:
-        """Which pairs of GPUs lie in one node."""
+        """Whether each pair of GPUs lies in one node."""
         node = np.arange(len(self.copies)) // self.width
         return np.asarray(node[:, None] == node)
 
@@ -91,13 +91,13 @@ class Traffic:
         return remote
 
     def demand(self, kind: str) -> Matrix:
-        """What goes from GPU to another GPU: "copies", or "unique"; nothing to itself."""
+        """Return the tokens from GPU to GPU, "copies" or "unique"; none to itself."""
         demand = (self.copies if kind == "copies" else self.unique).copy()
         np.fill_diagonal(demand, 0)
         return demand
 
     def remote(self, kind: str) -> Matrix:
-        """What goes from GPU to GPU between nodes."""
+        """Return the tokens from GPU to GPU between nodes, "copies" or "unique"."""
         return np.where(self.own_node, 0, self.demand(kind))
 
 
@@ -148,17 +148,17 @@ class Bounds:
 
     @property
     def optimal_s(self) -> float:
-        """What no schedule of any class beats."""
+        """Seconds that no schedule of any class beats."""
         return max(self.multicast_s, self.gpu_s, self.joint_s)
 
     def of(self, kind: str) -> float:
-        """The bound of a class: relayed, fixed, multicast or proxy."""
+        """Return the bound of a class: relayed, fixed, multicast or proxy."""
         inside = self.node_s if kind in {"multicast", "proxy"} else self.joint_s
         return max(float(getattr(self, f"{kind}_s")), self.gpu_s, inside)
 
 
 def bounds(traffic: Traffic, links: GpuLinks, size: int, demand: str = "copies") -> Bounds:
-    """The bounds of a layer with tokens of `size` bytes."""
+    """Return the bounds of a layer with tokens of `size` bytes."""
     width, remote = traffic.width, traffic.remote(demand)
     nic, port = size / links.inter, size / links.intra
     # The NICs of a single node carry nothing.
