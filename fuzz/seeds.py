@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
+from fastcomm.compat.isp_space import config_file
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.saved import load, save
 from fastcomm.dispatch import workload
@@ -21,7 +22,6 @@ from fastcomm.dispatch.recipe import Recipe
 from fastcomm.graph import edits
 from fastcomm.hardware import cluster, measurements
 from fastcomm.isp import presets
-from fastcomm.isp import question as isp_config
 from fastcomm.options import Window, WorkloadOptions
 from fastcomm.readers import cards, config, execution_trace
 from fastcomm.readers.dpro import inputs
@@ -377,7 +377,7 @@ _SEEDS = (
     Seed(name="links.toml", make=_cluster, read=lambda p: cluster.load_links(p, 8)),
     Seed(name="model.toml", make=_text(_MODEL), read=presets.load),
     Seed(name="config.json", make=_text(_HF), read=presets.load),
-    Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=isp_config.config_file),
+    Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=config_file),
     Seed(name="edits.toml", make=_text(_EDITS), read=edits.read_edits),
     Seed(name="all_reduce.log", make=_text(_NCCL), read=measurements.read_measurements),
     Seed(name="linear_x.csv", make=_text(_GEMM), read=measurements.read_gemm),

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from fastcomm.cli import main
+from fastcomm.compat.isp_space import of_config
 from fastcomm.errors import ConfigError
 from fastcomm.isp import question, search
 from fastcomm.isp.calibration import setting
@@ -137,7 +138,7 @@ def test_a_configuration_of_the_original_is_a_question(tmp_path):
 
 
 def test_a_fixed_pair_and_a_range_of_batches_are_questions():
-    fixed = question.of_config(
+    fixed = of_config(
         {
             "world_size_max": 8,
             "sequence_length": 4096,

@@ -192,7 +192,9 @@ def run(
     from fastcomm.isp.calibration import setting
 
     if config_path is not None:
-        options = options.over(question.config_file(config_path))
+        from fastcomm.compat.isp_space import config_file
+
+        options = options.over(config_file(config_path))
     warn(_decimal_units(options))
     lengths = question.numbers(options.seq_len, "sequence length") or (0,)
     if options.compat and showing.sensitivity:
