@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from fastcomm.dispatch import fast, sampler
-from fastcomm.dispatch.cluster import preset
 from fastcomm.dispatch.fast import assigned_stages, pad
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.simulation import simulate
 from fastcomm.dispatch.workload import Workload
+from fastcomm.hardware.cluster import Cost
 from fastcomm_kernels import dispatch, routing
 
 TOKENS = 1 << 18
@@ -103,8 +103,7 @@ def test_the_schedule_of_fast(bar, name, nodes):
     """Everything: balance, stages, redistribution, times. SciPy finds the stages alone."""
     size = nodes * 8
     demand = np.random.default_rng(42).integers(0, 10_000, (size, size))
-    links = preset("100GbE", "H100")
-    inter, intra = links.inter_cost(1000), links.intra_cost(1000)
+    inter, intra = Cost(start_s=0.7e-6, unit_s=84e-9), Cost(start_s=0.1e-6, unit_s=2.3e-9)
     servers = demand.reshape(nodes, 8, nodes, 8).sum(axis=(1, 3)) // 8
     np.fill_diagonal(servers, 0)
     few = pad(servers[:8, :8])

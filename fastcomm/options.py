@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from fastcomm.checks import (
-    BANDWIDTH,
     DTYPE_BYTES,
     FACTOR,
     IMBALANCE,
@@ -27,6 +26,12 @@ from fastcomm.units import parse_bandwidth
 StepClock = Literal["auto", "device", "host"]
 ByteKind = Literal["payload", "bus", "msg"]
 ClockKind = Literal["aligned", "raw"]
+# A text with a unit, "400Gbit/s"; a number is an error that says so.
+Bandwidth = str | float | None
+Dtype = Literal["float16", "bfloat16", "float32", "float64", "float8"]
+Distinct = Literal["uniform", "resample"]
+# How popular experts are.
+Law = Literal["zipf", "bounded", "uniform", "popularity", "gate", "bimodal"]
 
 _NUMBERS = Range(0, MOST_NUMBER)
 
@@ -66,14 +71,14 @@ class ReadOptions(CheckedOptions):
 class MetricsOptions(CheckedOptions):
     """What is measured of a run.
 
-    `link_bandwidth` is the bandwidth of one GPU's link in one direction: a text
-    ("400Gbit/s"), or bytes per second; by default what the configuration says. `bytes` are the
-    bytes that bandwidth and volume count, `steps` the numbers of the steps that count.
+    `link_bandwidth` is the bandwidth of one GPU's link in one direction, with its unit
+    ("400Gbit/s"); by default what the configuration says. `bytes` are the bytes that bandwidth
+    and volume count, `steps` the numbers of the steps that count.
     `clocks` compares ranks with aligned clocks, or as recorded. Without `with_tables`, the
     tables with a row per event or window, about 200 bytes an event, are left out.
     """
 
-    link_bandwidth: str | float | None = None
+    link_bandwidth: Bandwidth = None
     bytes: ByteKind = "payload"
     steps: tuple[int, ...] | None = None
     clocks: ClockKind = "aligned"
@@ -82,15 +87,14 @@ class MetricsOptions(CheckedOptions):
     def __post_init__(self) -> None:
         """Check that the bandwidth and the numbers are in their ranges."""
         CheckedOptions.__post_init__(self)
-        if (link := self.link_bytes_per_s) is not None:
-            BANDWIDTH.check(link, "link_bandwidth, in bytes per second")
+        _ = self.link_bytes_per_s
         _check_numbers("steps", self.steps)
 
     @property
     def link_bytes_per_s(self) -> float | None:
         """The bandwidth of the link in bytes per second."""
         link = self.link_bandwidth
-        return parse_bandwidth(link) if isinstance(link, str) else link
+        return None if link is None else parse_bandwidth(link, "link_bandwidth")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,12 +223,12 @@ class WorkloadOptions(CheckedOptions):
     topk: int | None = None
     num_layers: int | None = None
     iter_num: int | None = None
-    dtype: Literal["float16", "bfloat16", "float32", "float64", "float8"] | None = None
+    dtype: Dtype | None = None
     zipf_alpha: float | None = None
     seed: int | None = None
-    distinct: Literal["uniform", "resample"] | None = None
+    distinct: Distinct | None = None
     shuffle: bool | None = None
-    law: Literal["zipf", "bounded", "uniform", "popularity", "gate", "bimodal"] | None = None
+    law: Law | None = None
     compat: Literal["seed"] | None = None
 
     def __post_init__(self) -> None:
@@ -246,14 +250,15 @@ class DispatchOptions(CheckedOptions):
     """The network of an expert all-to-all, and what is sent.
 
     `cluster` is a TOML file or a shipped cluster, `bw_inter` and `bw_intra` the bandwidths of a
-    GPU between nodes and inside its node. Starts are in microseconds; `incast` is the share by
-    which each sender beyond the first slows a receiver down. A token is as large as the
-    workload says, unless `token_bytes` and `combine_bytes` say it.
+    GPU between nodes and inside its node, with their units ("50GB/s"). Starts are in
+    microseconds; `incast` is the share by which each sender beyond the first slows a receiver
+    down. A token is as large as the workload says, unless `token_bytes` and `combine_bytes` say
+    it.
     """
 
     cluster: str | Path | None = None
-    bw_inter: str | None = None
-    bw_intra: str | None = None
+    bw_inter: Bandwidth = None
+    bw_intra: Bandwidth = None
     inter_efficiency: float = 1.0
     intra_efficiency: float = 1.0
     inter_start: float = 0.0

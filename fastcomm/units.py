@@ -8,6 +8,7 @@ from math import isfinite
 from fastcomm.checks import BANDWIDTH, shortened
 from fastcomm.errors import ConfigError
 
+GIB = 1 << 30  # bytes
 _PREFIX = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _RATE = re.compile(
@@ -15,26 +16,38 @@ _RATE = re.compile(
 )
 
 
-def parse_bandwidth(text: str) -> float:
-    """Bytes per second of "400Gbit/s", "400 Gbps", "50 GB/s" or "46.6GiB/s".
+def parse_bandwidth(value: object, where: str = "") -> float:
+    """Return the bytes per second of "400Gbit/s", "400 Gbps", "50 GB/s" or "46.6GiB/s".
 
-    Raises `ConfigError` for anything else: a bare number has no unit to trust.
+    Raises
+    ------
+    ConfigError
+        If the value is anything else, such as a number without a unit. The message begins
+        with `where`.
+
     """
+    text = str(value)
+    subject = f"{where}: bandwidth" if where else "bandwidth"
     found = _RATE.fullmatch(text)
-    try:
-        number = float(found[1]) if found else 0.0
-    except ValueError:
-        number = 0.0
-    if not found or not 0 < number < float("inf"):
+    number = _number(found[1]) if found else None
+    if not found or number is None or not 0 < number < float("inf"):
+        problem = "" if _number(text) is None else "no unit; "
         raise ConfigError(
-            f"bandwidth {shortened(text)!r}: wanted a number and a unit, as in "
+            f"{subject} {shortened(text)!r}: {problem}wanted a number and a unit, as in "
             '"400Gbit/s" or "50GB/s"'
         )
     prefix = (found[2] or "").lower()
     scale = _BINARY[prefix] if prefix in _BINARY else _PREFIX[prefix]
     rate = number * scale / (1 if found[3] in {"B", "byte", "bytes"} else 8)
-    BANDWIDTH.check(rate, f"bandwidth {shortened(text)!r}, in bytes per second")
+    BANDWIDTH.check(rate, f"{subject} {shortened(text)!r}, in bytes per second")
     return rate
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 DIGITS = 3  # significant digits of a printed quantity
@@ -106,6 +119,11 @@ def format_ns(ns: float, digits: int = DIGITS) -> str:
     return _scaled(ns, _TIMES, digits)
 
 
+def format_s(seconds: float, digits: int = DIGITS) -> str:
+    """Write a time in seconds for a person: "1.24 ms"."""
+    return format_ns(seconds * 1e9, digits)
+
+
 def format_signed_ns(ns: float, digits: int = DIGITS) -> str:
     """Write a change of a time for a person: "+1.24 ms"."""
     text = format_ns(ns, digits)
@@ -163,4 +181,4 @@ def parse_quantity(text: str | int | float, what: str, most: float = _MOST) -> i
 
 def format_gib(count: float) -> str:
     """Bytes of memory for a person: "77.93 GiB"."""
-    return f"{count / 2**30:.2f} GiB"
+    return f"{count / GIB:.2f} GiB"

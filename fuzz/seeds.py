@@ -14,15 +14,14 @@ import pyarrow.parquet as pq
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
+from fastcomm.compat.isp_space import config_file
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.saved import load, save
-from fastcomm.dispatch import cluster as dispatch_cluster
 from fastcomm.dispatch import workload
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.graph import edits
-from fastcomm.hardware import cluster, links
-from fastcomm.isp import presets, tables
-from fastcomm.isp import question as isp_config
+from fastcomm.hardware import cluster, measurements
+from fastcomm.isp import presets
 from fastcomm.options import Window, WorkloadOptions
 from fastcomm.readers import cards, config, execution_trace
 from fastcomm.readers.dpro import inputs
@@ -375,13 +374,13 @@ _SEEDS = (
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
     Seed(name="card.yaml", make=_text(_CARD), read=cards.read_card),
     Seed(name="cluster.toml", make=_cluster, read=cluster.load),
-    Seed(name="links.toml", make=_cluster, read=lambda p: dispatch_cluster.hardware(str(p), 8)),
+    Seed(name="links.toml", make=_cluster, read=lambda p: cluster.load_links(p, 8)),
     Seed(name="model.toml", make=_text(_MODEL), read=presets.load),
     Seed(name="config.json", make=_text(_HF), read=presets.load),
-    Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=isp_config.read),
+    Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=config_file),
     Seed(name="edits.toml", make=_text(_EDITS), read=edits.read_edits),
-    Seed(name="all_reduce.log", make=_text(_NCCL), read=links.read_measurements),
-    Seed(name="linear_x.csv", make=_text(_GEMM), read=tables.gemm),
+    Seed(name="all_reduce.log", make=_text(_NCCL), read=measurements.read_measurements),
+    Seed(name="linear_x.csv", make=_text(_GEMM), read=measurements.read_gemm),
     Seed(name="w.npz", make=_routing, read=_workload),
     Seed(name="w.npy", make=_routing, read=_workload),
     Seed(name="w.parquet", make=_routing, read=_workload),

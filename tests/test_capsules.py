@@ -5,8 +5,7 @@ import pytest
 
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.ranks import join_ranks
-from fastcomm.isp.search import search_strategies
-from fastcomm.isp.sweep import SearchSweep, SweepPoint
+from fastcomm.isp.search import SearchSweep, SweepPoint, search_strategies
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write
 

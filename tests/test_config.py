@@ -150,7 +150,7 @@ def test_the_grid_is_made_once_the_world_is_known(written):
         ("[iterations]\nregex = 1", "regex: found 1, wanted text"),
         (
             "[link]\nbandwidth = 400",
-            r"\[link\] bandwidth: bandwidth '400': wanted a number and",
+            r"\[link\] bandwidth: bandwidth '400': no unit; wanted a number and",
         ),
         ("[link]\nspeed = '1GB/s'", r"\[link\]: unknown key 'speed'"),
         ("tp = 1\ntp", "not TOML: .*at end of document"),

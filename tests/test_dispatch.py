@@ -3,6 +3,7 @@
 import json
 import tracemalloc
 
+import deepep_published
 import numpy as np
 import oracle_dispatch as oracle
 import pytest
@@ -10,18 +11,22 @@ from conftest import SHARED
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcomm.analyses.dispatch import terms_for
 from fastcomm.compat.dispatch import STRATEGIES as ORIGINAL_TOO
-from fastcomm.dispatch import calibration, fast, placement, schedules, simulation
+from fastcomm.dispatch import fast, placement, schedules, simulation
 from fastcomm.dispatch import placement as dispatch_placement
-from fastcomm.dispatch.cluster import DispatchCluster, bandwidth, preset
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import NoAnswerError
 from fastcomm.dispatch.simulation import simulate, terms_of
 from fastcomm.dispatch.traffic import Traffic
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.hardware.cluster import Cost, GpuLinks, load_links
+from fastcomm.options import DispatchOptions
 from fastcomm_kernels import permutations as kernels
 
+# The links that DeepEP was measured on.
+H800 = GpuLinks(inter_bytes_per_s=50e9, intra_bytes_per_s=160e9)
 EXACT = list(schedules.STRATEGIES)
 
 
@@ -119,8 +124,7 @@ def test_the_authors_fast_is_equal_given_its_stages_and_never_better(name):
 @pytest.mark.parametrize("nodes", [4, 16, 40, 64])
 def test_fast_is_within_2_percent_of_its_bound(nodes):
     demand = np.random.default_rng(nodes).integers(0, 10_000, (nodes * 8, nodes * 8))
-    links = preset("100GbE", "H100")
-    inter, intra = links.inter_cost(1000), links.intra_cost(1000)
+    inter, intra = Cost(start_s=0.7e-6, unit_s=84e-9), Cost(start_s=0.1e-6, unit_s=2.3e-9)
     found = fast.schedule(demand, 8, inter, intra)
     servers = demand.reshape(nodes, 8, nodes, 8).sum(axis=(1, 3))
     np.fill_diagonal(servers, 0)
@@ -145,11 +149,11 @@ def test_balance_closes_the_gap_of_skewed_senders():
 def test_deepeps_published_bandwidths(gpus):
     model = {8: (1, 5.296, 181.8), 16: (1.993, 6.524, 55.3), 32: (3.612, 7.268, 66.4),
              64: (3.983, 7.473, 56.3)}[gpus]  # fmt: skip
-    found = calibration.modelled(gpus, calibration.H800)
+    found = deepep_published.modelled(gpus, H800)
     seen = found.nodes_a_token, found.gpus_a_token, found.bytes_per_s / 1e9
     assert seen == pytest.approx(model, rel=0.01)
-    calibrated = calibration.modelled(gpus).bytes_per_s / 1e9
-    for published in calibration.PUBLISHED[gpus]:
+    calibrated = deepep_published.modelled(gpus).bytes_per_s / 1e9
+    for published in deepep_published.PUBLISHED[gpus]:
         assert calibrated == pytest.approx(published, rel=0.06)
 
 
@@ -172,7 +176,7 @@ def test_low_latency_follows_the_published_times():
         num_nodes=2, experts_per_gpu=16, topk=8, seq_len=128, batch_size=16, embed_size=7168,
         sampler="uniform", iter_num=1,
     )  # fmt: skip
-    terms = terms_of(recipe, token_bytes=7408, combine_bytes=14336, cluster=calibration.H800)
+    terms = terms_of(recipe, token_bytes=7408, combine_bytes=14336, links=H800)
     found = simulate(Workload.of(recipe), ["deepep-ll"], terms).strategies["deepep-ll"]
     # 118 and 195 us at 16 GPUs; the busiest GPU has a tenth more than the mean.
     assert found.total_s * 1e6 == pytest.approx(118, rel=0.1)
@@ -231,8 +235,8 @@ def test_one_node_one_gpu_and_no_token_have_answers(words):
 def test_start_ups_and_incast_make_direct_slower():
     recipe = Recipe.of(num_nodes=3, gpus_per_node=2, seq_len=90, iter_num=1)
     plain = simulate(Workload.of(recipe), EXACT)
-    slow = DispatchCluster.of(inter_start_s=1e-6, intra_start_s=1e-6, incast=0.5)
-    slower = simulate(Workload.of(recipe), EXACT, terms_of(recipe, cluster=slow))
+    slow = GpuLinks(inter_start_s=1e-6, intra_start_s=1e-6, incast=0.5)
+    slower = simulate(Workload.of(recipe), EXACT, terms_of(recipe, links=slow))
     for name in ("direct", "deepep", "fast", "spreadout", "multicast-balanced"):
         assert slower.strategies[name].total_s > plain.strategies[name].total_s, name
 
@@ -356,19 +360,35 @@ def test_a_sweep_has_a_row_for_each_point_and_strategy():
         ({"intra_efficiency": 0.0}, "wanted a number from 1e-06 to 1"),
     ],
 )
-def test_a_cluster_that_cannot_be_is_refused(words, message):
+def test_links_that_cannot_be_are_refused(words, message):
     with pytest.raises(ConfigError, match=message):
-        DispatchCluster.of(**words)
+        GpuLinks(**words)
 
 
-def test_bandwidths_are_bare_or_have_a_unit():
-    assert bandwidth("50") == 50 * 2**30
-    assert bandwidth("50GB/s") == 50e9
-    for text in ("-1", "nan", "0", "fast"):
-        with pytest.raises(ConfigError, match="bandwidth"):
-            bandwidth(text)
-    with pytest.raises(ConfigError, match="link 'string'"):
-        preset("string", "H100")
+@pytest.mark.parametrize("bandwidth", ["50", 50, "50.", "1e1"])
+def test_a_bandwidth_without_a_unit_is_one_of_the_original_only(bandwidth):
+    options = DispatchOptions(bw_inter=bandwidth, bw_intra="50GB/s")
+    with pytest.raises(
+        ConfigError, match=r"bw_inter: bandwidth '.*': no unit; wanted a number"
+    ):
+        terms_for(Recipe(), options)
+    links = terms_for(Recipe(sampler="seed"), options).links
+    assert links.inter_bytes_per_s == float(bandwidth) * 2**30
+    assert links.intra_bytes_per_s == 50e9
+
+
+@pytest.mark.parametrize("bandwidth", ["-1", "nan", "0", "fast"])
+def test_what_is_no_bandwidth_is_refused_for_the_original_too(bandwidth):
+    with pytest.raises(ConfigError, match="bw_inter: bandwidth"):
+        terms_for(Recipe(sampler="seed"), DispatchOptions(bw_inter=bandwidth))
+
+
+def test_a_shipped_cluster_gives_the_links_of_its_gpus():
+    links = load_links("H100", 8)
+    assert (links.inter_bytes_per_s, links.intra_bytes_per_s) == (50e9, 360e9)
+
+
+def test_an_unknown_decomposition_is_refused():
     with pytest.raises(ConfigError, match="decomposition: found 'luck'"):
         fast.stages(np.ones((2, 2), np.int64), "luck")
 

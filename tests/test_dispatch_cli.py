@@ -145,9 +145,11 @@ def test_a_cluster_file_gives_the_bandwidths(made, tmp_path):
         (CLUSTER.replace("= 2", "= 8"), "gpus_per_node is 8, that of the workload is 2"),
         (CLUSTER.replace("= 2", "= true2"), "cluster.toml: "),
         (CLUSTER.replace("= 2", "= 0"), "gpus_per_node: found 0"),
-        (CLUSTER.replace("bw_node", "nic"), "no key bw_node"),
+        (CLUSTER.replace("bw_node", "nic"), "unknown key 'nic'"),
+        (CLUSTER.replace("bw_node", "# "), "no key bw_node"),
+        (CLUSTER.replace('"50GB/s"', "50"), "bw_node: bandwidth '50': no unit"),
         (CLUSTER.replace("50GB/s", "much"), "bandwidth 'much'"),
-        (None, "neither a file nor a cluster that is shipped"),
+        (None, "neither a file nor one of"),
     ],
 )
 def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message):
@@ -165,6 +167,7 @@ def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message)
         ("simulate {made} --num-nodes 3", "num_nodes is 2, and 3 was asked for"),
         ("simulate {made} --strategy magic", "strategy: found magic"),
         ("simulate {made} --bw-inter slow", "bandwidth 'slow'"),
+        ("simulate {made} --bw-inter 50", "bw_inter: bandwidth '50': no unit"),
         ("generate --topk 65 -o {made}/x", "topk: found 65"),
         ("generate --zipf-alpha 1 -o {made}/x", "zipf_alpha: found 1.0"),
         ("generate --compat seed --hot-ranks 0:2 -o {made}/x", "no hot ranks"),

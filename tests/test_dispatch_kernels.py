@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.dispatch import fast, sampler, schedules
-from fastcomm.dispatch.bounds import bounds
 from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.traffic import LayerTokens, Traffic, sum_by_node
+from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds, sum_by_node
+from fastcomm.hardware.cluster import GpuLinks
 from fastcomm_kernels import dispatch, routing
 from fastcomm_kernels import permutations as fastcomm_kernels_permutations
 
@@ -32,8 +32,8 @@ def layers(draw):
 
 
 def terms(demand="copies", **words):
-    cluster = schedules.DispatchCluster(inter_bytes_per_s=1e9, intra_bytes_per_s=4e9, **words)
-    return schedules.Terms(token_bytes=100, combine_bytes=200, cluster=cluster, demand=demand)
+    links = GpuLinks(inter_bytes_per_s=1e9, intra_bytes_per_s=4e9, **words)
+    return schedules.Terms(token_bytes=100, combine_bytes=200, links=links, demand=demand)
 
 
 @given(layers())
@@ -69,7 +69,7 @@ def test_no_schedule_beats_the_bounds_of_its_class(layer, demand):
     traffic, told = Traffic.of(layer), terms(demand)
     for name, strategy in schedules.STRATEGIES.items():
         used = "copies" if strategy.copies_only else demand
-        limits = bounds(traffic, told.cluster, told.token_bytes, used)
+        limits = bounds(traffic, told.links, told.token_bytes, used)
         timing = strategy.run(traffic, told)
         least = limits.of(strategy.bound)
         assert timing.seconds >= least * (1 - 1e-12), name

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.cli import main
+from fastcomm.hardware.calibration import Attended, Product, fit_attention, fit_products
 from fastcomm.hardware.cluster import load
-from fastcomm.hardware.compute import Attended, Product, fit_attention, fit_products
 from fastcomm.isp.calibration import NAMES, attention, calibrated, product, timed
 from fastcomm.readers.kineto.shapes import ShapedCall, calls
 
@@ -62,7 +62,7 @@ def flash(slower):
 
 def test_curves_come_back_as_much_slower_as_the_kernels_were(tmp_path):
     path = text.write(tmp_path / "rank0.json", [*products_of(1.4), *flash(1.25)])
-    found = calibrated(str(path), A800)
+    found = calibrated(path, A800)
     work = np.array([2.0 * m * k * n for m, k, n in SIZES])
     ratio = found.cluster.gemm.seconds(work) / A800.gemm.seconds(work)
     assert ratio == pytest.approx(1.4, rel=0.1)
@@ -181,7 +181,7 @@ def test_the_command_prints_curves_and_a_note_falls_where_both_are_measured(tmp_
 def test_links_alone_keep_the_curves_and_say_so(tmp_path):
     path = tmp_path / "m.csv"
     path.write_text("op,ngpu,bytes,lat_s\nall_gather,8,1e6,1e-4\nall_gather,8,1e9,1e-2\n")
-    found = calibrated(str(path), A800)
+    found = calibrated(path, A800)
     assert "links only" in found.skipped[-1]
     assert replace(found.cluster, fits={}) == A800
     reduce = text.all_reduce(0, 50, nelems=1 << 20)
@@ -192,14 +192,14 @@ def test_links_alone_keep_the_curves_and_say_so(tmp_path):
         text.mark("ProfilerStep#1", 0, 2000),
     ]
     run = text.write(tmp_path / "rank0.json", rows, world=4, groups=groups)
-    found = calibrated(str(run), A800)
+    found = calibrated(run, A800)
     assert found.residuals
     assert any("record_shapes" in words for words in found.skipped)
 
 
 def test_products_beyond_the_peak_of_the_gpu_are_left_out(tmp_path):
     rows = [*products_of(1.0), *operator("aten::mm", 9e6, [[4096, 4096], [4096, 4096]], 1e-6)]
-    found = calibrated(str(text.write(tmp_path / "rank0.json", rows)), A800)
+    found = calibrated(text.write(tmp_path / "rank0.json", rows), A800)
     assert "1 calls left out: products beyond the peak of A800-80GB" in found.skipped
     assert max(line.efficiency for line in found.compute) < 1.2
 
@@ -209,7 +209,7 @@ def test_products_alone_are_fitted_and_attention_keeps_its_curve(tmp_path):
         tmp_path / "rank0.json",
         [*products_of(1.1), *operator("aten::mm", 9e6, [[4, 2], [2, 8]], 1e-6, "float")],
     )
-    found = calibrated(str(path), load("h100"))
+    found = calibrated(path, load("h100"))
     assert found.cluster.note
     assert "not measured: attention keeps the cluster's curve" in found.skipped
     assert "1 calls left out: products of float" in found.skipped

@@ -7,8 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from fastcomm.cli import main
+from fastcomm.compat.isp_space import of_config
 from fastcomm.errors import ConfigError
 from fastcomm.isp import question, search
+from fastcomm.isp.calibration import setting
 from fastcomm.isp.result import with_units
 
 ASKED = ("--model", "7B", "--world-size", "16", "--seq-len", "4Ki", "--global-batch", "1Mi")
@@ -136,7 +138,7 @@ def test_a_configuration_of_the_original_is_a_question(tmp_path):
 
 
 def test_a_fixed_pair_and_a_range_of_batches_are_questions():
-    fixed = question.of_config(
+    fixed = of_config(
         {
             "world_size_max": 8,
             "sequence_length": 4096,
@@ -146,7 +148,7 @@ def test_a_fixed_pair_and_a_range_of_batches_are_questions():
             "fixed_micro_num": 4,
         }
     )
-    found = search.search(question.question_of(fixed), search.setting(fixed).cluster)
+    found = search.search(question.question_of(fixed), setting(fixed).cluster)
     assert set(found.columns["micro_num"]) == {4}
     ranged = search.search_strategies(
         model="7B",

@@ -8,8 +8,8 @@ from isp_golden import GOLDEN, ask, asked, golden_rows
 from fastcomm.compat.isp import search, search_strategies
 from fastcomm.compat.isp_space import OriginalRules
 from fastcomm.errors import ConfigError
+from fastcomm.hardware import measurements
 from fastcomm.hardware.cluster import load
-from fastcomm.isp import tables
 from fastcomm.isp.question import ALGOS, MicroBatchRule
 from fastcomm.isp.search import search as default_search
 
@@ -29,7 +29,7 @@ def keys(found):
 
 @pytest.fixture(scope="session")
 def isp_tables(isp_data):
-    return tables.find(isp_data, "a800")
+    return measurements.read_tables(isp_data, "a800")
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -142,12 +142,12 @@ def test_a_table_with_a_hole_is_an_error_with_its_line(tmp_path):
     path = tmp_path / "linear_x.csv"
     path.write_text("key_bytesxmacs,lat_s\n10,1\n20,zero\n")
     with pytest.raises(ConfigError, match="line 3"):
-        tables.gemm(path)
+        measurements.read_gemm(path)
     path.write_text("key,lat_s\n10,1\n")
     with pytest.raises(ConfigError, match="no column key_bytesxmacs"):
-        tables.gemm(path)
+        measurements.read_gemm(path)
     with pytest.raises(ConfigError, match="No such file"):
-        tables.gemm(tmp_path / "absent.csv")
+        measurements.read_gemm(tmp_path / "absent.csv")
 
 
 @pytest.mark.parametrize("seq_len", [4096, 65536])

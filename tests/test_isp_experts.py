@@ -17,13 +17,13 @@ from fastcomm.errors import ConfigError
 from fastcomm.isp import search as isp_search
 from fastcomm.isp.block import Block
 from fastcomm.isp.communication import by_node, collective
-from fastcomm.isp.explain import time_terms
 from fastcomm.isp.layer import visited
 from fastcomm.isp.model import Experts
 from fastcomm.isp.presets import PRESETS, load
 from fastcomm.isp.price import evaluate
 from fastcomm.isp.question import MicroBatchRule
 from fastcomm.isp.search import search
+from fastcomm.isp.strategy import time_terms
 
 ASKED = ("--world-size", "64", "--seq-len", "4Ki", "--global-batch", "4Mi", "--cluster", "h100")
 # What their makers say, in billions: all parameters, and those that a token meets.

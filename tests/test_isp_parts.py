@@ -9,9 +9,11 @@ import pytest
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError
+from fastcomm.hardware import measurements
+from fastcomm.hardware.calibration import calibrate
 from fastcomm.hardware.cluster import load, parse, shipped
-from fastcomm.hardware.links import TimedMessage, calibrate, read_measurements
-from fastcomm.isp import formulas, tables
+from fastcomm.hardware.measurements import TimedMessage, read_measurements
+from fastcomm.isp import communication as formulas
 from fastcomm.isp.calibration import messages, spread
 from fastcomm.isp.communication import collective
 from fastcomm.isp.layer import Correction
@@ -256,7 +258,7 @@ def test_a_run_and_its_metrics_calibrate_alike(tmp_path):
 
 
 def test_an_attention_table_corrects_the_formula_and_is_exact_at_its_points(isp_data):
-    table = tables.attention(isp_data / "fa_a800.csv")
+    table = measurements.read_attention(isp_data / "fa_a800.csv")
     key = (1, 8192, 4096)
     ahead, back = Correction.of(table, A800).at(8192.0, np.array([[4096.0]]))
     formula = float(A800.attention.forward(*key))

@@ -109,7 +109,7 @@ def test_a_run_measures_what_the_definitions_say(ranks, link, clock):
         ]
         options = OpenOptions(iterations=IterationRule(clock=clock))
         found = compute_metrics(
-            open_run(*paths, options=options), MetricsOptions(link_bandwidth=link)
+            open_run(*paths, options=options), MetricsOptions(link_bandwidth=f"{link}B/s")
         ).to_dict()
         traces = [oracle_kineto.read(path) for path in paths]
     wanted = oracle_metrics.metrics(traces, tag_of, link, clock)
@@ -196,6 +196,6 @@ def test_only_the_iterations_that_are_asked_for_count(tmp_path):
 
 def test_iteration_bandwidth_is_bytes_over_the_union(tmp_path):
     events = [k.all_reduce(10, 10), k.all_reduce(15, 10, stream=21)]
-    row = measure(tmp_path, events, link_bandwidth=1e9).tables["iterations"].to_pylist()[0]
+    row = measure(tmp_path, events, link_bandwidth="1GB/s").tables["iterations"].to_pylist()[0]
     assert row["iteration_bw"] == pytest.approx(8000 / 15e-6)
     assert row["iteration_util"] == pytest.approx(8000 / 15e-6 / 1e9)

@@ -40,7 +40,9 @@ def opened(path, job=SMALL, clock="auto"):
 
 
 def measured(path, job=SMALL, clock="auto"):
-    return compute_metrics(opened(path, job, clock), MetricsOptions(link_bandwidth=LINK))
+    return compute_metrics(
+        opened(path, job, clock), MetricsOptions(link_bandwidth=f"{LINK}B/s")
+    )
 
 
 def numbers(found):

@@ -159,6 +159,7 @@ API = [
     lambda run: compute_metrics(run, MetricsOptions(link_bandwidth=math.inf)),
     lambda run: compute_metrics(run, MetricsOptions(link_bandwidth="1e308GB/s")),
     lambda run: compute_metrics(run, MetricsOptions(link_bandwidth=-1.0)),
+    lambda run: compute_metrics(run, MetricsOptions(link_bandwidth=50)),
     lambda _: fastcomm.Recipe.of(num_nodes=10**12),
     lambda _: fastcomm.Recipe.of(seq_len=1 << 64),
     lambda _: fastcomm.Recipe.of(num_layers=99_999_999_999),
@@ -172,7 +173,9 @@ API = [
 @pytest.mark.parametrize("call", API)
 def test_functions_check_the_ranges_of_options(inputs, call):
     run = open_run(inputs["run"])
-    with pytest.raises(ConfigError, match=r"found|wanted at most"):
+    with pytest.raises(
+        ConfigError, match=r"found|wanted at most|no unit; wanted a number and a unit"
+    ):
         call(run)
 
 

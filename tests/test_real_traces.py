@@ -43,7 +43,7 @@ def test_a_real_run_measures_what_the_oracle_does(real, name, clock):
     paths = traces_of(real, RUNS[name])
     options = OpenOptions(iterations=IterationRule(clock=clock))
     run = open_run(*paths, options=options)
-    found = compute_metrics(run, MetricsOptions(link_bandwidth=LINK)).to_dict()
+    found = compute_metrics(run, MetricsOptions(link_bandwidth=f"{LINK}B/s")).to_dict()
     traces = [oracle_kineto.read(path) for path in paths]
     tag = TAG.get(name, "OTHER")
     wanted = oracle_metrics.metrics(traces, lambda event: tag, LINK, clock)

@@ -14,7 +14,8 @@ from fastcomm.analyses.doctor import examine
 from fastcomm.analyses.stats import RunStatistics
 from fastcomm.cli import COMMANDS, main
 from fastcomm.dispatch import placement, simulation
-from fastcomm.isp import question, search, sweep
+from fastcomm.isp import question, search
+from fastcomm.isp.calibration import setting
 from fastcomm.options import SearchOptions
 from fastcomm.readers.dpro import inputs as dpro_inputs
 from fastcomm.readers.dpro.statistics import statistics
@@ -133,7 +134,7 @@ def searched(seq_lens):
     if not seq_lens:
         return fastcomm.search_strategies(**words)
     asked = SearchOptions(**words)
-    return sweep.sweep(question.question_of(asked), search.setting(asked).cluster, seq_lens)
+    return search.sweep(question.question_of(asked), setting(asked).cluster, seq_lens)
 
 
 def placed(rule):

@@ -38,7 +38,7 @@ def measured(folder, clock="host", **options):
     """Measure a job; its truth is by the host's marks."""
     rule = IterationRule(clock=clock)
     run = open_run(folder, options=OpenOptions(iterations=rule, **options))
-    return compute_metrics(run, MetricsOptions(link_bandwidth=LINK))
+    return compute_metrics(run, MetricsOptions(link_bandwidth=f"{LINK}B/s"))
 
 
 def comparable(job):

@@ -1,35 +1,41 @@
 """Time the all-to-all of a workload's experts, with a user's options."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastcomm.checks import build, shows
-from fastcomm.dispatch.cluster import DispatchCluster, bandwidth, hardware
+from fastcomm.compat.dispatch import original_bandwidth
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, Terms
 from fastcomm.dispatch.simulation import Simulation, simulate
 from fastcomm.dispatch.workload import Workload
+from fastcomm.hardware.cluster import GpuLinks, load_links
 from fastcomm.options import DispatchOptions
+from fastcomm.units import parse_bandwidth
 
 
 def terms_for(recipe: Recipe, options: DispatchOptions) -> Terms:
-    """Return the terms that a user's options describe for a workload."""
-    links = DispatchCluster()
-    inter, intra = links.inter_bytes_per_s, links.intra_bytes_per_s
+    """Return the terms that a user's options describe for a workload.
+
+    Only for a workload of the original simulator a bandwidth without a unit counts GiB/s.
+    """
+    links = GpuLinks()
     if options.cluster is not None:
-        found = hardware(str(options.cluster), recipe.gpus_per_node)
-        inter, intra = found.inter_bytes_per_s, found.intra_bytes_per_s
+        links = load_links(options.cluster, recipe.gpus_per_node)
+    parse = original_bandwidth if recipe.sampler == "seed" else parse_bandwidth
+    given = {
+        f"{kind}_bytes_per_s": parse(bandwidth, f"bw_{kind}")
+        for kind, bandwidth in (("inter", options.bw_inter), ("intra", options.bw_intra))
+        if bandwidth is not None
+    }
     size = options.token_bytes or recipe.token_bytes
     return Terms(
         token_bytes=size,
         combine_bytes=options.combine_bytes or size,
-        cluster=DispatchCluster.of(
-            inter_bytes_per_s=inter
-            if options.bw_inter is None
-            else bandwidth(options.bw_inter),
-            intra_bytes_per_s=intra
-            if options.bw_intra is None
-            else bandwidth(options.bw_intra),
+        links=replace(
+            links,
+            **given,
             inter_efficiency=options.inter_efficiency,
             intra_efficiency=options.intra_efficiency,
             inter_start_s=options.inter_start * 1e-6,

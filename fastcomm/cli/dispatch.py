@@ -1,25 +1,21 @@
 """``fastcomm dispatch`` and its commands."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from fastcomm.checks import FACTOR, REPLICAS, shortened
-from fastcomm.cli.dispatch_options import DRAWING, REPORT, TERMS, shape_options
-from fastcomm.cli.messages import SuggestingGroup, say
+from fastcomm.cli.dispatch_options import DRAWING, SimulationRequest, shape_options, simulates
+from fastcomm.cli.messages import SuggestingGroup
 from fastcomm.cli.options import COUNT, WORKERS, Number, OutputFolder, builds, with_options
-from fastcomm.cli.results import print_json
+from fastcomm.dispatch.recipe import Recipe
 from fastcomm.errors import ConfigError
 from fastcomm.inert import inert
-from fastcomm.options import DispatchOptions, WorkloadOptions
+from fastcomm.options import WorkloadOptions
 from fastcomm.units import counted
-
-if TYPE_CHECKING:
-    from fastcomm.dispatch.recipe import Recipe
 
 _EXAMPLES = """\b
 Examples:
@@ -82,7 +78,6 @@ def generate(
 
 
 @run.command("simulate")
-@builds(shape=WorkloadOptions, network=DispatchOptions)
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--strategy",
@@ -93,19 +88,12 @@ def generate(
     help="deepep-compat, fast-compat, deepep, deepep-ll, fast, direct, spreadout, "
     "hierarchical, multicast-balanced.",
 )
-@with_options(shape_options(defaults=False))
-@with_options(TERMS)
-@with_options(REPORT)
+@simulates()
 def simulate(
     *,
     workload: Path,
     names: str,
-    as_json: bool,
-    output: Path | None,
-    xlsx: bool,
-    html: Path | None,
-    shape: WorkloadOptions,
-    network: DispatchOptions,
+    request: SimulationRequest,
 ) -> None:
     """Time the layers of WORKLOAD under some strategies, and name what binds each.
 
@@ -114,60 +102,44 @@ def simulate(
     experts. The shape of a generated workload is its own, and one that contradicts it is an
     error.
     """
-    from fastcomm.analyses.dispatch import terms_for
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation
     from fastcomm.dispatch.workload import open_workload
     from fastcomm.report import dispatch as report
 
-    opened = open_workload(workload, shape)
-    terms = terms_for(opened.recipe, network)
+    opened = open_workload(workload, request.shape)
+    terms = request.terms(opened.recipe)
     found = simulation.simulate(opened, names.split(","), terms, known=STRATEGIES)
-    _page(found, html)
-    _give(found, as_json, (output, xlsx), report.show)
+    request.give(found, report.show)
 
 
 @run.command("compare")
-@builds(shape=WorkloadOptions, network=DispatchOptions)
 @click.argument("workload", required=False, type=click.Path(exists=True, path_type=Path))
-@with_options(shape_options(defaults=True))
-@with_options(DRAWING)
-@with_options(TERMS)
-@with_options(REPORT)
+@simulates(draws=True)
 def compare(
     *,
     workload: Path | None,
-    as_json: bool,
-    output: Path | None,
-    xlsx: bool,
-    html: Path | None,
-    shape: WorkloadOptions,
-    network: DispatchOptions,
+    request: SimulationRequest,
 ) -> None:
     """Time every strategy side by side, each as a multiple of the best possible.
 
     Without WORKLOAD one is drawn on the way, from the options, and stored nowhere.
     """
-    from fastcomm.analyses.dispatch import terms_for
     from fastcomm.compat.dispatch import STRATEGIES
     from fastcomm.dispatch import simulation
     from fastcomm.dispatch.workload import Workload, open_workload
     from fastcomm.report import dispatch as report
 
+    shape = request.shape
     opened = open_workload(workload, shape) if workload else Workload.of(_recipe(shape))
+    terms = request.terms(opened.recipe)
     found = simulation.simulate(
-        opened,
-        tuple(STRATEGIES),
-        terms_for(opened.recipe, network),
-        known=STRATEGIES,
-        lenient=True,
+        opened, tuple(STRATEGIES), terms, known=STRATEGIES, lenient=True
     )
-    _page(found, html)
-    _give(found, as_json, (output, xlsx), report.compare)
+    request.give(found, report.compare)
 
 
 @run.command("place")
-@builds(shape=WorkloadOptions, network=DispatchOptions)
 @click.argument("workload", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--replicas",
@@ -196,9 +168,7 @@ def compare(
     help="Text file: measured load of each expert, a line a layer. [default: the workload's]",
 )
 @click.option("--strategy", "names", default="deepep,fast,multicast-balanced", metavar="LIST")
-@with_options(shape_options(defaults=False))
-@with_options(TERMS)
-@with_options(REPORT)
+@simulates()
 def place(
     *,
     workload: Path,
@@ -207,40 +177,32 @@ def place(
     rule: str,
     load: Path | None,
     names: str,
-    as_json: bool,
-    output: Path | None,
-    xlsx: bool,
-    html: Path | None,
-    shape: WorkloadOptions,
-    network: DispatchOptions,
+    request: SimulationRequest,
 ) -> None:
     """Place replicas of the experts by their load, and time WORKLOAD before and after."""
     import numpy as np
 
-    from fastcomm.analyses.dispatch import terms_for
     from fastcomm.dispatch import placement
     from fastcomm.dispatch.workload import open_workload
     from fastcomm.report import dispatch as report
 
-    opened = open_workload(workload, shape)
+    opened = open_workload(workload, request.shape)
     loads = None
     if load is not None:
         loads = np.reshape(_numbers(load), (opened.recipe.num_layers, -1))
     found = placement.placing(
         opened,
         names.split(","),
-        terms_for(opened.recipe, network),
+        request.terms(opened.recipe),
         rule=rule,
         replicas=round(replicas * opened.recipe.experts),
         groups=groups,
         loads=loads,
     )
-    _page(found, html)
-    _give(found, as_json, (output, xlsx), report.place)
+    request.give(found, report.place)
 
 
 @run.command("sweep")
-@builds(shape=WorkloadOptions, network=DispatchOptions)
 @click.option(
     "--over",
     multiple=True,
@@ -249,72 +211,28 @@ def place(
     help="Values of an option of the workload: zipf_alpha=1.1,2. Several make a grid.",
 )
 @click.option("--strategy", "names", default="deepep,fast,multicast-balanced", metavar="LIST")
-@with_options(shape_options(defaults=True))
-@with_options(DRAWING)
-@with_options(TERMS)
-@with_options(REPORT)
+@simulates(draws=True)
 def sweep(
     *,
     over: tuple[str, ...],
     names: str,
-    as_json: bool,
-    output: Path | None,
-    xlsx: bool,
-    html: Path | None,
-    shape: WorkloadOptions,
-    network: DispatchOptions,
+    request: SimulationRequest,
 ) -> None:
     """Time strategies over a grid of workloads: skew, nodes, top-k, tokens."""
-    from fastcomm.analyses.dispatch import terms_for
     from fastcomm.compat.dispatch import STRATEGIES
-    from fastcomm.dispatch import simulation as dispatch_simulation
+    from fastcomm.dispatch import simulation
     from fastcomm.report import dispatch as report
 
-    grid = dict(dispatch_simulation.axis(text) for text in over)
-    shape = replace(shape, iter_num=shape.iter_num or 1)
-    found = dispatch_simulation.sweep(
-        _recipe(shape),
-        grid,
-        names.split(","),
-        lambda recipe: terms_for(recipe, network),
-        STRATEGIES,
+    grid = dict(simulation.axis(text) for text in over)
+    shape = replace(request.shape, iter_num=request.shape.iter_num or 1)
+    found = simulation.sweep(
+        _recipe(shape), grid, names.split(","), request.terms, known=STRATEGIES
     )
-    _page(found, html)
-    _give(found, as_json, (output, xlsx), report.sweep)
+    request.give(found, report.sweep)
 
 
-def _recipe(shape: WorkloadOptions) -> "Recipe":
-    from fastcomm.dispatch.recipe import Recipe
-
+def _recipe(shape: WorkloadOptions) -> Recipe:
     return Recipe.of(**{"sampler": "zipf", **shape.given()})
-
-
-def _page(found: Any, html: Path | None) -> None:
-    """Write the page of a result, if one was asked for."""
-    if html is not None:
-        from fastcomm.report.html import dispatch, render
-
-        render.write(dispatch.page(found), html)
-
-
-def _give(
-    found: Any, as_json: bool, files: tuple[Path | None, bool], show: Callable[[Any], None]
-) -> None:
-    """Write the result into a folder, with or without a workbook, and print it."""
-    output, xlsx = files
-    if output is not None:
-        from fastcomm.report import dispatch as report_dispatch
-
-        say(
-            *(
-                f"wrote {path}"
-                for path in report_dispatch.write_dispatch(found, output, xlsx=xlsx)
-            )
-        )
-    if as_json:
-        print_json(found)
-    else:
-        show(found)
 
 
 def _numbers(path: Path) -> list[float]:
@@ -326,7 +244,7 @@ def _numbers(path: Path) -> list[float]:
         raise ConfigError(f"{path}: {error}; wanted numbers alone") from error
 
 
-def _sources(text: str, recipe: "Recipe") -> list[int]:
+def _sources(text: str, recipe: Recipe) -> list[int]:
     """Tokens of each GPU where some have a multiple of the others'."""
     weight = [1.0] * recipe.gpus
     for part in text.split(","):

@@ -1,19 +1,28 @@
-"""Options that the commands of ``fastcomm dispatch`` share."""
+"""Options that the commands of ``fastcomm dispatch`` share, and the object they get them as."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from fastcomm.checks import EFFICIENCY, FACTOR, START_S
-from fastcomm.cli.options import BYTES, Number
-from fastcomm.cli.results import result_options
-from fastcomm.dispatch.recipe import RANGES
+from fastcomm.cli.messages import say
+from fastcomm.cli.options import BYTES, Number, builds, with_options
+from fastcomm.cli.results import ResultOptions, print_json, result_options
+from fastcomm.dispatch.recipe import DTYPE_BYTES, LAWS, RANGES, Recipe
+from fastcomm.options import DispatchOptions, WorkloadOptions
+
+if TYPE_CHECKING:
+    from fastcomm.dispatch.placement import Placing
+    from fastcomm.dispatch.schedules import Terms
+    from fastcomm.dispatch.simulation import DispatchSweep, Simulation
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R", "Simulation", "Placing", "DispatchSweep")
 
-_LAWS = ("zipf", "bounded", "uniform", "popularity", "gate", "bimodal")
-SHAPE = {
+_SHAPE = {
     "num_nodes": "Nodes.",
     "gpus_per_node": "GPUs of a node, each with a NIC.",
     "experts_per_gpu": "Experts of a GPU.",
@@ -24,30 +33,26 @@ SHAPE = {
     "num_layers": "Layers of an iteration.",
     "iter_num": "Iterations.",
 }
-_DEFAULTS = ["4", "8", "2", "8192", "2", "5120", "4", "1", "10"]
-_DTYPES = ["float16", "bfloat16", "float32", "float64", "float8"]
-REPORT = (result_options("Write dispatch.json, and the table as CSV and Parquet."),)
-TERMS = (
+_TERMS = (
     click.option(
         "--cluster",
-        metavar="FILE",
-        help="TOML file of a cluster, as of fastcomm isp, or the name of a shipped one: its "
-        "bandwidths.",
+        metavar="NAME|FILE",
+        help="Cluster whose bandwidths count: a shipped one (h100) or a TOML file, as of "
+        "fastcomm isp.",
     ),
     click.option(
         "--bw-inter",
         "--bw_inter",
         "bw_inter",
         metavar="RATE",
-        help="NIC bandwidth of a GPU, as 50GB/s or 400Gbit/s; a bare number counts GiB/s. "
-        "[default: 50]",
+        help="NIC bandwidth of a GPU: 50GB/s, 400Gbit/s. [default: 50GiB/s]",
     ),
     click.option(
         "--bw-intra",
         "--bw_intra",
         "bw_intra",
         metavar="RATE",
-        help="Bandwidth of a GPU inside its node. [default: 400]",
+        help="Bandwidth of a GPU inside its node. [default: 400GiB/s]",
     ),
     click.option(
         "--inter-efficiency", type=Number(EFFICIENCY), default=1.0, help="Share of it reached."
@@ -103,14 +108,14 @@ def shape_options(defaults: bool) -> tuple[Callable[[F], F], ...]:
         click.option(
             *dict.fromkeys([f"--{name.replace('_', '-')}", f"--{name}", name]),
             type=_whole(name),
-            help=f"{words} [default: {default}]" if defaults else words,
+            help=f"{words} [default: {getattr(Recipe(), name)}]" if defaults else words,
         )
-        for (name, words), default in zip(SHAPE.items(), _DEFAULTS, strict=True)
+        for name, words in _SHAPE.items()
     ]
-    return (
-        *whole,
-        click.option("--dtype", type=click.Choice(_DTYPES), help="Type of the elements."),
+    dtype = click.option(
+        "--dtype", type=click.Choice(list(DTYPE_BYTES)), help="Type of the elements."
     )
+    return (*whole, dtype)
 
 
 DRAWING = (
@@ -129,7 +134,7 @@ DRAWING = (
     ),
     click.option(
         "--law",
-        type=click.Choice(_LAWS),
+        type=click.Choice(LAWS),
         help="How popular experts are: unbounded Zipf folded onto them, bounded Zipf, all "
         "alike, a table, DeepSeek-V3's group-limited gate, or ranks that send mostly "
         "away. [default: zipf]",
@@ -141,3 +146,63 @@ DRAWING = (
     ),
     click.option("--shuffle", is_flag=True, default=None, help="Hot experts anywhere."),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationRequest:
+    """What every command that simulates is asked: a workload's shape, links, and files."""
+
+    shape: WorkloadOptions
+    network: DispatchOptions
+    results: ResultOptions
+
+    def terms(self, recipe: Recipe) -> "Terms":
+        """Return the terms of a simulation of a workload."""
+        from fastcomm.analyses.dispatch import terms_for
+
+        return terms_for(recipe, self.network)
+
+    def give(self, result: R, show: Callable[[R], None]) -> None:
+        """Write the page and the files that were asked for, and print the result."""
+        if self.results.html is not None:
+            from fastcomm.report.html import dispatch as pages
+            from fastcomm.report.html import render
+
+            render.write(pages.page(result), self.results.html)
+        if self.results.output is not None:
+            from fastcomm.report.dispatch import write_dispatch
+
+            paths = write_dispatch(result, self.results.output, xlsx=self.results.xlsx)
+            say(*(f"wrote {path}" for path in paths))
+        if self.results.as_json:
+            print_json(result)
+        else:
+            show(result)
+
+
+def simulates(*, draws: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the options of a command that simulates.
+
+    The command gets a `SimulationRequest` as `request`. One that `draws` a workload takes the
+    options of drawing, too.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def call(
+            *,
+            shape: WorkloadOptions,
+            network: DispatchOptions,
+            results: ResultOptions,
+            **values: Any,
+        ) -> None:
+            request = SimulationRequest(shape=shape, network=network, results=results)
+            command(request=request, **values)
+
+        kinds = {"shape": WorkloadOptions, "network": DispatchOptions, "results": ResultOptions}
+        files = result_options("Write dispatch.json, and the table as CSV and Parquet.")
+        drawing = DRAWING if draws else ()
+        options = (*shape_options(defaults=draws), *drawing, *_TERMS, files)
+        return with_options(options)(builds(**kinds)(call))
+
+    return decorate

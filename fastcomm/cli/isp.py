@@ -11,15 +11,16 @@ import click
 from fastcomm.checks import IMBALANCE, PENALTY
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import COUNT, Number, builds, with_options
-from fastcomm.cli.results import print_json, result_options
+from fastcomm.cli.results import ResultOptions, print_json, result_options
 from fastcomm.errors import ConfigError
 from fastcomm.options import SearchOptions
 from fastcomm.units import parse_quantity
 
 if TYPE_CHECKING:
+    from fastcomm.isp.calibration import Setting
     from fastcomm.isp.question import Question
     from fastcomm.isp.result import HardwareChange, SearchResult
-    from fastcomm.isp.search import Setting
+    from fastcomm.isp.search import SearchSweep
 
 _EXAMPLES = """\b
 Examples:
@@ -172,16 +173,13 @@ class ShowOptions:
 @click.command("isp", epilog=_EXAMPLES)
 @with_options(_OPTIONS)
 @result_options("Write isp.json, and every strategy as CSV and Parquet.")
-@builds(options=SearchOptions, showing=ShowOptions)
+@builds(options=SearchOptions, showing=ShowOptions, files=ResultOptions)
 def run(
     *,
     options: SearchOptions,
     config_path: Path | None,
     showing: ShowOptions,
-    as_json: bool,
-    output: Path | None,
-    xlsx: bool,
-    html: Path | None,
+    files: ResultOptions,
 ) -> None:
     """Find the parallel strategy that trains fastest and fits in memory.
 
@@ -189,19 +187,21 @@ def run(
     pipeline, micro-batches and checkpoints: all that can exist is priced by closed formulas and
     ranked by tokens a GPU and second. Nothing is run.
     """
-    from fastcomm.isp import question, search
+    from fastcomm.isp import question
+    from fastcomm.isp.calibration import setting
 
     if config_path is not None:
-        options = options.over(question.config_file(config_path))
+        from fastcomm.compat.isp_space import config_file
+
+        options = options.over(config_file(config_path))
     warn(_decimal_units(options))
     lengths = question.numbers(options.seq_len, "sequence length") or (0,)
     if options.compat and showing.sensitivity:
         raise ConfigError("--sensitivity: asks the default mode, leave --compat out")
     if options.compat and len(lengths) > 1:
         raise ConfigError("--compat: one sequence length at a time")
-    files = SearchFiles(as_json, output, xlsx, html)
     asked = question.question_of(options)
-    using = search.setting(options)
+    using = setting(options)
     if len(lengths) > 1:
         _sweep(asked, using, lengths, files)
         return
@@ -211,7 +211,7 @@ def run(
     if showing.sensitivity:
         found = replace(found, sensitivity=_changes(found, using))
     _write(found, files)
-    if as_json:
+    if files.as_json:
         print_json(found)
     elif found.feasible:
         _show(found, showing)
@@ -232,17 +232,7 @@ def _found(asked: "Question", using: "Setting", options: SearchOptions) -> "Sear
     return isp.answer(asked, isp.rules_of(options), using)
 
 
-@dataclass(frozen=True, slots=True)
-class SearchFiles:
-    """Where the result goes."""
-
-    as_json: bool
-    output: Path | None
-    xlsx: bool
-    html: Path | None
-
-
-def _write(found: "SearchResult", files: SearchFiles) -> None:
+def _write(found: "SearchResult | SearchSweep", files: ResultOptions) -> None:
     """Write the tables and the page, if they were asked for."""
     if files.output is not None:
         from fastcomm.report.isp import write_search
@@ -274,14 +264,14 @@ def _decimal_units(options: SearchOptions) -> Iterator[str]:
 
 
 def _changes(found: "SearchResult", using: "Setting") -> "tuple[HardwareChange, ...]":
-    from fastcomm.isp.sweep import sensitivity
+    from fastcomm.isp.search import sensitivity
 
     best = found.record(0) if found.feasible else None
     return sensitivity(found.question, using.cluster, best, using.attention)
 
 
 def _show(found: "SearchResult", showing: ShowOptions) -> None:
-    from fastcomm.isp.launch import snippet
+    from fastcomm.isp.strategy import snippet
     from fastcomm.report import isp as report
 
     if showing.launch:
@@ -300,21 +290,13 @@ def _show(found: "SearchResult", showing: ShowOptions) -> None:
 
 
 def _sweep(
-    question: "Question", using: "Setting", lengths: tuple[int, ...], files: SearchFiles
+    question: "Question", using: "Setting", lengths: tuple[int, ...], files: ResultOptions
 ) -> None:
-    from fastcomm.isp.sweep import sweep
+    from fastcomm.isp.search import sweep
     from fastcomm.report import isp as report
 
     found = sweep(question, using.cluster, lengths, using.attention)
-    if files.output is not None:
-        from fastcomm.report.isp import write_sweep
-
-        write_sweep(found, files.output, xlsx=files.xlsx)
-    if files.html is not None:
-        from fastcomm.report.html import isp as page
-        from fastcomm.report.html import render
-
-        render.write(page.sweep(found), files.html)
+    _write(found, files)
     if files.as_json:
         print_json(found)
     else:

@@ -48,10 +48,7 @@ class Rate(click.ParamType[str]):
         """Return the text; ConfigError where it is no bandwidth."""
         from fastcomm.units import parse_bandwidth
 
-        try:
-            parse_bandwidth(str(value))
-        except ConfigError as error:
-            raise ConfigError(f"{option_name(param)}: {error}") from error
+        parse_bandwidth(value, option_name(param))
         return value
 
 

@@ -1,6 +1,8 @@
 """Options that commands share: how a run is measured, and where results go."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -99,6 +101,16 @@ def measure(
         return compute_metrics(
             run, options, workers=executor, keep_going=reading.keep_going, progress=advance
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultOptions:
+    """Where a result goes besides the terminal: a directory, a workbook there, a page."""
+
+    as_json: bool = False
+    output: Path | None = None
+    xlsx: bool = False
+    html: Path | None = None
 
 
 def print_json(found: "Result") -> None:

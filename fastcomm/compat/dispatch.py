@@ -18,6 +18,14 @@ from fastcomm.dispatch.schedules import (
     end_loads,
 )
 from fastcomm.dispatch.traffic import Matrix, Traffic, sum_by_node
+from fastcomm.units import parse_bandwidth
+
+
+def original_bandwidth(value: object, where: str = "") -> float:
+    """Return the bytes per second of a bandwidth; a number without a unit counts GiB/s."""
+    text = str(value).strip()
+    is_bare = text[-1:].isdecimal() or text.endswith(".")
+    return parse_bandwidth(f"{text}GiB/s" if is_bare else text, where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +41,8 @@ class Links:
         """Convert the terms of a simulation."""
         return cls(
             token_kb=terms.token_bytes / 1024,
-            inter_kb_per_s=terms.cluster.inter_bytes_per_s / 1024,
-            intra_kb_per_s=terms.cluster.intra_bytes_per_s / 1024,
+            inter_kb_per_s=terms.links.inter_bytes_per_s / 1024,
+            intra_kb_per_s=terms.links.intra_bytes_per_s / 1024,
         )
 
     def inter_s(self, count: float) -> float:
@@ -163,9 +171,7 @@ def _last_stage(
 def _deepep_timing(traffic: Traffic, terms: Terms) -> Timing:
     """Time a layer by the original's DeepEP."""
     found = deepep(traffic, Links.of(terms))
-    unit = np.repeat(
-        [1 / terms.cluster.inter_bytes_per_s, 1 / terms.cluster.intra_bytes_per_s], 2
-    )
+    unit = np.repeat([1 / terms.links.inter_bytes_per_s, 1 / terms.links.intra_bytes_per_s], 2)
     return Timing(
         seconds=found.total_s,
         phases={"inter": found.inter_s, "intra": found.intra_s},

@@ -11,11 +11,11 @@ from fastcomm.compat import isp_space
 from fastcomm.compat.isp_space import ORIGINAL_ALGOS, OriginalBlock, OriginalRules
 from fastcomm.errors import ConfigError
 from fastcomm.hardware.cluster import Cluster
+from fastcomm.hardware.measurements import AttentionTable, ComputeTables
 from fastcomm.isp import question as questions
+from fastcomm.isp.calibration import Setting, setting
 from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
-from fastcomm.isp.search import Setting, setting
-from fastcomm.isp.tables import AttentionTable, ComputeTables
 from fastcomm.options import SearchOptions
 
 Array = NDArray[Any]

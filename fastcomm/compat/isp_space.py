@@ -1,18 +1,24 @@
-"""The space of the original strategy search: its candidates in order, and why each falls out.
+"""What the original strategy search is asked: its configuration, and its candidates in order.
 
 A block is what has one pipeline, sequence shard and algorithm: its micro-batches are rows, its
 shards are columns. Group rules see the columns alone, so most candidates cost nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isqrt
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm import inputs
+from fastcomm.checks import DTYPE_BYTES, PENALTY, build
 from fastcomm.errors import ConfigError
 from fastcomm.isp.question import Question
+from fastcomm.options import SearchOptions
+from fastcomm.units import parse_quantity
 from fastcomm_kernels.arrays import Ints
 
 Columns = dict[str, NDArray[np.float64]]
@@ -192,3 +198,91 @@ def _allowed(
         cut = zp * wp * pp * (1 if algo == "isp" else sp)
         kept &= cut >= question.model.billions / 1.5
     return np.asarray(kept)
+
+
+_KEYS = (
+    *("world_size_max", "world_size_min", "global_bsz", "global_bsz_min", "global_bsz_max"),
+    *("sequence_length", "model_size", "vocab_size", "dtype_size", "use_fa"),
+    *("fixed_micro_num", "fixed_micro_bsz", "mem_threshold", "wp_penalty_coefficient"),
+    *("debug", "overlap_wdp", "use_fixed_micro_bsz", "use_strict_bsz"),
+)
+_QUANTITIES = (
+    "world_size_max",
+    "world_size_min",
+    "sequence_length",
+    "vocab_size",
+    "mem_threshold",
+)
+_RANGES = {"dtype_size": DTYPE_BYTES, "wp_penalty_coefficient": PENALTY}
+# The README of the original calls some by other words.
+_ALIASES = {
+    "max_world_size": "world_size_max",
+    "min_world_size": "world_size_min",
+    "seq_len": "sequence_length",
+}
+
+
+def _checked(said: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a mapping by its usual names; ConfigError for an unknown key or a wrong number."""
+    found = {_ALIASES.get(key, key): value for key, value in said.items()}
+    # The original keeps further settings of its own beside these in "config".
+    if isinstance(found.get("config"), dict):
+        found |= {_ALIASES.get(key, key): value for key, value in found.pop("config").items()}
+    if unknown := found.keys() - set(_KEYS):
+        raise ConfigError(
+            f"{where}: unknown key {min(unknown)!r}, known are {', '.join(_KEYS)}"
+        )
+    for key, value in found.items():
+        if value is None:
+            continue
+        if key in _QUANTITIES:
+            parse_quantity(value, f"{where}: {key}")
+        elif key in _RANGES:
+            _RANGES[key].check(value, f"{where}: {key}")
+    return found
+
+
+def of_config(said: Mapping[str, Any], where: str = "configuration") -> SearchOptions:
+    """Return the options of a mapping with the original's keys."""
+    said = _checked(said, where)
+    values: dict[str, Any] = {}
+    least, most = (said.get(f"world_size_{end}") for end in ("min", "max"))
+    if least is not None or most is not None:
+        low, high = least or most, most or least
+        values["world_size"] = f"{low}-{high}" if low != high else f"{low}"
+    strict = said.get("use_strict_bsz", said.get("global_bsz_min") is None)
+    batches = ("global_bsz",) if strict else ("global_bsz_min", "global_bsz_max")
+    names = {
+        **{key: key.replace("global_bsz", "global_batch") for key in batches},
+        "sequence_length": "seq_len",
+        "model_size": "model",
+        "vocab_size": "vocab",
+        "dtype_size": "dtype_size",
+        "use_fa": "flash",
+        "mem_threshold": "memory",
+        "wp_penalty_coefficient": "penalty",
+        "overlap_wdp": "overlap_wdp",
+        "use_strict_bsz": "strict_batch",
+    }
+    values |= {name: said[key] for key, name in names.items() if said.get(key) is not None}
+    if said.get("use_fixed_micro_bsz"):
+        if said.get("use_strict_bsz"):
+            raise ConfigError(f"{where}: use_strict_bsz excludes use_fixed_micro_bsz")
+        values = {key: value for key, value in values.items() if "batch" not in key}
+        values |= {
+            "micro_bsz": said.get("fixed_micro_bsz"),
+            "micro_num": said.get("fixed_micro_num"),
+        }
+    kinds = {"flash": bool, "overlap_wdp": bool, "strict_batch": bool, "model": str}
+    for key, kind in ({**kinds, "dtype_size": int}).items():
+        if key in values:
+            values[key] = kind(values[key])
+    return build(SearchOptions, values, where)
+
+
+def config_file(path: Path) -> SearchOptions:
+    """Return the options of a JSON file with the original's keys; ConfigError for others."""
+    said = inputs.json(path)
+    if not isinstance(said, dict):
+        raise ConfigError(f"{path}: found {type(said).__name__}, wanted an object")
+    return of_config(said, str(path))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastcomm.dispatch.traffic import Matrix
 from fastcomm.errors import ConfigError
-from fastcomm_kernels import permutations as fastcomm_kernels_permutations
+from fastcomm.hardware.cluster import Cost
 from fastcomm_kernels import permutations as kernels
 
 Rows = NDArray[np.int32]
@@ -24,21 +24,8 @@ _SHRINK = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """Time of a message: a start-up, and a time a unit."""
-
-    start_s: float = 0.0
-    unit_s: float
-
-    @property
-    def pair(self) -> tuple[float, float]:
-        """As the kernels take it."""
-        return float(self.start_s), float(self.unit_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What FAST does with one demand, and how long each part takes."""
+    """FAST's schedule of one demand, and the seconds of each part."""
 
     servers: Matrix  # node by node: load of each NIC
     permutations: Rows  # stage by node: where the node sends; itself is padding
@@ -120,7 +107,7 @@ def split(padded: Matrix, first: int) -> tuple[Rows, Matrix]:
     load = largest_sum(padded)
     if (padded.sum(axis=0) != load).any() or (padded.sum(axis=1) != load).any():
         raise ValueError("the row and column sums differ: pad the matrix first")
-    return fastcomm_kernels_permutations.stages(padded, first, _SHRINK)
+    return kernels.stages(padded, first, _SHRINK)
 
 
 def _timed(
@@ -143,7 +130,7 @@ def spreadout_s(demand: Matrix, width: int, inter: Cost, intra: Cost) -> float:
 
 
 def largest_sum(matrix: Matrix) -> int:
-    """The largest row or column sum."""
+    """Return the largest row or column sum."""
     return int(max(matrix.sum(axis=0).max(initial=0), matrix.sum(axis=1).max(initial=0)))
 
 

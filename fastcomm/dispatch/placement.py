@@ -35,7 +35,7 @@ class Placement:
 
     @property
     def replicas(self) -> Table:
-        """How many replicas each logical expert has."""
+        """Number of replicas of each logical expert."""
         return np.bincount(self.logical, minlength=self.experts)
 
     @property
@@ -50,7 +50,7 @@ class Placement:
         return (np.arange(len(self.logical)) // each).astype(np.int32)
 
     def gpu_load(self, load: Loads) -> Loads:
-        """The load of each GPU where the replicas of an expert share it evenly."""
+        """Return the load of each GPU if the replicas of an expert share it evenly."""
         shared = load / np.maximum(self.replicas, 1)
         found = np.bincount(self.home, weights=shared[self.logical], minlength=self.gpus)
         return np.asarray(found, np.float64)
@@ -85,7 +85,7 @@ def packed(load: Loads, packs: int) -> tuple[Table, Table]:
 
 
 def replicated(load: Loads, total: int) -> Table:
-    """The logical expert of each of `total` replicas: one each, then more for the heaviest."""
+    """Return the logical expert of `total` replicas: one each, then more of the heaviest."""
     count = np.ones(len(load), np.int64)
     logical = list(range(len(load)))
     for _ in range(total - len(load)):
@@ -134,10 +134,10 @@ def _by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, int]) 
     return np.concatenate(found)
 
 
-def placed_layers(
+def _placed_layers(
     workload: Workload, placements: Sequence[Placement], rule: str
 ) -> Iterator[LayerTokens]:
-    """The workload's layers, each token at a replica of its experts by `rule`.
+    """Yield the workload's layers, each token at a replica of its experts by `rule`.
 
     `placements` has one for each layer of an iteration.
     """
@@ -156,7 +156,7 @@ def placed_layers(
 
 
 def _tables(placement: Placement, recipe: Recipe) -> tuple[Ids, Ids, Ids]:
-    """Where the replicas of each expert begin, the physical experts, and their nodes."""
+    """Return where the replicas of each expert begin, the physical experts, and their nodes."""
     order = np.argsort(placement.logical, kind="stable").astype(np.int32)
     start = np.concatenate([[0], np.cumsum(placement.replicas)]).astype(np.int32)
     return start, order, (placement.home[order] // recipe.gpus_per_node).astype(np.int32)
@@ -172,7 +172,7 @@ def _chosen(layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Placing(TableResult):
-    """Both simulations, and the placement of each layer."""
+    """Simulations before and after, and the placement of each layer."""
 
     before: Simulation
     after: Simulation
@@ -244,7 +244,7 @@ def placing(
     placements = tuple(
         place(each, replicas, groups, recipe.num_nodes, recipe.gpus) for each in loads
     )
-    layers = placed_layers(workload, placements, rule)
+    layers = _placed_layers(workload, placements, rule)
     return Placing(
         before=before,
         after=simulate(workload, strategies, terms, layers=layers),

@@ -3,17 +3,15 @@
 GPU = node * gpus_per_node + rank. Expert e of a workload lives on GPU e // experts_per_gpu.
 """
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self, get_args
 
-from fastcomm.checks import RANKS, Range, build
+from fastcomm.checks import RANKS, CheckedOptions, Range, build
 from fastcomm.errors import ConfigError
-from fastcomm.options import WorkloadOptions
+from fastcomm.options import Distinct, Dtype, Law, WorkloadOptions
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8": 1}
-SAMPLERS = ("seed", "zipf", "bounded", "uniform", "popularity", "gate", "bimodal", "table")
-DISTINCT = ("uniform", "resample")
-_KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+LAWS: tuple[str, ...] = get_args(Law)
 _MOST_EXPERTS = 1 << 24
 _MOST_TOKENS = 1 << 40  # of a layer
 _MOST_LAYERS = 1 << 20  # of all iterations
@@ -34,11 +32,11 @@ RANGES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(CheckedOptions):
     """The whole configuration of a workload; the defaults are the original simulator's.
 
     `sampler` says how experts are drawn: "seed" is the original's stream, "table" is a user's
-    own routing.
+    own routing. `ConfigError` for a value that is none.
     """
 
     num_nodes: int = 4
@@ -47,15 +45,21 @@ class Recipe:
     seq_len: int = 8192
     batch_size: int = 2
     embed_size: int = 5120
-    dtype: str = "float16"
+    dtype: Dtype = "float16"
     topk: int = 4
     num_layers: int = 1
     iter_num: int = 10
     zipf_alpha: float = 1.2
     seed: int = 0
-    sampler: str = "zipf"
-    distinct: str = "uniform"
+    sampler: Literal["seed", "table"] | Law = "zipf"
+    distinct: Distinct = "uniform"
     shuffle: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values, each alone and together."""
+        CheckedOptions.__post_init__(self)
+        _check_numbers(self)
+        _check_law(self)
 
     @property
     def gpus(self) -> int:
@@ -79,12 +83,8 @@ class Recipe:
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Check the values and make the recipe; ConfigError for an unknown name."""
-        recipe = build(cls, values, "recipe")
-        _check_kinds(recipe)
-        _check_numbers(recipe)
-        _check_words(recipe)
-        return recipe
+        """Return the recipe of some values; ConfigError for an unknown name."""
+        return build(cls, values, "recipe")
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as JSON has it."""
@@ -99,20 +99,6 @@ class Recipe:
                     "the shape of a workload is fixed when it is generated"
                 )
         return self
-
-    def changed(self, **values: Any) -> Self:
-        """Return a recipe with other values, checked anew."""
-        return type(self).of(**asdict(replace(self, **values)))
-
-
-def _check_kinds(recipe: Recipe) -> None:
-    """ConfigError for a word where a number belongs, and the other way round."""
-    for field in fields(recipe):
-        value, kind = getattr(recipe, field.name), type(field.default)
-        if kind is float and type(value) is int:
-            continue
-        if type(value) is not kind:
-            raise ConfigError(f"{field.name}: found {str(value)[:40]!r}, wanted {_KINDS[kind]}")
 
 
 def _check_numbers(recipe: Recipe) -> None:
@@ -138,12 +124,7 @@ def _check_numbers(recipe: Recipe) -> None:
         )
 
 
-def _check_words(recipe: Recipe) -> None:
-    for name, known in (("dtype", DTYPE_BYTES), ("sampler", SAMPLERS), ("distinct", DISTINCT)):
-        if getattr(recipe, name) not in known:
-            raise ConfigError(
-                f"{name}: found {getattr(recipe, name)!r}, wanted one of {', '.join(known)}"
-            )
+def _check_law(recipe: Recipe) -> None:
     if recipe.sampler == "seed" and recipe.seed > _MOST_LEGACY_SEED:
         raise ConfigError(
             f"seed: found {recipe.seed}, wanted at most {_MOST_LEGACY_SEED}: the original's "

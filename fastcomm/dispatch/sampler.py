@@ -24,7 +24,7 @@ def id_type(recipe: Recipe) -> type[np.int16] | type[np.int32]:
 
 
 def shares(recipe: Recipe, popularity: Sequence[float] | None = None) -> Shares:
-    """The share of each expert in single draws, by the recipe's law."""
+    """Return the share of each expert in single draws, by the recipe's law."""
     if recipe.sampler == "popularity":
         found = _given(recipe, popularity)
     elif recipe.sampler == "zipf":
@@ -56,7 +56,7 @@ def _given(recipe: Recipe, popularity: Sequence[float] | None) -> Shares:
     return given
 
 
-def check_distinct(recipe: Recipe, law: Shares) -> None:
+def _check_distinct(recipe: Recipe, law: Shares) -> None:
     """Refuse a law under which distinct experts take for ever to draw."""
     left = np.sort(law)[: len(law) - recipe.topk + 1].sum()
     if recipe.distinct == "resample" and left < _LEAST:
@@ -99,7 +99,7 @@ def layers(
     sources: Sequence[int] | None = None,
     threads: int = 1,
 ) -> Iterator[tuple[Ids, Ids]]:
-    """Source and experts of the tokens: iteration by iteration, layer by layer.
+    """Yield source and experts of the tokens: iteration by iteration, layer by layer.
 
     `popularity` has a weight for each expert, `sources` the tokens of each GPU.
     """
@@ -113,7 +113,7 @@ def layers(
 
 
 def source_gpus(recipe: Recipe, counts: Sequence[int] | None = None) -> Ids:
-    """The GPU of each token, in order: evenly, or by `counts`."""
+    """Return the GPU of each token, in order: evenly, or by `counts`."""
     dtype = id_type(recipe)
     if counts is None:
         # Token i lies on GPU i * gpus // tokens.
@@ -128,7 +128,7 @@ def source_gpus(recipe: Recipe, counts: Sequence[int] | None = None) -> Ids:
 
 
 def layer_key(seed: int, iteration: int, number: int) -> np.uint64:
-    """Where the random numbers of a layer start."""
+    """Return the key from which the random numbers of a layer are drawn."""
     key = np.uint64(seed & _WORD)
     with np.errstate(over="ignore"):
         for word in (iteration, number):
@@ -161,7 +161,7 @@ def _drawing(recipe: Recipe, src: Ids, popularity: Sequence[float] | None) -> Dr
     law = shares(recipe, popularity)
     if recipe.shuffle:
         law = law[np.random.default_rng(recipe.seed).permutation(len(law))]
-    check_distinct(recipe, law)
+    _check_distinct(recipe, law)
     threshold, alias = alias_table(law, src.dtype.type)
     uniform = recipe.distinct == "uniform"
 
@@ -221,7 +221,7 @@ def layers_of_seed(recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
 
 
 def _repaired(stream: np.random.RandomState, expert: Ids, experts: int) -> Ids:
-    """The rows with distinct experts; the stream moves on by exactly what that takes."""
+    """Return rows with distinct experts; the stream moves on by exactly what that takes."""
     size = 2 * expert.size + 1024
     while True:
         # n scalar draws take from the stream what one draw of n takes.

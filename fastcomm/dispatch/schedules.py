@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.dispatch import fast
-from fastcomm.dispatch.cluster import DispatchCluster
 from fastcomm.dispatch.traffic import Matrix, Traffic
 from fastcomm.errors import FastcommError
+from fastcomm.hardware.cluster import GpuLinks
 from fastcomm_kernels import dispatch
 
 LINKS = ("NIC", "NVLink")
 DIRECTIONS = ("send", "receive")
+# The columns of a load, as a reader knows them.
+LOAD_NAMES = tuple(f"{link} {way}" for link in LINKS for way in DIRECTIONS)
 # Fits of the published low-latency tables (EP 16 to 256, 50 GB/s NICs; EP 8, 160 GB/s inside a
 # node): a start-up, and the share of each link that is reached.
 LOW_LATENCY = {
@@ -30,11 +32,11 @@ _LIKES = (2, 1), (1, 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a simulation is told beside the workload."""
+    """The links, sizes and rules of a simulation."""
 
     token_bytes: int
     combine_bytes: int
-    cluster: DispatchCluster = field(default_factory=DispatchCluster)
+    links: GpuLinks = field(default_factory=GpuLinks)
     demand: str = "copies"
     decomposition: str = "threshold"
 
@@ -72,10 +74,10 @@ Schedule = Callable[[Traffic, Terms], Timing]
 
 
 def _weights(
-    cluster: DispatchCluster, size: int = 1, nic: float = 1.0, port: float = 1.0
+    links: GpuLinks, size: int = 1, nic: float = 1.0, port: float = 1.0
 ) -> NDArray[np.float64]:
-    """Seconds a token for each column of a load, at these shares of the links."""
-    return np.repeat([size / (cluster.inter * nic), size / (cluster.intra * port)], 2)
+    """Return the seconds per token for each column of a load, at these shares of the links."""
+    return np.repeat([size / (links.inter * nic), size / (links.intra * port)], 2)
 
 
 def busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
@@ -89,10 +91,11 @@ def busiest(loads: Matrix, seconds: NDArray[np.float64]) -> Bottleneck:
     )
 
 
-def _pipelined(loads: Matrix, terms: Terms, starts: tuple[float, float]) -> Timing:
-    """Both kinds of link work at once; the busiest one sets the time."""
-    cluster, size = terms.cluster, terms.token_bytes
-    seconds = loads * _weights(cluster, size)
+def _pipelined(loads: Matrix, terms: Terms) -> Timing:
+    """Time loads on both kinds of link at once; the busiest link sets the time."""
+    links = terms.links
+    starts = links.inter_start_s, links.intra_start_s
+    seconds = loads * _weights(links, terms.token_bytes)
     most = [float(seconds[:, :2].max()), float(seconds[:, 2:].max())]
     times = [busy + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)]
     return Timing(
@@ -106,7 +109,7 @@ def _pipelined(loads: Matrix, terms: Terms, starts: tuple[float, float]) -> Timi
 
 
 def _combined(most: list[float], starts: tuple[float, float], terms: Terms) -> float:
-    """The mirror image: sends and receives change places, the maxima stay."""
+    """Return the seconds of the way back, where sends and receives change places."""
     factor = terms.combine_bytes / terms.token_bytes
     return max(
         busy * factor + start if busy else 0.0 for busy, start in zip(most, starts, strict=True)
@@ -130,14 +133,13 @@ def deepep_counts(traffic: Traffic, forwarded: Matrix) -> Matrix:
 
 
 def deepep(traffic: Traffic, terms: Terms) -> Timing:
-    """Once to each node, to the GPU of the source's rank; from there once to each GPU."""
+    """Send once to each node, to the GPU of the source's rank; from there once to each GPU."""
     loads = deepep_counts(traffic, traffic.unique)
-    starts = terms.cluster.inter_start_s, terms.cluster.intra_start_s
-    return _pipelined(loads, terms, starts)
+    return _pipelined(loads, terms)
 
 
 def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
-    """Every copy by rail: to the GPU of the source's rank in the target's node, then on."""
+    """Send every copy by rail: to the source's rank in the target's node, then on."""
     nodes, width = traffic.nodes, traffic.width
     block = traffic.demand(terms.demand).reshape(nodes, width, nodes, width)
     node, rank = np.arange(nodes), np.arange(width)
@@ -152,17 +154,15 @@ def hierarchical(traffic: Traffic, terms: Terms) -> Timing:
         local.sum(axis=2) + onward.sum(axis=2).T,
         local.sum(axis=1) + onward.sum(axis=0),
     )
-    starts = terms.cluster.inter_start_s, terms.cluster.intra_start_s
-    return _pipelined(np.stack([each.ravel() for each in sums], axis=1), terms, starts)
+    return _pipelined(np.stack([each.ravel() for each in sums], axis=1), terms)
 
 
-def multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
-    """Once to each node, spread evenly over all NICs of both nodes.
+def _multicast_balanced(traffic: Traffic, terms: Terms) -> Timing:
+    """Send once to each node, spread evenly over all NICs of both nodes.
 
     A token enters a node by a GPU that needs it, or leaves by its own: whichever is shorter.
     """
-    starts = terms.cluster.inter_start_s, terms.cluster.intra_start_s
-    timings = (_pipelined(_balanced_loads(traffic, likes), terms, starts) for likes in _LIKES)
+    timings = (_pipelined(_balanced_loads(traffic, likes), terms) for likes in _LIKES)
     return min(timings, key=lambda timing: timing.seconds)
 
 
@@ -190,7 +190,7 @@ def end_loads(remote: Matrix, local: Matrix) -> Matrix:
 
 
 def direct(traffic: Traffic, terms: Terms) -> Timing:
-    """Each GPU sends to each GPU what it has for it, all at the same time."""
+    """Send from each GPU to each GPU, all at the same time."""
     demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
     ends = end_loads(remote, demand - remote)
     messages = end_loads(np.sign(remote), np.sign(demand - remote))
@@ -210,11 +210,11 @@ def direct(traffic: Traffic, terms: Terms) -> Timing:
 def _direct_s(
     ends: Matrix, messages: Matrix, terms: Terms, size: int
 ) -> tuple[NDArray[np.float64], list[float]]:
-    """Seconds of each link, and the largest by kind; many senders slow a NIC down."""
-    cluster = terms.cluster
-    seconds = ends * _weights(cluster, size)
-    seconds[:, 1] *= 1 + cluster.incast * np.maximum(messages[:, 1] - 1, 0)
-    seconds += messages * np.repeat([cluster.inter_start_s, cluster.intra_start_s], 2)
+    """Return the seconds of each link, and the largest by kind; incast slows a NIC down."""
+    links = terms.links
+    seconds = ends * _weights(links, size)
+    seconds[:, 1] *= 1 + links.incast * np.maximum(messages[:, 1] - 1, 0)
+    seconds += messages * np.repeat([links.inter_start_s, links.intra_start_s], 2)
     return seconds, [float(seconds[:, :2].max()), float(seconds[:, 2:].max())]
 
 
@@ -226,8 +226,8 @@ def spreadout(traffic: Traffic, terms: Terms) -> Timing:
         fast.spreadout_s(
             each,
             traffic.width,
-            terms.cluster.inter_cost(size),
-            terms.cluster.intra_cost(size),
+            terms.links.inter_cost(size),
+            terms.links.intra_cost(size),
         )
         for each, size in ((demand, terms.token_bytes), (demand.T, terms.combine_bytes))
     )
@@ -236,43 +236,43 @@ def spreadout(traffic: Traffic, terms: Terms) -> Timing:
         phases={"shifts": took},
         inter_tokens=int(remote.sum()),
         loads=ends,
-        bottleneck=busiest(ends, ends * _weights(terms.cluster)),
+        bottleneck=busiest(ends, ends * _weights(terms.links)),
         combine_s=back,
     )
 
 
-def low_latency(traffic: Traffic, terms: Terms) -> Timing:
+def _low_latency(traffic: Traffic, terms: Terms) -> Timing:
     """DeepEP's low-latency kernels: a message for each expert of a token, nothing shared."""
     demand = traffic.demand("copies")
     remote = traffic.remote("copies")
     loads = end_loads(remote, demand - remote)
-    cluster = terms.cluster
+    links = terms.links
     most = [int(loads[:, :2].max()), int(loads[:, 2:].max())]
     times = {}
     for what, size in (("dispatch", terms.token_bytes), ("combine", terms.combine_bytes)):
         start, nic, port = LOW_LATENCY[what]
-        across = most[0] * size / (cluster.inter * nic) + (start if most[0] else 0.0)
-        times[what] = across, most[1] * size / (cluster.intra * port)
+        across = most[0] * size / (links.inter * nic) + (start if most[0] else 0.0)
+        times[what] = across, most[1] * size / (links.intra * port)
     _, nic, port = LOW_LATENCY["dispatch"]
     return Timing(
         seconds=max(times["dispatch"]),
         phases=dict(zip(("inter", "intra"), times["dispatch"], strict=True)),
         inter_tokens=int(remote.sum()),
         loads=loads,
-        bottleneck=busiest(loads, loads * _weights(cluster, terms.token_bytes, nic, port)),
+        bottleneck=busiest(loads, loads * _weights(links, terms.token_bytes, nic, port)),
         combine_s=max(times["combine"]),
     )
 
 
-def fast_exact(traffic: Traffic, terms: Terms) -> Timing:
+def _fast_exact(traffic: Traffic, terms: Terms) -> Timing:
     """FAST as published."""
     demand = traffic.demand(terms.demand)
     found, back = (
         fast.schedule(
             each,
             traffic.width,
-            terms.cluster.inter_cost(size),
-            terms.cluster.intra_cost(size),
+            terms.links.inter_cost(size),
+            terms.links.intra_cost(size),
             terms.decomposition,
         )
         for each, size in (
@@ -291,13 +291,13 @@ def fast_exact(traffic: Traffic, terms: Terms) -> Timing:
         },
         inter_tokens=int(traffic.remote(terms.demand).sum()),
         loads=loads,
-        bottleneck=busiest(loads, loads * _weights(terms.cluster)),
+        bottleneck=busiest(loads, loads * _weights(terms.links)),
         combine_s=back.total_s,
     )
 
 
 def _fast_loads(found: fast.Schedule) -> Matrix:
-    """What each GPU carries: its rail, the balance, the redistribution, its own node."""
+    """Return the load of each GPU: its rail, balance, redistribution, and own node."""
     block = found.balanced
     nodes, width = block.shape[0], block.shape[2]
     node = np.arange(nodes)
@@ -327,10 +327,10 @@ class Strategy:
 
 STRATEGIES = {
     "deepep": Strategy(run=deepep, bound="proxy"),
-    "deepep-ll": Strategy(run=low_latency, bound="fixed", copies_only=True),
-    "fast": Strategy(run=fast_exact, bound="relayed"),
+    "deepep-ll": Strategy(run=_low_latency, bound="fixed", copies_only=True),
+    "fast": Strategy(run=_fast_exact, bound="relayed"),
     "direct": Strategy(run=direct, bound="fixed"),
     "spreadout": Strategy(run=spreadout, bound="fixed"),
     "hierarchical": Strategy(run=hierarchical, bound="proxy"),
-    "multicast-balanced": Strategy(run=multicast_balanced, bound="multicast"),
+    "multicast-balanced": Strategy(run=_multicast_balanced, bound="multicast"),
 }

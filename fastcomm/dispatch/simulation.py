@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.dispatch.bounds import Bounds, bounds
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import (
     STRATEGIES,
@@ -18,11 +17,11 @@ from fastcomm.dispatch.schedules import (
     Terms,
     Timing,
 )
-from fastcomm.dispatch.traffic import LayerTokens, Matrix, Traffic
+from fastcomm.dispatch.traffic import Bounds, LayerTokens, Matrix, Traffic, bounds
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm.result import TableResult
-from fastcomm.units import format_ns
+from fastcomm.units import format_s
 
 NS = 1e9  # of a second
 _LINK_LOADS = ("inter_tx", "inter_rx", "intra_tx", "intra_rx")
@@ -72,7 +71,7 @@ class StrategyResult:
 
     @property
     def total_s(self) -> float:
-        """All layers, one after the other."""
+        """Seconds of all layers, one after the other."""
         return _added(layer.seconds for layer in self.layers)
 
     @property
@@ -82,7 +81,7 @@ class StrategyResult:
 
     @property
     def combine_s(self) -> float | None:
-        """The way back of all layers; None where the schedule has none."""
+        """Seconds of the way back of all layers; None if the schedule has none."""
         times = [layer.combine_s for layer in self.layers]
         return None if None in times else _added(time for time in times if time is not None)
 
@@ -98,12 +97,12 @@ class StrategyResult:
 
     @property
     def bound_s(self) -> float:
-        """What no schedule of its class beats."""
+        """Seconds that no schedule of its class beats."""
         return _added(layer.bound_s for layer in self.layers)
 
     @property
     def optimal_s(self) -> float:
-        """What no schedule beats."""
+        """Seconds that no schedule beats."""
         return _added(layer.optimal_s for layer in self.layers)
 
     @property
@@ -173,11 +172,11 @@ class Simulation(TableResult):
         recipe = self.recipe
         gpus = {"GPUs": f"{recipe.num_nodes} x {recipe.gpus_per_node}"}
         ranked = sorted(self.strategies.values(), key=lambda each: each.total_s)
-        return gpus | {each.name: format_ns(each.total_s * NS) for each in ranked}
+        return gpus | {each.name: format_s(each.total_s) for each in ranked}
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
-        cluster = self.terms.cluster
+        links = self.terms.links
         return {
             "workload": self.recipe.to_dict(),
             "terms": {
@@ -185,13 +184,13 @@ class Simulation(TableResult):
                 "combine_bytes": self.terms.combine_bytes,
                 "demand": self.terms.demand,
                 "decomposition": self.terms.decomposition,
-                "inter_bytes_per_s": cluster.inter_bytes_per_s,
-                "intra_bytes_per_s": cluster.intra_bytes_per_s,
-                "inter_efficiency": cluster.inter_efficiency,
-                "intra_efficiency": cluster.intra_efficiency,
-                "inter_start_ns": cluster.inter_start_s * NS,
-                "intra_start_ns": cluster.intra_start_s * NS,
-                "incast": cluster.incast,
+                "inter_bytes_per_s": links.inter_bytes_per_s,
+                "intra_bytes_per_s": links.intra_bytes_per_s,
+                "inter_efficiency": links.inter_efficiency,
+                "intra_efficiency": links.intra_efficiency,
+                "inter_start_ns": links.inter_start_s * NS,
+                "intra_start_ns": links.intra_start_s * NS,
+                "incast": links.incast,
             },
             "strategies": {name: each.to_dict() for name, each in self.strategies.items()},
             "unanswered": self.unanswered,
@@ -212,7 +211,7 @@ def simulate(
     `layers` are given where the experts have been placed anew. A layer for which a schedule
     has no answer is an error, or if `lenient` costs that schedule its place in the result.
     """
-    check_names(strategies, known)
+    _check_names(strategies, known)
     recipe = workload.recipe
     terms = terms or terms_of(recipe)
     tally = _Tally(recipe, terms, {name: known[name] for name in strategies})
@@ -230,7 +229,7 @@ def simulate(
 
 
 class _Tally:
-    """What the layers so far have given."""
+    """Results of the layers so far."""
 
     def __init__(
         self, recipe: Recipe, terms: Terms, strategies: Mapping[str, Strategy]
@@ -250,7 +249,7 @@ class _Tally:
         strategy, terms = self.strategies[name], self.terms
         timing = strategy.run(traffic, terms)
         demand = "copies" if strategy.copies_only else terms.demand
-        limits = bounds(traffic, terms.cluster, terms.token_bytes, demand)
+        limits = bounds(traffic, terms.links, terms.token_bytes, demand)
         self.layers[name].append(_layer(timing, limits, strategy.bound, terms.token_bytes))
 
     def drop(self, name: str, why: str) -> None:
@@ -284,7 +283,7 @@ def terms_of(recipe: Recipe, **values: Any) -> Terms:
     return replace(Terms(token_bytes=size, combine_bytes=size), **values)
 
 
-def check_names(strategies: Sequence[str], known: Mapping[str, Strategy] = STRATEGIES) -> None:
+def _check_names(strategies: Sequence[str], known: Mapping[str, Strategy] = STRATEGIES) -> None:
     """Raise `ConfigError` unless there are names, each a key of `known`."""
     if unknown := [name for name in strategies if name not in known] or (
         [] if strategies else ["none"]
@@ -360,7 +359,7 @@ class DispatchSweep(TableResult):
 
 
 def axis(text: str) -> tuple[str, list[Any]]:
-    """The name and the values of "zipf_alpha=1.1,2"."""
+    """Return the name and the values of "zipf_alpha=1.1,2"."""
     name, _, values = text.partition("=")
     name = name.strip().replace("-", "_")
     kinds = {field.name: type(getattr(Recipe(), field.name)) for field in fields(Recipe)}
@@ -383,6 +382,6 @@ def sweep(
     """Simulate a workload of each combination of the values of a grid."""
     points = []
     for values in itertools.product(*grid.values()):
-        changed = recipe.changed(**dict(zip(grid, values, strict=True)))
+        changed = replace(recipe, **dict(zip(grid, values, strict=True)))
         points.append(simulate(Workload.of(changed), strategies, terms(changed), known=known))
     return DispatchSweep(axes=tuple(grid), points=tuple(points))

@@ -1,6 +1,7 @@
-"""What a layer moves: copies, distinct destinations and distinct nodes, by source GPU.
+"""What a layer moves: copies, distinct destinations and nodes, and what no schedule can beat.
 
-All that any schedule needs of a layer, whatever the number of its tokens.
+All that any schedule needs of a layer, whatever the number of its tokens. A bound is a time of
+one layer; a schedule is held to those of its class.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.hardware.cluster import GpuLinks
 from fastcomm_kernels import dispatch
 
 Ids = NDArray[Any]  # int16 or int32
@@ -22,7 +24,7 @@ _FEW = 8
 
 @dataclass(frozen=True)
 class LayerTokens:
-    """The tokens of one layer and where its experts live."""
+    """Tokens of one layer, and the GPUs of its experts."""
 
     src: Ids
     expert: Ids
@@ -76,7 +78,7 @@ class Traffic:
 
     @cached_property
     def own_node(self) -> NDArray[np.bool_]:
-        """Which pairs of GPUs lie in one node."""
+        """Whether each pair of GPUs lies in one node."""
         node = np.arange(len(self.copies)) // self.width
         return np.asarray(node[:, None] == node)
 
@@ -89,13 +91,13 @@ class Traffic:
         return remote
 
     def demand(self, kind: str) -> Matrix:
-        """What goes from GPU to another GPU: "copies", or "unique"; nothing to itself."""
+        """Return the tokens from GPU to GPU, "copies" or "unique"; none to itself."""
         demand = (self.copies if kind == "copies" else self.unique).copy()
         np.fill_diagonal(demand, 0)
         return demand
 
     def remote(self, kind: str) -> Matrix:
-        """What goes from GPU to GPU between nodes."""
+        """Return the tokens from GPU to GPU between nodes, "copies" or "unique"."""
         return np.where(self.own_node, 0, self.demand(kind))
 
 
@@ -130,3 +132,57 @@ def sum_by_node(matrix: Matrix, width: int) -> Matrix:
     """Sum a GPU-by-GPU matrix to node by node."""
     nodes = len(matrix) // width
     return np.asarray(matrix.reshape(nodes, width, nodes, width).sum(axis=(1, 3)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Lower bounds of one layer, in seconds."""
+
+    relayed_s: float  # no dedupe, any NIC of a node may carry: FAST
+    fixed_s: float  # each GPU sends and receives its own: direct, SpreadOut
+    multicast_s: float  # once a node, any NIC of it
+    proxy_s: float  # once a node, by the NICs of the source's rank: DeepEP
+    gpu_s: float  # what a GPU itself needs or has, over all its links
+    node_s: float  # what is handed on inside a node, where it arrives once
+    joint_s: float  # what the GPUs of a node need, over all their links
+
+    @property
+    def optimal_s(self) -> float:
+        """Seconds that no schedule of any class beats."""
+        return max(self.multicast_s, self.gpu_s, self.joint_s)
+
+    def of(self, kind: str) -> float:
+        """Return the bound of a class: relayed, fixed, multicast or proxy."""
+        inside = self.node_s if kind in {"multicast", "proxy"} else self.joint_s
+        return max(float(getattr(self, f"{kind}_s")), self.gpu_s, inside)
+
+
+def bounds(traffic: Traffic, links: GpuLinks, size: int, demand: str = "copies") -> Bounds:
+    """Return the bounds of a layer with tokens of `size` bytes."""
+    width, remote = traffic.width, traffic.remote(demand)
+    nic, port = size / links.inter, size / links.intra
+    # The NICs of a single node carry nothing.
+    both = size / (links.inter + links.intra) if traffic.nodes > 1 else port
+    pairs = traffic.remote_node_unique.reshape(traffic.nodes, width, -1).sum(axis=1)
+    arriving = pairs.sum(axis=0)
+    needed = traffic.demand("unique")
+    needed_by_node = needed.sum(axis=0).reshape(-1, width).sum(axis=1)
+    return Bounds(
+        relayed_s=_most(sum_by_node(remote, width)) * nic / width,
+        fixed_s=_most(remote) * nic,
+        multicast_s=_most(pairs) * nic / width,
+        proxy_s=_proxy(traffic) * nic,
+        gpu_s=float(max(needed.sum(axis=0).max(), traffic.leaving.max())) * both,
+        node_s=max(0.0, float((needed_by_node - arriving).max())) * port / width,
+        joint_s=float(needed_by_node.max()) * both / width,
+    )
+
+
+def _most(matrix: Matrix) -> float:
+    return float(max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()))
+
+
+def _proxy(traffic: Traffic) -> float:
+    remote = traffic.remote_node_unique
+    by_rank = remote.reshape(traffic.nodes, traffic.width, -1).sum(axis=0)
+    return float(max(by_rank.max(), remote.sum(axis=1).max()))

@@ -34,13 +34,13 @@ _ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, TokenError, MemoryError, Overflow
 
 
 def one(path: Path) -> Numbers:
-    """The array of an .npy file."""
+    """Return the array of an .npy file."""
     with _errors(path), inputs.opened(path) as file:
         return _array(file, path.stat().st_size)
 
 
 def several(path: Path, *wanted: tuple[str, ...]) -> tuple[Numbers, ...]:
-    """Of an .npz file, for each of `wanted` the first of these arrays that it has."""
+    """Return the first array of an .npz file for each tuple of names in `wanted`."""
     with _errors(path), inputs.opened(path) as file, zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         found = [next((n for n in names if n in members), None) for names in wanted]
@@ -62,7 +62,7 @@ def _member(
 
 
 def _array(stream: IO[bytes], size: int) -> Numbers:
-    """The array in a stream of so many bytes; ValueError where it is none of numbers."""
+    """Return the array in a stream of `size` bytes; ValueError if it holds no whole numbers."""
     version = npy.read_magic(stream)
     if version not in {(1, 0), (2, 0)}:
         raise ValueError(f"npy version {version}, wanted 1.0 or 2.0")
@@ -106,12 +106,12 @@ class Workload:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
-        """A workload that is drawn as it is read, and stored nowhere."""
+        """Return a workload that is drawn as it is read, and stored nowhere."""
         return cls(recipe=recipe, made=True)
 
     def layers(self) -> Iterator[LayerTokens]:
-        """Every layer, iteration by iteration; a file is read when it is come to."""
-        home = home_gpus(self.recipe)
+        """Yield every layer, iteration by iteration; a file is read when its turn comes."""
+        home = _home_gpus(self.recipe)
         for src, expert in self._pairs():
             yield LayerTokens(
                 src, expert, home, self.recipe.num_nodes, self.recipe.gpus_per_node
@@ -125,13 +125,13 @@ class Workload:
             yield from _read(path, self.recipe)
 
 
-def home_gpus(recipe: Recipe) -> NDArray[np.int32]:
-    """The GPU of each expert."""
+def _home_gpus(recipe: Recipe) -> NDArray[np.int32]:
+    """Return the GPU of each expert."""
     return (np.arange(recipe.experts) // recipe.experts_per_gpu).astype(np.int32)
 
 
 def drawn(recipe: Recipe, **more: Any) -> Iterator[tuple[Ids, Ids]]:
-    """The layers of a recipe; `more` is what `sampler.layers` takes beside it."""
+    """Yield the layers of a recipe; `more` are further arguments of `sampler.layers`."""
     if recipe.sampler == "seed":
         return sampler.layers_of_seed(recipe)
     if recipe.sampler == "table":
@@ -222,7 +222,7 @@ def _recipe(path: Path) -> Recipe | None:
 
 
 def _read(path: Path, recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
-    """The layers of a generated file."""
+    """Yield the layers of a generated file."""
     src, expert = _columns(path)
     wanted = recipe.tokens * recipe.num_layers
     if len(src) != wanted or expert.shape[1] != recipe.topk:
@@ -294,7 +294,7 @@ def _arrays(path: Path, options: WorkloadOptions) -> tuple[Ids, Ids]:
 
 
 def _table(path: Path, src: Ids, expert: Ids, options: WorkloadOptions) -> Workload:
-    """A user's own routing: experts [tokens, top-k] or [layers, tokens, top-k]."""
+    """Return a user's own routing: experts [tokens, top-k] or [layers, tokens, top-k]."""
     if expert.ndim == 2:  # noqa: PLR2004  tokens by top-k
         expert = expert[None]
     tokens = expert.shape[1] if expert.ndim == 3 else -1  # noqa: PLR2004
@@ -327,7 +327,7 @@ def _table(path: Path, src: Ids, expert: Ids, options: WorkloadOptions) -> Workl
 
 
 def _check(path: Path, src: Ids, expert: Ids, recipe: Recipe) -> None:
-    """Every number names a GPU, or an expert."""
+    """Raise TraceFileError for a number that names no GPU or no expert."""
     for name, ids, count in (("GPU", src, recipe.gpus), ("expert", expert, recipe.experts)):
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= count):
             row = _first_row((ids < 0) | (ids >= count))

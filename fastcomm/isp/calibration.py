@@ -1,28 +1,34 @@
-"""Fit a cluster's links and compute curves to the messages and kernels of a run."""
+"""What a search is answered with: a cluster, its measured tables, its fit to a run."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.hardware.cluster import Cluster
-from fastcomm.hardware.compute import (
+from fastcomm.hardware.calibration import (
     Attended,
+    Calibration,
     ComputeResidual,
     Product,
+    calibrate,
     fit_attention,
     fit_products,
 )
-from fastcomm.hardware.links import (
-    Residual,
+from fastcomm.hardware.cluster import Cluster, load
+from fastcomm.hardware.measurements import (
+    AttentionTable,
+    ComputeTables,
     TimedMessage,
-    calibrate,
     of_events,
+    read_attention,
+    read_gemm,
     read_measurements,
+    read_tables,
 )
+from fastcomm.options import SearchOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.kineto.shapes import ShapedCall, calls
 from fastcomm.trace.run import RunTraces
@@ -53,7 +59,7 @@ NAMES = (*_PRODUCTS, *_ATTENTION)
 
 
 class Timed(NamedTuple):
-    """Timed work, and why calls were left out."""
+    """Timed work, and the number of calls that were left out by reason."""
 
     products: list[Product]
     attention: list[Attended]
@@ -61,7 +67,7 @@ class Timed(NamedTuple):
 
 
 def timed(calls: list[ShapedCall]) -> Timed:
-    """The work of calls in half precision, which is what a curve is of."""
+    """Return the work of calls in half precision, which curves describe."""
     found = Timed([], [], Counter())
     for call in calls:
         work = product(call) if call.name in _PRODUCTS else attention(call)
@@ -75,7 +81,7 @@ def timed(calls: list[ShapedCall]) -> Timed:
 
 
 def product(call: ShapedCall) -> Product | str:
-    """A product of two matrices, or of a batch of them."""
+    """Return the product of two matrices, or of a batch of them, or why it is none."""
     first = _PRODUCTS[call.name]
     if len(call.dims) < first + 2 or not call.types[first : first + 1]:
         return "no shapes"
@@ -91,7 +97,7 @@ def product(call: ShapedCall) -> Product | str:
 
 
 def attention(call: ShapedCall) -> Attended | str:
-    """Causal attention of whole sequences with themselves."""
+    """Return the causal attention of whole sequences with themselves, or why it is none."""
     how = _ATTENTION[call.name]
     if len(call.dims) < how.query + 2 or len(call.types) <= how.query:
         return "no shapes"
@@ -149,7 +155,7 @@ def work(run: RunTraces, most_ranks: int = 1) -> Timed:
 
 
 def spread(messages: list[TimedMessage]) -> dict[str, int]:
-    """How many sizes there are of each operation."""
+    """Return the number of sizes of each operation."""
     return {
         op: len(np.unique([m.volume for m in messages if m.op == op]))
         for op in sorted({m.op for m in messages})
@@ -162,50 +168,8 @@ _MOST = 1.1
 _LINKS_ONLY = "links only: GEMM and attention keep the cluster's curves"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrated:
-    """The fitted cluster, how far its lines and curves are off, and what was not fitted."""
-
-    cluster: Cluster
-    residuals: tuple[Residual, ...] = ()
-    compute: tuple[ComputeResidual, ...] = ()
-    # In words.
-    skipped: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return how well links and compute are described, as it stands in JSON."""
-        return {
-            "calibration": [
-                {
-                    "op": each.op,
-                    "ranks": each.ranks,
-                    "messages": each.messages,
-                    "sizes": each.sizes,
-                    "start_ns": each.alpha * 1e9,
-                    "bus_bytes_per_s": each.bus,
-                    "median_error": each.median_error,
-                    "worst_error": each.worst_error,
-                }
-                for each in self.residuals
-            ],
-            "calibration_compute": [
-                {
-                    "what": each.what,
-                    "calls": each.calls,
-                    "flops": each.flops,
-                    "flops_per_s": each.rate,
-                    "efficiency": each.efficiency,
-                    "median_error": each.median_error,
-                    "worst_error": each.worst_error,
-                }
-                for each in self.compute
-            ],
-        }
-
-
-def calibrated(said: str, cluster: Cluster) -> Calibrated:
+def calibrated(path: Path, cluster: Cluster) -> Calibration:
     """Fit a cluster to traces, to what `fastcomm metrics` wrote, or to a benchmark of links."""
-    path = Path(said)
     if not path.exists():
         raise ConfigError(f"calibration: {path}: there is no such file or folder")
     if (path / "events.parquet").exists():
@@ -215,16 +179,16 @@ def calibrated(said: str, cluster: Cluster) -> Calibrated:
     return _of_run(path, cluster)
 
 
-def _links(path: Path, cluster: Cluster, *, waits: bool) -> Calibrated:
+def _links(path: Path, cluster: Cluster, *, waits: bool) -> Calibration:
     found = calibrate(cluster, read_measurements(path), waits=waits)
     why = f"{path.name} has no shapes of operators; {_LINKS_ONLY}"
-    return Calibrated(
+    return Calibration(
         cluster=found.cluster, residuals=found.residuals, skipped=(*found.skipped, why)
     )
 
 
-def _of_run(path: Path, cluster: Cluster) -> Calibrated:
-    """Both, as far as the traces tell; an error where they tell neither."""
+def _of_run(path: Path, cluster: Cluster) -> Calibration:
+    """Fit links and curves, as far as the traces tell; an error if they tell neither."""
     from fastcomm.readers.runs import open_run
 
     run = open_run(path)
@@ -234,8 +198,8 @@ def _of_run(path: Path, cluster: Cluster) -> Calibrated:
     except FastcommError as error:
         if not residuals:
             raise
-        return Calibrated(cluster=fitted, compute=residuals, skipped=(*skipped, str(error)))
-    return Calibrated(
+        return Calibration(cluster=fitted, compute=residuals, skipped=(*skipped, str(error)))
+    return Calibration(
         cluster=links.cluster,
         residuals=links.residuals,
         compute=residuals,
@@ -265,3 +229,34 @@ def of_work(
     elif cluster.note:
         cluster = replace(cluster, note="")
     return cluster, (*products, *attention), tuple(skipped)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The cluster that a search is priced for, and the measurements in use."""
+
+    cluster: Cluster
+    attention: AttentionTable | None = None
+    calibration: Calibration | None = None
+    tables: ComputeTables | None = None  # where both products and attention were measured
+
+
+def setting(options: SearchOptions) -> Setting:
+    """Return cluster, measured tables and mode, as the options say."""
+    cluster = load(str(options.cluster or "a800"))
+    gemm = options.gemm_table and read_gemm(Path(options.gemm_table))
+    attention = options.attention_table and read_attention(Path(options.attention_table))
+    gpu = "910b" if "910b" in cluster.name.lower() else "a800"
+    found = read_tables(Path(options.tables), gpu) if options.tables else None
+    if found is None and gemm and attention:
+        found = ComputeTables(gemm, attention)
+    if found:
+        gemm, attention = found
+    measured = calibrated(Path(options.calibrate), cluster) if options.calibrate else None
+    cluster = measured.cluster if measured else cluster
+    return Setting(
+        cluster=replace(cluster, gemm=gemm or cluster.gemm, comm_model=options.comm_model),
+        attention=attention or None,
+        calibration=measured,
+        tables=found,
+    )

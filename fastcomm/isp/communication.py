@@ -1,27 +1,21 @@
-"""Times of collectives on a cluster, in a layer and once a step."""
+"""Times of collectives on a cluster, and the design note's own formulas.
 
-from typing import Any
+The design note writes `p` ranks, a start `alpha` a step, and the time of a byte: its formulas
+take bytes, seconds and bytes per second, and can be called alone.
+"""
+
+from math import log2
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastcomm.hardware.cluster import Cluster, LinkFit
-from fastcomm.isp.block import Block, ShardedElements, Stage
-from fastcomm.isp.question import Question
+from fastcomm.hardware.cluster import Cluster, LinkFit, bus_factor
 
 Floats = NDArray[np.float64]
 
 
-def factor(op: str, ranks: ArrayLike) -> Floats:
-    """Bytes that a rank sends, as a share of the volume."""
-    n = np.asarray(ranks, np.float64)
-    if op == "p2p":
-        return np.ones_like(n)
-    return (2 if op == "all_reduce" else 1) * (n - 1) / n
-
-
 def is_inside(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> NDArray[np.bool_]:
-    """Whether a group lies in one node."""
+    """Return whether each group lies in one node."""
     n, room = np.asarray(ranks, np.float64), cluster.gpus_per_node
     return np.asarray((n <= room) & ((n - 1) * np.asarray(stride) <= room - 1))
 
@@ -34,7 +28,7 @@ def collective(
     stride: ArrayLike = 1,
     calls: ArrayLike = 1,
 ) -> Floats:
-    """Seconds to move `volume` in so many calls."""
+    """Return the seconds to move `volume` bytes in so many calls."""
     n = np.asarray(ranks, np.float64)
     inside = is_inside(cluster, n, stride)
     size, count = np.asarray(volume, np.float64), np.asarray(calls, np.float64)
@@ -43,15 +37,15 @@ def collective(
         time = count * start(cluster, n, inside) + _exchange(cluster, size, n, inside, share)
     else:
         width = bandwidth(cluster, n, inside)
-        time = count * start(cluster, n, inside) + factor(op, n) * size * share / width
+        time = count * start(cluster, n, inside) + bus_factor(op, n) * size * share / width
     if fits := cluster.fits.get(op):
-        once = _fitted(cluster, fits, factor(op, n) * size * share / count, n, inside)
+        once = _fitted(cluster, fits, bus_factor(op, n) * size * share / count, n, inside)
         time = np.where(np.isnan(once), time, once * count)
     return np.asarray(np.where(n > 1, time, 0.0))
 
 
 def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Seconds before the first byte."""
+    """Return the seconds before the first byte."""
     if cluster.comm_model != "call":
         steps = ranks - 1 if cluster.comm_model == "ring" else np.log2(np.maximum(ranks, 1))
         return np.asarray(steps * np.where(inside, cluster.alpha_intra, cluster.alpha_inter))
@@ -60,7 +54,7 @@ def start(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
 
 
 def bandwidth(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Floats:
-    """Bytes a second that a rank in a node, or a node in a larger group, sends."""
+    """Return the bytes per second that a rank in a node, or a node in a larger group, sends."""
     return np.asarray(
         np.where(inside, cluster.bw_intra, cluster.bw_node / _slow(cluster, ranks))
     )
@@ -75,7 +69,7 @@ def _slow(cluster: Cluster, ranks: Floats) -> Floats:
 def _exchange(
     cluster: Cluster, volume: Floats, ranks: Floats, inside: NDArray[np.bool_], share: Floats
 ) -> Floats:
-    """All-to-all: what leaves a node and what stays inside move at the same time."""
+    """Return the seconds of an all-to-all, in nodes and between them at the same time."""
     room = cluster.gpus_per_node
     piece = volume / np.maximum(ranks, 1)
     away = (
@@ -86,9 +80,9 @@ def _exchange(
 
 
 def by_node(cluster: Cluster, volume: ArrayLike, ranks: int, share: float) -> Floats:
-    """All-to-all of consecutive ranks that sends `share` of its bytes to other nodes.
+    """Return the seconds of an all-to-all that sends `share` of its bytes to other nodes.
 
-    What has arrived goes on inside its node, to as many ranks as without.
+    Ranks are consecutive. Bytes that arrive in a node go on to as many of its ranks as ever.
     """
     n, size = np.asarray(ranks, np.float64), np.asarray(volume, np.float64)
     room = cluster.gpus_per_node
@@ -106,7 +100,7 @@ def _fitted(
     ranks: Floats,
     inside: NDArray[np.bool_],
 ) -> Floats:
-    """The measured lines; NaN in a node or between nodes if nothing was measured there."""
+    """Return the seconds by measured lines; NaN where nothing was measured."""
     room = cluster.gpus_per_node
     near = [fit for fit in fits if fit.ranks <= room]
     far = [fit for fit in fits if fit.ranks > room]
@@ -114,7 +108,7 @@ def _fitted(
 
 
 def _lines(fits: list[LinkFit], moved: Floats, ranks: Floats) -> Floats:
-    """Between measured group sizes by the logarithm of the size."""
+    """Interpolate between measured group sizes, by the logarithm of the size."""
     if not fits:
         return np.full(np.broadcast(moved, ranks).shape, np.nan)
     at, sizes = np.log(np.maximum(ranks, 1)), np.log([fit.ranks for fit in fits])
@@ -125,54 +119,56 @@ def _lines(fits: list[LinkFit], moved: Floats, ranks: Floats) -> Floats:
     return np.asarray(np.minimum(alpha + moved / bus, small_alpha + moved / small_bus))
 
 
-Array = NDArray[Any]
-
-_BUCKET = 512 * 2**20
-
-
-def gradients(block: Block, question: Question, cluster: Cluster, stage: Stage) -> Array:
-    """Reduction of a stage's gradients over all that hold them."""
-    d = question.dtype_size
-    time = _bucketed(cluster, "all_reduce", np.float64(d * stage.rest), block.dp, block.sp)
-    for piece in stage.pieces:
-        for part in _reduced(question, cluster, piece):
-            time = time + part
-    return time
+def ring(ranks: int, volume: float, alpha: float, bandwidth: float) -> float:
+    """Seconds of a ring: a start a step, and each rank's share but its own."""
+    return (ranks - 1) * alpha + (ranks - 1) / ranks * volume / bandwidth
 
 
-def _reduced(question: Question, cluster: Cluster, piece: ShardedElements) -> tuple[Array, ...]:
-    d, n = question.dtype_size, piece.replicas
-    volume, stride = d * piece.elements / piece.grads, piece.stride * piece.grads
-    if question.grad_sync == "all_reduce":
-        return (_bucketed(cluster, "all_reduce", volume, n // piece.grads, stride),)
-    left = d * piece.elements / piece.os
-    return (
-        _bucketed(cluster, "reduce_scatter", volume, piece.os // piece.grads, stride),
-        _bucketed(cluster, "all_reduce", left, n // piece.os, piece.stride * piece.os),
-    )
+def tree(ranks: int, volume: float, alpha: float, bandwidth: float) -> float:
+    """Seconds of a tree: starts grow with the logarithm only."""
+    return log2(ranks) * alpha + (ranks - 1) / ranks * volume / bandwidth
 
 
-def _bucketed(
-    cluster: Cluster,
-    op: str,
-    volume: Array | np.float64,
-    ranks: NDArray[np.int64] | int,
-    stride: NDArray[np.int64] | int,
-) -> Array:
-    calls = np.maximum(1, np.ceil(volume / _BUCKET))
-    return collective(cluster, op, volume, ranks, stride, calls)
+COMM_MODELS = {"ring": ring, "tree": tree}
 
 
-def parameters(block: Block, question: Question, cluster: Cluster, stage: Stage) -> Array:
-    """What the optimizer updated, sent to all that need it."""
-    d = question.dtype_size
-    rest = collective(cluster, "broadcast", d * stage.rest, block.dp, block.sp)
-    time = np.zeros(len(block.os))
-    for piece in stage.pieces:
-        parts, stride = piece.os // piece.para, piece.stride * piece.para
-        volume = d * piece.elements / piece.para
-        if question.param_sync == "all_gather":
-            time = time + collective(cluster, "all_gather", volume, parts, stride)
-        else:
-            time = time + collective(cluster, "broadcast", volume, parts, stride, parts)
-    return np.maximum(time, rest) if block.isp else time
+def parameters(shard: int, volume: float, alpha: float, bandwidth: float) -> float:
+    """Seconds of the two gathers of a sharded model: forward and backward."""
+    return 2 * ring(shard, volume, alpha, bandwidth)
+
+
+def gradients(
+    shard: int, volume: float, alpha: float, bandwidth: float, micro_num: int
+) -> float:
+    """Seconds of the reduce-scatters of a step, one a micro-batch."""
+    return micro_num * ring(shard, volume, alpha, bandwidth)
+
+
+def states(
+    shard: int, volume: float, alpha: float, bandwidth: float, times: float = 3
+) -> float:
+    """Seconds of the broadcasts after the optimizer; the search itself counts one."""
+    return times * ring(shard, volume, alpha, bandwidth)
+
+
+def all_to_all(
+    shard: int, volume: float, alpha: float, bandwidth: float, calls: int = 4
+) -> float:
+    """Seconds of a layer's four forward all-to-alls in a node, which share one start."""
+    return ring(shard, calls * volume, alpha, bandwidth)
+
+
+def scaling_efficiency(rate: float, rate_of_one: float) -> float:
+    """T_1 / (T_N N) where rates are tokens a GPU and second."""
+    return rate / rate_of_one
+
+
+def two_gpus(algo: str) -> dict[str, float]:
+    """What each of two ranks sends a layer and keeps, in units of D b S h and of D/2 b S h."""
+    sent = {"mtp": (4.0, 6.0), "msp": (4.0, 6.0), "fsp": (5.0, 7.0), "isp": (2.0, 3.0)}[algo]
+    whole = {"mtp": 8, "msp": 4, "fsp": 0, "isp": 0}[algo]
+    return {
+        "sent": sent[0],
+        "sent_with_checkpoints": sent[1],
+        "kept": whole + (118 / 3 - whole) / 2,
+    }

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastcomm.hardware.cluster import Cluster
+from fastcomm.hardware.measurements import AttentionTable
 from fastcomm.isp.block import FULL, NONE, Block, ShardedElements, Stage, experts_of, layers_of
 from fastcomm.isp.communication import by_node, collective
 from fastcomm.isp.model import Experts, Layer
 from fastcomm.isp.question import Question
-from fastcomm.isp.tables import AttentionTable
 
 Array = NDArray[Any]
 
@@ -74,16 +74,16 @@ def product(block: Block, question: Question, cluster: Cluster, experts: Experts
     Few tokens do not make it faster than reading the weights.
     """
     work = 2.0 * copies(block, question, experts) * question.model.hidden * experts.ffn
-    read = question.dtype_size * expert_weights(block, question, experts) / cluster.hbm
+    read = question.dtype_size * _expert_weights(block, question, experts) / cluster.hbm
     return np.maximum(cluster.gemm.seconds(work), read)
 
 
-def expert_weights(block: Block, question: Question, experts: Experts) -> float:
+def _expert_weights(block: Block, question: Question, experts: Experts) -> float:
     """Elements of one matrix, of all experts of a rank."""
     return experts.number / block.ep * question.model.hidden * experts.ffn
 
 
-def expert_exchange(
+def _expert_exchange(
     block: Block, question: Question, cluster: Cluster, experts: Experts
 ) -> Array:
     """Seconds of a layer's dispatches and combines, forward and backward."""
@@ -205,7 +205,7 @@ def layer_cost(
     seconds = overlap + moved + work.attention + work.elementwise
     exchange = exposed = None
     if layer.experts:
-        exchange = expert_exchange(block, question, cluster, layer.experts)
+        exchange = _expert_exchange(block, question, cluster, layer.experts)
         exposed = _exposed(question, work, exchange)
         seconds = seconds + exposed
     return LayerCost(
@@ -235,7 +235,7 @@ def weights(
     volume = np.array([[d * elements / tp] for elements, _ in layer.matrices])
     each = _gathered(cluster, volume, layers_of(block, 0.0))
     if layer.experts:
-        routed = np.array([[d * expert_weights(block, question, layer.experts)]])
+        routed = np.array([[d * _expert_weights(block, question, layer.experts)]])
         each = np.concatenate([each, _gathered(cluster, routed, experts_of(block, 0.0))])
     counts = np.array([[count] for _, count in work.products])
     comm = (each * counts).sum(axis=0)

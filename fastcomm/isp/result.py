@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.space import nearest
 from fastcomm.result import TableResult
-from fastcomm.units import format_ns
+from fastcomm.units import format_s
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastcomm.isp.calibration import Calibrated
+    from fastcomm.hardware.calibration import Calibration
 
 Column = NDArray[Any]
 Fields = Mapping[str, ArrayLike]
@@ -240,7 +240,7 @@ class SearchResult(TableResult):
     # Data-parallel degrees that the batch does not suit.
     unsuited: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
-    calibration: "Calibrated | None" = None
+    calibration: "Calibration | None" = None
     sensitivity: tuple[HardwareChange, ...] | None = None
     top: int = 6  # how many strategies the JSON lists
 
@@ -316,7 +316,7 @@ class SearchResult(TableResult):
             layout = ("pp", "sp", "wp_size", "zp_size", "micro_bsz")
             degrees = ", ".join(f"{name} {best[name]}" for name in layout)
             found["best"] = f"{best['algo_type']} ({degrees})"
-            found["step"] = format_ns(best["total_latency"] * _NS)
+            found["step"] = format_s(best["total_latency"])
         return found
 
     def contents(self) -> dict[str, Any]:

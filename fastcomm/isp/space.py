@@ -11,7 +11,7 @@ from fastcomm.isp.question import Question
 from fastcomm.units import format_gib
 from fastcomm_kernels.arrays import Ints
 
-REASONS = ("heads", "experts", "batch", "schedule", "memory")
+_REASONS = ("heads", "experts", "batch", "schedule", "memory")
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Counts:
     """
 
     candidates: int = 0
-    rejected: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
+    rejected: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_REASONS, 0))
     # The data-parallel degrees of layouts that no batch suits.
     unsuited: set[int] = field(default_factory=set)
     # Candidates that have to be priced.

@@ -133,7 +133,7 @@ def read(path: Path) -> Config:
     )
     links = _table(data, "link", ("bandwidth", "scale_out", "scale_up"), path)
     speeds: dict[str, Any] = {
-        name: _bandwidth(links, name, f"{path}: [link]") for name in links
+        name: parse_bandwidth(links[name], f"{path}: [link] {name}") for name in links
     }
     marks = _table(data, "iterations", ("regex",), path)
     return Config(
@@ -228,13 +228,6 @@ def _regex(table: Mapping[str, Any], key: str, where: str) -> str | None:
     except (re.error, RecursionError, OverflowError) as error:
         refuse(where, key, found, f"a regular expression: {error}")
     return found
-
-
-def _bandwidth(table: Mapping[str, Any], key: str, where: str) -> float:
-    try:
-        return parse_bandwidth(str(table[key]))
-    except ConfigError as error:
-        raise ConfigError(f"{where} {key}: {error}") from error
 
 
 def _kernel(row: Mapping[str, Any], where: str) -> Pattern:

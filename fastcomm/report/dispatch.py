@@ -8,18 +8,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from fastcomm.dispatch.cluster import GIB
 from fastcomm.dispatch.placement import Placing
+from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult
 from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import NA, TerminalTable, na, table
 from fastcomm.result import TableResult
-from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
+from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_s
 
 _MOST_LAYERS = 12
 _MOST_NODES = 32
-_LINKS = ("NIC send", "NIC receive", "NVLink send", "NVLink receive")
 _SHADES = " ░▒▓█"
 _RULE = "=" * 50
 _BAR = 48
@@ -54,8 +53,8 @@ def compare(found: Simulation, console: Console | None = None) -> None:
     for each in sorted(found.strategies.values(), key=lambda each: each.total_s):
         rows.add_row(
             each.name,
-            _time(each.total_s),
-            "" if each.combine_s is None else _time(each.combine_s),
+            format_s(each.total_s),
+            "" if each.combine_s is None else format_s(each.combine_s),
             _times(each.times_optimal),
             _times(each.times_bound),
             format_bytes(each.inter_bytes),
@@ -90,8 +89,8 @@ def place(found: Placing, console: Console | None = None) -> None:
         then = found.after.strategies[name]
         rows.add_row(
             name,
-            _time(each.total_s),
-            _time(then.total_s),
+            format_s(each.total_s),
+            format_s(then.total_s),
             _times(each.total_s / then.total_s if then.total_s else None),
             format_bytes(each.inter_bytes),
             format_bytes(then.inter_bytes),
@@ -120,10 +119,10 @@ def sweep(found: DispatchSweep, console: Console | None = None) -> None:
         rows.add_row(
             *(str(getattr(point.recipe, axis)) for axis in found.axes),
             *(
-                f"{_time(each.total_s)} ({_times(each.times_optimal)})"
+                f"{format_s(each.total_s)} ({_times(each.times_optimal)})"
                 for each in point.strategies.values()
             ),
-            _time(best),
+            format_s(best),
         )
     console.print(rows)
     bars = _bars(found, max(1, min(_BAR, console.width - _AT - 1)))
@@ -148,14 +147,14 @@ def _say(console: Console, text: str) -> None:
 
 
 def _title(found: Simulation) -> str:
-    recipe, cluster = found.recipe, found.terms.cluster
+    recipe, links = found.recipe, found.terms.links
     return (
         f"{counted(recipe.num_nodes, 'node')} of {counted(recipe.gpus_per_node, 'GPU')}, "
         f"{counted(recipe.experts, 'expert')}, top {recipe.topk}; "
         f"{counted(recipe.iter_num, 'iteration')} of {counted(recipe.num_layers, 'layer')} of "
         f"{counted(recipe.tokens, 'token')} of {format_bytes(found.terms.token_bytes)}\n"
-        f"NIC {format_bandwidth(cluster.inter)} a GPU, in the node "
-        f"{format_bandwidth(cluster.intra)} a GPU"
+        f"NIC {format_bandwidth(links.inter)} a GPU, in the node "
+        f"{format_bandwidth(links.intra)} a GPU"
     )
 
 
@@ -185,7 +184,7 @@ def _results(each: StrategyResult, layers: int) -> str:
     ]
     if each.combine_s is not None:
         both = each.combine_s + each.total_s
-        lines.append(f"combine {_time(each.combine_s)}, both ways {_time(both)}")
+        lines.append(f"combine {format_s(each.combine_s)}, both ways {format_s(both)}")
     return "\n".join(lines)
 
 
@@ -203,9 +202,9 @@ def _layers(each: StrategyResult, per_iteration: int) -> TerminalTable:
     for number, layer in enumerate(each.layers[:_MOST_LAYERS]):
         rows.add_row(
             f"{number // per_iteration}, {number % per_iteration}",
-            _time(layer.seconds),
-            *(_time(seconds) for seconds in layer.phases.values()),
-            _time(layer.bound_s),
+            format_s(layer.seconds),
+            *(format_s(seconds) for seconds in layer.phases.values()),
+            format_s(layer.bound_s),
             str(layer.bottleneck),
         )
     if len(each.layers) > _MOST_LAYERS:
@@ -216,7 +215,7 @@ def _layers(each: StrategyResult, per_iteration: int) -> TerminalTable:
 def _heat(loads: NDArray[np.int64], gpus: int, width: int) -> str:
     """A shade for each GPU, node after node: each kind of link by its own maximum."""
     lines = [f"{'load of each GPU':<17} (one shade each; the fullest is max)"]
-    for name, column in zip(_LINKS, loads.T, strict=True):
+    for name, column in zip(LOAD_NAMES, loads.T, strict=True):
         most = int(column.max(initial=0))
         shades = [
             _SHADES[0 if not value else 1 + int(value * (len(_SHADES) - 2) // most)]
@@ -234,10 +233,6 @@ def _binds(each: StrategyResult) -> str:
     """The busiest link of the slowest layer."""
     slowest = max(each.layers, key=lambda layer: layer.seconds, default=None)
     return "nothing" if slowest is None else str(slowest.bottleneck)
-
-
-def _time(seconds: float) -> str:
-    return format_ns(seconds * 1e9)
 
 
 def _times(value: float | None) -> str:

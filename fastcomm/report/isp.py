@@ -5,13 +5,12 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from fastcomm.hardware.compute import ComputeResidual
-from fastcomm.isp.calibration import Calibrated
-from fastcomm.isp.explain import Term, memory_terms, time_terms
-from fastcomm.isp.formulas import two_gpus
+from fastcomm.hardware.calibration import Calibration, ComputeResidual
+from fastcomm.isp.communication import two_gpus
 from fastcomm.isp.question import Question
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
-from fastcomm.isp.sweep import SearchSweep, SweepPoint
+from fastcomm.isp.search import SearchSweep, SweepPoint
+from fastcomm.isp.strategy import Term, memory_terms, time_terms
 from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import TerminalTable, table
@@ -19,7 +18,7 @@ from fastcomm.units import (
     counted,
     format_bandwidth,
     format_binary_bytes,
-    format_ns,
+    format_s,
     percent,
     signed_percent,
 )
@@ -94,7 +93,7 @@ def _ranking(title: str, records: Sequence[Record], question: Question) -> Termi
             *map(str, shards),
             *(str(record[name]) for name in ("micro_bsz", "micro_num")),
             _CKPT[record["activation_ckpt"]],
-            _seconds(record["total_latency"]),
+            format_s(record["total_latency"]),
             f"{record['tgs']:.1f}",
             percent(record["mfu"]) if "mfu" in record else "",
             f"{record['total_mm_cost'] / 2**30:.1f}",
@@ -122,8 +121,8 @@ def explain(found: SearchResult, place: int) -> None:
     for line in _head(found)[:1]:
         say(console, escape(line), hanging=2)
     console.print(_ranking(f"rank {place + 1}", [record], found.question))
-    console.print(_terms("time", time_terms(record, found.question), _seconds))
-    console.print(_terms("memory", memory_terms(record), _gib))
+    console.print(_terms("time", time_terms(record, found.question), format_s))
+    console.print(_terms("memory", memory_terms(record), format_binary_bytes))
     if not found.question.model.experts:
         say(console, _on_two(record["algo_type"]), hanging=2)
     _notes(found.notes)
@@ -163,7 +162,7 @@ def changes(found: Sequence[HardwareChange]) -> None:
     plain_console().print(rows)
 
 
-def calibration(found: Calibrated) -> None:
+def calibration(found: Calibration) -> None:
     """Print the fitted lines and curves, and how far the measurements lie from them."""
     console = plain_console()
     if found.residuals:
@@ -190,7 +189,7 @@ def _kernels(found: Sequence[ComputeResidual]) -> TerminalTable:
     return rows
 
 
-def _links(found: Calibrated) -> TerminalTable:
+def _links(found: Calibration) -> TerminalTable:
     rows = table(
         *("calibrated", "GPUs", "messages", "sizes", "start", "bus bandwidth", "median off"),
         "worst",
@@ -202,7 +201,7 @@ def _links(found: Calibrated) -> TerminalTable:
             str(line.ranks),
             str(line.messages),
             str(line.sizes),
-            _seconds(line.alpha),
+            format_s(line.alpha),
             format_bandwidth(line.bus),
             percent(line.median_error),
             percent(line.worst_error),
@@ -237,21 +236,14 @@ def _shaded(cell: SweepPoint) -> str:
     return f"{best['algo_type'].upper()} {best['tgs']:.0f} {percent(share, 0)} {shade * 2}"
 
 
-def _seconds(value: float) -> str:
-    return format_ns(value * 1e9)
-
-
-def _gib(value: float) -> str:
-    return format_binary_bytes(value)
-
-
-def write_search(found: SearchResult, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write isp.json, strategies.csv and strategies.parquet; give their paths."""
+def write_search(
+    found: SearchResult | SearchSweep, folder: str | Path, *, xlsx: bool = False
+) -> list[Path]:
+    """Write isp.json, and the strategies as CSV and Parquet; of a sweep its table alone."""
+    book = "isp" if xlsx else None
+    if isinstance(found, SearchSweep):
+        return files.write_tables(folder, {}, {"sweep": found.to_arrow()}, book)
     text = json_text.dumps(found.to_dict())
-    tables = {"strategies": found.to_arrow()}
-    return files.write_tables(folder, {"isp.json": text}, tables, "isp" if xlsx else None)
-
-
-def write_sweep(found: SearchSweep, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
-    """Write sweep.csv and sweep.parquet; give their paths."""
-    return files.write_tables(folder, {}, {"sweep": found.to_arrow()}, "isp" if xlsx else None)
+    return files.write_tables(
+        folder, {"isp.json": text}, {"strategies": found.to_arrow()}, book
+    )

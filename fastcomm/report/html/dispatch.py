@@ -3,7 +3,8 @@
 import numpy as np
 
 from fastcomm.dispatch.placement import Placing
-from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult
+from fastcomm.dispatch.schedules import LOAD_NAMES
+from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult, in_ns
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     DASHES,
@@ -30,10 +31,8 @@ from fastcomm.report.html.page import (
 )
 from fastcomm.units import counted
 
-_NS = 1e9
 _MS = 1e3
 _MOST_BINS = 96
-_LINKS = ("NIC send", "NIC receive", "NVLink send", "NVLink receive")
 _NO_COMBINE = "the original simulator has no way back"
 _NO_TIME = "the bound is nothing"
 
@@ -73,7 +72,7 @@ def _headline(ranked: list[StrategyResult]) -> words.Words:
     best = ranked[0]
     return (
         f"{best.name} is the fastest: ",
-        words.fact("dispatch.total_s", best.total_s * _NS, words.ns),
+        words.fact("dispatch.total_s", best.total_s * NS, words.ns),
         ", ",
         words.fact("dispatch.times_optimal", best.times_optimal, words.times, why=_NO_TIME),
         " the best possible.",
@@ -81,9 +80,9 @@ def _headline(ranked: list[StrategyResult]) -> words.Words:
 
 
 def _facts(found: Simulation, ranked: list[StrategyResult]) -> tuple[words.Fact, ...]:
-    optimal = ranked[0].optimal_s * _NS if ranked else None
-    cluster = found.terms.cluster
-    link = words.fact("link_bandwidth", float(cluster.inter), words.rate, label="NIC of a GPU")
+    optimal = ranked[0].optimal_s * NS if ranked else None
+    links = found.terms.links
+    link = words.fact("link_bandwidth", float(links.inter), words.rate, label="NIC of a GPU")
     return (
         words.fact("dispatch.optimal_s", optimal, words.ns, label="best possible"),
         link,
@@ -110,7 +109,7 @@ def _bars(ranked: list[StrategyResult]) -> Spec:
     drawn = bars(
         [each.name for each in ranked],
         [each.total_s * _MS for each in ranked],
-        [words.ns(each.total_s * _NS) for each in ranked],
+        [words.ns(each.total_s * NS) for each in ranked],
         "dispatch, ms",
     )
     drawn["data"][0] |= {
@@ -131,8 +130,8 @@ def _times_table(ranked: list[StrategyResult]) -> PageTable:
     rows = tuple(
         (
             text(each.name),
-            number(each.total_s * _NS, words.ns),
-            number(_ns(each.combine_s), words.ns, _NO_COMBINE),
+            number(each.total_s * NS, words.ns),
+            number(in_ns(each.combine_s), words.ns, _NO_COMBINE),
             number(each.times_optimal, words.times, _NO_TIME),
             number(each.times_bound, words.times, _NO_TIME),
             number(each.inter_bytes, words.size),
@@ -148,10 +147,6 @@ def _times_table(ranked: list[StrategyResult]) -> PageTable:
         ("between nodes", "dispatch.inter_bytes"),
     )
     return PageTable(name="times-table", caption="Schedules", columns=heads, rows=rows)
-
-
-def _ns(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * _NS
 
 
 def _marks(ranked: list[StrategyResult], name: str, seconds: list[float], symbol: str) -> Spec:
@@ -182,7 +177,7 @@ def _loads(ranked: list[StrategyResult]) -> Section:
         )
         for each in ranked
     )
-    heads = columns("schedule", *((link, "dispatch.most_by_mean") for link in _LINKS))
+    heads = columns("schedule", *((link, "dispatch.most_by_mean") for link in LOAD_NAMES))
     return Section(
         name="loads",
         title="Who carries the load?",
@@ -223,7 +218,7 @@ def _rule(each: StrategyResult) -> str:
 def _load(each: StrategyResult) -> Spec:
     share = _share(each)
     grid = np.maximum.reduceat(each.loads, np.arange(0, each.gpus, share), axis=0).T
-    drawn = heat(grid.tolist(), _LINKS, "GPU %{x}, %{y}: %{z} tokens", "tokens")
+    drawn = heat(grid.tolist(), LOAD_NAMES, "GPU %{x}, %{y}: %{z} tokens", "tokens")
     drawn["x"] = [str(gpu) for gpu in range(0, each.gpus, share)]
     category = {"type": "category", "showgrid": False}
     return spec(
@@ -241,8 +236,8 @@ def placing(found: Placing) -> Page:
     rows = tuple(
         (
             text(name),
-            number(each.total_s * _NS, words.ns),
-            number(found.after.strategies[name].total_s * _NS, words.ns),
+            number(each.total_s * NS, words.ns),
+            number(found.after.strategies[name].total_s * NS, words.ns),
             number(_ratio(each.total_s, found.after.strategies[name].total_s), words.times),
         )
         for name, each in found.before.strategies.items()
@@ -340,7 +335,7 @@ def _points(found: DispatchSweep, at: list[str]) -> PageTable:
         (
             text(where),
             text(name),
-            number(each.total_s * _NS, words.ns),
+            number(each.total_s * NS, words.ns),
             number(each.times_optimal, words.times, _NO_TIME),
         )
         for where, point in zip(at, found.points, strict=True)

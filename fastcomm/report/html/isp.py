@@ -6,7 +6,7 @@ import numpy as np
 
 from fastcomm.isp.question import ALGOS
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
-from fastcomm.isp.sweep import SearchSweep
+from fastcomm.isp.search import SearchSweep
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     INK,
@@ -33,9 +33,8 @@ from fastcomm.report.html.page import (
     number,
     text,
 )
-from fastcomm.units import format_gib
+from fastcomm.units import GIB, format_gib
 
-_GIB = 2**30
 _NS = 1e9
 _POINTS = 1200
 _RANKED = 100
@@ -50,7 +49,12 @@ _NUMBERS = (
 )
 
 
-def page(found: SearchResult) -> Page:
+def page(found: SearchResult | SearchSweep) -> Page:
+    """Return the page of one search, or of a sweep of searches."""
+    return _sweep(found) if isinstance(found, SearchSweep) else _search(found)
+
+
+def _search(found: SearchResult) -> Page:
     """The answer to a question; there may be no strategy that fits."""
     best = found.record(0) if found.feasible else None
     question = found.question
@@ -142,7 +146,7 @@ def _scatter(found: SearchResult, front: Sequence[Record]) -> Spec:
             "type": "scatter",
             "mode": "markers",
             "name": name.upper(),
-            "x": [rounded(each / _GIB) for each in memory[algo == place].tolist()],
+            "x": [rounded(each / GIB) for each in memory[algo == place].tolist()],
             "y": [rounded(each) for each in tgs[algo == place].tolist()],
             "marker": {
                 "symbol": f"{SYMBOLS[place]}-open",
@@ -160,7 +164,7 @@ def _scatter(found: SearchResult, front: Sequence[Record]) -> Spec:
         "type": "scatter",
         "mode": "lines+markers",
         "name": "front",
-        "x": [rounded(each["total_mm_cost"] / _GIB) for each in front],
+        "x": [rounded(each["total_mm_cost"] / GIB) for each in front],
         "y": [rounded(each["tgs"]) for each in front],
         "line": {"color": INK, "width": 1.5, "shape": "vh"},
         "marker": {"size": 4, "color": INK},
@@ -257,7 +261,7 @@ def _changes(changes: Sequence[HardwareChange]) -> Section:
     return Section(name="sensitivity", title="What would help?", lead=lead, blocks=(table,))
 
 
-def sweep(found: SearchSweep) -> Page:
+def _sweep(found: SearchSweep) -> Page:
     """The best of every world size and sequence length."""
     answered = sum(cell.best is not None for cell in found.cells)
     section = Section(

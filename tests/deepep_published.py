@@ -1,4 +1,4 @@
-"""DeepEP's published bandwidths, and what the exact model says of the same job.
+"""DeepEP's published bandwidths, and what the model says of the job that they are of.
 
 The tables are those of DeepEP's documentation for H800 (NVLink about 160 GB/s, ConnectX-7
 about 50 GB/s), 4096 tokens a GPU, hidden 7168, top 8 of 256 experts in at most 4 nodes, FP8
@@ -7,20 +7,19 @@ dispatch and BF16 combine. What they call RDMA bandwidth counts the sender's own
 
 from dataclasses import dataclass
 
-from fastcomm.dispatch.cluster import DispatchCluster
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import Terms, deepep
 from fastcomm.dispatch.traffic import Traffic
 from fastcomm.dispatch.workload import Workload
+from fastcomm.hardware.cluster import GpuLinks
 
 FP8_BYTES = 7392  # 7168 of one byte, a 4-byte scale for each 128 of them
 BF16_BYTES = 14336
 TOKENS_A_GPU = 4096
 # GB/s by GPUs: (dispatch, combine).
 PUBLISHED = {8: (153, 158), 16: (43, 43), 32: (58, 57), 64: (51, 50)}
-H800 = DispatchCluster(inter_bytes_per_s=50e9, intra_bytes_per_s=160e9)
 # One share of each link reproduces all eight numbers.
-CALIBRATED = DispatchCluster(
+CALIBRATED = GpuLinks(
     inter_bytes_per_s=50e9,
     intra_bytes_per_s=160e9,
     inter_efficiency=0.88,
@@ -39,7 +38,7 @@ class Modelled:
     published: tuple[int, int]
 
 
-def modelled(gpus: int, cluster: DispatchCluster = CALIBRATED, seed: int = 0) -> Modelled:
+def modelled(gpus: int, links: GpuLinks = CALIBRATED, seed: int = 0) -> Modelled:
     """Run the published job on so many GPUs of eight a node."""
     recipe = Recipe.of(
         num_nodes=gpus // 8,
@@ -56,7 +55,7 @@ def modelled(gpus: int, cluster: DispatchCluster = CALIBRATED, seed: int = 0) ->
     )
     (layer,) = Workload.of(recipe).layers()
     traffic = Traffic.of(layer)
-    terms = Terms(token_bytes=FP8_BYTES, combine_bytes=BF16_BYTES, cluster=cluster)
+    terms = Terms(token_bytes=FP8_BYTES, combine_bytes=BF16_BYTES, links=links)
     gpus_a_token = traffic.unique.sum() / recipe.tokens
     nodes_a_token = traffic.node_unique.sum() / recipe.tokens
     counted = gpus_a_token if recipe.num_nodes == 1 else nodes_a_token
