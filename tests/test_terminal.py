@@ -349,7 +349,7 @@ def test_nothing_is_said_of_differences_that_are_noise(made):
     assert "slowest rank" not in text
     compute = np.array([100.0, 100.1, 100.2])
     ranks = SimpleNamespace(
-        known=True, by_compute=[0, 1, 2], ranks=[0, 1, 2], ns={"compute": compute}
+        is_known=True, by_compute=[0, 1, 2], ranks=[0, 1, 2], ns={"compute": compute}
     )
     lead = words.plain(by_rank_page._lead(None, ranks, ""))
     assert lead.startswith("All 3 ranks compute equally long")

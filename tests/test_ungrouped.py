@@ -470,7 +470,7 @@ def test_a_rank_of_which_no_sampled_collective_is_there_is_too_few():
 
 
 def test_the_page_names_no_rank_as_slow_by_the_length_of_its_step():
-    known = SimpleNamespace(known=False)
+    known = SimpleNamespace(is_known=False)
     across = SimpleNamespace(by_wait_caused=lambda _: ())
     lead = page._lead(SimpleNamespace(across=across), known, "no compute is recorded")
     assert "".join(lead) == (

@@ -14,7 +14,7 @@ from fastcomm.metrics.links import Link, MeanStep, links
 from fastcomm.metrics.matching import Matching, compare_all, matching
 from fastcomm.metrics.outliers import Heat, HeatArrays, Outlier, outliers
 from fastcomm.metrics.pieces import Piece
-from fastcomm.metrics.skew import Skew, Wait, WaitCaused, over_tags, skew, waits
+from fastcomm.metrics.skew import RankWaits, Skew, Wait, over_tags, skew, waits
 from fastcomm.metrics.slowness import longer_exchange, slow_links
 from fastcomm.metrics.suspects import Known
 from fastcomm.metrics.ungrouped import ExpectedMembers
@@ -49,13 +49,26 @@ class Across:
     outliers: tuple[Outlier, ...]
     causes: tuple[Finding, ...]  # the costliest first
 
-    def by_wait_caused(self, count: int | None = None) -> tuple[WaitCaused, ...]:
+    @property
+    def by_rank(self) -> tuple[RankWaits, ...]:
+        """Waits over all parallelisms; the rank that others wait for the longest is first."""
+        return over_tags(self.waits)
+
+    def mean_waits(self) -> dict[str, tuple[float, float]]:
+        """Return the wait and the transfer of a mean rank in a step, in ns, by parallelism."""
+        ranks = max(1, len(self.heat.ranks))
+        sums: dict[str, tuple[float, float]] = {}
+        for each in self.waits:
+            wait, transfer = sums.get(each.tag, (0.0, 0.0))
+            sums[each.tag] = (wait + each.wait_ns, transfer + each.transfer_ns)
+        return {tag: (wait / ranks, took / ranks) for tag, (wait, took) in sums.items()}
+
+    def by_wait_caused(self, count: int | None = None) -> tuple[RankWaits, ...]:
         """Return the ranks that others wait for, by the wait they cause; at most `count`.
 
         Empty where no collective is matched: then nothing tells which rank is late.
         """
-        found = [each for each in over_tags(self.waits) if each.caused_ns > 0]
-        return tuple(sorted(found, key=lambda each: (-each.caused_ns, each.rank))[:count])
+        return tuple(each for each in self.by_rank if each.caused_ns > 0)[:count]
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of the JSON object."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ from fastcomm.metrics.grouping import Groups
 from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, sets, tag_bit
 from fastcomm.trace.schema import TAGS
 from fastcomm_kernels import intervals
+from fastcomm_kernels.arrays import Floats, Ints
 
 SPEC = ("compute", *(f"comm_{tag}" for tag in TAGS), "idle")
 EXACT = ("compute", *(f"exposed_{tag}" for tag in TAGS), "exposed_mixed", "memcpy", "idle")
@@ -27,6 +29,25 @@ class Breakdown:
 
     spec: dict[str, float | None]
     exact: dict[str, float | None]
+
+    @property
+    def parts(self) -> dict[str, float] | None:
+        """Shares of compute, exposed communication, copies and idle time; None if unknown."""
+        shares = {name: share for name, share in self.exact.items() if share is not None}
+        if len(shares) < len(self.exact):
+            return None
+        exposed = sum(share for name, share in shares.items() if name.startswith("exposed_"))
+        return {
+            "compute": shares["compute"],
+            "exposed": exposed,
+            "memcpy": shares["memcpy"],
+            "idle": shares["idle"],
+        }
+
+    @property
+    def largest_tag(self) -> str:
+        """The parallelism with the most exposed communication."""
+        return max(TAGS, key=lambda tag: self.exact[f"exposed_{tag}"] or 0.0)
 
 
 def columns(view: View) -> dict[str, pa.Array]:
@@ -128,6 +149,82 @@ def rank_times(iterations: pa.Table) -> tuple[RankTime, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankMeans:
+    """The mean step of each rank, in ns: every category of `EXACT`, "exposed" and "time".
+
+    A value is NaN where it is unknown.
+    """
+
+    ranks: Ints
+    ns: dict[str, Floats]  # columns as `ranks`
+
+    @classmethod
+    def of(cls, iterations: pa.Table) -> Self:
+        """Sum each rank's iterations and divide by how many they are."""
+        ranks, at = np.unique(iterations["rank"].to_numpy(), return_inverse=True)
+        steps = np.maximum(np.bincount(at, minlength=len(ranks)), 1)
+        sums = {
+            name: np.bincount(at, weights=values, minlength=len(ranks)) / steps
+            for name, values in _times(iterations).items()
+        }
+        return cls(ranks=ranks, ns=sums)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether compute is known of every rank."""
+        return len(self.ranks) > 0 and not bool(np.isnan(self.ns["compute"]).any())
+
+    @property
+    def by_compute(self) -> Ints:
+        """Rows from the rank that computes the least to that which computes the most."""
+        return np.lexsort((-self.ranks, self.ns["compute"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMeans:
+    """Means over all ranks and a few consecutive steps, in ns, by category of `EXACT`."""
+
+    steps: tuple[tuple[int, int], ...]  # numbers of the first and the last of each
+    width: int  # how many steps a mean is over
+    ns: dict[str, Floats]  # columns as `steps`
+
+    @classmethod
+    def of(cls, iterations: pa.Table, most: int) -> Self:
+        """Divide the steps into at most `most` runs of equal width."""
+        iterations = iterations.filter(iterations["iteration"].is_valid())
+        numbers, at = np.unique(iterations["iteration"].to_numpy(), return_inverse=True)
+        width = max(1, -(-len(numbers) // most))
+        ends = np.minimum(np.arange(width, len(numbers) + width, width), len(numbers)) - 1
+        return cls(
+            steps=tuple(zip(numbers[::width].tolist(), numbers[ends].tolist(), strict=True)),
+            width=width,
+            ns={name: _means(ns, at // width) for name, ns in _times(iterations).items()},
+        )
+
+
+def _times(iterations: pa.Table) -> dict[str, Floats]:
+    """Return the ns of each category, of all exposed communication, and of the whole."""
+    found = {name: _floats(iterations[f"exact_{name}_ns"]) for name in EXACT}
+    exposed = [name for name in EXACT if name.startswith("exposed_")]
+    found["exposed"] = np.sum([found[name] for name in exposed], axis=0)
+    found["time"] = _floats(iterations["time_ns"])
+    return found
+
+
+def _floats(column: pa.ChunkedArray) -> Floats:
+    """Return a column with NaN for null."""
+    values: Floats = column.cast(pa.float64()).fill_null(float("nan")).to_numpy()
+    return values
+
+
+def _means(values: Floats, bins: Ints) -> Floats:
+    """Return the mean of the known values of each bin; 0 where none is known."""
+    known = ~np.isnan(values)
+    sums = np.bincount(bins[known], weights=values[known], minlength=bins.max(initial=-1) + 1)
+    return sums / np.maximum(np.bincount(bins[known], minlength=len(sums)), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
     """Share of merged communication under merged compute.
 
@@ -166,6 +263,14 @@ def overlap(iterations: pa.Table, tags: Collection[str]) -> Overlap:
             tag: ratio for tag, ratio in by_tag.items() if ratio is not None or tag in unknown
         },
     )
+
+
+def overlap_ns(iterations: pa.Table, tag: str) -> tuple[float, float]:
+    """Return the communication of a tag under compute, and the rest, of a mean step in ns."""
+    known = iterations.filter(iterations[f"{tag}_overlapped_ns"].is_valid())
+    under = known[f"{tag}_overlapped_ns"].to_numpy()
+    union = known[f"{tag}_union_ns"].to_numpy()
+    return float(np.mean(under)), float(np.mean(union - under))
 
 
 def _mean_ratio(iterations: pa.Table, name: str) -> float | None:

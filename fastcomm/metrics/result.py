@@ -21,6 +21,7 @@ from fastcomm.metrics.breakdown import (
     Breakdown,
     IterationTimes,
     Overlap,
+    RankMeans,
     RankTime,
     breakdown,
     iteration_times,
@@ -91,6 +92,23 @@ class Metrics(Result):
         others wait for is in `across.by_wait_caused`.
         """
         return max(self.by_rank, key=lambda each: (each.mean_ns, -each.rank), default=None)
+
+    @property
+    def busiest_rank(self) -> int:
+        """The rank that computes the most, and so keeps others waiting; else the first rank."""
+        means = RankMeans.of(self.tables["iterations"])
+        return int(means.ranks[means.by_compute[-1]]) if means.is_known else self.ranks[0]
+
+    @property
+    def joins_ranks(self) -> bool:
+        """Whether a process group is matched across ranks."""
+        if len(self.ranks) == 1 or not self.across.matching.matched:
+            return False
+        groups = self.tables["groups"]
+        groups = groups.filter(groups["group"].is_valid())
+        pairs = np.stack([groups[name].to_numpy() for name in ("group", "rank")])
+        _, ranks = np.unique(np.unique(pairs, axis=1)[0], return_counts=True)
+        return bool((ranks > 1).any())
 
     @property
     def heat(self) -> Heat:

@@ -139,14 +139,21 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitCaused:
-    """One rank over all parallelisms: how long others wait for it; times in ns, a step."""
+class RankWaits:
+    """One rank in the collectives of all parallelisms; times in ns, a step."""
 
     rank: int
+    wait_ns: float  # for others
+    transfer_ns: float
     caused_ns: float  # last arrival - the one before it, where this rank is the last
+    later_ns: float  # than the median of the others
     last: int  # how often this rank alone was the last to arrive
     collectives: int  # matched, in all
-    wait_ns: float  # that this rank waits for others
+
+    @property
+    def last_share(self) -> float:
+        """Share of its collectives at which this rank alone was the last to arrive."""
+        return self.last / self.collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,21 +277,24 @@ def waits(summed: WaitSums, steps: int) -> tuple[Wait, ...]:
     )
 
 
-def over_tags(waits: Iterable[Wait]) -> tuple[WaitCaused, ...]:
-    """Sum up waits by rank, in the order of ranks."""
+def over_tags(waits: Iterable[Wait]) -> tuple[RankWaits, ...]:
+    """Sum up waits by rank; the rank that others wait for the longest comes first."""
     by_rank: dict[int, list[Wait]] = {}
     for each in waits:
         by_rank.setdefault(each.rank, []).append(each)
-    return tuple(
-        WaitCaused(
+    found = (
+        RankWaits(
             rank=rank,
+            wait_ns=sum(each.wait_ns for each in own),
+            transfer_ns=sum(each.transfer_ns for each in own),
             caused_ns=sum(each.wait_caused_ns for each in own),
+            later_ns=sum(each.later_ns for each in own),
             last=sum(each.last for each in own),
             collectives=sum(each.collectives for each in own),
-            wait_ns=sum(each.wait_ns for each in own),
         )
-        for rank, own in sorted(by_rank.items())
+        for rank, own in by_rank.items()
     )
+    return tuple(sorted(found, key=lambda each: (-each.caused_ns, each.rank)))
 
 
 def _exposed(alone: Ints, wait: Ints, transfer: Ints) -> tuple[Ints, Ints]:

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from fastcomm.executors.executor import Progress as Advance
 from fastcomm.inert import inert
 from fastcomm.trace.run import RunTraces, Source
 
@@ -101,7 +100,7 @@ _LOG = logging.getLogger("fastcomm")
 
 
 @contextmanager
-def progress(run: RunTraces) -> Iterator[Advance | None]:
+def progress(run: RunTraces) -> Iterator[Callable[[Source], None] | None]:
     """A bar of the bytes read; it gives the function that counts one rank done."""
     if not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO):
         yield None

@@ -3,7 +3,9 @@
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fastcomm.metrics.breakdown import overlap_ns
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
@@ -29,8 +31,8 @@ from fastcomm.report.html.page import (
     number,
     text,
 )
-from fastcomm_kernels.arrays import Floats
 
+_Lengths = NDArray[np.float64]  # of windows, ascending, in ns
 _MB = 1e6
 _TITLE = "Bytes a step and GPU"
 
@@ -158,7 +160,9 @@ def _least(found: Metrics) -> words.Words:
 
 def _figure(found: Metrics) -> Figure:
     tags = [tag for tag, share in found.overlap.by_tag.items() if share is not None]
-    hidden, open_ = zip(*(_lengths(found, tag) for tag in tags), strict=True)
+    hidden, open_ = zip(
+        *(overlap_ns(found.tables["iterations"], tag) for tag in tags), strict=True
+    )
     rows = tuple(
         (
             text(tag),
@@ -186,15 +190,6 @@ def _figure(found: Metrics) -> Figure:
             name="overlap-table", caption="Overlap by parallelism", columns=heads, rows=rows
         ),
     )
-
-
-def _lengths(found: Metrics, tag: str) -> tuple[float, float]:
-    """Mean of an iteration and rank: ns under compute, and without."""
-    table = found.tables["iterations"]
-    known = table.filter(table[f"{tag}_overlapped_ns"].is_valid())
-    under = known[f"{tag}_overlapped_ns"].to_numpy()
-    union = known[f"{tag}_union_ns"].to_numpy()
-    return float(np.mean(under)), float(np.mean(union - under))
 
 
 def _overlap_spec(tags: list[str], hidden: tuple[float, ...], open_: tuple[float, ...]) -> Spec:
@@ -289,7 +284,7 @@ def _windows_figure(found: Metrics) -> Figure:
     )
 
 
-def _windows_lengths(found: Metrics) -> dict[tuple[str, str], Floats]:
+def _windows_lengths(found: Metrics) -> dict[tuple[str, str], _Lengths]:
     table = found.tables["windows_cdf"]
     source, target = (np.array(table[name].to_pylist(), object) for name in ("from", "to"))
     length = table["window_ns"].to_numpy().astype(np.float64)
@@ -299,7 +294,7 @@ def _windows_lengths(found: Metrics) -> dict[tuple[str, str], Floats]:
     }
 
 
-def _line(place: int, name: str, lengths: Floats) -> Spec:
+def _line(place: int, name: str, lengths: _Lengths) -> Spec:
     """The distribution at so many points as one sees; of few windows every one is a step."""
     count = len(lengths)
     share = np.unique(np.linspace(1, count, min(count, _POINTS)).astype(np.int64))
