@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from fastcomm.aside import check_replaceable
 from fastcomm.errors import FastcommError
-from fastcomm.synthetic import schedule
+from fastcomm.synthetic import pipeline
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.process import ProcessWriter, lead_ns
 from fastcomm.synthetic.nsys.rows import FIRST_CORRELATION, PUSH_POP, Clock
@@ -59,7 +59,7 @@ _ENUMS = {
 
 def clock(job: Job, number: int, variant: NsysVariant) -> Clock:
     """The clock of a report: off by what the variant says."""
-    start = schedule.EPOCH_NS - lead_ns(job, variant) - number * STAGGER_NS
+    start = pipeline.EPOCH_NS - lead_ns(job, variant) - number * STAGGER_NS
     wrong = variant.clock_skew_ns.get(number, 0)
     return Clock(origin=-wrong if variant.normalized else start, start=start, utc=start + wrong)
 

@@ -7,7 +7,7 @@ from fastcomm.synthetic.catalog import KERNELS
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.kineto import DEVICES
 from fastcomm.synthetic.nsys import payloads
-from fastcomm.synthetic.nsys.operations import NcclFunction
+from fastcomm.synthetic.nsys.payloads import NcclFunction
 from fastcomm.synthetic.nsys.tables import NsysVariant, ReportTables
 from fastcomm.synthetic.play import COMPUTE
 from fastcomm.synthetic.tape import PlannedWork
