@@ -15,12 +15,11 @@ from fastcomm.synthetic.nsys.rows import (
     MARK,
     START_END,
     THREAD,
-    Clock,
     DeviceWriter,
     Host,
     Launch,
 )
-from fastcomm.synthetic.nsys.tables import NsysVariant, ReportTables
+from fastcomm.synthetic.nsys.tables import NsysVariant
 from fastcomm.synthetic.play import COMPUTE, RankStep
 from fastcomm.synthetic.tape import PlannedWork
 
@@ -45,21 +44,12 @@ def lead_ns(job: Job, variant: NsysVariant) -> int:
 class ProcessWriter:
     """Writes the rows of one rank into the tables of its report."""
 
-    def __init__(
-        self,
-        job: Job,
-        rank: int,
-        place: int,
-        variant: NsysVariant,
-        tables: ReportTables,
-        clock: Clock,
-    ) -> None:
-        self.job, self.rank, self.variant = job, rank, variant
-        self.host = Host(job, rank, place, variant, tables, clock)
-        self.device = DeviceWriter(job, self.host)
-        self.main = self.host.thread(0)
-        self.groups = groups(job, rank)
-        self.cut = 0 if variant.init else CUT
+    def __init__(self, host: Host) -> None:
+        self.host, self.device = host, DeviceWriter(host)
+        self.job, self.rank, self.variant = host.job, host.rank, host.variant
+        self.main = host.thread(0)
+        self.groups = groups(host.job, host.rank)
+        self.cut = 0 if host.variant.init else CUT
         self.running: dict[int, PlannedWork] = {}  # what compute has not waited for, by stream
 
     def write(self) -> None:
