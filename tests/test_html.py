@@ -15,7 +15,7 @@ from html_page import SLOW, assert_sound, many_ranks, parsed, specs, without_scr
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert
-from fastcomm.metrics import missing
+from fastcomm.metrics import gaps
 from fastcomm.metrics.links import Link
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import answer
@@ -69,9 +69,9 @@ def of_lacking(parts, word):
         replace(
             part,
             notes=tuple(replace(note, lacks=(word,)) for note in part.notes),
-            iterations=missing.in_iterations(part.iterations, (word,)),
-            events=missing.in_events(part.events, (word,)),
-            windows=missing.in_windows(part.windows, (word,)),
+            iterations=gaps.in_iterations(part.iterations, (word,)),
+            events=gaps.in_events(part.events, (word,)),
+            windows=gaps.in_windows(part.windows, (word,)),
         )
         for part in parts
     ]

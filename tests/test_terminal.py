@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 
 from fastcomm.analyses.conditions import Condition
 from fastcomm.cli import main
-from fastcomm.report.console import plain_console, say
+from fastcomm.report.console import percent, plain_console, say, shortened, table
 from fastcomm.report.html import ranks as by_rank_page
 from fastcomm.report.html import words
-from fastcomm.report.rows import percent, shortened, table
 
 pytestmark = pytest.mark.compiled
 

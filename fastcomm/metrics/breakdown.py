@@ -1,17 +1,22 @@
-"""Step times (METRIC 0), where each step's time goes (METRIC 1), and overlap (METRIC 5)."""
+"""Step times, where each step's time goes, windows between phases, and overlap.
 
-from collections.abc import Collection
+These are METRIC 0, 1, 2 and 5 of the specification.
+"""
+
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.metrics import pieces
 from fastcomm.metrics.grouping import Groups
 from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, sets, tag_bit
 from fastcomm.trace.schema import TAGS
-from fastcomm_kernels import intervals
+from fastcomm_kernels import intervals, phases
 from fastcomm_kernels.arrays import Floats, Ints
 
 SPEC = ("compute", *(f"comm_{tag}" for tag in TAGS), "idle")
@@ -50,8 +55,8 @@ class Breakdown:
         return max(TAGS, key=lambda tag: self.exact[f"exposed_{tag}"] or 0.0)
 
 
-def columns(view: View) -> dict[str, pa.Array]:
-    """One row an iteration: ns of each category of both kinds."""
+def _category_columns(view: View) -> dict[str, pa.Array]:
+    """Return the ns of each category of both kinds, a row an iteration."""
     comm = view.comm
     values = np.zeros(len(comm.start), np.int64)
     shape = (len(view.number), len(TAGS))
@@ -112,13 +117,15 @@ class RankTime:
 
 
 def iteration_columns(view: View) -> dict[str, pa.Array]:
-    """One row an iteration: where it lies."""
+    """Return where each iteration lies, its categories and its overlap, a row an iteration."""
     return {
         "rank": pa.array(view.rank),
         "iteration": pa.array(view.number),
         "start_ns": pa.array(view.start - view.moved),
         "stop_ns": pa.array(view.stop - view.moved),
         "time_ns": pa.array(view.time),
+        **_category_columns(view),
+        **_overlap_columns(view),
     }
 
 
@@ -245,7 +252,7 @@ _OVERLAP_SETS = sets(
 )
 
 
-def overlap_columns(view: View) -> dict[str, pa.Array]:
+def _overlap_columns(view: View) -> dict[str, pa.Array]:
     """One row an iteration: ns of communication, and of it under compute, in all and by tag."""
     covered = view.covered(_OVERLAP_SETS)
     return {name: pa.array(row) for name, row in zip(_NAMES, covered, strict=True)}
@@ -279,3 +286,92 @@ def _mean_ratio(iterations: pa.Table, name: str) -> float | None:
     )
     busy = union > 0
     return float(np.mean(overlapped[busy] / union[busy])) if busy.any() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseWindows:
+    """Windows from phases of one tag to phases of another, in ns; negative: they overlap."""
+
+    source: str
+    target: str
+    count: int
+    mean_ns: float
+    p50_ns: float
+    p95_ns: float
+
+
+def window_rows(view: View) -> pa.Table:
+    """One row a window: rank, iteration, tags as indices into TAGS, length."""
+    comm = view.comm
+    found = phases.phases(comm.start, comm.stop, comm.tag, comm.iteration)
+    length, source, target, segment = phases.windows(*found)
+    return pa.table(
+        {
+            "rank": view.rank[segment],
+            "iteration": view.number[segment],
+            "from": source,
+            "to": target,
+            "window_ns": length,
+        }
+    )
+
+
+Stock = Sequence[pa.Table | Path]  # windows of some ranks each: in memory, or in a file
+
+
+def whole_windows(stock: Stock) -> pa.Table:
+    """The windows of all ranks, by rank."""
+    names = ("rank", "iteration", "from", "to", "window_ns")
+    table = pa.concat_tables([pieces.columns(each, names) for each in stock]).combine_chunks()
+    return table.take(pa.array(np.argsort(table["rank"].to_numpy(), kind="stable")))
+
+
+def windows_from(stock: Stock, source: int) -> list[PhaseWindows]:
+    """The statistics of the windows behind phases of one tag, in the order of TAGS."""
+    parts = [_own(pieces.columns(each, ("from", "to", "window_ns")), source) for each in stock]
+    target, length = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return [_statistics(source, to, length[target == to]) for to in np.unique(target).tolist()]
+
+
+def _own(table: pa.Table, source: int) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    own = table["from"].to_numpy() == source
+    return table["to"].to_numpy()[own], table["window_ns"].to_numpy()[own]
+
+
+def _statistics(source: int, target: int, length: NDArray[np.int64]) -> PhaseWindows:
+    return PhaseWindows(
+        source=TAGS[source],
+        target=TAGS[target],
+        count=len(length),
+        mean_ns=int(length.sum()) / len(length),
+        p50_ns=float(np.percentile(length, 50)),
+        p95_ns=float(np.percentile(length, 95)),
+    )
+
+
+def windows_cdf(table: pa.Table) -> pa.Table:
+    """The cumulative distribution of each pair's windows: the share that is no longer."""
+    parts = [
+        pa.table(
+            {
+                "from": pa.array([TAGS[source]] * len(length)),
+                "to": pa.array([TAGS[target]] * len(length)),
+                "window_ns": np.sort(length),
+                "share": np.arange(1, len(length) + 1) / len(length),
+            }
+        )
+        for (source, target), length in _by_pair(table)
+    ]
+    empty = pa.schema(
+        [("from", pa.string()), ("to", pa.string()), ("window_ns", "i8"), ("share", "f8")]
+    )
+    return pa.concat_tables([empty.empty_table(), *parts])
+
+
+Pair = tuple[int, int]
+
+
+def _by_pair(table: pa.Table) -> list[tuple[Pair, NDArray[np.int64]]]:
+    source, target, length = (table[name].to_numpy() for name in ("from", "to", "window_ns"))
+    key = source.astype(np.int64) * len(TAGS) + target
+    return [(divmod(int(pair), len(TAGS)), length[key == pair]) for pair in np.unique(key)]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import missing as metrics_missing
+from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import EXACT, Breakdown
 from fastcomm.metrics.findings import LEAST_FINDING, Evidence, Finding, Kind, confidence, spread
 from fastcomm.metrics.outliers import HeatArrays
-from fastcomm.metrics.volume import Exposure, divided
+from fastcomm.metrics.traffic import Exposure, divided
 from fastcomm.units import format_ns, percent
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def headline(metrics: "Metrics") -> str:
     """Return the first sentence of a report: the largest part of the step."""
     parts, step = metrics.breakdown.parts, metrics.iteration.mean_ns
     if parts is None or step is None:
-        return f"The largest part of the step is n/a: {why_unknown(metrics)}."
+        return f"The largest part of the step is n/a: {gaps.reason(metrics.lacks)}."
     largest = max(parts, key=lambda part: parts[part])
     share = parts[largest]
     sentence = (
@@ -120,11 +120,6 @@ def _uneven(metrics: "Metrics") -> str | None:
 def parallelism(tag: str) -> str:
     """Return a tag as a sentence says it."""
     return "with unknown parallelism" if tag == "OTHER" else tag
-
-
-def why_unknown(metrics: "Metrics") -> str:
-    """Return why the breakdown of the step is not known."""
-    return metrics_missing.reason(metrics.lacks)
 
 
 def _whose(breakdown: Breakdown, total: float) -> str:

@@ -207,14 +207,19 @@ def skew(parts: Sequence[Skews], steps: int) -> tuple[Skew, ...]:
     return tuple(sorted(found, key=lambda each: (-each.wait_ns, each.tag, each.op)))
 
 
+_COUNTS = ("collectives", "last")
+_SUMS = (
+    *("collectives", "wait_ns", "transfer_ns", "last", "wait_caused_ns", "later_ns"),
+    *("exposed_wait_ns", "exposed_transfer_ns"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class WaitSums:
     """Sums over the collectives of a rank and tag, which add up over groups of collectives."""
 
     keys: Ints  # rank and tag
-    # A row each: collectives, wait, transfer, last, wait caused, later, exposed wait, exposed
-    # transfer.
-    sums: Ints
+    sums: Ints  # a row a name of `_SUMS`
 
     @classmethod
     def of(cls, events: CommunicationEvents, meetings: MatchedEvents) -> Self:
@@ -248,33 +253,15 @@ class WaitSums:
 
 
 def waits(summed: WaitSums, steps: int) -> tuple[Wait, ...]:
-    """A row a rank and tag, in their order."""
-    return tuple(
-        Wait(
-            rank=rank_,
-            tag=TAGS[tag_],
-            collectives=count,
-            wait_ns=wait / steps,
-            transfer_ns=transfer / steps,
-            last=last,
-            last_share=last / count,
-            wait_caused_ns=caused / steps,
-            later_ns=later / steps,
-            exposed_wait_ns=exposed_wait / steps,
-            exposed_transfer_ns=exposed_transfer / steps,
-        )
-        for (
-            (rank_, tag_),
-            count,
-            wait,
-            transfer,
-            last,
-            caused,
-            later,
-            exposed_wait,
-            exposed_transfer,
-        ) in zip(summed.keys.T.tolist(), *summed.sums.tolist(), strict=True)
-    )
+    """Return a row a rank and tag, in their order."""
+    found = []
+    for (rank, tag), row in zip(summed.keys.T.tolist(), summed.sums.T.tolist(), strict=True):
+        sums_ = dict(zip(_SUMS, row, strict=True))
+        means = {name: sums_[name] / steps for name in _SUMS if name not in _COUNTS}
+        counts = {name: sums_[name] for name in _COUNTS}
+        share = sums_["last"] / sums_["collectives"]
+        found.append(Wait(rank=rank, tag=TAGS[tag], last_share=share, **counts, **means))
+    return tuple(found)
 
 
 def over_tags(waits: Iterable[Wait]) -> tuple[RankWaits, ...]:

@@ -13,15 +13,19 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics.findings import (
     LEAST_FINDING,
+    CausedTogether,
     Evidence,
     Finding,
     Kind,
+    Rows,
+    Suspect,
     confidence,
+    joined_ties,
     median,
+    sharing,
     spread,
 )
 from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays, above_peers, peers_of
-from fastcomm.metrics.sharing import CausedTogether, Rows, Suspect, joined_ties, sharing
 from fastcomm.metrics.skew import RankWaits
 from fastcomm.trace.run import named_ranks, ranges
 from fastcomm.units import format_ns, percent, plural

@@ -6,7 +6,7 @@ from rich.markup import escape
 
 from fastcomm.metrics.across import Across
 from fastcomm.metrics.result import Metrics
-from fastcomm.report.rows import TerminalTable, group_name, known_by, na, percent, table
+from fastcomm.report.console import TerminalTable, group_name, known_by, na, percent, table
 from fastcomm.trace.schema import TAGS
 from fastcomm.units import format_bandwidth, format_bytes, format_ns
 

@@ -8,8 +8,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from fastcomm.analyses.info import Info, RankInfo, kinds
-from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import TerminalTable, group_name, known_by, na, table
+from fastcomm.report.console import (
+    TerminalTable,
+    group_name,
+    known_by,
+    na,
+    plain_console,
+    say,
+    table,
+)
 from fastcomm.trace.run import ranges, ranks_words, skipped_lines
 from fastcomm.units import counted, format_bytes, format_ns, plural
 

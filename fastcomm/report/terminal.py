@@ -10,11 +10,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from fastcomm.metrics import outside
+from fastcomm.metrics import gaps
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import details
-from fastcomm.report.console import COMMAND, plain_console, say
-from fastcomm.report.rows import NA, TerminalTable, na, percent, table
+from fastcomm.report.console import (
+    COMMAND,
+    NA,
+    TerminalTable,
+    na,
+    percent,
+    plain_console,
+    say,
+    table,
+)
 from fastcomm.trace.run import ranks_words
 from fastcomm.trace.schema import TAGS
 from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
@@ -204,7 +212,7 @@ def _notes(found: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
         yield "Wait caused: in all collectives, also where overlapped or passed on."
     if guessed_tags(found):
         yield "* found by a heuristic; --tp, --pp, --dp, --ep, --cp or [[tags]] settle it."
-    if (beyond := outside.sentence(found.outside)) and not outside.warning(
+    if (beyond := gaps.outside_sentence(found.outside)) and not gaps.outside_warning(
         found.outside, found.iteration_clock
     ):
         yield f"{beyond}."
