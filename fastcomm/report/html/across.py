@@ -23,14 +23,14 @@ from fastcomm.report.html.page import (
     Block,
     Figure,
     FigureView,
-    Missing,
-    PageCell,
     PageTable,
     Section,
     Spec,
     columns,
     number,
+    rank_cell,
     text,
+    unknown_section,
 )
 
 _MS = 1e6
@@ -46,9 +46,8 @@ def section(found: Metrics) -> Section:
     ranks, note = found.across.by_rank, found.across.matching.note
     if not ranks:
         why = note.rstrip(".") if note else _WHY
-        missing = Missing(title="Waits and arrivals", why=why)
-        lead: words.Words = (f"Who waits for whom is n/a: {why}.",)
-        return Section(name="across", title=_TITLE, lead=lead, blocks=(missing,))
+        what = "Who waits for whom is"
+        return unknown_section("across", _TITLE, what, "Waits and arrivals", why)
     blocks: list[Block] = [_waits_figure(ranks)]
     if found.across.skew:
         blocks.append(_skew_figure(found.across.skew))
@@ -121,7 +120,7 @@ def _bar(name: str, look: str, names: list[str], values: list[float]) -> Spec:
 def _waits_table(ranks: Sequence[RankWaits]) -> PageTable:
     rows = tuple(
         (
-            PageCell(text=f"rank {row.rank}", sort=row.rank),
+            rank_cell(row.rank),
             *(number(ns, words.ns) for ns in (row.wait_ns, row.caused_ns, row.later_ns)),
             number(row.transfer_ns, words.ns),
             number(row.last_share, words.percent),
@@ -225,7 +224,8 @@ def _links(links: Sequence[Link]) -> PageTable:
         for row in order[:_MOST_LINKS]
     )
     heads = columns(
-        "of its peers",
+        "group",
+        "collectives",
         ("bus bandwidth", "links.bus_bw"),
         ("peers", "links.peers_bus_bw"),
         ("ratio", "links.ratio"),
@@ -234,7 +234,7 @@ def _links(links: Sequence[Link]) -> PageTable:
     return PageTable(
         name="links-table",
         caption="Links, by what they lose beside their peers",
-        columns=(*columns("group"), *columns("collectives"), *heads[1:]),
+        columns=heads,
         rows=rows,
     )
 

@@ -7,12 +7,11 @@ from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.html import words
 from fastcomm.report.html.breakdown import MEASURES, label
-from fastcomm.report.html.drawing import axis, has_room, heat, height_of, spec
+from fastcomm.report.html.drawing import grid_spec, has_room, heat, height_of
 from fastcomm.report.html.page import (
     Block,
     Figure,
     FigureView,
-    Missing,
     PageCell,
     PageTable,
     Quantiles,
@@ -20,6 +19,8 @@ from fastcomm.report.html.page import (
     Spec,
     columns,
     number,
+    rank_cell,
+    unknown_section,
 )
 from fastcomm.units import counted
 
@@ -45,9 +46,8 @@ def section(found: Metrics, ranks: RankMeans, why: str) -> Section:
     """Heat map, table and quantiles of the ranks whose times are known."""
     title = "Which ranks differ?"
     if not len(ranks.ranks) or np.isnan(ranks.ns["time"]).all():
-        lead: words.Words = ("How ranks differ is n/a: ", why, ".")
-        missing = Missing(title="Ranks and iterations", why=why)
-        return Section(name="ranks", title=title, lead=lead, blocks=(missing,))
+        chart = "Ranks and iterations"
+        return unknown_section("ranks", title, "How ranks differ is", chart, why)
     blocks: list[Block] = [_heat_map(found, ranks), _table(ranks, why)]
     if ranks.is_known and len(ranks.ranks) > _ALL:
         blocks.insert(1, _quantiles(ranks))
@@ -133,14 +133,8 @@ def _cells(grid: _Grid, rows: list[str], names: list[str], what: str) -> Spec:
     hover = f"rank %{{y}}, iteration %{{x}}<br>{what} %{{z}} ms"
     drawn = heat(values, rows, hover, "ms") | {"x": names}
     has_numbers = has_room(grid.size, grid.shape[1])
-    kind = {"type": "category", "showgrid": False, "nticks": 16}
     height = height_of(len(rows), 240, 30) if has_numbers else 460
-    return spec(
-        [drawn],
-        height,
-        xaxis=axis("iteration", **kind),
-        yaxis=axis("rank", autorange="reversed", **kind),
-    )
+    return grid_spec(drawn, height, x="iteration", y="rank", nticks=16)
 
 
 def _quantiles(ranks: RankMeans) -> Quantiles:
@@ -190,7 +184,7 @@ def _table(ranks: RankMeans, why: str) -> PageTable:
         above = ranks.ns["compute"][at] / middle - 1 if middle else None
         rows.append(
             (
-                PageCell(text=f"rank {ranks.ranks[at]}", sort=int(ranks.ranks[at])),
+                rank_cell(int(ranks.ranks[at])),
                 *(cell(name, at) for name in ("time", "compute", "exposed", "idle")),
                 number(above, words.signed_percent, why),
             )

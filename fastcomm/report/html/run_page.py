@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from fastcomm import parquet
 from fastcomm.analyses.report import RunPath
+from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.findings import Finding
-from fastcomm.metrics.headline import why_unknown
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import files
 from fastcomm.report.commands import Suggestions
+from fastcomm.report.console import group_name, known_by
 from fastcomm.report.html import across, breakdown, path, ranks, render, speed, volume, words
-from fastcomm.report.html import volume as html_volume
 from fastcomm.report.html.page import (
     Page,
     PageFinding,
@@ -27,7 +27,6 @@ from fastcomm.report.html.page import (
     text,
 )
 from fastcomm.report.html.words import Fact, many, plain
-from fastcomm.report.rows import group_name
 from fastcomm.trace.run import ranks_words, skipped_lines
 
 MOST = 8
@@ -95,13 +94,13 @@ def run_page(
     """
     critical = critical or RunPath()
     by_rank = RankMeans.of(found.tables["iterations"])
-    why = why_unknown(found)
+    why = gaps.reason(found.lacks)
     sections = [
         breakdown.section(found, by_rank, why),
-        html_volume.overlap_section(found, why),
+        volume.overlap_section(found, why),
         speed.section(found),
         volume.volume_section(found),
-        html_volume.windows_section(found, why),
+        volume.windows_section(found, why),
         ranks.section(found, by_rank, why),
         across.section(found),
     ]
@@ -144,30 +143,25 @@ def _left_out(found: Metrics) -> list[str]:
 
 
 def _measured_evidence(found: Metrics) -> Section:
-    rows = []
-    for row in found.tables["group_tags"].to_pylist():
-        fits = f" ({row['candidates']})" if row["candidates"] else ""
-        rows.append(
-            (
-                text(group_name(row["description"], row["size"])),
-                number(row["size"], words.whole, "the trace does not say who is in the group"),
-                text(row["tag"]),
-                text(f"{row['tag_source']}{fits}"),
-                number(row["on_ranks"], words.whole),
-                number(row["events"], words.whole),
-            )
+    rows = tuple(
+        (
+            text(group_name(row["description"], row["size"])),
+            number(row["size"], words.whole, "the trace does not say who is in the group"),
+            text(row["tag"]),
+            text(known_by(row)),
+            number(row["on_ranks"], words.whole),
+            number(row["events"], words.whole),
         )
-    heads = columns("process group", ("ranks each", "groups.size"))
+        for row in found.tables["group_tags"].to_pylist()
+    )
     table = PageTable(
         name="groups-table",
         caption="Process groups, and where their tags come from",
-        columns=(
-            *heads,
-            *columns("tag"),
-            *columns("by"),
-            *columns("", ("on ranks", "groups.on_ranks"), ("events", "groups.events"))[1:],
+        columns=columns(
+            *("process group", ("ranks each", "groups.size"), "tag", "by"),
+            *(("on ranks", "groups.on_ranks"), ("events", "groups.events")),
         ),
-        rows=tuple(rows),
+        rows=rows,
     )
     how = ", ".join(found.found_by) or "no rule"
     return Section(

@@ -30,6 +30,7 @@ from fastcomm.report.html.page import (
     columns,
     number,
     text,
+    unknown_section,
 )
 
 _Lengths = NDArray[np.float64]  # of windows, ascending, in ns
@@ -125,13 +126,7 @@ def overlap_section(found: Metrics, why: str) -> Section:
     title = "How much communication hides behind compute?"
     if ratio is None:
         why = why if found.volume else "there is no communication"
-        lead: words.Words = ("How much hides is n/a: ", why, ".")
-        return Section(
-            name="overlap",
-            title=title,
-            lead=lead,
-            blocks=(Missing(title=_OVERLAP_TITLE, why=why),),
-        )
+        return unknown_section("overlap", title, "How much hides is", _OVERLAP_TITLE, why)
     lead = (
         words.fact("overlap.average_overlap_ratio", ratio, words.percent),
         " of the communication runs under compute",
@@ -232,9 +227,7 @@ def windows_section(found: Metrics, why: str) -> Section:
     title = "What lies between phases of communication?"
     if not found.windows:
         why = why if found.windows is None else "no two phases follow each other"
-        missing = Missing(title="Windows by pair", why=why)
-        lead: words.Words = ("Windows are n/a: ", why, ".")
-        return Section(name="windows", title=title, lead=lead, blocks=(missing,))
+        return unknown_section("windows", title, "Windows are", "Windows by pair", why)
     widest = max(found.windows, key=lambda window: window.mean_ns)
     lead = (
         f"The widest window is that from {widest.source} to {widest.target}: ",
