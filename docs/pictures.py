@@ -17,20 +17,12 @@ sys.path.insert(0, str(DOCS.parent / "tests"))
 
 import html_page
 
+from fastcomm.analyses.report import RunPath
 from fastcomm.critical_path.ranks import join_ranks
-from fastcomm.metrics.partial import (
-    Partial,
-    merge,
-)
+from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import answer
-from fastcomm.report.html import (
-    render,
-    run_page,
-)
-from fastcomm.synthetic import (
-    Job,
-    write,
-)
+from fastcomm.report.html import render, run_page
+from fastcomm.synthetic import Job, write
 
 _LINK = 50e9
 _WIDTH = 1240
@@ -56,7 +48,7 @@ def _pages(folder: Path) -> tuple[Path, Path]:
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     joined = join_ranks(run)
     found = answer(merge(parts), byte_kind="payload", link=_LINK)
-    demo = run_page.run_page(found, ["demo"], critical=joined.path, joined=joined)
+    demo = run_page.run_page(found, ["demo"], critical=RunPath(path=joined.path, joined=joined))
     write(Job.of(ranks=8, straggler=None), folder / "even")
     run = open_run(folder / "even")
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]

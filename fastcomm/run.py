@@ -159,14 +159,16 @@ class Run:
     @shows(ReportOptions)
     def report(self, output: str | Path = "report.html", **options: Any) -> None:
         """Write the page of the run as `fastcomm report` does, with `ReportOptions`."""
+        from fastcomm.analyses.report import run_path
         from fastcomm.report.commands import reading_arguments
         from fastcomm.report.html.run_page import write_report
 
         chosen = build(ReportOptions, options, "report")
+        found = self._measured(chosen)
         write_report(
-            self._measured(chosen),
+            found,
             output,
-            run=None if chosen.no_path else self._whole,
+            critical=None if chosen.no_path else run_path(found, self._whole),
             paths=[str(path) for path in self.paths],
             options=reading_arguments(self.options),
             with_data=not chosen.no_data,

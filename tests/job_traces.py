@@ -5,7 +5,7 @@ import pyarrow as pa
 
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import answer
-from fastcomm.synthetic.calls import groups
+from fastcomm.synthetic.catalog import groups
 from fastcomm.synthetic.play import steps
 from fastcomm.trace import schema
 from fastcomm.trace.trace import Meta, Trace

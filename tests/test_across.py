@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from job_traces import measured_job
 from same import same
 
-from fastcomm.metrics import bandwidth, outliers
+from fastcomm.metrics import outliers, traffic
 from fastcomm.metrics.across import Material, across
 from fastcomm.metrics.outliers import SCORE, above_peers
 from fastcomm.metrics.pieces import cut
@@ -55,7 +55,7 @@ def ask(ranks, events, clocks):
         ranks=ranks,
         iterations=iterations(ranks),
         pieces=[cut(events)],
-        sums=bandwidth.sums_by_rank(events),
+        sums=traffic.sums_by_rank(events),
         groups=groups(),
         members=groups().select(["group", "ranks"]),
     )

@@ -14,7 +14,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.graph.edits import Edit
 from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.synthetic import Job, layers, write
+from fastcomm.synthetic import Job, pipeline, write
 
 US = 1000
 WHOLE = Window(annotation="")
@@ -191,7 +191,7 @@ def test_the_planted_straggler_holds_the_others_up(tmp_path):
     other = open_run(tmp_path / "without", options=OpenOptions(whole=True))
     even = joined({rank: other.read(rank) for rank in other.ranks}, WHOLE)
     # What it is slower by: all its attentions, forward and backward, to the nanosecond.
-    planted = sum(layers.slack(job, direction) for direction in ("forward", "backward"))
+    planted = sum(pipeline.slack(job, direction) for direction in ("forward", "backward"))
     slower = behind_attention(found, job.straggler) - behind_attention(even, job.straggler)
     assert slower == job.steps * job.micro_batches * planted
     # A little comes on top: its peer's weight gradients are done before, and both wait after.

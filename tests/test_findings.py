@@ -17,7 +17,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.metrics.outliers import HeatArrays
 from fastcomm.metrics.suspects import Known, own_work
 from fastcomm.readers.runs import open_run
-from fastcomm.synthetic import Job, layers, planted
+from fastcomm.synthetic import Job, pipeline, planted
 from fastcomm.synthetic.job import FAULTS
 
 pytestmark = pytest.mark.compiled
@@ -178,7 +178,7 @@ def test_a_fault_that_a_job_cannot_have_is_refused():
 
 def test_a_slow_gpu_costs_what_its_attentions_take_longer():
     job = Job.of()
-    longer = sum(layers.slack(job, direction) for direction in ("forward", "backward"))
+    longer = sum(pipeline.slack(job, direction) for direction in ("forward", "backward"))
     assert planted(job) == {
         "kind": "straggler",
         "ranks": [5],

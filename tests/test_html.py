@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-import pyarrow as pa
 import pytest
 import replay_data
 from click.testing import CliRunner
@@ -16,9 +15,11 @@ from html_page import SLOW, assert_sound, many_ranks, parsed, specs, without_scr
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert
-from fastcomm.metrics import missing
+from fastcomm.metrics import gaps
+from fastcomm.metrics.links import Link
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import answer
+from fastcomm.metrics.skew import Skew, Wait
 from fastcomm.readers.runs import open_run
 from fastcomm.report.html import across, run_page, words
 from fastcomm.report.html.drawing import shown
@@ -68,9 +69,9 @@ def of_lacking(parts, word):
         replace(
             part,
             notes=tuple(replace(note, lacks=(word,)) for note in part.notes),
-            iterations=missing.in_iterations(part.iterations, (word,)),
-            events=missing.in_events(part.events, (word,)),
-            windows=missing.in_windows(part.windows, (word,)),
+            iterations=gaps.in_iterations(part.iterations, (word,)),
+            events=gaps.in_events(part.events, (word,)),
+            windows=gaps.in_windows(part.windows, (word,)),
         )
         for part in parts
     ]
@@ -356,65 +357,63 @@ def test_a_folder_is_no_page(tmp_path):
 
 @pytest.mark.compiled
 def test_ranks_beside_each_other_have_a_section_of_their_own(found):
-    """What matched collectives tell comes as tables, and is n/a without them."""
-    absent = {name: table for name, table in found.tables.items() if name not in ACROSS}
-    section = across.section(replace(found, tables=absent))
+    """What matched collectives tell is n/a without them."""
+    section = across.section(replace(found, across=replace(found.across, waits=())))
     assert words.plain(section.lead).startswith("Who waits for whom is n/a: no collective")
-    section = across.section(replace(found, tables=absent | ACROSS))
+    seen = replace(found.across, waits=WAITS, skew=(SKEW,), links=LINKS)
+    section = across.section(replace(found, across=seen))
     assert words.plain(section.lead).startswith("Rank 5 causes the most waiting in")
-    page = run_page.run_page(replace(found, tables=absent | ACROSS), ["x"])
+    page = run_page.run_page(replace(found, across=seen), ["x"])
     tree = parsed(without_scripts(html(page)))
     assert_sound(tree)
     assert {"waits-chart", "skew-chart"} <= set(specs(tree))
     assert "links-table" in {each.attrs["id"] for each in tree.all(id=...)}
 
 
-_WAIT = {"collectives": 4, "transfer_ns": 9e6}
-ACROSS = {
-    "waits": pa.Table.from_pylist(
-        [
-            {
-                "rank": rank,
-                "tag": "TP",
-                "wait_ns": 1e6 * (rank != 5),
-                "last": 4 * (rank == 5),
-                "wait_caused_ns": 5e6 * (rank == 5),
-                "later_ns": 5e6 * (rank == 5) - 1e5,
-                **_WAIT,
-            }
-            for rank in range(50)
-        ]
-    ),
-    "skew": pa.table(
-        {
-            "op": ["AllReduce"],
-            "tag": ["TP"],
-            "size_from": pa.array([None], pa.int64()),
-            "count": [4],
-            **{
-                f"{what}_{how}_ns": [2e5]
-                for what in ("skew", "transfer")
-                for how in ("mean", "p50", "p95")
-            },
-            "wait_ns": [4e6],
-            "wait_share": pa.array([None], pa.float64()),
-        }
-    ),
-    "links": pa.table(
-        {
-            "group": [None, "DATA"],
-            "ranks": [list(range(12)), None],
-            "tag": ["DP", "DP"],
-            "op": ["AllReduce", "AllReduce"],
-            "size_from": [1024, 1024],
-            "count": [3, 3],
-            "bus_bw": [2e10, None],
-            "peers_bus_bw": [4e10, None],
-            "ratio": [0.5, None],
-            "excess_ns": [1e5, None],
-        }
-    ),
-}
+WAITS = tuple(
+    Wait(
+        rank=rank,
+        tag="TP",
+        collectives=4,
+        wait_ns=1e6 * (rank != 5),
+        transfer_ns=9e6,
+        last=4 * (rank == 5),
+        last_share=float(rank == 5),
+        wait_caused_ns=5e6 * (rank == 5),
+        later_ns=5e6 * (rank == 5) - 1e5,
+        exposed_wait_ns=0.0,
+        exposed_transfer_ns=0.0,
+    )
+    for rank in range(50)
+)
+SKEW = Skew(
+    op="AllReduce",
+    tag="TP",
+    size_from=None,
+    count=4,
+    **{
+        f"{what}_{how}_ns": 2e5
+        for what in ("skew", "transfer")
+        for how in ("mean", "p50", "p95")
+    },
+    wait_ns=4e6,
+    wait_share=None,
+)
+LINK_OF_TWELVE = Link(
+    group=None,
+    ranks=tuple(range(12)),
+    tag="DP",
+    op="AllReduce",
+    size_from=1024,
+    count=3,
+    bus_bw=2e10,
+    peers_bus_bw=4e10,
+    ratio=0.5,
+    excess_ns=1e5,
+    is_slow=True,
+)
+NOTHING = {"bus_bw": None, "peers_bus_bw": None, "ratio": None, "excess_ns": None}
+LINKS = (LINK_OF_TWELVE, replace(LINK_OF_TWELVE, group="DATA", ranks=(), **NOTHING))
 
 
 @pytest.mark.compiled

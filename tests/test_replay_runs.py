@@ -21,7 +21,7 @@ from fastcomm.readers.dpro import inputs, run_trace, uniform
 from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.replay import export, run_graph, what_if
-from fastcomm.synthetic import Job, layers, write, write_nsys
+from fastcomm.synthetic import Job, pipeline, write, write_nsys
 
 US = 1000
 WHOLE = Window(annotation="")
@@ -288,7 +288,7 @@ def test_the_planted_straggler_s_cost_comes_out(tmp_path):
             sums[key] = sums.get(key, 0) + total
     for direction, category in (("forward", "operator.FW"), ("backward", "operator.BW")):
         slow, peer = (sums[f"host0.rank{r}", category] for r in (job.straggler, 4))
-        planted = layers.slack(job, direction) * job.micro_batches * job.steps
+        planted = pipeline.slack(job, direction) * job.micro_batches * job.steps
         assert slow - peer == pytest.approx(planted, rel=0.1)
     found = session_of(step_of(run))
     assert abs(found.error) < 1e-9

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fastcomm.errors import ConfigError
 from fastcomm.synthetic import Job, Variant, truth, write
-from fastcomm.synthetic.calls import groups
+from fastcomm.synthetic.catalog import groups
 from fastcomm.synthetic.files import FIRST_ID, text
 from fastcomm.synthetic.job import FAULTS
 from fastcomm.synthetic.kineto import launch_times

@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 
 from fastcomm.analyses.conditions import Condition
 from fastcomm.cli import main
-from fastcomm.report.console import plain_console, say
+from fastcomm.report.console import percent, plain_console, say, shortened, table
 from fastcomm.report.html import ranks as by_rank_page
 from fastcomm.report.html import words
-from fastcomm.report.rows import percent, shortened, table
 
 pytestmark = pytest.mark.compiled
 
@@ -349,7 +348,7 @@ def test_nothing_is_said_of_differences_that_are_noise(made):
     assert "slowest rank" not in text
     compute = np.array([100.0, 100.1, 100.2])
     ranks = SimpleNamespace(
-        known=True, by_compute=[0, 1, 2], ranks=[0, 1, 2], ns={"compute": compute}
+        is_known=True, by_compute=[0, 1, 2], ranks=[0, 1, 2], ns={"compute": compute}
     )
     lead = words.plain(by_rank_page._lead(None, ranks, ""))
     assert lead.startswith("All 3 ranks compute equally long")

@@ -256,7 +256,7 @@ def test_a_rank_with_another_sequence_is_never_matched_wrongly(events, at, op):
 
 
 def test_the_page_names_no_rank_as_slow_by_the_length_of_its_step():
-    known = SimpleNamespace(known=False)
+    known = SimpleNamespace(is_known=False)
     across = SimpleNamespace(by_wait_caused=lambda _: ())
     lead = page._lead(SimpleNamespace(across=across), known, "no compute is recorded")
     assert "".join(lead) == (

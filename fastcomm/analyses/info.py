@@ -205,6 +205,17 @@ class Info(Result):
         return expected_ranks(self.ranks, self.world_size, self.failed)
 
     @property
+    def events(self) -> int:
+        """The number of events of the ranks that were read."""
+        return sum(each.events for each in self.details)
+
+    @property
+    def step_ns(self) -> float | None:
+        """The mean iteration time by the host's marks; None without iterations."""
+        time = self.iterations["stop"].to_numpy() - self.iterations["start"].to_numpy()
+        return float(time.mean()) if len(time) else None
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """The ranks of the world without a trace."""
         known = set(self.ranks)

@@ -7,8 +7,14 @@ from functools import partial
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task
 from fastcomm.executors.local import executor_of
-from fastcomm.metrics.partial import Partial, RankNote, merge, put_away
-from fastcomm.metrics.result import Metrics, answer, without_device_clock
+from fastcomm.metrics.partial import (
+    Partial,
+    RankNote,
+    merge,
+    put_away,
+    without_device_clock,
+)
+from fastcomm.metrics.result import Metrics, answer
 from fastcomm.options import ByteKind, ClockKind, MetricsOptions
 from fastcomm.readers.runs import with_world
 from fastcomm.spread import Spread

@@ -51,6 +51,7 @@ def run(
     the one that computes the most.
     """
     from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses.report import run_path
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.commands import reading_arguments
     from fastcomm.report.html.run_page import write_report
@@ -61,7 +62,7 @@ def run(
     write_report(
         found,
         output,
-        run=whole,
+        critical=None if whole is None else run_path(found, whole),
         paths=paths,
         options=reading_arguments(reading),
         with_data=not no_data,

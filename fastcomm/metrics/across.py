@@ -7,15 +7,25 @@ from typing import Any, get_args, get_type_hints
 import pyarrow as pa
 
 from fastcomm.exchange.clocks import ClockOffset
-from fastcomm.metrics import members, suspects
 from fastcomm.metrics import outliers as heat_
+from fastcomm.metrics import suspects
 from fastcomm.metrics.findings import Finding, in_order
-from fastcomm.metrics.links import Link, MeanStep, links
+from fastcomm.metrics.links import (
+    GroupSummary,
+    Link,
+    MeanStep,
+    group_of_all_ranks,
+    groups_by_label,
+    labels_of_rank,
+    links,
+    longer_exchange,
+    pipeline_stages,
+    slow_links,
+)
 from fastcomm.metrics.matching import Matching, compare_all, matching
 from fastcomm.metrics.outliers import Heat, HeatArrays, Outlier, outliers
 from fastcomm.metrics.pieces import Piece
-from fastcomm.metrics.skew import Skew, Wait, WaitCaused, over_tags, skew, waits
-from fastcomm.metrics.slowness import longer_exchange, slow_links
+from fastcomm.metrics.skew import RankWaits, Skew, Wait, over_tags, skew, waits
 from fastcomm.metrics.suspects import Known
 from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.options import ClockKind
@@ -49,13 +59,26 @@ class Across:
     outliers: tuple[Outlier, ...]
     causes: tuple[Finding, ...]  # the costliest first
 
-    def by_wait_caused(self, count: int | None = None) -> tuple[WaitCaused, ...]:
+    @property
+    def by_rank(self) -> tuple[RankWaits, ...]:
+        """Waits over all parallelisms; the rank that others wait for the longest is first."""
+        return over_tags(self.waits)
+
+    def mean_waits(self) -> dict[str, tuple[float, float]]:
+        """Return the wait and the transfer of a mean rank in a step, in ns, by parallelism."""
+        ranks = max(1, len(self.heat.ranks))
+        sums: dict[str, tuple[float, float]] = {}
+        for each in self.waits:
+            wait, transfer = sums.get(each.tag, (0.0, 0.0))
+            sums[each.tag] = (wait + each.wait_ns, transfer + each.transfer_ns)
+        return {tag: (wait / ranks, took / ranks) for tag, (wait, took) in sums.items()}
+
+    def by_wait_caused(self, count: int | None = None) -> tuple[RankWaits, ...]:
         """Return the ranks that others wait for, by the wait they cause; at most `count`.
 
         Empty where no collective is matched: then nothing tells which rank is late.
         """
-        found = [each for each in over_tags(self.waits) if each.caused_ns > 0]
-        return tuple(sorted(found, key=lambda each: (-each.caused_ns, each.rank))[:count])
+        return tuple(each for each in self.by_rank if each.caused_ns > 0)[:count]
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of the JSON object."""
@@ -81,7 +104,7 @@ class Material:
     ranks: Sequence[int]
     iterations: pa.Table
     pieces: Sequence[Piece]
-    sums: pa.Table  # `bandwidth.sums_by_rank`
+    sums: pa.Table  # `traffic.sums_by_rank`
     groups: pa.Table
     members: pa.Table
     world_size: int | None = None  # of the job, as far as traces tell
@@ -91,12 +114,12 @@ def across(
     of: Material, clocks: ClockKind, spread: Spread
 ) -> tuple[Across, dict[str, pa.Table]]:
     """The answers, and the tables behind them."""
-    grid, groups = HeatArrays.of(of.iterations), members.by_label(of.groups, of.members)
-    stage, steps = members.stages(groups), max(1, len(grid.iterations))
+    grid, groups = HeatArrays.of(of.iterations), groups_by_label(of.groups, of.members)
+    stage, steps = pipeline_stages(groups), max(1, len(grid.iterations))
     job = _job(of)
     seen = compare_all(of.pieces, spread, is_aligned=clocks == "aligned", job=job)
     if seen.ungrouped.matched:
-        groups |= members.of_all_ranks(of.ranks)
+        groups |= group_of_all_ranks(of.ranks)
     waited = waits(seen.waits, steps)
     by_rank = over_tags(waited)
     step = MeanStep(count=steps, ns=grid.step_ns)
@@ -108,9 +131,7 @@ def across(
         waits={each.rank: each.wait_ns for each in by_rank},
         caused={each.rank: each.caused_ns for each in by_rank},
         caused_together=lambda ranks: _caused_together(waited, groups, ranks),
-        longer=lambda rank: longer_exchange(
-            seen, steps, members.of_rank(of.groups, rank), rank
-        ),
+        longer=lambda rank: longer_exchange(seen, steps, labels_of_rank(of.groups, rank), rank),
     )
     causes = [*suspects.own_work(known), *slow_links(linked, seen, grid)]
     if not in_order(causes) and clocks == "aligned":
@@ -130,7 +151,7 @@ def across(
 
 
 def _caused_together(
-    waited: Sequence[Wait], groups: Mapping[int, members.GroupSummary], ranks: Sequence[int]
+    waited: Sequence[Wait], groups: Mapping[int, GroupSummary], ranks: Sequence[int]
 ) -> Mapping[int, float]:
     """Return how long others wait for each of some ranks alone, in groups that all are in.
 

@@ -1,16 +1,23 @@
-"""Step times (METRIC 0), where each step's time goes (METRIC 1), and overlap (METRIC 5)."""
+"""Step times, where each step's time goes, windows between phases, and overlap.
 
-from collections.abc import Collection
+These are METRIC 0, 1, 2 and 5 of the specification.
+"""
+
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from fastcomm.metrics import pieces
 from fastcomm.metrics.grouping import Groups
 from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, sets, tag_bit
 from fastcomm.trace.schema import TAGS
-from fastcomm_kernels import intervals
+from fastcomm_kernels import intervals, phases
+from fastcomm_kernels.arrays import Floats, Ints
 
 SPEC = ("compute", *(f"comm_{tag}" for tag in TAGS), "idle")
 EXACT = ("compute", *(f"exposed_{tag}" for tag in TAGS), "exposed_mixed", "memcpy", "idle")
@@ -28,9 +35,28 @@ class Breakdown:
     spec: dict[str, float | None]
     exact: dict[str, float | None]
 
+    @property
+    def parts(self) -> dict[str, float] | None:
+        """Shares of compute, exposed communication, copies and idle time; None if unknown."""
+        shares = {name: share for name, share in self.exact.items() if share is not None}
+        if len(shares) < len(self.exact):
+            return None
+        exposed = sum(share for name, share in shares.items() if name.startswith("exposed_"))
+        return {
+            "compute": shares["compute"],
+            "exposed": exposed,
+            "memcpy": shares["memcpy"],
+            "idle": shares["idle"],
+        }
 
-def columns(view: View) -> dict[str, pa.Array]:
-    """One row an iteration: ns of each category of both kinds."""
+    @property
+    def largest_tag(self) -> str:
+        """The parallelism with the most exposed communication."""
+        return max(TAGS, key=lambda tag: self.exact[f"exposed_{tag}"] or 0.0)
+
+
+def _category_columns(view: View) -> dict[str, pa.Array]:
+    """Return the ns of each category of both kinds, a row an iteration."""
     comm = view.comm
     values = np.zeros(len(comm.start), np.int64)
     shape = (len(view.number), len(TAGS))
@@ -91,13 +117,15 @@ class RankTime:
 
 
 def iteration_columns(view: View) -> dict[str, pa.Array]:
-    """One row an iteration: where it lies."""
+    """Return where each iteration lies, its categories and its overlap, a row an iteration."""
     return {
         "rank": pa.array(view.rank),
         "iteration": pa.array(view.number),
         "start_ns": pa.array(view.start - view.moved),
         "stop_ns": pa.array(view.stop - view.moved),
         "time_ns": pa.array(view.time),
+        **_category_columns(view),
+        **_overlap_columns(view),
     }
 
 
@@ -128,6 +156,82 @@ def rank_times(iterations: pa.Table) -> tuple[RankTime, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankMeans:
+    """The mean step of each rank, in ns: every category of `EXACT`, "exposed" and "time".
+
+    A value is NaN where it is unknown.
+    """
+
+    ranks: Ints
+    ns: dict[str, Floats]  # columns as `ranks`
+
+    @classmethod
+    def of(cls, iterations: pa.Table) -> Self:
+        """Sum each rank's iterations and divide by how many they are."""
+        ranks, at = np.unique(iterations["rank"].to_numpy(), return_inverse=True)
+        steps = np.maximum(np.bincount(at, minlength=len(ranks)), 1)
+        sums = {
+            name: np.bincount(at, weights=values, minlength=len(ranks)) / steps
+            for name, values in _times(iterations).items()
+        }
+        return cls(ranks=ranks, ns=sums)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether compute is known of every rank."""
+        return len(self.ranks) > 0 and not bool(np.isnan(self.ns["compute"]).any())
+
+    @property
+    def by_compute(self) -> Ints:
+        """Rows from the rank that computes the least to that which computes the most."""
+        return np.lexsort((-self.ranks, self.ns["compute"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMeans:
+    """Means over all ranks and a few consecutive steps, in ns, by category of `EXACT`."""
+
+    steps: tuple[tuple[int, int], ...]  # numbers of the first and the last of each
+    width: int  # how many steps a mean is over
+    ns: dict[str, Floats]  # columns as `steps`
+
+    @classmethod
+    def of(cls, iterations: pa.Table, most: int) -> Self:
+        """Divide the steps into at most `most` runs of equal width."""
+        iterations = iterations.filter(iterations["iteration"].is_valid())
+        numbers, at = np.unique(iterations["iteration"].to_numpy(), return_inverse=True)
+        width = max(1, -(-len(numbers) // most))
+        ends = np.minimum(np.arange(width, len(numbers) + width, width), len(numbers)) - 1
+        return cls(
+            steps=tuple(zip(numbers[::width].tolist(), numbers[ends].tolist(), strict=True)),
+            width=width,
+            ns={name: _means(ns, at // width) for name, ns in _times(iterations).items()},
+        )
+
+
+def _times(iterations: pa.Table) -> dict[str, Floats]:
+    """Return the ns of each category, of all exposed communication, and of the whole."""
+    found = {name: _floats(iterations[f"exact_{name}_ns"]) for name in EXACT}
+    exposed = [name for name in EXACT if name.startswith("exposed_")]
+    found["exposed"] = np.sum([found[name] for name in exposed], axis=0)
+    found["time"] = _floats(iterations["time_ns"])
+    return found
+
+
+def _floats(column: pa.ChunkedArray) -> Floats:
+    """Return a column with NaN for null."""
+    values: Floats = column.cast(pa.float64()).fill_null(float("nan")).to_numpy()
+    return values
+
+
+def _means(values: Floats, bins: Ints) -> Floats:
+    """Return the mean of the known values of each bin; 0 where none is known."""
+    known = ~np.isnan(values)
+    sums = np.bincount(bins[known], weights=values[known], minlength=bins.max(initial=-1) + 1)
+    return sums / np.maximum(np.bincount(bins[known], minlength=len(sums)), 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
     """Share of merged communication under merged compute.
 
@@ -148,7 +252,7 @@ _OVERLAP_SETS = sets(
 )
 
 
-def overlap_columns(view: View) -> dict[str, pa.Array]:
+def _overlap_columns(view: View) -> dict[str, pa.Array]:
     """One row an iteration: ns of communication, and of it under compute, in all and by tag."""
     covered = view.covered(_OVERLAP_SETS)
     return {name: pa.array(row) for name, row in zip(_NAMES, covered, strict=True)}
@@ -168,9 +272,106 @@ def overlap(iterations: pa.Table, tags: Collection[str]) -> Overlap:
     )
 
 
+def overlap_ns(iterations: pa.Table, tag: str) -> tuple[float, float]:
+    """Return the communication of a tag under compute, and the rest, of a mean step in ns."""
+    known = iterations.filter(iterations[f"{tag}_overlapped_ns"].is_valid())
+    under = known[f"{tag}_overlapped_ns"].to_numpy()
+    union = known[f"{tag}_union_ns"].to_numpy()
+    return float(np.mean(under)), float(np.mean(union - under))
+
+
 def _mean_ratio(iterations: pa.Table, name: str) -> float | None:
     union, overlapped = (
         iterations[f"{name}_{what}_ns"].to_numpy() for what in ("union", "overlapped")
     )
     busy = union > 0
     return float(np.mean(overlapped[busy] / union[busy])) if busy.any() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseWindows:
+    """Windows from phases of one tag to phases of another, in ns; negative: they overlap."""
+
+    source: str
+    target: str
+    count: int
+    mean_ns: float
+    p50_ns: float
+    p95_ns: float
+
+
+def window_rows(view: View) -> pa.Table:
+    """One row a window: rank, iteration, tags as indices into TAGS, length."""
+    comm = view.comm
+    found = phases.phases(comm.start, comm.stop, comm.tag, comm.iteration)
+    length, source, target, segment = phases.windows(*found)
+    return pa.table(
+        {
+            "rank": view.rank[segment],
+            "iteration": view.number[segment],
+            "from": source,
+            "to": target,
+            "window_ns": length,
+        }
+    )
+
+
+Stock = Sequence[pa.Table | Path]  # windows of some ranks each: in memory, or in a file
+
+
+def whole_windows(stock: Stock) -> pa.Table:
+    """The windows of all ranks, by rank."""
+    names = ("rank", "iteration", "from", "to", "window_ns")
+    table = pa.concat_tables([pieces.columns(each, names) for each in stock]).combine_chunks()
+    return table.take(pa.array(np.argsort(table["rank"].to_numpy(), kind="stable")))
+
+
+def windows_from(stock: Stock, source: int) -> list[PhaseWindows]:
+    """The statistics of the windows behind phases of one tag, in the order of TAGS."""
+    parts = [_own(pieces.columns(each, ("from", "to", "window_ns")), source) for each in stock]
+    target, length = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return [_statistics(source, to, length[target == to]) for to in np.unique(target).tolist()]
+
+
+def _own(table: pa.Table, source: int) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    own = table["from"].to_numpy() == source
+    return table["to"].to_numpy()[own], table["window_ns"].to_numpy()[own]
+
+
+def _statistics(source: int, target: int, length: NDArray[np.int64]) -> PhaseWindows:
+    return PhaseWindows(
+        source=TAGS[source],
+        target=TAGS[target],
+        count=len(length),
+        mean_ns=int(length.sum()) / len(length),
+        p50_ns=float(np.percentile(length, 50)),
+        p95_ns=float(np.percentile(length, 95)),
+    )
+
+
+def windows_cdf(table: pa.Table) -> pa.Table:
+    """The cumulative distribution of each pair's windows: the share that is no longer."""
+    parts = [
+        pa.table(
+            {
+                "from": pa.array([TAGS[source]] * len(length)),
+                "to": pa.array([TAGS[target]] * len(length)),
+                "window_ns": np.sort(length),
+                "share": np.arange(1, len(length) + 1) / len(length),
+            }
+        )
+        for (source, target), length in _by_pair(table)
+    ]
+    empty = pa.schema(
+        [("from", pa.string()), ("to", pa.string()), ("window_ns", "i8"), ("share", "f8")]
+    )
+    return pa.concat_tables([empty.empty_table(), *parts])
+
+
+Pair = tuple[int, int]
+
+
+def _by_pair(table: pa.Table) -> list[tuple[Pair, NDArray[np.int64]]]:
+    source, target, length = (table[name].to_numpy() for name in ("from", "to", "window_ns"))
+    key = source.astype(np.int64) * len(TAGS) + target
+    return [(divmod(int(pair), len(TAGS)), length[key == pair]) for pair in np.unique(key)]

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import missing as metrics_missing
+from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import EXACT, Breakdown
 from fastcomm.metrics.findings import LEAST_FINDING, Evidence, Finding, Kind, confidence, spread
 from fastcomm.metrics.outliers import HeatArrays
-from fastcomm.metrics.volume import Exposure, divided
-from fastcomm.trace.schema import TAGS
+from fastcomm.metrics.traffic import Exposure, divided
 from fastcomm.units import format_ns, percent
 
 if TYPE_CHECKING:
@@ -37,9 +36,9 @@ _NEARLY = 0.95  # of the exposed time, to be called nearly all of it
 
 def headline(metrics: "Metrics") -> str:
     """Return the first sentence of a report: the largest part of the step."""
-    parts, step = step_parts(metrics.breakdown.exact), metrics.iteration.mean_ns
+    parts, step = metrics.breakdown.parts, metrics.iteration.mean_ns
     if parts is None or step is None:
-        return f"The largest part of the step is n/a: {why_unknown(metrics)}."
+        return f"The largest part of the step is n/a: {gaps.reason(metrics.lacks)}."
     largest = max(parts, key=lambda part: parts[part])
     share = parts[largest]
     sentence = (
@@ -47,7 +46,7 @@ def headline(metrics: "Metrics") -> str:
         f"({format_ns(share * step)} of {format_ns(step)})"
     )
     if largest == "exposed":
-        sentence += _whose(metrics.breakdown.exact, share)
+        sentence += _whose(metrics.breakdown, share)
         if len(metrics.measured_ranks) == metrics.expected_ranks:
             sentence += _divided(metrics.exposure, share * step, step)
     elif not metrics.volume:
@@ -57,7 +56,7 @@ def headline(metrics: "Metrics") -> str:
 
 def health(metrics: "Metrics") -> str | None:
     """Return the sentence that stands in for causes; None where there are causes."""
-    parts = step_parts(metrics.breakdown.exact)
+    parts = metrics.breakdown.parts
     if parts is None or any(not each.is_symptom for each in metrics.findings):
         return None
     if uneven := _uneven(metrics):
@@ -118,38 +117,14 @@ def _uneven(metrics: "Metrics") -> str | None:
     )
 
 
-def step_parts(exact: Mapping[str, float | None]) -> dict[str, float] | None:
-    """Return the shares of compute, exposed communication, copies and idle time, or None."""
-    shares = {name: share for name, share in exact.items() if share is not None}
-    if len(shares) < len(exact):
-        return None
-    exposed = sum(share for name, share in shares.items() if name.startswith("exposed_"))
-    return {
-        "compute": shares["compute"],
-        "exposed": exposed,
-        "memcpy": shares["memcpy"],
-        "idle": shares["idle"],
-    }
-
-
-def largest_tag(exact: Mapping[str, float | None]) -> str:
-    """Return the parallelism with the most exposed communication."""
-    return max(TAGS, key=lambda tag: exact[f"exposed_{tag}"] or 0.0)
-
-
 def parallelism(tag: str) -> str:
     """Return a tag as a sentence says it."""
     return "with unknown parallelism" if tag == "OTHER" else tag
 
 
-def why_unknown(metrics: "Metrics") -> str:
-    """Return why the breakdown of the step is not known."""
-    return metrics_missing.reason(metrics.lacks)
-
-
-def _whose(exact: Mapping[str, float | None], total: float) -> str:
-    tag = largest_tag(exact)
-    share = (exact[f"exposed_{tag}"] or 0.0) / total
+def _whose(breakdown: Breakdown, total: float) -> str:
+    tag = breakdown.largest_tag
+    share = (breakdown.exact[f"exposed_{tag}"] or 0.0) / total
     much = (
         "all"
         if share == 1
@@ -206,7 +181,7 @@ class StepTimes:
 
 def symptoms(of: StepTimes) -> list[Finding]:
     """Return a finding for each large part of the step other than compute."""
-    parts = step_parts(of.breakdown.exact)
+    parts = of.breakdown.parts
     if parts is None or of.step_ns is None:
         return []
     return [
@@ -261,7 +236,7 @@ def _details(of: StepTimes, kind: Kind, cost: float) -> dict[str, Any]:
         return {"copies_ns": cost}
     wait, transfer = divided(of.exposure) or (None, None)
     return {
-        "tag": largest_tag(of.breakdown.exact),
+        "tag": of.breakdown.largest_tag,
         "overlap": of.overlap,
         "exposed_wait_ns": wait,
         "exposed_transfer_ns": transfer,

@@ -1,18 +1,95 @@
-"""Links by the bandwidth that their collectives reach once the last rank is there."""
+"""Process groups of a run as links: who is in them, and how fast their collectives are.
 
-from collections.abc import Iterator, Mapping
+The bandwidth counts from the last arrival on; links that stand apart from their peers are
+findings.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 
-from fastcomm.metrics.grouping import classes
-from fastcomm.metrics.matching import Expected
-from fastcomm.metrics.members import GroupSummary, Label
-from fastcomm.metrics.outliers import above_peers
-from fastcomm.metrics.skew import Transfers
-from fastcomm.trace.schema import OP, OPS, TAGS
+from fastcomm.metrics import ungrouped
+from fastcomm.metrics.findings import Evidence, Finding, confidence, spread
+from fastcomm.metrics.grouping import classes, members, sums
+from fastcomm.metrics.matching import Compared, Expected
+from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays, above_peers
+from fastcomm.metrics.skew import LABEL, NO_PAIR, Transfers
+from fastcomm.trace.run import ranges
+from fastcomm.trace.schema import OP, OPS, TAG, TAGS
+from fastcomm.units import format_bandwidth, format_ns, percent
 from fastcomm_kernels.arrays import Floats, Ints
+
+Label = int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSummary:
+    """One process group, as its first rank describes it."""
+
+    label: Label
+    description: str | None
+    tag: str
+    size: int | None
+    ranks: tuple[int, ...] | None  # null where no trace names them
+    seen: tuple[int, ...]  # ranks that have it
+
+
+def groups_by_label(groups: pa.Table, who: pa.Table) -> dict[Label, GroupSummary]:
+    """The groups that more than one rank can be in; `who` is `Partial.members`."""
+    ranks = dict(zip(who["group"].to_pylist(), who["ranks"].to_pylist(), strict=True))
+    table = groups.filter(groups["group"].is_valid())
+    labels, order = np.unique(table["group"].to_numpy(), return_inverse=True)
+    rows = members(order, len(labels))
+    rank, found = table["rank"].to_numpy(), {}
+    chosen = table.take(pa.array([own[0] for own in rows], pa.int64()))
+    for row, own in zip(chosen.to_pylist(), rows, strict=True):
+        found[row["group"]] = GroupSummary(
+            label=row["group"],
+            description=row["description"],
+            tag=row["tag"],
+            size=row["size"],
+            ranks=tuple(ranks[row["group"]] or ()) or None,
+            seen=tuple(np.unique(rank[own]).tolist()),
+        )
+    return found
+
+
+def group_of_all_ranks(ranks: Sequence[int]) -> dict[Label, GroupSummary]:
+    """Return the group that stands for all ranks, of collectives matched without a group."""
+    group = GroupSummary(
+        label=ungrouped.GROUP,
+        description=None,
+        tag="OTHER",
+        size=len(ranks),
+        ranks=tuple(ranks),
+        seen=tuple(ranks),
+    )
+    return {group.label: group}
+
+
+def labels_of_rank(groups: pa.Table, rank: int) -> set[Label]:
+    """The labels of a rank's groups that more than one rank can be in."""
+    own = groups.filter(pa.array(groups["rank"].to_numpy() == rank))
+    return set(own["group"].drop_null().to_pylist())
+
+
+def pipeline_stages(groups: dict[Label, GroupSummary]) -> dict[int, int]:
+    """The pipeline stage of each rank that is in a group of tag PP: its place there.
+
+    Of groups of several sizes the largest count: a pipeline has groups of its two ends, too.
+    """
+    pipelines = [each for each in groups.values() if each.tag == "PP" and each.ranks]
+    longest = max((len(each.ranks or ()) for each in pipelines), default=0)
+    return {
+        rank: place
+        for each in pipelines
+        if each.ranks and len(each.ranks) == longest
+        for place, rank in enumerate(each.ranks)
+    }
+
 
 NS = 1e9  # of a second
 # A link is slow that reaches less of its peers' bandwidth and stands apart from them, if its
@@ -173,3 +250,114 @@ def medians_of_others(values: Floats) -> Floats:
         low, high = (len(known) - 2) // 2, (len(known) - 1) // 2
         found[order] = (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
     return found
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """Ranks that all of some slow groups have in common."""
+
+    ranks: frozenset[int]
+    groups: list[SlowLink]
+    cost_ns: float = 0.0
+
+    @property
+    def collectives(self) -> int:
+        """How many are slow: one alone may have met another on its way."""
+        return sum(each.link.count for each in self.groups)
+
+
+def slow_links(linked: Sequence[SlowLink], seen: Compared, grid: HeatArrays) -> list[Finding]:
+    """Return a finding for each set of ranks that slow groups share; it costs exposed time."""
+    step, count = grid.step_ns, max(1, len(grid.iterations))
+    if not step:
+        return []
+    slow, suspects = [found for found in linked if found.link.is_slow], list[_Suspect]()
+    by_link = seen.excess([found.expected for found in slow])
+    for found, by_rank in zip(slow, by_link, strict=True):
+        cost = float(np.median(list(by_rank.values()))) if by_rank else 0.0
+        _add(suspects, found, cost / count)
+    return [
+        _finding(each, grid, step)
+        for each in suspects
+        if each.cost_ns > LEAST_SHARE * step and each.collectives > 1
+    ]
+
+
+def _add(suspects: list[_Suspect], found: SlowLink, cost: float) -> None:
+    ranks = frozenset(found.link.ranks)
+    for each in suspects:
+        if each.ranks & ranks:
+            each.ranks &= ranks
+            each.groups.append(found)
+            each.cost_ns += cost
+            return
+    suspects.append(_Suspect(ranks, [found], cost))
+
+
+def _finding(suspect: _Suspect, grid: HeatArrays, step_ns: float) -> Finding:
+    worst = min((each.link for each in suspect.groups), key=lambda link: link.ratio or 1.0)
+    ranks, cost = tuple(sorted(suspect.ranks)), suspect.cost_ns
+    tags = sorted({each.link.tag for each in suspect.groups})
+    exposed = grid.middle("exposed_ns", np.flatnonzero(np.isin(grid.ranks, ranks)))
+    evidence = Evidence(
+        group=worst.group,
+        tag="+".join(tags),
+        steps=int((~np.isnan(exposed)).sum()),
+        spread_ns=spread(exposed),
+        bus_bw=worst.bus_bw,
+        peers_bus_bw=worst.peers_bus_bw,
+        slow_groups=len({each.link.ranks for each in suspect.groups}),
+    )
+    rate, peers = worst.bus_bw or 0.0, worst.peers_bus_bw or 0.0
+    return Finding(
+        kind="slow_link",
+        text=f"{_whose(ranks)} slow: {' and '.join(tags)} collectives reach "
+        f"{format_bandwidth(rate)}, those of their peers {format_bandwidth(peers)}, "
+        f"+{format_ns(cost)} exposed communication per step ({percent(cost / step_ns)} of the "
+        "step).",
+        ranks=ranks,
+        cost_ns=cost,
+        share=cost / step_ns,
+        confidence=confidence(cost, evidence.spread_ns, ranks=len(grid.ranks), is_matched=True),
+        evidence=evidence,
+    )
+
+
+def _whose(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"The link of rank {ranks[0]} is"
+    return f"A link among ranks {ranges(ranks)} is"
+
+
+def longer_exchange(
+    seen: Compared, steps: int, own: Collection[Label], rank: int
+) -> float | None:
+    """What a rank's all-to-alls of experts take longer than those of other groups, a step.
+
+    In ns, and only where nothing hides it; `own` are the groups of the rank. Null where no
+    other group exchanges.
+    """
+    transfers = seen.transfers
+    chosen = transfers.of_kind(TAG["EP"], OP["AllToAll"])
+    (labels,), place = classes(transfers.keys[LABEL, chosen])
+    mine = np.isin(labels, list(own))
+    if mine.all() or not mine.any():
+        return None
+    count, took = (
+        sums(place, each[chosen], len(labels)) for each in (transfers.counts, transfers.took)
+    )
+    means = took / count
+    usual = float(np.median(means[~mine]))
+    expected = [
+        Expected(
+            group=label,
+            tag=TAG["EP"],
+            op=OP["AllToAll"],
+            power=None,
+            pair=NO_PAIR,
+            ns=usual,
+            ns_per_byte=0.0,
+        )
+        for label in labels[mine].tolist()
+    ]
+    return sum(by_rank.get(rank, 0.0) for by_rank in seen.excess(expected)) / steps

@@ -249,7 +249,7 @@ class Matching:
 
 
 def matching(compared: Compared, sums: pa.Table) -> Matching:
-    """Sum up how ranks were matched; `sums` is `bandwidth.sums_by_rank`."""
+    """Sum up how ranks were matched; `sums` is `traffic.sums_by_rank`."""
     matched, alone = compared.matched, compared.ungrouped
     return Matching(
         events=matched.events,

@@ -1,19 +1,23 @@
-"""What is kept of a rank once its trace is read: small tables that merge in any order."""
+"""Partial results of ranks: small tables that merge in any order, and notes on each rank."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import bandwidth, breakdown, members, missing, outside, pieces, windows
-from fastcomm.metrics import bandwidth as metrics_bandwidth
-from fastcomm.metrics import breakdown as metrics_breakdown
+from fastcomm.metrics import breakdown, gaps, pieces, traffic
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.view import Stack, View
 from fastcomm.options import ByteKind
-from fastcomm.trace.trace import Trace
+from fastcomm.trace.columns import alike, filled, lookup
+from fastcomm.trace.run import warnings_of_run
+from fastcomm.trace.schema import TAG_SOURCES, TAGS
+from fastcomm.trace.tags import without_effect
+from fastcomm.trace.trace import LACKS, Trace
+from fastcomm_kernels.arrays import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,7 @@ class RankNote:
     lacks: tuple[str, ...] = ()  # of trace.LACKS
     clock: str | None = None
     clock_notes: tuple[str, ...] = ()
-    device_time: outside.RankOutside | None = None  # null where times or steps are unknown
+    device_time: gaps.RankOutside | None = None  # null where times or steps are unknown
     unused: tuple[str, ...] = ()  # rules and options without effect on this rank, and why
 
 
@@ -49,7 +53,7 @@ class Partial:
     away: tuple[Piece, ...] = ()  # events that are in files
     windows_away: tuple[Path, ...] = ()  # files of windows
     tagged: pa.Table | None = None  # a row a rank, process group and tag of its events
-    sums: pa.Table | None = None  # of the ranks whose events are away, `bandwidth.sums_by_rank`
+    sums: pa.Table | None = None  # of the ranks whose events are away, `traffic.sums_by_rank`
 
     def pieces(self) -> tuple[Piece, ...]:
         """All events."""
@@ -57,13 +61,13 @@ class Partial:
             return self.away
         return (*self.away, pieces.cut(self.events))
 
-    def all_windows(self) -> windows.Stock:
+    def all_windows(self) -> breakdown.Stock:
         """All windows."""
         return (*self.windows_away, self.windows)
 
     def all_sums(self) -> pa.Table:
-        """`bandwidth.sums_by_rank` of all ranks."""
-        return _joined([self.sums, metrics_bandwidth.sums_by_rank(self.events)])
+        """`traffic.sums_by_rank` of all ranks."""
+        return _joined([self.sums, traffic.sums_by_rank(self.events)])
 
     @classmethod
     def of(
@@ -78,8 +82,8 @@ class Partial:
         Iterations are cut by the device's clock where a trace has such windows, unless they
         all have to be `by_host`.
         """
-        lacking = traces[0].meta.lacks
-        is_alike = all(trace.meta.lacks == lacking for trace in traces)
+        missing = traces[0].meta.lacks
+        is_alike = all(trace.meta.lacks == missing for trace in traces)
         cut = traces if by_host else tuple(trace.on_device_clock() for trace in traces)
         stack = Stack.of(cut) if is_alike else None
         if stack is None:
@@ -93,33 +97,31 @@ class Partial:
         return cls(
             notes=tuple(
                 _note(trace, beyond, by_host=by_host)
-                for trace, beyond in zip(traces, outside.by_rank(stack), strict=True)
+                for trace, beyond in zip(traces, gaps.outside_by_rank(stack), strict=True)
             ),
-            iterations=missing.in_iterations(
+            iterations=gaps.in_iterations(
                 pa.table(
                     {
-                        **metrics_breakdown.iteration_columns(view),
-                        **breakdown.columns(view),
-                        **metrics_breakdown.overlap_columns(view),
-                        **bandwidth.iteration_columns(view),
+                        **breakdown.iteration_columns(view),
+                        **traffic.iteration_columns(view),
                     }
                 ),
-                lacking,
+                missing,
             ),
-            events=missing.in_events(bandwidth.rows(view), lacking),
-            windows=missing.in_windows(windows.rows(view), lacking),
-            groups=members.rows(stack, view.labels),
-            members=members.group_members(stack, view.labels),
-            tagged=members.tagged(stack),
+            events=gaps.in_events(traffic.rows(view), missing),
+            windows=gaps.in_windows(breakdown.window_rows(view), missing),
+            groups=_group_rows(stack, view.labels),
+            members=_group_members(stack, view.labels),
+            tagged=_tagged(stack),
         )
 
 
-def _note(trace: Trace, beyond: outside.RankOutside, *, by_host: bool) -> RankNote:
+def _note(trace: Trace, beyond: gaps.RankOutside, *, by_host: bool) -> RankNote:
     meta = trace.meta
     on_device = trace.device_iterations is not None and not by_host
     clock = "device" if on_device else "host" if beyond.recorded_ns else None
     if not on_device:
-        beyond = replace(beyond, early_events=outside.early_events(trace))
+        beyond = replace(beyond, early_events=gaps.early_events(trace))
     has_reason = trace.device_iterations is None
     return RankNote(
         rank=meta.rank,
@@ -136,6 +138,44 @@ def _note(trace: Trace, beyond: outside.RankOutside, *, by_host: bool) -> RankNo
     )
 
 
+def lacking(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:
+    """Return the ranks that are missing some data, by the words of `LACKS`."""
+    by_word = {word: tuple(note.rank for note in notes if word in note.lacks) for word in LACKS}
+    return {word: ranks for word, ranks in by_word.items() if ranks}
+
+
+def iteration_clock(notes: Sequence[RankNote]) -> Literal["device", "host"]:
+    """Return the clock of all iterations; ranks without device work do not count."""
+    return "device" if any(note.clock == "device" for note in notes) else "host"
+
+
+def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
+    """Return the ranks by the host's clock in a run whose other ranks are by the device's.
+
+    Ranks without device work do not count. Iterations of two clocks are not comparable.
+    """
+    if iteration_clock(notes) == "host":
+        return ()
+    return tuple(note.rank for note in notes if note.clock == "host")
+
+
+def note_warnings(
+    notes: Sequence[RankNote], lacks: Mapping[str, Sequence[int]], beyond: gaps.Outside
+) -> list[str]:
+    """Return what a user should know of all ranks before trusting the numbers."""
+    by_clock = (
+        gaps.outside_warning(beyond, iteration_clock(notes)),
+        gaps.early_warning(note.device_time for note in notes),
+    )
+    return [
+        *gaps.sentences(lacks, len(notes)),
+        *filter(None, by_clock),
+        *warnings_of_run((note.rank, note.clock_notes) for note in notes),
+        *without_effect([note.unused for note in notes]),
+        *warnings_of_run((note.rank, note.warnings) for note in notes),
+    ]
+
+
 def put_away(part: Partial, path: Path) -> Partial:
     """The same with its events and windows in files. Raises OSError."""
     if not part.events.num_rows and not part.windows.num_rows:
@@ -148,7 +188,7 @@ def put_away(part: Partial, path: Path) -> Partial:
         away=(*part.away, pieces.put_away(part.events, path)),
         windows=part.windows.schema.empty_table(),
         windows_away=(*part.windows_away, windows_path),
-        sums=_joined([part.sums, metrics_bandwidth.sums_by_rank(part.events)]),
+        sums=_joined([part.sums, traffic.sums_by_rank(part.events)]),
     )
 
 
@@ -162,7 +202,7 @@ def merge(partials: Iterable[Partial]) -> Partial:
         events=_by_rank([part.events for part in parts]),
         windows=_by_rank([part.windows for part in parts]),
         groups=_by_rank([part.groups for part in parts]),
-        members=members.once([part.members for part in parts]),
+        members=_once([part.members for part in parts]),
         tagged=_joined([part.tagged for part in parts]),
         away=tuple(piece for part in parts for piece in part.away),
         windows_away=tuple(path for part in parts for path in part.windows_away),
@@ -183,3 +223,95 @@ def _by_rank(tables: list[pa.Table]) -> pa.Table:
         # Rows are taken from whole columns: from many pieces it takes several times as long.
         table = table.take(pa.array(np.argsort(rank, kind="stable")))
     return table
+
+
+_TAGS, _SOURCES = pa.array(TAGS), pa.array(TAG_SOURCES)
+
+
+def _group_rows(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
+    """One row a process group; `labels` are what `clocks.labels` says of them as described."""
+    groups = stack.groups
+    used = stack.comm["group"].drop_null().to_numpy()
+    return pa.table(
+        {
+            "rank": stack.rank_of_group,
+            "group": pa.array(labels, pa.int64()),
+            "name": groups["name"],
+            "description": groups["description"],
+            "size": groups["size"],
+            "tag": _TAGS.take(groups["tag"].combine_chunks()),
+            "tag_source": _SOURCES.take(groups["tag_source"].combine_chunks()),
+            "candidates": _candidates(groups),
+            "events": np.bincount(used, minlength=groups.num_rows),
+        }
+    )
+
+
+def _tagged(stack: Stack) -> pa.Table:
+    """Return a row for each rank, process group and tag of its events.
+
+    Events of one group differ in their tag where it serves several parallelisms. `place` is the
+    group's place among those of its rank in `_group_rows`; null for events of no known group.
+    """
+    comm = stack.comm
+    group = filled(comm["group"], -1)
+    columns = (stack.rank_of_comm, group, comm["tag"].to_numpy(), comm["tag_source"].to_numpy())
+    first, kind = alike(*columns)
+    rank, group, tag, source = (column[first] for column in columns)
+    place, known = group - _first_of(stack.rank_of_group, rank), group >= 0
+    return pa.table(
+        {
+            "rank": rank,
+            "place": pa.array(place, mask=~known),
+            "tag": _TAGS.take(pa.array(tag)),
+            "tag_source": _SOURCES.take(pa.array(source)),
+            "events": np.bincount(kind, minlength=len(first)),
+        }
+    )
+
+
+def described(found: pa.Table, groups: pa.Table) -> pa.Table:
+    """Return the rows of `_tagged` with what `_group_rows` says of each group."""
+    place, rank = filled(found["place"], 0), found["rank"].to_numpy()
+    first = _first_of(groups["rank"].to_numpy(), rank)
+    row = pa.array(
+        first + place, mask=found["place"].combine_chunks().is_null().to_numpy(False)
+    )
+    for name in ("description", "size", "candidates"):
+        column = groups[name].combine_chunks().take(row)
+        found = found.append_column(
+            name, column.fill_null("") if name == "candidates" else column
+        )
+    return found
+
+
+def _first_of(ranks: Ints, asked: Ints) -> Ints:
+    """Return the first row of each asked rank; 0 for a rank that has none."""
+    known, first = np.unique(ranks, return_index=True)
+    if not len(known):
+        return np.zeros(len(asked), np.int64)
+    place = lookup(known, asked)
+    return np.where(place >= 0, first[place], 0)
+
+
+def _candidates(groups: pa.Table) -> pa.Array:
+    """Return the tags that fit each group equally well, joined by "/"."""
+    words = ["/".join(TAGS[tag] for tag in fits) for fits in groups["candidates"].to_pylist()]
+    return pa.array(words, pa.string())
+
+
+def _group_members(stack: Stack, labels: Sequence[int | None]) -> pa.Table:
+    """The ranks of each process group that several can be in, as far as they are known.
+
+    Once each, by label: every rank of a group of thousands says who they all are.
+    """
+    label = pa.array(labels, pa.int64())
+    table = pa.table({"group": label, "ranks": stack.groups["ranks"]})
+    return _once([table.filter(label.is_valid())])
+
+
+def _once(tables: Sequence[pa.Table]) -> pa.Table:
+    """The members of all groups of several such tables."""
+    table = pa.concat_tables(tables).combine_chunks()
+    _, first = np.unique(table["group"].to_numpy(), return_index=True)
+    return table.take(pa.array(first))

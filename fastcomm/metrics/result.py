@@ -8,46 +8,36 @@ from typing import Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import bandwidth as bandwidth_
-from fastcomm.metrics import members
-from fastcomm.metrics import missing as lacks_
-from fastcomm.metrics import outside as outside_
+from fastcomm.metrics import gaps, traffic
 from fastcomm.metrics import pieces as pieces_
-from fastcomm.metrics import volume as volume_
-from fastcomm.metrics import windows as windows_
-from fastcomm.metrics.across import Across, Material, across, plain
-from fastcomm.metrics.bandwidth import Bandwidth
+from fastcomm.metrics.across import Across, Material, across, plain, table_of
 from fastcomm.metrics.breakdown import (
     Breakdown,
     IterationTimes,
     Overlap,
+    PhaseWindows,
+    RankMeans,
     RankTime,
     breakdown,
     iteration_times,
     overlap,
     rank_times,
+    whole_windows,
+    windows_cdf,
+    windows_from,
 )
 from fastcomm.metrics.findings import Finding, findings_table, in_order
+from fastcomm.metrics.gaps import Outside
 from fastcomm.metrics.headline import StepTimes, headline, health, symptoms
 from fastcomm.metrics.outliers import Heat
-from fastcomm.metrics.outside import Outside
-from fastcomm.metrics.partial import Partial, RankNote
+from fastcomm.metrics.partial import Partial, described, iteration_clock, lacking, note_warnings
 from fastcomm.metrics.pieces import Piece
-from fastcomm.metrics.volume import Exposure, Volume, exposures
-from fastcomm.metrics.windows import PhaseWindows
+from fastcomm.metrics.traffic import Bandwidth, Exposure, Volume, exposures
 from fastcomm.options import ByteKind, ClockKind
 from fastcomm.result import Result
 from fastcomm.spread import Spread, one_by_one
-from fastcomm.trace.run import (
-    SkippedRank,
-    agreed_size,
-    expected_ranks,
-    named_ranks,
-    warnings_of_run,
-)
+from fastcomm.trace.run import SkippedRank, agreed_size, expected_ranks
 from fastcomm.trace.schema import OPS, TAGS
-from fastcomm.trace.tags import without_effect
-from fastcomm.trace.trace import LACKS
 from fastcomm.units import format_ns
 
 
@@ -96,6 +86,23 @@ class Metrics(Result):
         others wait for is in `across.by_wait_caused`.
         """
         return max(self.by_rank, key=lambda each: (each.mean_ns, -each.rank), default=None)
+
+    @property
+    def busiest_rank(self) -> int:
+        """The rank that computes the most, and so keeps others waiting; else the first rank."""
+        means = RankMeans.of(self.tables["iterations"])
+        return int(means.ranks[means.by_compute[-1]]) if means.is_known else self.ranks[0]
+
+    @property
+    def joins_ranks(self) -> bool:
+        """Whether a process group is matched across ranks."""
+        if len(self.ranks) == 1 or not self.across.matching.matched:
+            return False
+        groups = self.tables["groups"]
+        groups = groups.filter(groups["group"].is_valid())
+        pairs = np.stack([groups[name].to_numpy() for name in ("group", "rank")])
+        _, ranks = np.unique(np.unique(pairs, axis=1)[0], return_counts=True)
+        return bool((ranks > 1).any())
 
     @property
     def heat(self) -> Heat:
@@ -155,7 +162,7 @@ class Metrics(Result):
             "collectives": self.tables["collectives"].to_pylist(),
             "groups": self.tables["group_tags"].to_pylist(),
             **self.across.to_dict(),
-            "unknown": lacks_.unknown(self.lacks),
+            "unknown": gaps.unknown(self.lacks),
             "warnings": list(self.warnings),
             "failed": [asdict(each) for each in self.failed],
         }
@@ -182,7 +189,7 @@ def answer(  # noqa: PLR0913 - one word a choice
     `with_tables`: whether the tables with a row an event or a window are among the tables.
     """
     ranks = tuple(note.rank for note in partial.notes)
-    lacks = _lacking(partial.notes)
+    lacks = lacking(partial.notes)
     timed = len(ranks) - len(lacks.get("times", ()))
     numbers = np.unique(partial.iterations["iteration"].drop_null().to_numpy())
     count = len(numbers) if timed else None
@@ -191,9 +198,9 @@ def answer(  # noqa: PLR0913 - one word a choice
     tags = np.unique(material.sums["tag"].to_numpy()).tolist()
     seen, tables = across(material, clocks, spread)
     over_all = _over_all(partial, material.pieces, tags, spread)
-    beyond = outside_.outside(note.device_time for note in partial.notes)
+    beyond = gaps.outside(note.device_time for note in partial.notes)
     times = rank_times(partial.iterations)
-    volume = volume_.volume(material.sums, count, timed)
+    volume = traffic.volume(material.sums, count, timed)
     size = world_size or agreed
     expected = expected_ranks(ranks, size, failed)
     summary = _Summary.of(
@@ -210,19 +217,19 @@ def answer(  # noqa: PLR0913 - one word a choice
         **{each.name: getattr(summary, each.name) for each in fields(summary)},
         by_rank=times,
         windows=over_all.windows if timed else None,
-        bandwidth=bandwidth_.bandwidth(material.sums, over_all.p95, link),
+        bandwidth=traffic.bandwidth(material.sums, over_all.p95, link),
         across=seen,
         warnings=(
             *warnings,
-            *_fewer_steps(times, ranks, len(numbers)),
-            *_warnings(partial.notes, lacks, beyond),
+            *gaps.fewer_steps(times, ranks, len(numbers)),
+            *note_warnings(partial.notes, lacks, beyond),
         ),
         world_size=size,
         failed=tuple(failed),
         lacks=lacks,
         tables={
             **_small_tables(partial, material.sums, link),
-            "ranks": _ranks_table(times),
+            "ranks": table_of(RankTime, times),
             **(_large_tables(partial, material.pieces) if with_tables else {}),
             "collectives": over_all.collectives,
             **tables,
@@ -290,17 +297,11 @@ class _Summary:
         )
 
 
-def _lacking(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:
-    """The ranks that lack something, by the words of LACKS."""
-    by_word = {word: tuple(note.rank for note in notes if word in note.lacks) for word in LACKS}
-    return {word: ranks for word, ranks in by_word.items() if ranks}
-
-
 def _small_tables(partial: Partial, sums: pa.Table, link: float | None) -> dict[str, pa.Table]:
     """Those with a row an iteration, a rank, or a process group."""
     return {
-        "iterations": bandwidth_.iteration_rates(partial.iterations, link),
-        "bandwidth_by_rank": bandwidth_.by_rank(sums, link),
+        "iterations": traffic.iteration_rates(partial.iterations, link),
+        "bandwidth_by_rank": traffic.by_rank(sums, link),
         "groups": partial.groups,
         "group_members": partial.members,
         "group_tags": _group_tags(partial),
@@ -309,11 +310,11 @@ def _small_tables(partial: Partial, sums: pa.Table, link: float | None) -> dict[
 
 def _large_tables(partial: Partial, pieces: Sequence[Piece]) -> dict[str, pa.Table]:
     """Those with a row an event or a window."""
-    windows = windows_.whole(partial.all_windows())
+    windows = whole_windows(partial.all_windows())
     columns = [name for name in partial.events.column_names if name != "payload_bytes"]
     return {
         "windows": _in_words(windows, {"from": TAGS, "to": TAGS}),
-        "windows_cdf": windows_.cdf(windows),
+        "windows_cdf": windows_cdf(windows),
         "events": _in_words(pieces_.whole(pieces, columns), {"tag": TAGS, "op": OPS}),
     }
 
@@ -336,7 +337,7 @@ def _over_all(
         functools.partial(pieces_.p95, pieces),
         functools.partial(pieces_.of_op, pieces),
     )
-    behind = functools.partial(windows_.windows_from, partial.all_windows())
+    behind = functools.partial(windows_from, partial.all_windows())
     asked = [(of_tag, tag) for tag in tags] + [(of_op, op) for op in ops]
     found: list[Any] = spread(_asked, asked + [(behind, tag) for tag in range(len(TAGS))])
     first, last = len(tags), len(asked)
@@ -349,22 +350,6 @@ def _over_all(
 
 def _asked(question: tuple[Callable[[int], Any], int]) -> Any:
     return question[0](question[1])
-
-
-def _ranks_table(times: Sequence[RankTime]) -> pa.Table:
-    """A row a rank; the columns are there even if no rank is."""
-    return pa.Table.from_pylist(plain(times), schema=_RANKS)
-
-
-_RANKS = pa.schema(
-    [
-        ("rank", pa.int64()),
-        ("iterations", pa.int64()),
-        ("mean_ns", pa.float64()),
-        ("p99_ns", pa.float64()),
-        ("max_ns", pa.int64()),
-    ]
-)
 
 
 def _in_words(table: pa.Table, columns: dict[str, tuple[str, ...]]) -> pa.Table:
@@ -382,59 +367,9 @@ def _group_tags(partial: Partial) -> pa.Table:
     keys = ["description", "size", "tag", "tag_source", "candidates"]
     groups = partial.groups
     if partial.tagged is not None:
-        groups = members.described(partial.tagged, groups)
+        groups = described(partial.tagged, groups)
     found = groups.group_by(keys, use_threads=False).aggregate(
         [("rank", "count_distinct"), ("events", "sum")]
     )
     found = found.rename_columns([*keys, "on_ranks", "events"])
     return found.sort_by([(key, "ascending") for key in ("tag", "description", "size")])
-
-
-def iteration_clock(notes: Sequence[RankNote]) -> Literal["device", "host"]:
-    """Return the clock of all iterations; ranks without device work do not count."""
-    return "device" if any(note.clock == "device" for note in notes) else "host"
-
-
-def without_device_clock(notes: Sequence[RankNote]) -> tuple[int, ...]:
-    """Return the ranks by the host's clock in a run whose other ranks are by the device's.
-
-    Ranks without device work do not count. Iterations of two clocks are not comparable.
-    """
-    if iteration_clock(notes) == "host":
-        return ()
-    return tuple(note.rank for note in notes if note.clock == "host")
-
-
-def _fewer_steps(times: Sequence[RankTime], ranks: Sequence[int], steps: int) -> list[str]:
-    """Return a warning of the ranks of which fewer steps count than of others."""
-    if not times:
-        return []
-    count = {each.rank: each.iterations for each in times}
-    none = [rank for rank in ranks if rank not in count]
-    few = [rank for rank in ranks if 0 < count.get(rank, 0) < steps]
-    found = [f"no step of {named_ranks(none)} counts"] if none else []
-    if few:
-        counts = sorted({count[rank] for rank in few})
-        found.append(
-            f"{' or '.join(map(str, counts))} of {steps} steps count of "
-            f"{named_ranks(few)}: where these take part, waits, skew and findings per step are "
-            "too small"
-        )
-    return found
-
-
-def _warnings(
-    notes: Sequence[RankNote], lacks: Mapping[str, Sequence[int]], beyond: Outside
-) -> list[str]:
-    """Return what a user should know of all ranks before trusting the numbers."""
-    by_clock = (
-        outside_.warning(beyond, iteration_clock(notes)),
-        outside_.early_warning(note.device_time for note in notes),
-    )
-    return [
-        *lacks_.sentences(lacks, len(notes)),
-        *filter(None, by_clock),
-        *warnings_of_run((note.rank, note.clock_notes) for note in notes),
-        *without_effect([note.unused for note in notes]),
-        *warnings_of_run((note.rank, note.warnings) for note in notes),
-    ]

@@ -139,14 +139,21 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaitCaused:
-    """One rank over all parallelisms: how long others wait for it; times in ns, a step."""
+class RankWaits:
+    """One rank in the collectives of all parallelisms; times in ns, a step."""
 
     rank: int
+    wait_ns: float  # for others
+    transfer_ns: float
     caused_ns: float  # last arrival - the one before it, where this rank is the last
+    later_ns: float  # than the median of the others
     last: int  # how often this rank alone was the last to arrive
     collectives: int  # matched, in all
-    wait_ns: float  # that this rank waits for others
+
+    @property
+    def last_share(self) -> float:
+        """Share of its collectives at which this rank alone was the last to arrive."""
+        return self.last / self.collectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +207,19 @@ def skew(parts: Sequence[Skews], steps: int) -> tuple[Skew, ...]:
     return tuple(sorted(found, key=lambda each: (-each.wait_ns, each.tag, each.op)))
 
 
+_COUNTS = ("collectives", "last")
+_SUMS = (
+    *("collectives", "wait_ns", "transfer_ns", "last", "wait_caused_ns", "later_ns"),
+    *("exposed_wait_ns", "exposed_transfer_ns"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class WaitSums:
     """Sums over the collectives of a rank and tag, which add up over groups of collectives."""
 
     keys: Ints  # rank and tag
-    # A row each: collectives, wait, transfer, last, wait caused, later, exposed wait, exposed
-    # transfer.
-    sums: Ints
+    sums: Ints  # a row a name of `_SUMS`
 
     @classmethod
     def of(cls, events: CommunicationEvents, meetings: MatchedEvents) -> Self:
@@ -241,50 +253,35 @@ class WaitSums:
 
 
 def waits(summed: WaitSums, steps: int) -> tuple[Wait, ...]:
-    """A row a rank and tag, in their order."""
-    return tuple(
-        Wait(
-            rank=rank_,
-            tag=TAGS[tag_],
-            collectives=count,
-            wait_ns=wait / steps,
-            transfer_ns=transfer / steps,
-            last=last,
-            last_share=last / count,
-            wait_caused_ns=caused / steps,
-            later_ns=later / steps,
-            exposed_wait_ns=exposed_wait / steps,
-            exposed_transfer_ns=exposed_transfer / steps,
-        )
-        for (
-            (rank_, tag_),
-            count,
-            wait,
-            transfer,
-            last,
-            caused,
-            later,
-            exposed_wait,
-            exposed_transfer,
-        ) in zip(summed.keys.T.tolist(), *summed.sums.tolist(), strict=True)
-    )
+    """Return a row a rank and tag, in their order."""
+    found = []
+    for (rank, tag), row in zip(summed.keys.T.tolist(), summed.sums.T.tolist(), strict=True):
+        sums_ = dict(zip(_SUMS, row, strict=True))
+        means = {name: sums_[name] / steps for name in _SUMS if name not in _COUNTS}
+        counts = {name: sums_[name] for name in _COUNTS}
+        share = sums_["last"] / sums_["collectives"]
+        found.append(Wait(rank=rank, tag=TAGS[tag], last_share=share, **counts, **means))
+    return tuple(found)
 
 
-def over_tags(waits: Iterable[Wait]) -> tuple[WaitCaused, ...]:
-    """Sum up waits by rank, in the order of ranks."""
+def over_tags(waits: Iterable[Wait]) -> tuple[RankWaits, ...]:
+    """Sum up waits by rank; the rank that others wait for the longest comes first."""
     by_rank: dict[int, list[Wait]] = {}
     for each in waits:
         by_rank.setdefault(each.rank, []).append(each)
-    return tuple(
-        WaitCaused(
+    found = (
+        RankWaits(
             rank=rank,
+            wait_ns=sum(each.wait_ns for each in own),
+            transfer_ns=sum(each.transfer_ns for each in own),
             caused_ns=sum(each.wait_caused_ns for each in own),
+            later_ns=sum(each.later_ns for each in own),
             last=sum(each.last for each in own),
             collectives=sum(each.collectives for each in own),
-            wait_ns=sum(each.wait_ns for each in own),
         )
-        for rank, own in sorted(by_rank.items())
+        for rank, own in by_rank.items()
     )
+    return tuple(sorted(found, key=lambda each: (-each.caused_ns, each.rank)))
 
 
 def _exposed(alone: Ints, wait: Ints, transfer: Ints) -> tuple[Ints, Ints]:

@@ -13,16 +13,20 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics.findings import (
     LEAST_FINDING,
+    CausedTogether,
     Evidence,
     Finding,
     Kind,
+    Rows,
+    Suspect,
     confidence,
+    joined_ties,
     median,
+    sharing,
     spread,
 )
 from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays, above_peers, peers_of
-from fastcomm.metrics.sharing import CausedTogether, Rows, Suspect, joined_ties, sharing
-from fastcomm.metrics.skew import WaitCaused
+from fastcomm.metrics.skew import RankWaits
 from fastcomm.trace.run import named_ranks, ranges
 from fastcomm.units import format_ns, percent, plural
 from fastcomm_kernels.arrays import Floats
@@ -89,23 +93,23 @@ def _at_most_awaited(known: Known, of: Suspect) -> Suspect:
     return replace(of, share=caused / of.cost)
 
 
-def late_rank(known: Known, waited: Sequence[WaitCaused]) -> list[Finding]:
+def late_rank(known: Known, waited: Sequence[RankWaits]) -> list[Finding]:
     """Return the rank that the others wait for, where neither compute nor idle time says why.
 
-    It causes more than half of the wait, and twice as much as any other rank: in a group of
-    two, each is last half of the time by chance.
+    `waited` is `over_tags` of all waits. The rank causes more than half of the wait, and twice
+    as much as any other rank: in a group of two, each is last half of the time by chance.
     """
     if not waited or not known.step_ns:
         return []
-    worst, *rest = sorted(waited, key=lambda each: (-each.caused_ns, each.rank))
+    worst, *rest = waited
     others_ns = [each.caused_ns for each in rest]
     least = max(LEAST_SHARE * known.step_ns, sum(others_ns), 2 * max(others_ns, default=0))
     if worst.caused_ns <= least:
         return []
-    others = [each.rank for each in waited if each.rank != worst.rank]
+    others = [each.rank for each in rest]
     text = (
         f"Rank {worst.rank} is late: it is the last to arrive at "
-        f"{percent(worst.last / worst.collectives)} of its collectives, and others wait for it "
+        f"{percent(worst.last_share)} of its collectives, and others wait for it "
         f"for {_per_step(worst.caused_ns, known.step_ns)}."
     )
     evidence = Evidence(

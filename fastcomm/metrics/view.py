@@ -16,9 +16,7 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import KIND, NARROW, TAGS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import intervals
-from fastcomm_kernels import intervals as fastcomm_kernels_intervals
 from fastcomm_kernels.arrays import NULL, Ints
-from fastcomm_kernels.intervals import alone
 
 _LATEST = 1 << 62  # ns
 
@@ -215,7 +213,7 @@ def _communication(
     """The events inside of the iterations that were found."""
     comm = stack.comm
     times = comm["start"].to_numpy(), comm["stop"].to_numpy()
-    iteration = fastcomm_kernels_intervals.segment_of(times[0], *found)
+    iteration = intervals.segment_of(times[0], *found)
     is_inside = iteration >= 0
     # Most often all are: then nothing has to be copied.
     inside = slice(None) if is_inside.all() else np.flatnonzero(is_inside)
@@ -226,7 +224,7 @@ def _communication(
         sends=comm["sends"].fill_null(False).to_numpy()[inside],
         start=times[0][inside],
         stop=times[1][inside],
-        alone=alone(*times, *compute)[inside],
+        alone=intervals.alone(*times, *compute)[inside],
         iteration=iteration[inside],
         group=_by_place(labels)[group],
         seq=filled(comm["seq"])[inside],

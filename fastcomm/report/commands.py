@@ -8,9 +8,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import pyarrow.compute as pc
-
 from fastcomm.metrics.findings import Finding, Kind
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import PathOptions, ReadOptions
@@ -73,28 +70,16 @@ class Suggestions:
             self.metrics.iterations
         )
 
-    @property
-    def joins_ranks(self) -> bool:
-        """Whether a process group is matched across ranks, which `--all-ranks` needs."""
-        if len(self.metrics.ranks) == 1 or not self.metrics.across.matching.matched:
-            return False
-        groups = self.metrics.tables["groups"]
-        groups = groups.filter(groups["group"].is_valid())
-        pairs = np.stack([groups[name].to_numpy() for name in ("group", "rank")])
-        _, ranks = np.unique(np.unique(pairs, axis=1)[0], return_counts=True)
-        return bool((ranks > 1).any())
-
     def _whose(self, ranks: Sequence[int]) -> list[str]:
-        if self.joins_ranks:
+        if self.metrics.joins_ranks:
             return ["--all-ranks"]
         # Of one rank that is the default.
         return [] if len(self.metrics.ranks) == 1 else ["--rank", str(ranks[0])]
 
     def _ranks_with(self, tag: str | None) -> list[int]:
         """Return the ranks that communicate for a parallelism."""
-        rows = self.metrics.tables["bandwidth_by_rank"]
-        ranks: list[int] = rows.filter(pc.equal(rows["tag"], tag))["rank"].to_pylist()
-        return ranks
+        rows = self.metrics.tables["bandwidth_by_rank"].select(["rank", "tag"]).to_pylist()
+        return [row["rank"] for row in rows if row["tag"] == tag]
 
     def _line(self, name: str, *options: str) -> str:
         more = ["--keep-going"] if self.metrics.failed else []

@@ -7,8 +7,7 @@ from rich.markup import escape
 
 from fastcomm.analyses.compare import BreakdownChange, Comparison
 from fastcomm.report import files, json_text
-from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import TerminalTable, table
+from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.units import (
     format_bandwidth,
     format_bytes,

@@ -1,18 +1,25 @@
-"""The console that reports are printed to, wrapped text, and progress on stderr."""
+"""The console that reports are printed to: wrapped text, tables of any width, and progress.
+
+A number is never cut: where a table is too wide its headings are broken into lines, then names
+are shortened in the middle, then columns are left out and named below the table.
+"""
 
 import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from fastcomm.executors.executor import Progress as Advance
+from fastcomm import units
 from fastcomm.inert import inert
 from fastcomm.trace.run import RunTraces, Source
 
@@ -101,7 +108,7 @@ _LOG = logging.getLogger("fastcomm")
 
 
 @contextmanager
-def progress(run: RunTraces) -> Iterator[Advance | None]:
+def progress(run: RunTraces) -> Iterator[Callable[[Source], None] | None]:
     """A bar of the bytes read; it gives the function that counts one rank done."""
     if not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO):
         yield None
@@ -131,3 +138,247 @@ def progress(run: RunTraces) -> Iterator[Advance | None]:
             bar.update(task, advance=source.size, done=done)
 
         yield advance
+
+
+T = TypeVar("T")
+
+NA = "n/a"
+_GAP = 2
+_FULL_NAME = 44  # a name is shortened to no less before headings are broken
+_LEAST_NAME = 24  # a name is shortened to no less, as long as columns can be left out
+_LEAST_TEXT = 16
+_DOTS = "…"
+_PARENTHESES = {"<": ">", "(": ")"}
+
+
+@dataclass(slots=True)
+class TerminalTable:
+    """A table with names on the left and numbers on the right, which fits its console."""
+
+    headings: tuple[str, ...]
+    drop: tuple[str, ...] = ()  # headings of the columns to leave out first
+    texts: tuple[str, ...] = ()  # headings of columns of sentences, which break into lines
+    rows: list[tuple[str | Text, ...]] = field(default_factory=list)
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows."""
+        return len(self.rows)
+
+    def add_row(self, *cells: str | Text) -> None:
+        """Add a row; strings may have rich's markup. Missing cells are empty."""
+        self.rows.append((*cells, *[""] * (len(self.headings) - len(cells))))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the columns that fit, and name those that do not."""
+        cells = [[_text(console, cell) for cell in row] for row in self.rows]
+        columns = [
+            _Column.of(
+                place, inert(heading), [row[place] for row in cells], heading in self.texts
+            )
+            for place, heading in enumerate(self.headings)
+        ]
+        shown = _fit(columns, self.drop, options.max_width)
+        rendered = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+        for column in shown:
+            column.add_to(rendered)
+        for row in cells:
+            rendered.add_row(*(column.fitted(row[column.place]) for column in shown))
+        yield rendered
+        left_out = [each.heading for each in columns if each not in shown and each.heading]
+        if left_out:
+            words = f"not shown: {', '.join(left_out)} (--wide shows them)"
+            yield Text(words, style="dim")
+
+
+@dataclass(slots=True)
+class _Column:
+    """One column of a table while it is fitted."""
+
+    place: int
+    heading: str
+    content: int  # cells of its widest entry
+    is_text: bool
+    width: int = 0
+
+    @classmethod
+    def of(cls, place: int, heading: str, cells: Sequence[Text], is_text: bool) -> "_Column":
+        content = max((cell.cell_len for cell in cells), default=0)
+        return cls(place, heading, content, is_text, max(content, cell_len(heading)))
+
+    @property
+    def least(self) -> int:
+        """Width with the heading broken into lines."""
+        return max(self.content, *map(cell_len, _words(self.heading)), 0)
+
+    @property
+    def is_flexible(self) -> bool:
+        """Whether its entries can be made shorter: names and sentences."""
+        return self.is_text or self.place == 0
+
+    def add_to(self, table: RichTable) -> None:
+        is_left = self.is_flexible or not self.heading
+        table.add_column(
+            Text("\n".join(_broken(self.heading, self.width))),
+            style="bold" if self.place == 0 else "",
+            header_style="underline" if self.place == 0 else "dim",
+            justify="left" if is_left else "right",
+            vertical="top",
+            width=self.width,
+            no_wrap=not self.is_text,
+            overflow="fold" if self.is_text else "ellipsis",
+        )
+
+    def fitted(self, cell: Text) -> Text:
+        if self.is_text or not self.is_flexible or cell.cell_len <= self.width:
+            return cell
+        return Text(shortened(cell.plain, self.width))
+
+
+def _text(console: Console, cell: str | Text) -> Text:
+    return console.render_str(cell, highlight=False) if isinstance(cell, str) else cell
+
+
+def _fit(columns: Sequence[_Column], drop: Sequence[str], width: int) -> list[_Column]:
+    """Choose the columns that fit into `width`, and set their widths."""
+    shown = list(columns)
+    while True:
+        for column in shown:
+            column.width = max(column.content, cell_len(column.heading))
+        if _shorten(shown, width, _FULL_NAME, _LEAST_TEXT):
+            return shown
+        for column in shown:
+            column.width = column.least
+        if _shorten(shown, width, _LEAST_NAME, _LEAST_TEXT):
+            return shown
+        others = [each for each in shown[1:] if not each.is_text]
+        if len(others) <= 1 and all(each.heading for each in others):
+            _shorten(shown, width, 1, 1)
+            return shown
+        shown.remove(_first_to_drop(others, drop))
+
+
+def _first_to_drop(columns: Sequence[_Column], drop: Sequence[str]) -> _Column:
+    """Return the bar, else the first in `drop`, else the rightmost."""
+    by_heading = {each.heading: each for each in columns}
+    named = [by_heading[heading] for heading in ("", *drop) if heading in by_heading]
+    return named[0] if named else columns[-1]
+
+
+def _total(columns: Sequence[_Column]) -> int:
+    return sum(each.width for each in columns) + _GAP * (len(columns) - 1)
+
+
+def _shorten(columns: Sequence[_Column], width: int, name: int, text: int) -> bool:
+    """Narrow sentences and names, to no less than `text` and `name`, until all fits."""
+    for column in sorted(columns, key=lambda each: not each.is_text):
+        if column.is_flexible and _total(columns) > width:
+            least = min(column.width, text if column.is_text else name)
+            column.width = max(least, column.width - (_total(columns) - width))
+    return _total(columns) <= width
+
+
+def _words(heading: str) -> list[str]:
+    """Split a heading where a line may end: "payload/step/GPU" after each slash."""
+    return re.findall(r"\S+?/|\S+", heading)
+
+
+def _broken(heading: str, width: int) -> list[str]:
+    """Break a heading into lines of at most `width` cells."""
+    lines: list[str] = []
+    for word in _words(heading):
+        line = f"{lines[-1]}{'' if lines[-1].endswith('/') else ' '}{word}" if lines else word
+        if lines and cell_len(line) <= width:
+            lines[-1] = line
+        else:
+            lines.append(word)
+    return lines
+
+
+def table(
+    first: str, *others: str, drop: Sequence[str] = (), texts: Sequence[str] = ()
+) -> TerminalTable:
+    """Return an empty table.
+
+    Parameters
+    ----------
+    first
+        Heading of the names on the left.
+    *others
+        Headings of the other columns; one without a heading is a bar.
+    drop
+        Headings of the columns to leave out first where the width does not suffice; the
+        rightmost follow.
+    texts
+        Headings of columns of sentences.
+
+    """
+    return TerminalTable((first, *others), tuple(drop), tuple(texts))
+
+
+def shortened(name: str, width: int) -> str:
+    """Shorten a name in the middle to at most `width` cells: "void cut…_kernel<…>".
+
+    Arguments of a function go first, then those of a template, then the middle of the name.
+    """
+    if cell_len(name) <= width:
+        return name
+    name = _without_last(name, "(")
+    if cell_len(name) <= width:
+        return name
+    start, stop = name.find("<"), name.rfind(">")
+    inside = width - cell_len(name[: start + 1] + name[stop:])
+    if 0 < start < stop and inside >= 1:
+        return name[: start + 1] + _middle(name[start + 1 : stop].strip(), inside) + name[stop:]
+    if 0 < start < stop:
+        name = f"{name[: start + 1]}{_DOTS}{name[stop:]}"
+    return _middle(name, width)
+
+
+def _without_last(name: str, opening: str) -> str:
+    """Replace what stands between the last outer pair of parentheses by dots."""
+    closing = _PARENTHESES[opening]
+    if not name.endswith(closing):
+        return name
+    depth = 0
+    for place in range(len(name) - 1, 0, -1):
+        depth += (name[place] == closing) - (name[place] == opening)
+        if depth == 0:
+            return f"{name[: place + 1]}{_DOTS}{closing}"
+    return name
+
+
+def _middle(name: str, width: int) -> str:
+    """Cut the middle of a name, so that `width` cells remain."""
+    if cell_len(name) <= width:
+        return name
+    head, tail = "", ""
+    letters = list(name)
+    while letters:
+        from_head = cell_len(head) <= cell_len(tail)
+        letter = letters.pop(0 if from_head else -1)
+        if cell_len(head + tail + letter) + 1 > width:
+            break
+        head, tail = (head + letter, tail) if from_head else (head, letter + tail)
+    return f"{head}{_DOTS}{tail}"
+
+
+def percent(value: float | None) -> str:
+    """Write a share in percent: "13.4 %"; n/a where it is unknown."""
+    return na(value, units.percent)
+
+
+def known_by(row: Mapping[str, Any]) -> str:
+    """Return how a group's parallelism is known, and which others would fit."""
+    fits = f" ({row['candidates']})" if row["candidates"] else ""
+    return f"{row['tag_source']}{fits}"
+
+
+def group_name(description: str | None, size: int | None) -> str:
+    """Return what a process group is called; the traces may not name any."""
+    return description or ("not named" if size is None else "undefined")
+
+
+def na(value: T | None, words: Callable[[T], str]) -> str:
+    """Write a value with `words`, or "n/a" where it is None."""
+    return NA if value is None else words(value)

@@ -10,8 +10,7 @@ from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.what_if import EditSweep, WhatIf
 from fastcomm.report import files, json_text
-from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import TerminalTable, table
+from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.trace.run import ranks_words
 from fastcomm.units import counted, format_ns, percent
 

@@ -1,29 +1,18 @@
 """Tables beyond the first screen of `metrics`, and the comparison of ranks."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
 
 from fastcomm.metrics.across import Across
 from fastcomm.metrics.result import Metrics
-from fastcomm.metrics.skew import Wait
-from fastcomm.report.rows import TerminalTable, group_name, known_by, na, percent, table
+from fastcomm.report.console import TerminalTable, group_name, known_by, na, percent, table
 from fastcomm.trace.schema import TAGS
 from fastcomm.units import format_bandwidth, format_bytes, format_ns
 
 _MOST_ROWS = 8
 _MOST_CULPRITS = 3
 _NOISE = 0.005  # of a step: ranks that differ by less are not worth a line
-
-
-def wait_and_transfer(found: Across) -> dict[str, tuple[float, float]]:
-    """Return the time that a mean rank waits and transfers in a step, in ns, by parallelism."""
-    ranks = max(1, len(found.heat.ranks))
-    sums: dict[str, tuple[float, float]] = {}
-    for each in found.waits:
-        wait, transfer = sums.get(each.tag, (0.0, 0.0))
-        sums[each.tag] = (wait + each.wait_ns, transfer + each.transfer_ns)
-    return {tag: (wait / ranks, took / ranks) for tag, (wait, took) in sums.items()}
 
 
 def culprits(found: Metrics) -> TerminalTable:
@@ -40,7 +29,7 @@ def culprits(found: Metrics) -> TerminalTable:
             f"rank {each.rank}",
             format_ns(each.caused_ns),
             percent(each.caused_ns / mean),
-            percent(each.last / each.collectives),
+            percent(each.last_share),
             format_ns(each.wait_ns),
         )
     return rows
@@ -78,29 +67,15 @@ def waits(found: Across) -> TerminalTable:
     rows = table(
         *("own waits a step", *tags, "last to arrive", "wait caused a step"), drop=tags[::-1]
     )
-    by_rank = _by_rank(found)
-    chosen = sorted(by_rank, key=lambda rank: (-_wait_caused(by_rank[rank]), rank))
-    for rank in chosen[:_MOST_ROWS]:
-        own = {each.tag: each for each in by_rank[rank]}
+    wait = {(each.rank, each.tag): each.wait_ns for each in found.waits}
+    for each in found.by_rank[:_MOST_ROWS]:
         rows.add_row(
-            f"rank {rank}",
-            *(na(own[tag].wait_ns if tag in own else None, format_ns) for tag in tags),
-            percent(_last_share(by_rank[rank])),
-            format_ns(_wait_caused(by_rank[rank])),
+            f"rank {each.rank}",
+            *(na(wait.get((each.rank, tag)), format_ns) for tag in tags),
+            percent(each.last_share),
+            format_ns(each.caused_ns),
         )
     return rows
-
-
-def _by_rank(found: Across) -> dict[int, list[Wait]]:
-    by_rank: dict[int, list[Wait]] = {}
-    for each in found.waits:
-        by_rank.setdefault(each.rank, []).append(each)
-    return by_rank
-
-
-def _last_share(waits: Sequence[Wait]) -> float:
-    """Share of a rank's matched collectives to which it came last."""
-    return sum(each.last for each in waits) / sum(each.collectives for each in waits)
 
 
 def slow_links(found: Across) -> TerminalTable:
@@ -134,10 +109,6 @@ def notes_across(found: Across) -> list[str]:
         "counts in every collective that it reaches, so this can exceed the cost of a finding. "
         f"{share} of the collectives are matched across ranks; clocks {times}.",
     ]
-
-
-def _wait_caused(waits: Iterable[Wait]) -> float:
-    return sum(each.wait_caused_ns for each in waits)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -12,8 +12,7 @@ from fastcomm.dispatch.placement import Placing
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult
 from fastcomm.report import files, json_text
-from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import NA, TerminalTable, na, table
+from fastcomm.report.console import NA, TerminalTable, na, plain_console, say, table
 from fastcomm.result import TableResult
 from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_s
 

@@ -8,8 +8,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from fastcomm.analyses.info import Info, RankInfo, kinds
-from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import TerminalTable, group_name, known_by, na, table
+from fastcomm.report.console import (
+    TerminalTable,
+    group_name,
+    known_by,
+    na,
+    plain_console,
+    say,
+    table,
+)
 from fastcomm.trace.run import ranges, ranks_words, skipped_lines
 from fastcomm.units import counted, format_bytes, format_ns, plural
 
@@ -58,9 +65,10 @@ def _ranks(found: Info) -> str:
 
 def _read(found: Info) -> str:
     ranks = ranges([each.rank for each in found.details])
-    events = sum(each.events for each in found.details)
     more = "" if len(found.details) == len(found.ranks) else "; --all reads all"
-    return f"{plural(len(found.details), 'rank')} {ranks}, {counted(events, 'event')}{more}"
+    return (
+        f"{plural(len(found.details), 'rank')} {ranks}, {counted(found.events, 'event')}{more}"
+    )
 
 
 def _time(details: tuple[RankInfo, ...]) -> str:
@@ -80,12 +88,11 @@ def _time(details: tuple[RankInfo, ...]) -> str:
 
 
 def _iterations(found: Info) -> str:
-    time = found.iterations["stop"].to_numpy() - found.iterations["start"].to_numpy()
-    if not len(time):
+    if found.step_ns is None:
         return "none"
     numbers = sorted(set(found.iterations["number"].to_pylist()))
     rules = ", ".join(sorted({each.found_by for each in found.details}))
-    return f"{ranges(numbers)} by {rules}, {format_ns(float(time.mean()))} mean (host clock)"
+    return f"{ranges(numbers)} by {rules}, {format_ns(found.step_ns)} mean (host clock)"
 
 
 def _clocks(found: Info) -> str:

@@ -12,8 +12,7 @@ from fastcomm.isp.result import HardwareChange, Record, SearchResult
 from fastcomm.isp.search import SearchSweep, SweepPoint
 from fastcomm.isp.strategy import Term, memory_terms, time_terms
 from fastcomm.report import files, json_text
-from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import TerminalTable, table
+from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.units import (
     counted,
     format_bandwidth,

@@ -13,8 +13,7 @@ from fastcomm.replay.predictions import Predictions
 from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.result import Session
 from fastcomm.report import files, json_text
-from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import table
+from fastcomm.report.console import plain_console, say, table
 from fastcomm.units import counted, format_ns, signed_percent
 
 _MOST = 8

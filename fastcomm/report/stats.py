@@ -8,8 +8,7 @@ from fastcomm.analyses.stats import OperationComparison, RunStatistics
 from fastcomm.readers.dpro.statistics import MS, Statistics
 from fastcomm.readers.dpro.steps import StepTime
 from fastcomm.report import files, json_text
-from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import TerminalTable, table
+from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.units import counted, format_ns, format_signed_ns, signed_percent
 
 _MOST_NAMES = 10

@@ -9,8 +9,7 @@ from rich.markup import escape
 
 from fastcomm.analyses.stragglers import KINDS, StragglerResult
 from fastcomm.report import files
-from fastcomm.report.console import plain_console, say
-from fastcomm.report.rows import TerminalTable, table
+from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.stragglers.model import JobTimes
 from fastcomm.stragglers.stragglers import Attribution, Effect, Stragglers
 from fastcomm.units import format_ns, percent, signed_percent

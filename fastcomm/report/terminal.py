@@ -10,12 +10,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from fastcomm.metrics import outside
+from fastcomm.metrics import gaps
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import details
-from fastcomm.report import details as report_details
-from fastcomm.report.console import COMMAND, plain_console, say
-from fastcomm.report.rows import NA, TerminalTable, na, percent, table
+from fastcomm.report.console import (
+    COMMAND,
+    NA,
+    TerminalTable,
+    na,
+    percent,
+    plain_console,
+    say,
+    table,
+)
 from fastcomm.trace.run import ranks_words
 from fastcomm.trace.schema import TAGS
 from fastcomm.units import counted, format_bandwidth, format_bytes, format_ns
@@ -69,7 +76,7 @@ def show(
         say(console, line, hanging=2)
     if found.breakdown.exact["idle"] is not None and console.is_terminal:
         console.print(_stack(found, min(_BAR, console.width - 4)))
-    tables = [_breakdown(found), _parallelisms(found), report_details.culprits(found)]
+    tables = [_breakdown(found), _parallelisms(found), details.culprits(found)]
     if full:
         tables += details.tables(found)
     if spec:
@@ -129,16 +136,14 @@ def _stack(found: Metrics, width: int) -> Text:
 def _breakdown(found: Metrics) -> TerminalTable:
     """Parts of a step that add up to all of it."""
     rows = table("part of a step", "time", "share", "")
-    exact = found.breakdown.exact
-    exposed = [share for name, share in exact.items() if name.startswith(_EXPOSED)]
-    known = [share for share in exposed if share is not None]
-    parts = (
-        ("compute", exact["compute"], _COLORS["compute"]),
-        ("exposed communication", sum(known) if known else None, "red"),
-        ("copies", exact["memcpy"], _COLORS["memcpy"]),
-        ("idle", exact["idle"], _COLORS["idle"]),
-    )
-    for name, share, color in parts:
+    parts = found.breakdown.parts or {}
+    for part, name, color in (
+        ("compute", "compute", _COLORS["compute"]),
+        ("exposed", "exposed communication", "red"),
+        ("memcpy", "copies", _COLORS["memcpy"]),
+        ("idle", "idle", _COLORS["idle"]),
+    ):
+        share = parts.get(part)
         bar = Text("█" * round((share or 0) * _SMALL_BAR), style=color)
         rows.add_row(name, _of_step(found, share), percent(share), bar)
     return rows
@@ -154,7 +159,7 @@ _WAITS = ("wait a step", "transfer a step")
 
 def _parallelisms(found: Metrics) -> TerminalTable:
     """One line for each parallelism; times and bytes of a mean rank and step."""
-    split = report_details.wait_and_transfer(found.across)
+    split = found.across.mean_waits()
     rows = table(
         "parallelism",
         "exposed a step",
@@ -203,11 +208,11 @@ def _notes(found: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
         )
     if any(not each.is_symptom for each in found.findings):
         yield "Cost: what a step gains by the fix; ranks that are late together share it."
-    if report_details.culprits(found).row_count:
+    if details.culprits(found).row_count:
         yield "Wait caused: in all collectives, also where overlapped or passed on."
     if guessed_tags(found):
         yield "* found by a heuristic; --tp, --pp, --dp, --ep, --cp or [[tags]] settle it."
-    if (beyond := outside.sentence(found.outside)) and not outside.warning(
+    if (beyond := gaps.outside_sentence(found.outside)) and not gaps.outside_warning(
         found.outside, found.iteration_clock
     ):
         yield f"{beyond}."

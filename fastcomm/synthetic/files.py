@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from fastcomm.import_path import safe_children
 from fastcomm.outputs import aside
 from fastcomm.synthetic import kineto, play
-from fastcomm.synthetic.calls import group_count, groups
-from fastcomm.synthetic.catalog import KERNELS, host_args
+from fastcomm.synthetic.catalog import KERNELS, group_count, groups, host_args
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.kineto import DEVICES, RankText, Variant
+from fastcomm.synthetic.pipeline import BASE_NS, EPOCH_NS
 from fastcomm.synthetic.play import COMPUTE, COPY, STREAMS
-from fastcomm.synthetic.schedule import BASE_NS, EPOCH_NS
 from fastcomm_kernels.arrays import Ints
 
 _DEVICE = {

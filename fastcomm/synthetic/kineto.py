@@ -5,11 +5,10 @@ import re
 from collections.abc import Iterator, Sequence
 from enum import Flag, auto
 
-from fastcomm.synthetic.calls import ROOT, SyntheticCall
-from fastcomm.synthetic.catalog import KERNELS, host_args
+from fastcomm.synthetic.catalog import KERNELS, ROOT_PLACE, SyntheticCall, host_args
 from fastcomm.synthetic.job import Job
+from fastcomm.synthetic.pipeline import BASE_NS
 from fastcomm.synthetic.play import COMPUTE, RankStep
-from fastcomm.synthetic.schedule import BASE_NS
 from fastcomm.synthetic.tape import PlannedWork
 
 LISTED = 30  # items of a list in an argument; the rest is cut off
@@ -319,7 +318,7 @@ class RankText:
 def _rank(call: SyntheticCall, own: int) -> int:
     """The place in the group that the host names: of the root, of the peer, or the own."""
     if call.operation.op == "Broadcast":
-        return ROOT
+        return ROOT_PLACE
     if call.peers is None:
         return call.group.ranks.index(own)
     source, target = call.peers

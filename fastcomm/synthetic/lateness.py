@@ -11,11 +11,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from fastcomm.synthetic import layers, schedule
-from fastcomm.synthetic.calls import CallKind
+from fastcomm.synthetic import pipeline
+from fastcomm.synthetic.catalog import CallKind
 from fastcomm.synthetic.job import GAP, Job
-from fastcomm.synthetic.layers import PhasePlan
-from fastcomm.synthetic.schedule import PipelineMessage, Slot
+from fastcomm.synthetic.pipeline import PhasePlan, PipelineMessage, Slot
 from fastcomm_kernels.arrays import Ints
 
 Place = tuple[int, str, int]  # stage, direction, micro-batch
@@ -48,7 +47,7 @@ class Timeline:
 
 def bucket_of(job: Job, slot: Slot, layer: int) -> tuple[str, str] | None:
     """What data parallelism does under a layer: parameters first, gradients last."""
-    kind = layers.bucket_kind(job, layer)
+    kind = pipeline.bucket_kind(job, layer)
     if slot.direction == "forward":
         return (kind, "AllGather") if slot.micro_batch == 0 else None
     last = slot.micro_batch == job.micro_batches - 1
@@ -108,14 +107,14 @@ class _Simulation:
         for stage in range(self.job.pp):
             last = found.last_bucket[stage]
             self.late[stage] = np.maximum(self.late[stage], last)
-            plans = layers.frame(self.job, layers.OPTIMIZER)
+            plans = pipeline.frame(self.job, pipeline.OPTIMIZER)
             found.optimizer[stage] = [self._phase(stage, plan) for plan in plans]
         found.total = max(int(late.max()) for late in self.late)
         return found
 
     def _moments(self) -> Iterator[tuple[int, list[tuple[int, Slot]], list[PipelineMessage]]]:
         """What ends together: slots, and the messages behind them."""
-        grid = schedule.grid(self.job)
+        grid = pipeline.grid(self.job)
         slots: dict[int, list[tuple[int, Slot]]] = {}
         messages: dict[int, set[PipelineMessage]] = {}
         for stage in range(self.job.pp):
@@ -131,10 +130,10 @@ class _Simulation:
         found, planned = [], slot.start
         for layer in order(self.job, slot.direction):
             kind = bucket_of(self.job, slot, layer)
-            for plan in layers.plans(self.job, slot.direction, layer):
+            for plan in pipeline.plans(self.job, slot.direction, layer):
                 under = None
                 if kind and plan.transfer:
-                    under = self._bucket(stage, kind[0], planned + layers.LEAD, plan.transfer)
+                    under = self._bucket(stage, kind[0], planned + pipeline.LEAD, plan.transfer)
                 found.append(self._phase(stage, plan, under))
                 planned += plan.length + plan.tail
         return found
@@ -169,7 +168,7 @@ class _Simulation:
     def _last_bucket(self, stage: int, moment: int) -> Ints:
         if self.job.dp == 1:
             return self.nothing
-        return self._bucket(stage, "dp", moment, schedule.grid(self.job).tail)
+        return self._bucket(stage, "dp", moment, pipeline.grid(self.job).tail)
 
     def _messages(self, messages: list[PipelineMessage]) -> dict[tuple[int, int, int], Ints]:
         """Sender and receiver go on together."""
@@ -184,10 +183,10 @@ class _Simulation:
     def _own(self, stage: int, plan: PhasePlan) -> tuple[Ints, Ints]:
         """What the stage's ranks idle before a phase, and what they compute longer in it."""
         job = self.job
-        names = layers.slowed(job, plan.phase)
+        names = pipeline.slowed(job, plan.phase)
         if job.straggler is None or stage != self.stage or not names:
             return self.nothing, self.nothing
-        more = sum(layers.slower(job, ns) for name, ns in plan.kernels if name in names)
+        more = sum(pipeline.slower(job, ns) for name, ns in plan.kernels if name in names)
         if job.fault != "jittery_host":
             return self.nothing, self.slow * more
         hit = int(self.random.integers(0, _JITTER)) == 0
@@ -205,7 +204,7 @@ class _Simulation:
         hot = job.fault == "hot_expert" and operation is not None and operation.op == "AllToAll"
         if not (link or hot):
             return None
-        return self._together(kind, self.slow) * layers.slower(job, transfer - job.latency_ns)
+        return self._together(kind, self.slow) * pipeline.slower(job, transfer - job.latency_ns)
 
     def _together(self, kind: str, values: Ints) -> Ints:
         """The largest value of each rank's group."""

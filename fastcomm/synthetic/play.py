@@ -10,12 +10,11 @@ from functools import partial
 
 import numpy as np
 
-from fastcomm.synthetic import calls, lateness, layers, schedule
-from fastcomm.synthetic.calls import OPERATIONS, SyntheticCall, groups
+from fastcomm.synthetic import catalog, lateness, pipeline
+from fastcomm.synthetic.catalog import OPERATIONS, SyntheticCall, groups
 from fastcomm.synthetic.job import GAP, Job
 from fastcomm.synthetic.lateness import Late, Timeline
-from fastcomm.synthetic.layers import PhasePlan
-from fastcomm.synthetic.schedule import PipelineGrid, PipelineMessage, Slot
+from fastcomm.synthetic.pipeline import PhasePlan, PipelineGrid, PipelineMessage, Slot
 from fastcomm.synthetic.tape import PhaseGap, PlannedWork, Tally, Tape
 
 COMPUTE, COPY = 7, 14
@@ -43,7 +42,7 @@ class RankStep:
 def steps(job: Job, rank: int) -> Iterator[RankStep]:
     """All steps of a rank, in order of time."""
     player = _Player(job, rank)
-    start = schedule.EPOCH_NS
+    start = pipeline.EPOCH_NS
     longer = np.random.default_rng((job.seed, 1)).integers(0, player.grid.step // 40, job.steps)
     for number, more in enumerate(longer.tolist(), job.first_step):
         stop = start + player.grid.step + lateness.cost_ns(job, number) + more
@@ -54,7 +53,7 @@ def steps(job: Job, rank: int) -> Iterator[RankStep]:
 class _Player:
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank = job, rank
-        self.grid: PipelineGrid = schedule.grid(job)
+        self.grid: PipelineGrid = pipeline.grid(job)
         self.groups = groups(job, rank)
         tp, dp, self.stage = job.place(rank)
         self.place = tp + job.tp * dp  # in the stage
@@ -78,13 +77,13 @@ class _Player:
         tape = self.tape = Tape(mark)
         self.timeline = lateness.timeline(self.job, number)
         self.late = self.free = 0
-        self._setup(start + schedule.HOST_LEAD)
-        pipeline = start + schedule.HOST_LEAD + self.grid.setup
-        self._pipeline(pipeline)
+        self._setup(start + pipeline.HOST_LEAD)
+        begin = start + pipeline.HOST_LEAD + self.grid.setup
+        self._pipeline(begin)
         tape.backward = False
         self.late = max(self.late, int(self.timeline.last_bucket[self.stage][self.place]))
-        optimizer = pipeline + self.grid.pipeline + self.grid.tail + GAP
-        self._frame(layers.OPTIMIZER, optimizer, self.timeline.optimizer[self.stage])
+        optimizer = begin + self.grid.pipeline + self.grid.tail + GAP
+        self._frame(pipeline.OPTIMIZER, optimizer, self.timeline.optimizer[self.stage])
         tape.to(end)
         return RankStep(number, mark, end, tape.works, tape.tally, tape.windows())
 
@@ -103,15 +102,15 @@ class _Player:
         tape.close(copy)
         tape.run(10_000)
         tape.close(kernel)
-        script = layers.frame(self.job, layers.SETUP)
+        script = pipeline.frame(self.job, pipeline.SETUP)
         on_time = [lateness.on_time(self.job, len(plan.calls)) for plan in script]
-        self._frame(layers.SETUP, start + schedule.SETUP_NS, on_time)
+        self._frame(pipeline.SETUP, start + pipeline.SETUP_NS, on_time)
 
     def _frame(
-        self, script: tuple[layers.Phase, ...], start: int, late: Sequence[Late]
+        self, script: tuple[pipeline.Phase, ...], start: int, late: Sequence[Late]
     ) -> None:
         self._begin(start)
-        for plan, each in zip(layers.frame(self.job, script), late, strict=True):
+        for plan, each in zip(pipeline.frame(self.job, script), late, strict=True):
             self._phase(plan, each, None)
 
     def _begin(self, start: int) -> None:
@@ -139,15 +138,15 @@ class _Player:
         phases = iter(self.timeline.phases[self.stage, slot.direction, slot.micro_batch])
         for layer in lateness.order(self.job, slot.direction):
             bucket = lateness.bucket_of(self.job, slot, layer)
-            for plan in layers.plans(self.job, slot.direction, layer):
+            for plan in pipeline.plans(self.job, slot.direction, layer):
                 self._phase(plan, next(phases), bucket)
 
     def _phase(self, plan: PhasePlan, late: Late, bucket: tuple[str, str] | None) -> None:
         self.tape.run(int(late.idle[self.place]))
         if bucket and late.bucket is not None:
-            begin = self.planned + layers.LEAD
+            begin = self.planned + pipeline.LEAD
             end = begin + plan.transfer + int(late.bucket[self.place])
-            self._hidden(bucket, self.tape.now + layers.LEAD, end)
+            self._hidden(bucket, self.tape.now + pipeline.LEAD, end)
         self._kernels(plan)
         self.planned += plan.length
         self._calls(plan, late)
@@ -158,11 +157,11 @@ class _Player:
     def _kernels(self, plan: PhasePlan) -> None:
         tape = self.tape
         last = len(plan.kernels) - 1
-        slowed = layers.slowed(self.job, plan.phase) if self.computes_longer else ()
+        slowed = pipeline.slowed(self.job, plan.phase) if self.computes_longer else ()
         for number, (name, planned) in enumerate(plan.kernels):
             ns = planned
             if name in slowed:
-                ns += layers.slower(self.job, planned)
+                ns += pipeline.slower(self.job, planned)
             if number == last:
                 ns += next(self.drift)
             kernel = tape.open("compute", name, COMPUTE)
@@ -232,7 +231,7 @@ class _Player:
 
     def _open(self, kind: str, operation: str) -> PlannedWork:
         group = self.groups[kind]
-        dtype, elements = layers.counts(self.job, kind, operation)
+        dtype, elements = pipeline.counts(self.job, kind, operation)
         part = -(-elements // group.size)
         seq = self._seq(kind)
         sides = {
@@ -242,7 +241,7 @@ class _Player:
         sent, received = sides.get(operation, (elements, elements))
         splits: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
         if operation == "AllToAll":
-            splits = calls.splits(
+            splits = catalog.splits(
                 self.job, group, self.job.place(self.rank)[1] % self.job.ep, seq
             )
             sent, received = (sum(rows) * self.job.hidden for rows in splits)
@@ -251,7 +250,7 @@ class _Player:
 
     def _message(self, message: PipelineMessage) -> PlannedWork:
         operation = "Send" if message.source == self.stage else "Recv"
-        dtype, elements = layers.counts(self.job, "pp", operation)
+        dtype, elements = pipeline.counts(self.job, "pp", operation)
         members = self.groups["pp"].ranks
         peers = members[message.source], members[message.target]
         seq = self._seq(peers)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from fastcomm.synthetic.calls import SyntheticCall
+from fastcomm.synthetic.catalog import SyntheticCall
 
 
 @dataclass(slots=True)

@@ -1,15 +1,14 @@
 """Ranks beside each other: who waits for whom, who comes last, which links are slower.
 
-The tables `waits`, `skew`, `links` and `findings` are there where collectives were matched
-across ranks; without them the section says so.
+Waits, skew and links are there where collectives were matched across ranks; without them the
+section says so.
 """
 
-from collections import defaultdict
-from typing import Any
+from collections.abc import Sequence
 
-import pyarrow as pa
-
+from fastcomm.metrics.links import Link
 from fastcomm.metrics.result import Metrics
+from fastcomm.metrics.skew import RankWaits, Skew
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
     QUIET_LEGEND,
@@ -24,14 +23,14 @@ from fastcomm.report.html.page import (
     Block,
     Figure,
     FigureView,
-    Missing,
-    PageCell,
     PageTable,
     Section,
     Spec,
     columns,
     number,
+    rank_cell,
     text,
+    unknown_section,
 )
 
 _MS = 1e6
@@ -40,23 +39,20 @@ _MOST_CLASSES = 12
 _MOST_LINKS = 200
 _TITLE = "Who waits for whom?"
 _WHY = "no collective was matched across ranks, which takes groups and sizes of several ranks"
-_SUMS = ("wait_ns", "transfer_ns", "last", "collectives", "wait_caused_ns", "later_ns")
 
 
 def section(found: Metrics) -> Section:
     """Waits, arrivals and links of matched collectives."""
-    waits, note = _rows(found, "waits"), found.across.matching.note
-    if not waits:
+    ranks, note = found.across.by_rank, found.across.matching.note
+    if not ranks:
         why = note.rstrip(".") if note else _WHY
-        missing = Missing(title="Waits and arrivals", why=why)
-        lead: words.Words = (f"Who waits for whom is n/a: {why}.",)
-        return Section(name="across", title=_TITLE, lead=lead, blocks=(missing,))
-    ranks = _by_rank(waits)
+        what = "Who waits for whom is"
+        return unknown_section("across", _TITLE, what, "Waits and arrivals", why)
     blocks: list[Block] = [_waits_figure(ranks)]
-    if classes := _rows(found, "skew"):
-        blocks.append(_skew_figure(classes))
-    if links := _rows(found, "links"):
-        blocks.append(_links(links))
+    if found.across.skew:
+        blocks.append(_skew_figure(found.across.skew))
+    if found.across.links:
+        blocks.append(_links(found.across.links))
     return Section(
         name="across",
         title=_TITLE,
@@ -68,42 +64,27 @@ def section(found: Metrics) -> Section:
     )
 
 
-def _rows(found: Metrics, name: str) -> list[dict[str, Any]]:
-    table: pa.Table | None = found.tables.get(name)
-    return [] if table is None else table.to_pylist()
-
-
-def _by_rank(waits: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row per rank, over all tags; the rank that causes the most waiting first."""
-    sums: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(_SUMS, 0.0))
-    for row in waits:
-        for name in _SUMS:
-            sums[row["rank"]][name] += row[name]
-    rows = [{"rank": rank, **values} for rank, values in sums.items()]
-    return sorted(rows, key=lambda row: (-row["wait_caused_ns"], row["rank"]))
-
-
-def _lead(worst: dict[str, Any]) -> words.Words:
-    if worst["wait_caused_ns"] <= 0:
+def _lead(worst: RankWaits) -> words.Words:
+    if worst.caused_ns <= 0:
         return ("No rank keeps others waiting in collectives.",)
     return (
-        f"Rank {worst['rank']} causes the most waiting in collectives: ",
-        words.fact("waits.wait_caused_ns", worst["wait_caused_ns"], words.ns),
+        f"Rank {worst.rank} causes the most waiting in collectives: ",
+        words.fact("waits.wait_caused_ns", worst.caused_ns, words.ns),
         " per step. One delay counts in every collective that it reaches, so this can exceed "
         "what the step takes longer.",
     )
 
 
-def _waits_figure(ranks: list[dict[str, Any]]) -> Figure:
-    shown, note = ranks, ""
+def _waits_figure(ranks: Sequence[RankWaits]) -> Figure:
+    shown, note = list(ranks), ""
     if len(ranks) > 3 * _ENDS:
         shown = [*ranks[:_ENDS], *ranks[-_ENDS:]]
         ends = f"The {_ENDS} of {len(ranks)} ranks that cause the most waiting"
         note = f"{ends}, and the {_ENDS} that cause the least."
-    names = [f"rank {row['rank']}" for row in shown]
+    names = [f"rank {row.rank}" for row in shown]
     bars = [
-        _bar("waits for others", "gap", names, [row["wait_ns"] for row in shown]),
-        _bar("wait caused", "TP", names, [row["wait_caused_ns"] for row in shown]),
+        _bar("waits for others", "gap", names, [row.wait_ns for row in shown]),
+        _bar("wait caused", "TP", names, [row.caused_ns for row in shown]),
     ]
     drawn = spec(
         bars,
@@ -136,13 +117,13 @@ def _bar(name: str, look: str, names: list[str], values: list[float]) -> Spec:
     }
 
 
-def _waits_table(ranks: list[dict[str, Any]]) -> PageTable:
+def _waits_table(ranks: Sequence[RankWaits]) -> PageTable:
     rows = tuple(
         (
-            PageCell(text=f"rank {row['rank']}", sort=row["rank"]),
-            *(number(row[key], words.ns) for key in ("wait_ns", "wait_caused_ns", "later_ns")),
-            number(row["transfer_ns"], words.ns),
-            number(row["last"] / row["collectives"], words.percent),
+            rank_cell(row.rank),
+            *(number(ns, words.ns) for ns in (row.wait_ns, row.caused_ns, row.later_ns)),
+            number(row.transfer_ns, words.ns),
+            number(row.last_share, words.percent),
         )
         for row in ranks
     )
@@ -165,7 +146,7 @@ _POINTS = (
 )
 
 
-def _skew_figure(classes: list[dict[str, Any]]) -> Figure:
+def _skew_figure(classes: Sequence[Skew]) -> Figure:
     top = classes[:_MOST_CLASSES]
     names = [_class(row) for row in top]
     points: list[Spec] = [
@@ -174,7 +155,7 @@ def _skew_figure(classes: list[dict[str, Any]]) -> Figure:
             "mode": "markers",
             "name": said,
             "y": names,
-            "x": [rounded(row[key] / _MS) for row in top],
+            "x": [rounded(getattr(row, key) / _MS) for row in top],
             "marker": {"symbol": symbol, "size": 10, "color": color},
             "hovertemplate": f"%{{y}}, {said}: %{{x:.3f}} ms<extra></extra>",
         }
@@ -199,14 +180,14 @@ def _skew_figure(classes: list[dict[str, Any]]) -> Figure:
     )
 
 
-def _skew_table(classes: list[dict[str, Any]]) -> PageTable:
+def _skew_table(classes: Sequence[Skew]) -> PageTable:
     rows = tuple(
         (
             text(_class(row)),
-            number(row["count"], words.whole),
-            *(number(row[key], words.ns) for key in ("skew_mean_ns", "skew_p95_ns")),
-            *(number(row[key], words.ns) for key in ("transfer_mean_ns", "wait_ns")),
-            number(row["wait_share"], words.percent),
+            number(row.count, words.whole),
+            *(number(ns, words.ns) for ns in (row.skew_mean_ns, row.skew_p95_ns)),
+            *(number(ns, words.ns) for ns in (row.transfer_mean_ns, row.wait_ns)),
+            number(row.wait_share, words.percent),
         )
         for row in classes
     )
@@ -222,28 +203,29 @@ def _skew_table(classes: list[dict[str, Any]]) -> PageTable:
     return PageTable(name="skew-table", caption="Collectives", columns=heads, rows=rows)
 
 
-def _class(row: dict[str, Any]) -> str:
-    size = row["size_from"]
-    return f"{row['tag']} {row['op']}, {'any size' if size is None else words.size(size)}"
+def _class(row: Skew | Link) -> str:
+    size = row.size_from
+    return f"{row.tag} {row.op}, {'any size' if size is None else words.size(size)}"
 
 
-def _links(links: list[dict[str, Any]]) -> PageTable:
+def _links(links: Sequence[Link]) -> PageTable:
     """The groups that lose the most beside their peers come first."""
-    order = sorted(links, key=lambda row: -(row["excess_ns"] or 0.0))
+    order = sorted(links, key=lambda row: -(row.excess_ns or 0.0))
     alone = "there is no other group of this class"
     rows = tuple(
         (
             text(_members(row)),
             text(_class(row)),
-            number(row["bus_bw"], words.rate, "no transfer took time"),
-            number(row["peers_bus_bw"], words.rate, alone),
-            number(row["ratio"], words.percent, alone),
-            number(row["excess_ns"], words.ns, alone),
+            number(row.bus_bw, words.rate, "no transfer took time"),
+            number(row.peers_bus_bw, words.rate, alone),
+            number(row.ratio, words.percent, alone),
+            number(row.excess_ns, words.ns, alone),
         )
         for row in order[:_MOST_LINKS]
     )
     heads = columns(
-        "of its peers",
+        "group",
+        "collectives",
         ("bus bandwidth", "links.bus_bw"),
         ("peers", "links.peers_bus_bw"),
         ("ratio", "links.ratio"),
@@ -252,13 +234,13 @@ def _links(links: list[dict[str, Any]]) -> PageTable:
     return PageTable(
         name="links-table",
         caption="Links, by what they lose beside their peers",
-        columns=(*columns("group"), *columns("collectives"), *heads[1:]),
+        columns=heads,
         rows=rows,
     )
 
 
-def _members(row: dict[str, Any]) -> str:
-    ranks = row["ranks"]
+def _members(row: Link) -> str:
+    ranks = row.ranks
     who = "ranks unknown" if not ranks else "ranks " + ", ".join(map(str, ranks[:8]))
     more = "" if not ranks or len(ranks) <= 8 else f" and {len(ranks) - 8} more"  # noqa: PLR2004
-    return f"{row['group'] or 'undefined'}: {who}{more}"
+    return f"{row.group or 'undefined'}: {who}{more}"

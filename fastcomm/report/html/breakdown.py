@@ -1,14 +1,8 @@
 """Page section: where the time of a step goes, of the job and by rank."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Self
 
-import numpy as np
-import pyarrow as pa
-
-from fastcomm.metrics.breakdown import EXACT
+from fastcomm.metrics.breakdown import EXACT, RankMeans, StepMeans
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import axis, fill, height_of, rows_axis, spec
@@ -25,7 +19,6 @@ from fastcomm.report.html.page import (
     text,
 )
 from fastcomm.report.html.words import Fact
-from fastcomm_kernels.arrays import Floats, Ints
 
 MEASURES = {
     "time": "iteration time",
@@ -33,52 +26,6 @@ MEASURES = {
     "exposed": "exposed communication",
     "idle": "idle",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ByRank:
-    """A row a rank; `ns` has every category of the exact partition, and `MEASURES`."""
-
-    ranks: Ints
-    ns: dict[str, Floats]
-    steps: Ints  # iterations of each rank
-
-    @classmethod
-    def of(cls, found: Metrics) -> Self:
-        """Sum each rank's iterations and divide by how many they are."""
-        table = found.tables["iterations"]
-        rank = table["rank"].to_numpy()
-        ranks, at = np.unique(rank, return_inverse=True)
-        steps = np.bincount(at, minlength=len(ranks))
-        sums = {
-            name: np.bincount(at, weights=values, minlength=len(ranks)) / np.maximum(steps, 1)
-            for name, values in measured(table).items()
-        }
-        return cls(ranks=ranks, ns=sums, steps=steps)
-
-    @cached_property
-    def known(self) -> bool:
-        """Whether compute is known of every rank."""
-        return len(self.ranks) > 0 and not bool(np.isnan(self.ns["compute"]).any())
-
-    @cached_property
-    def by_compute(self) -> Ints:
-        """Rows from the rank that computes the least to that which computes the most."""
-        return np.lexsort((-self.ranks, self.ns["compute"]))
-
-
-def measured(table: pa.Table) -> dict[str, Floats]:
-    """By iteration and rank: ns of each category and measure, NaN for null."""
-    found = {name: _floats(table[f"exact_{name}_ns"]) for name in EXACT}
-    exposed = [name for name in EXACT if name.startswith("exposed_")]
-    found["exposed"] = np.sum([found[name] for name in exposed], axis=0)
-    found["time"] = _floats(table["time_ns"])
-    return found
-
-
-def _floats(column: pa.ChunkedArray) -> Floats:
-    values: Floats = column.cast(pa.float64()).fill_null(float("nan")).to_numpy()
-    return values
 
 
 def label(name: str) -> str:
@@ -97,7 +44,7 @@ _MOST_ROWS = 40
 _LABELLED = 0.045  # of the bar; what is narrower has no room for a label
 
 
-def section(found: Metrics, ranks: ByRank, why: str) -> Section:
+def section(found: Metrics, ranks: RankMeans, why: str) -> Section:
     """The stacked bars, and exact shares beside the formula's; `why` is what is lacking."""
     exact = found.breakdown.exact
     title = "Where does the time go?"
@@ -122,31 +69,24 @@ def section(found: Metrics, ranks: ByRank, why: str) -> Section:
     )
 
 
-def exposed(found: Metrics) -> float | None:
-    """Return the share of a step in which communication runs and no compute does."""
-    exact = found.breakdown.exact
-    parts = [share for name, share in exact.items() if name.startswith("exposed_")]
-    return None if None in parts else sum(part for part in parts if part is not None)
-
-
 def _lead(found: Metrics) -> words.Words:
-    exact = found.breakdown.exact
+    parts = found.breakdown.parts or {}
     return (
         "Of a step of ",
         words.fact("iteration.mean_ns", found.iteration.mean_ns, words.ns),
         ", ",
-        words.fact("exact.compute", exact["compute"], words.percent),
+        words.fact("exact.compute", parts.get("compute"), words.percent),
         " is compute, ",
-        words.fact("exact.exposed", exposed(found), words.percent),
+        words.fact("exact.exposed", parts.get("exposed"), words.percent),
         " exposed communication, ",
-        words.fact("exact.memcpy", exact["memcpy"], words.percent),
+        words.fact("exact.memcpy", parts.get("memcpy"), words.percent),
         " copies, and ",
-        words.fact("exact.idle", exact["idle"], words.percent),
+        words.fact("exact.idle", parts.get("idle"), words.percent),
         " idle time.",
     )
 
 
-def _figure(found: Metrics, ranks: ByRank) -> Figure:
+def _figure(found: Metrics, ranks: RankMeans) -> Figure:
     exact = {name: share for name, share in found.breakdown.exact.items() if share}
     spoken = ", ".join(f"{label(name)} {words.percent(share)}" for name, share in exact.items())
     return Figure(
@@ -179,49 +119,36 @@ def _job(exact: dict[str, float], mean: float) -> Spec:
     return _stacked(bars, ["all ranks"], "share of the step, %", height=116, hide_rows=True)
 
 
-def _by_rank(ranks: ByRank, names: Sequence[str]) -> FigureView:
-    order = ranks.by_compute[::-1]
+def _by_rank(ranks: RankMeans, names: Sequence[str]) -> FigureView:
+    order = ranks.by_compute[::-1].tolist()
     count = len(order)
-    if count <= _MOST_ROWS:
-        rows = [(f"rank {ranks.ranks[at]}", np.array([at])) for at in np.sort(order)]
-        note = ""
-    else:
-        rows = [(f"rank {ranks.ranks[at]}", np.array([at])) for at in order[:_ENDS]]
-        rows.append((f"mean of all {count}", order))
-        rows += [(f"rank {ranks.ranks[at]}", np.array([at])) for at in order[-_ENDS:]]
+    rows: list[str | int] = sorted(order)
+    note = ""
+    if count > _MOST_ROWS:
+        rows = [*order[:_ENDS], f"mean of all {count}", *order[-_ENDS:]]
         note = (
             f"The {_ENDS} ranks that compute the most, the mean of all {count}, and the "
             f"{_ENDS} that compute the least."
         )
-    values = {name: [float(ranks.ns[name][at].mean()) for _, at in rows] for name in names}
-    return FigureView(label="Ranks", spec=_rows([row for row, _ in rows], values), note=note)
+    values = {
+        name: [float(ns.mean() if isinstance(at, str) else ns[at]) for at in rows]
+        for name, ns in ranks.ns.items()
+        if name in names
+    }
+    said = [at if isinstance(at, str) else f"rank {ranks.ranks[at]}" for at in rows]
+    return FigureView(label="Ranks", spec=_rows(said, values), note=note)
 
 
 def _by_iteration(found: Metrics, names: Sequence[str]) -> FigureView:
-    table = found.tables["iterations"]
-    own = table["iteration"].is_valid().to_numpy(zero_copy_only=False)
-    numbers, at = np.unique(table["iteration"].drop_null().to_numpy(), return_inverse=True)
-    share = max(1, -(-len(numbers) // _MOST_ROWS))
-    bins = at // share
-    known = measured(table)
-    values = {name: _means(known[name][own], bins) for name in names}
-    firsts = numbers[::share]
-    lasts = numbers[np.minimum(np.arange(len(firsts)) * share + share, len(numbers)) - 1]
-    rows = [
-        f"iteration {a}" if a == b else f"iterations {a}\u2013{b}"
-        for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)
-    ]
+    means = StepMeans.of(found.tables["iterations"], _MOST_ROWS)
+    rows = [f"iteration {a}" if a == b else f"iterations {a}\u2013{b}" for a, b in means.steps]
     note = (
-        "Means over all ranks." if share == 1 else f"Means over ranks and {share} iterations."
+        "Means over all ranks."
+        if means.width == 1
+        else f"Means over ranks and {means.width} iterations."
     )
+    values = {name: means.ns[name].tolist() for name in names}
     return FigureView(label="Iterations", spec=_rows(rows, values), note=note)
-
-
-def _means(values: Floats, bins: np.ndarray) -> list[float]:
-    known = ~np.isnan(values)
-    sums = np.bincount(bins[known], weights=values[known], minlength=bins.max(initial=-1) + 1)
-    counts = np.bincount(bins[known], minlength=len(sums))
-    return [float(value) for value in sums / np.maximum(counts, 1)]
 
 
 def _rows(rows: list[str], values: dict[str, list[float]]) -> Spec:
@@ -301,14 +228,14 @@ def _table(found: Metrics, why: str) -> PageTable:
 
 def facts(found: Metrics, why: str) -> tuple[Fact, ...]:
     """The numbers at the head of the page."""
-    exact = found.breakdown.exact
+    parts = found.breakdown.parts or {}
     return (
         words.fact(
             "iteration.mean_ns", found.iteration.mean_ns, words.ns, label="a step", why=why
         ),
         words.fact(
             "exact.exposed",
-            exposed(found),
+            parts.get("exposed"),
             words.percent,
             label="exposed communication",
             why=why,
@@ -320,5 +247,5 @@ def facts(found: Metrics, why: str) -> tuple[Fact, ...]:
             label="of communication hidden",
             why=why if found.volume else "no communication was recorded",
         ),
-        words.fact("exact.idle", exact["idle"], words.percent, label="idle", why=why),
+        words.fact("exact.idle", parts.get("idle"), words.percent, label="idle", why=why),
     )

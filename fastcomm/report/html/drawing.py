@@ -214,6 +214,17 @@ def heat(
     }
 
 
+def grid_spec(drawn: Spec, height: int, x: str = "", y: str = "", **more: Any) -> Spec:
+    """Return the figure of a heat map, its first row at the top; `more` is for both axes."""
+    category = {"type": "category", "showgrid": False, **more}
+    return spec(
+        [drawn],
+        height,
+        xaxis=axis(x, **category),
+        yaxis=axis(y, autorange="reversed", **category),
+    )
+
+
 def has_room(cells: int, across: int) -> bool:
     """Whether the cells of a heat map are wide enough for their numbers."""
     return cells <= _MOST_NUMBERS and across <= _MOST_ACROSS

@@ -145,10 +145,25 @@ def number(
     return PageCell(text=words(value), sort=float(value), share=share)
 
 
-def columns(first: str, *others: tuple[str, str]) -> tuple[PageColumn, ...]:
-    """A column of words, then numbers: label and key of each."""
-    heads = (PageColumn(label=label, key=key) for label, key in others)
-    return (PageColumn(label=first, is_number=False), *heads)
+def rank_cell(rank: int) -> PageCell:
+    """Return a cell that names a rank and sorts by its number."""
+    return PageCell(text=f"rank {rank}", sort=rank)
+
+
+def columns(*heads: str | tuple[str, str]) -> tuple[PageColumn, ...]:
+    """Return columns of words, by their labels, and of numbers, by label and key."""
+    return tuple(
+        PageColumn(label=head, is_number=False)
+        if isinstance(head, str)
+        else PageColumn(label=head[0], key=head[1])
+        for head in heads
+    )
+
+
+def unknown_section(name: str, title: str, what: str, chart: str, why: str) -> Section:
+    """Return a section whose question has no answer: "`what` n/a: why"."""
+    missing = Missing(title=chart, why=why)
+    return Section(name=name, title=title, lead=(f"{what} n/a: ", why, "."), blocks=(missing,))
 
 
 def used_keys(page: Page) -> set[str]:

@@ -1,16 +1,17 @@
 """Which ranks differ: a heat map of rank and iteration, the ends of the order, percents."""
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.html import words
-from fastcomm.report.html.breakdown import MEASURES, ByRank, label, measured
-from fastcomm.report.html.drawing import axis, has_room, heat, height_of, spec
+from fastcomm.report.html.breakdown import MEASURES, label
+from fastcomm.report.html.drawing import grid_spec, has_room, heat, height_of
 from fastcomm.report.html.page import (
     Block,
     Figure,
     FigureView,
-    Missing,
     PageCell,
     PageTable,
     Quantiles,
@@ -18,9 +19,12 @@ from fastcomm.report.html.page import (
     Spec,
     columns,
     number,
+    rank_cell,
+    unknown_section,
 )
 from fastcomm.units import counted
-from fastcomm_kernels.arrays import Floats
+
+_Grid = NDArray[np.float64]  # a row a rank, a column an iteration; NaN: unknown
 
 _MS = 1e6
 _MOST_BINS = 96
@@ -38,15 +42,14 @@ _KEYS = {
 _OUTLIER = {"time": "largest", "compute": "largest", "exposed": "smallest", "idle": "smallest"}
 
 
-def section(found: Metrics, ranks: ByRank, why: str) -> Section:
+def section(found: Metrics, ranks: RankMeans, why: str) -> Section:
     """Heat map, table and quantiles of the ranks whose times are known."""
     title = "Which ranks differ?"
     if not len(ranks.ranks) or np.isnan(ranks.ns["time"]).all():
-        lead: words.Words = ("How ranks differ is n/a: ", why, ".")
-        missing = Missing(title="Ranks and iterations", why=why)
-        return Section(name="ranks", title=title, lead=lead, blocks=(missing,))
+        chart = "Ranks and iterations"
+        return unknown_section("ranks", title, "How ranks differ is", chart, why)
     blocks: list[Block] = [_heat_map(found, ranks), _table(ranks, why)]
-    if ranks.known and len(ranks.ranks) > _ALL:
+    if ranks.is_known and len(ranks.ranks) > _ALL:
         blocks.insert(1, _quantiles(ranks))
     return Section(
         name="ranks",
@@ -60,8 +63,8 @@ def section(found: Metrics, ranks: ByRank, why: str) -> Section:
     )
 
 
-def _lead(found: Metrics, ranks: ByRank, why: str) -> words.Words:
-    if not ranks.known:
+def _lead(found: Metrics, ranks: RankMeans, why: str) -> words.Words:
+    if not ranks.is_known:
         # The length of a step says nothing of who is slow: who waits has long steps, too.
         for each in found.across.by_wait_caused(1):
             return (f"Rank {each.rank} causes the most waiting in collectives.",)
@@ -82,25 +85,19 @@ def _lead(found: Metrics, ranks: ByRank, why: str) -> words.Words:
     )
 
 
-def _heat_map(found: Metrics, ranks: ByRank) -> Figure:
-    table = found.tables["iterations"].filter(
-        found.tables["iterations"]["iteration"].is_valid()
-    )
-    numbers, column = np.unique(table["iteration"].to_numpy(), return_inverse=True)
-    row = np.searchsorted(ranks.ranks, table["rank"].to_numpy())
-    views = []
-    for name, values in measured(table).items():
-        if name not in MEASURES or np.isnan(values).all():
-            continue
-        grid = np.full((len(ranks.ranks), len(numbers)), np.nan)
-        grid[row, column] = values
-        views.append(_view(name, grid, ranks.ranks, numbers))
-    views.sort(key=lambda view: view.label != MEASURES["compute"])
+def _heat_map(found: Metrics, ranks: RankMeans) -> Figure:
+    heat_, views = found.heat, []
+    for name in ("compute", "idle", "exposed", "time"):
+        grid = np.full((len(ranks.ranks), len(heat_.iterations)), np.nan)
+        rows = np.array(getattr(heat_, f"{name}_ns"), np.float64)
+        if not np.isnan(rows).all():
+            grid[np.searchsorted(ranks.ranks, heat_.ranks)] = rows
+            views.append(_view(name, grid, ranks.ranks, np.array(heat_.iterations)))
     return Figure(
         name="heat-map",
         title="Every rank and iteration",
         alt=f"Heat map of {counted(len(ranks.ranks), 'rank')} and "
-        f"{counted(len(numbers), 'iteration')}; the table "
+        f"{counted(len(heat_.iterations), 'iteration')}; the table "
         "below has the means of the ranks.",
         views=tuple(views),
         terms=tuple(_KEYS[name] for name in MEASURES if name in _KEYS),
@@ -108,7 +105,7 @@ def _heat_map(found: Metrics, ranks: ByRank) -> Figure:
     )
 
 
-def _view(name: str, grid: Floats, ranks: np.ndarray, numbers: np.ndarray) -> FigureView:
+def _view(name: str, grid: _Grid, ranks: np.ndarray, numbers: np.ndarray) -> FigureView:
     extreme = np.fmax if _OUTLIER[name] == "largest" else np.fmin
     down, across = (max(1, -(-each // _MOST_BINS)) for each in grid.shape)
     small = extreme.reduceat(grid, np.arange(0, grid.shape[0], down), axis=0)
@@ -131,22 +128,16 @@ def _bins(numbers: np.ndarray, share: int) -> list[str]:
     return [str(p[0]) if len(p) == 1 else f"{p[0]}\u2013{p[-1]}" for p in parts]
 
 
-def _cells(grid: Floats, rows: list[str], names: list[str], what: str) -> Spec:
+def _cells(grid: _Grid, rows: list[str], names: list[str], what: str) -> Spec:
     values = [[None if np.isnan(ns) else ns / _MS for ns in row] for row in grid.tolist()]
     hover = f"rank %{{y}}, iteration %{{x}}<br>{what} %{{z}} ms"
     drawn = heat(values, rows, hover, "ms") | {"x": names}
     has_numbers = has_room(grid.size, grid.shape[1])
-    kind = {"type": "category", "showgrid": False, "nticks": 16}
     height = height_of(len(rows), 240, 30) if has_numbers else 460
-    return spec(
-        [drawn],
-        height,
-        xaxis=axis("iteration", **kind),
-        yaxis=axis("rank", autorange="reversed", **kind),
-    )
+    return grid_spec(drawn, height, x="iteration", y="rank", nticks=16)
 
 
-def _quantiles(ranks: ByRank) -> Quantiles:
+def _quantiles(ranks: RankMeans) -> Quantiles:
     """The rank at each percent from the least compute to the most."""
     order = ranks.by_compute
     names = [name for name in ranks.ns if name not in MEASURES and ranks.ns[name].any()]
@@ -170,19 +161,19 @@ def _key(name: str) -> str:
     return _KEYS.get(name, f"exact.{name}")
 
 
-def _table(ranks: ByRank, why: str) -> PageTable:
+def _table(ranks: RankMeans, why: str) -> PageTable:
     count = len(ranks.ranks)
     order, caption = np.arange(count), "Ranks, means over their iterations"
     if count > _ALL:
-        chosen = ranks.by_compute[::-1] if ranks.known else np.argsort(-ranks.ns["time"])
+        chosen = ranks.by_compute[::-1] if ranks.is_known else np.argsort(-ranks.ns["time"])
         order = np.concatenate([chosen[:_ENDS], chosen[-_ENDS:]])
         by = (
             "compute the most and the least"
-            if ranks.known
+            if ranks.is_known
             else "have the longest and the shortest steps"
         )
         caption = f"The {_ENDS} ranks each that {by}, of {words.whole(count)}"
-    middle = float(np.median(ranks.ns["compute"])) if ranks.known else 0.0
+    middle = float(np.median(ranks.ns["compute"])) if ranks.is_known else 0.0
 
     def cell(name: str, at: int) -> PageCell:
         ns = float(ranks.ns[name][at])
@@ -193,7 +184,7 @@ def _table(ranks: ByRank, why: str) -> PageTable:
         above = ranks.ns["compute"][at] / middle - 1 if middle else None
         rows.append(
             (
-                PageCell(text=f"rank {ranks.ranks[at]}", sort=int(ranks.ranks[at])),
+                rank_cell(int(ranks.ranks[at])),
                 *(cell(name, at) for name in ("time", "compute", "exposed", "idle")),
                 number(above, words.signed_percent, why),
             )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.result import Removed, Session
 from fastcomm.report.html import words
-from fastcomm.report.html.drawing import axis, bars, heat, height_of, shown, spec
+from fastcomm.report.html.drawing import bars, grid_spec, heat, height_of, shown
 from fastcomm.report.html.page import (
     Block,
     Figure,
@@ -96,7 +96,6 @@ def _heat_map(replayed: Replayed) -> Figure:
     names = [shown(made.pids[pid] or "all") for pid in pids]
     drawn = heat(grid, names, "%{y}, %{x}: %{z} ms", "ms")
     drawn["x"] = [shown(kind) for kind in kinds]
-    category = {"type": "category", "showgrid": False}
     return Figure(
         name="replay-heat",
         title="Time of each rank by kind of operation",
@@ -104,12 +103,7 @@ def _heat_map(replayed: Replayed) -> Figure:
         views=(
             FigureView(
                 label="All",
-                spec=spec(
-                    [drawn],
-                    height_of(len(names), 220, 30),
-                    xaxis=axis("", **category),
-                    yaxis=axis("", autorange="reversed", **category),
-                ),
+                spec=grid_spec(drawn, height_of(len(names), 220, 30)),
                 note=f"The first {_MOST_RANKS} ranks." if len(pids) == _MOST_RANKS else "",
             ),
         ),

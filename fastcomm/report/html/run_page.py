@@ -8,19 +8,15 @@ from typing import Any
 import pyarrow as pa
 
 from fastcomm import parquet
-from fastcomm.analyses.critical_path import search
-from fastcomm.critical_path.ranks import Joined
-from fastcomm.critical_path.result import CriticalPath
-from fastcomm.errors import FastcommError
-from fastcomm.executors import warm
-from fastcomm.metrics import findings as findings_
-from fastcomm.metrics.headline import why_unknown
+from fastcomm.analyses.report import RunPath
+from fastcomm.metrics import gaps
+from fastcomm.metrics.breakdown import RankMeans
+from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.result import Metrics
 from fastcomm.report import files
 from fastcomm.report.commands import Suggestions
+from fastcomm.report.console import group_name, known_by
 from fastcomm.report.html import across, breakdown, path, ranks, render, speed, volume, words
-from fastcomm.report.html import volume as html_volume
-from fastcomm.report.html.breakdown import ByRank
 from fastcomm.report.html.page import (
     Page,
     PageFinding,
@@ -31,8 +27,7 @@ from fastcomm.report.html.page import (
     text,
 )
 from fastcomm.report.html.words import Fact, many, plain
-from fastcomm.report.rows import group_name
-from fastcomm.trace.run import RunTraces, ranks_words, skipped_lines
+from fastcomm.trace.run import ranks_words, skipped_lines
 
 MOST = 8
 
@@ -60,7 +55,7 @@ def findings(suggestions: Suggestions) -> tuple[PageFinding, ...]:
     return tuple(_finding(each, suggestions) for each in suggestions.metrics.findings[:MOST])
 
 
-def _finding(found: findings_.Finding, suggestions: Suggestions) -> PageFinding:
+def _finding(found: Finding, suggestions: Suggestions) -> PageFinding:
     command = suggestions.next(found)
     return PageFinding(
         title=(found.text,),
@@ -76,7 +71,7 @@ def _finding(found: findings_.Finding, suggestions: Suggestions) -> PageFinding:
     )
 
 
-def _evidence(found: findings_.Finding) -> list[Fact]:
+def _evidence(found: Finding) -> list[Fact]:
     return [
         words.fact("findings.evidence", getattr(found.evidence, name), form, label=label)
         for name, (label, form) in _EVIDENCE.items()
@@ -89,29 +84,28 @@ def run_page(
     paths: Sequence[str],
     *,
     options: Sequence[str] = (),
-    critical: CriticalPath | None = None,
-    joined: Joined | None = None,
-    no_path: str = "",
+    critical: RunPath | None = None,
     data: Sequence[tuple[str, str]] = (),
 ) -> Page:
     """Return the page of a run, with a critical path or the reason why there is none.
 
-    `paths` and `options` are the words of the user that open the run; suggested commands
-    repeat them.
+    Without `critical` it has neither. `paths` and `options` are the words of the user that open
+    the run; suggested commands repeat them.
     """
-    by_rank = ByRank.of(found)
-    why = why_unknown(found)
+    critical = critical or RunPath()
+    by_rank = RankMeans.of(found.tables["iterations"])
+    why = gaps.reason(found.lacks)
     sections = [
         breakdown.section(found, by_rank, why),
-        html_volume.overlap_section(found, why),
+        volume.overlap_section(found, why),
         speed.section(found),
         volume.volume_section(found),
-        html_volume.windows_section(found, why),
+        volume.windows_section(found, why),
         ranks.section(found, by_rank, why),
         across.section(found),
     ]
-    if critical is not None:
-        sections.append(path.section(critical, joined))
+    if critical.path is not None:
+        sections.append(path.section(critical.path, critical.joined))
     sections.append(_measured_evidence(found))
     return Page(
         title="Communication report",
@@ -121,15 +115,13 @@ def run_page(
         facts=(*_about(found, why), *breakdown.facts(found, why)),
         findings=findings(Suggestions(metrics=found, arguments=(*paths, *options))),
         sections=tuple(sections),
-        warnings=(*_left_out(found), *found.warnings, *([no_path] if no_path else [])),
+        warnings=(
+            *_left_out(found),
+            *found.warnings,
+            *([critical.why] if critical.why else []),
+        ),
         data=tuple(data),
     )
-
-
-def busiest(found: Metrics) -> int:
-    """The rank that computes the most, and so keeps others waiting; the first if none tells."""
-    by_rank = ByRank.of(found)
-    return int(by_rank.ranks[by_rank.by_compute[-1]]) if by_rank.known else found.ranks[0]
 
 
 def _about(found: Metrics, why: str) -> tuple[Fact, ...]:
@@ -151,30 +143,25 @@ def _left_out(found: Metrics) -> list[str]:
 
 
 def _measured_evidence(found: Metrics) -> Section:
-    rows = []
-    for row in found.tables["group_tags"].to_pylist():
-        fits = f" ({row['candidates']})" if row["candidates"] else ""
-        rows.append(
-            (
-                text(group_name(row["description"], row["size"])),
-                number(row["size"], words.whole, "the trace does not say who is in the group"),
-                text(row["tag"]),
-                text(f"{row['tag_source']}{fits}"),
-                number(row["on_ranks"], words.whole),
-                number(row["events"], words.whole),
-            )
+    rows = tuple(
+        (
+            text(group_name(row["description"], row["size"])),
+            number(row["size"], words.whole, "the trace does not say who is in the group"),
+            text(row["tag"]),
+            text(known_by(row)),
+            number(row["on_ranks"], words.whole),
+            number(row["events"], words.whole),
         )
-    heads = columns("process group", ("ranks each", "groups.size"))
+        for row in found.tables["group_tags"].to_pylist()
+    )
     table = PageTable(
         name="groups-table",
         caption="Process groups, and where their tags come from",
-        columns=(
-            *heads,
-            *columns("tag"),
-            *columns("by"),
-            *columns("", ("on ranks", "groups.on_ranks"), ("events", "groups.events"))[1:],
+        columns=columns(
+            *("process group", ("ranks each", "groups.size"), "tag", "by"),
+            *(("on ranks", "groups.on_ranks"), ("events", "groups.events")),
         ),
-        rows=tuple(rows),
+        rows=rows,
     )
     how = ", ".join(found.found_by) or "no rule"
     return Section(
@@ -203,46 +190,18 @@ def write_report(
     found: Metrics,
     output: str | Path = "report.html",
     *,
-    run: RunTraces | None = None,
-    paths: Sequence[str] = (),
+    critical: RunPath | None = None,
+    paths: Sequence[str],
     options: Sequence[str] = (),
     with_data: bool = True,
 ) -> None:
     """Write the page that `fastcomm report` writes.
 
-    A `run`, with every event, brings the critical path. `paths` and
-    `options` (command line options that say how to read the run) are repeated in the commands
-    that the page suggests.
-    `with_data` writes the tables as Parquet to a folder beside the page.
+    `paths` and `options` (command line options that say how to read the run) are repeated in
+    the commands that the page suggests. `with_data` writes the tables as Parquet to a folder
+    beside the page.
     """
-    output, paths = Path(output), paths or _places(run)
+    output = Path(output)
     data = write(found.to_arrow(), output) if with_data else []
-    page = (
-        run_page(found, paths, options=options, data=data)
-        if run is None
-        else _with_path(found, run, paths, options, data)
-    )
+    page = run_page(found, paths, options=options, critical=critical, data=data)
     render.write(page, output)
-
-
-def _places(run: RunTraces | None) -> tuple[str, ...]:
-    """Where the files of a run lie; the word for it in commands where nobody knows."""
-    if run is None:
-        return ("PATH",)
-    return tuple(sorted({str(each.path.parent) for each in run.sources}))
-
-
-def _with_path(
-    found: Metrics,
-    run: RunTraces,
-    paths: Sequence[str],
-    options: Sequence[str],
-    data: Sequence[tuple[str, str]],
-) -> Page:
-    warm.compile_critical_path()
-    try:
-        path, joined = search(run, busiest(found))
-    except FastcommError as error:
-        why = f"No critical path: {error}"
-        return run_page(found, paths, options=options, data=data, no_path=why)
-    return run_page(found, paths, options=options, critical=path, joined=joined, data=data)

@@ -26,6 +26,7 @@ from fastcomm.report.html.page import (
     columns,
     number,
     text,
+    unknown_section,
 )
 from fastcomm.report.html.words import Fact
 from fastcomm.stragglers.stragglers import Stragglers
@@ -79,9 +80,8 @@ def _workers(found: Stragglers) -> Section:
     title = "Which workers are slow?"
     workers = found.workers
     if workers is None:
-        missing = Missing(title="Workers", why=_LITTLE)
-        lead: words.Words = ("Which workers are slow is n/a: ", _LITTLE, ".")
-        return Section(name="workers", title=title, lead=lead, blocks=(missing,))
+        what = "Which workers are slow is"
+        return unknown_section("workers", title, what, "Workers", _LITTLE)
     down = max(1, -(-len(workers) // _MOST_ROWS))
     grid = np.maximum.reduceat(workers, np.arange(0, len(workers), down), axis=0)
     firsts = range(0, len(workers), down)

@@ -3,7 +3,9 @@
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fastcomm.metrics.breakdown import overlap_ns
 from fastcomm.metrics.result import Metrics
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import (
@@ -28,9 +30,10 @@ from fastcomm.report.html.page import (
     columns,
     number,
     text,
+    unknown_section,
 )
-from fastcomm_kernels.arrays import Floats
 
+_Lengths = NDArray[np.float64]  # of windows, ascending, in ns
 _MB = 1e6
 _TITLE = "Bytes a step and GPU"
 
@@ -123,13 +126,7 @@ def overlap_section(found: Metrics, why: str) -> Section:
     title = "How much communication hides behind compute?"
     if ratio is None:
         why = why if found.volume else "there is no communication"
-        lead: words.Words = ("How much hides is n/a: ", why, ".")
-        return Section(
-            name="overlap",
-            title=title,
-            lead=lead,
-            blocks=(Missing(title=_OVERLAP_TITLE, why=why),),
-        )
+        return unknown_section("overlap", title, "How much hides is", _OVERLAP_TITLE, why)
     lead = (
         words.fact("overlap.average_overlap_ratio", ratio, words.percent),
         " of the communication runs under compute",
@@ -158,7 +155,9 @@ def _least(found: Metrics) -> words.Words:
 
 def _figure(found: Metrics) -> Figure:
     tags = [tag for tag, share in found.overlap.by_tag.items() if share is not None]
-    hidden, open_ = zip(*(_lengths(found, tag) for tag in tags), strict=True)
+    hidden, open_ = zip(
+        *(overlap_ns(found.tables["iterations"], tag) for tag in tags), strict=True
+    )
     rows = tuple(
         (
             text(tag),
@@ -186,15 +185,6 @@ def _figure(found: Metrics) -> Figure:
             name="overlap-table", caption="Overlap by parallelism", columns=heads, rows=rows
         ),
     )
-
-
-def _lengths(found: Metrics, tag: str) -> tuple[float, float]:
-    """Mean of an iteration and rank: ns under compute, and without."""
-    table = found.tables["iterations"]
-    known = table.filter(table[f"{tag}_overlapped_ns"].is_valid())
-    under = known[f"{tag}_overlapped_ns"].to_numpy()
-    union = known[f"{tag}_union_ns"].to_numpy()
-    return float(np.mean(under)), float(np.mean(union - under))
 
 
 def _overlap_spec(tags: list[str], hidden: tuple[float, ...], open_: tuple[float, ...]) -> Spec:
@@ -237,9 +227,7 @@ def windows_section(found: Metrics, why: str) -> Section:
     title = "What lies between phases of communication?"
     if not found.windows:
         why = why if found.windows is None else "no two phases follow each other"
-        missing = Missing(title="Windows by pair", why=why)
-        lead: words.Words = ("Windows are n/a: ", why, ".")
-        return Section(name="windows", title=title, lead=lead, blocks=(missing,))
+        return unknown_section("windows", title, "Windows are", "Windows by pair", why)
     widest = max(found.windows, key=lambda window: window.mean_ns)
     lead = (
         f"The widest window is that from {widest.source} to {widest.target}: ",
@@ -289,7 +277,7 @@ def _windows_figure(found: Metrics) -> Figure:
     )
 
 
-def _windows_lengths(found: Metrics) -> dict[tuple[str, str], Floats]:
+def _windows_lengths(found: Metrics) -> dict[tuple[str, str], _Lengths]:
     table = found.tables["windows_cdf"]
     source, target = (np.array(table[name].to_pylist(), object) for name in ("from", "to"))
     length = table["window_ns"].to_numpy().astype(np.float64)
@@ -299,7 +287,7 @@ def _windows_lengths(found: Metrics) -> dict[tuple[str, str], Floats]:
     }
 
 
-def _line(place: int, name: str, lengths: Floats) -> Spec:
+def _line(place: int, name: str, lengths: _Lengths) -> Spec:
     """The distribution at so many points as one sees; of few windows every one is a step."""
     count = len(lengths)
     share = np.unique(np.linspace(1, count, min(count, _POINTS)).astype(np.int64))

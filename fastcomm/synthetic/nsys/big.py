@@ -6,7 +6,6 @@ in no order, and no row goes through Python on its own.
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,13 @@ from numpy.typing import NDArray
 
 from fastcomm.synthetic.nsys import payloads
 from fastcomm.synthetic.nsys.rows import DOMAIN, PUSH_POP
-from fastcomm.synthetic.nsys.tables import NsysVariant, ReportTables, columns, create
+from fastcomm.synthetic.nsys.tables import (
+    NsysVariant,
+    ReportTables,
+    columns,
+    create,
+    new_database,
+)
 
 PERIOD_NS = 10_000  # from one launch to the next
 LAYER, STEP = 50, 20_000  # kernels in one
@@ -35,10 +40,7 @@ def write_nsys_big(path: Path, kernels: int = 2_000_000, seed: int = 0) -> Path:
     random = np.random.default_rng(seed)
     unfinished = path.with_name(f".{path.name}.unfinished")
     unfinished.unlink(missing_ok=True)
-    with closing(sqlite3.connect(unfinished, isolation_level=None)) as database:
-        database.execute("PRAGMA journal_mode = OFF")
-        database.execute("PRAGMA synchronous = OFF")
-        database.execute("BEGIN")
+    with new_database(unfinished) as database:
         names = _small_tables(database)
         for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"):
             database.execute(create(table))
@@ -49,7 +51,6 @@ def write_nsys_big(path: Path, kernels: int = 2_000_000, seed: int = 0) -> Path:
         _collectives(database, random.permutation(kernels // LAYER), names)
         _ranges(database, random.permutation(-(-kernels // LAYER)), LAYER, "layer", kernels)
         _ranges(database, random.permutation(-(-kernels // STEP)), STEP, "iteration", kernels)
-        database.execute("COMMIT")
     unfinished.replace(path)
     return path
 

@@ -4,7 +4,6 @@ import random
 import shutil
 import sqlite3
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,10 +12,10 @@ import pyarrow.parquet as pq
 
 from fastcomm.errors import FastcommError
 from fastcomm.outputs import check_replaceable
-from fastcomm.synthetic import schedule
+from fastcomm.synthetic import pipeline
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.process import ProcessWriter, lead_ns
-from fastcomm.synthetic.nsys.rows import FIRST_CORRELATION, PUSH_POP, Clock
+from fastcomm.synthetic.nsys.rows import FIRST_CORRELATION, MACHINE, PUSH_POP, Clock, Host
 from fastcomm.synthetic.nsys.tables import (
     ExportColumn,
     Kind,
@@ -25,14 +24,15 @@ from fastcomm.synthetic.nsys.tables import (
     Row,
     columns,
     create,
+    new_database,
 )
 
 LAUNCHER = 40_900  # number of the process that starts the others
 STAGGER_NS = 1_234_567  # no two captures begin at the same time
 SECRET_ENVIRONMENT, SECRET_OUTPUT = "SECRET-ENVIRONMENT", "SECRET-OUTPUT"
 VERSION, SCHEMA = "2026.4.1.131", "3.28.1"
-_MACHINE = 1 << 48
 _SYSTEM_CLOCK = 28_254_349_605  # since the machine was started
+_ENDINGS = {"sqlite": ".sqlite", "parquetdir": "_pqtdir", "arrowdir": "_arwdir"}
 _ENUMS = {
     "ENUM_NSYS_EVENT_TYPE": {
         34: ("NvtxMark", "NvtxMark"),
@@ -59,7 +59,7 @@ _ENUMS = {
 
 def clock(job: Job, number: int, variant: NsysVariant) -> Clock:
     """The clock of a report: off by what the variant says."""
-    start = schedule.EPOCH_NS - lead_ns(job, variant) - number * STAGGER_NS
+    start = pipeline.EPOCH_NS - lead_ns(job, variant) - number * STAGGER_NS
     wrong = variant.clock_skew_ns.get(number, 0)
     return Clock(origin=-wrong if variant.normalized else start, start=start, utc=start + wrong)
 
@@ -71,7 +71,7 @@ def report(
     tables = ReportTables()
     time = clock(job, number, variant)
     processes = [
-        ProcessWriter(job, rank, place, variant, tables, time)
+        ProcessWriter(Host(job, rank, place, variant, tables, time))
         for place, rank in enumerate(ranks)
     ]
     for process in processes:
@@ -112,7 +112,7 @@ def _add_process(tables: ReportTables, process: ProcessWriter) -> None:
     )
     tables.add(
         "TARGET_INFO_GPU",
-        vmId=_MACHINE,
+        vmId=MACHINE,
         id=process.rank % 8,
         name="NVIDIA H100 80GB HBM3",
         isDiscrete=1,
@@ -135,7 +135,7 @@ def _add_process(tables: ReportTables, process: ProcessWriter) -> None:
 
 def _add_launcher(tables: ReportTables, time: Clock) -> None:
     """The process that started the others: it calls CUDA and has ranges, but no work."""
-    process = _MACHINE | LAUNCHER << 24
+    process = MACHINE | LAUNCHER << 24
     thread = process | LAUNCHER
     start = time(time.start + 300_000)
     tables.add("PROCESSES", globalPid=process, pid=LAUNCHER, name="torchrun")
@@ -172,7 +172,7 @@ def _add_session(
         host.range(process.main, "epoch", time.start + 610_000, time.start + duration)
     tables.add(
         "ANALYSIS_DETAILS",
-        globalVid=_MACHINE,
+        globalVid=MACHINE,
         duration=duration,
         startTime=_SYSTEM_CLOCK,
         stopTime=_SYSTEM_CLOCK + duration,
@@ -204,7 +204,7 @@ def _add_capture(tables: ReportTables, variant: NsysVariant) -> None:
     for name in ("Hostname", "EnvironmentVariables"):
         tables.add(
             "TARGET_INFO_SYSTEM_ENV",
-            globalVid=_MACHINE,
+            globalVid=MACHINE,
             devStateName="Running",
             name=name,
             nameEnum=4,
@@ -222,7 +222,6 @@ def _add_capture(tables: ReportTables, variant: NsysVariant) -> None:
 
 def _add_export(tables: ReportTables, name: str, variant: NsysVariant, kind: Kind) -> None:
     major, minor, micro = SCHEMA.split(".")
-    ending = {"sqlite": ".sqlite", "parquetdir": "_pqtdir", "arrowdir": "_arwdir"}[kind]
     for key, value in {
         "PRODUCT_NAME": "NVIDIA Nsight Systems",
         "PRODUCT_VERSION": VERSION,
@@ -234,7 +233,7 @@ def _add_export(tables: ReportTables, name: str, variant: NsysVariant, kind: Kin
         "HOST": SECRET_ENVIRONMENT,
         "PARAM_EXPORT_TYPE": "SQLite" if kind == "sqlite" else kind,
         "PARAM_INPUT_FILE": f"{name}.nsys-rep",
-        "PARAM_OUTPUT_FILE": name + ending,
+        "PARAM_OUTPUT_FILE": name + _ENDINGS[kind],
         "PARAM_LAZY": "true",
         "PARAM_INCLUDE_JSON": str(variant.has_json).lower(),
         "PARAM_INCLUDE_BLOBS": str(variant.has_blobs).lower(),
@@ -248,9 +247,6 @@ def _add_enums(tables: ReportTables) -> None:
     for table, labels in _ENUMS.items():
         for number, (name, label) in labels.items():
             tables.add(table, id=number, name=name, label=label)
-
-
-_ENDINGS = {"sqlite": ".sqlite", "parquetdir": "_pqtdir", "arrowdir": "_arwdir"}
 
 
 def write_nsys(
@@ -301,10 +297,7 @@ def _remove(path: Path) -> None:
 
 
 def _write_sqlite(tables: ReportTables, path: Path) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as database:
-        database.execute("PRAGMA journal_mode = OFF")
-        database.execute("PRAGMA synchronous = OFF")
-        database.execute("BEGIN")
+    with new_database(path) as database:
         for table, rows in tables.rows.items():
             present = columns(table)
             database.execute(create(table))
@@ -313,7 +306,6 @@ def _write_sqlite(tables: ReportTables, path: Path) -> None:
                 f'INSERT INTO "{table}" VALUES ({marks})',
                 ([row.get(column.name) for column in present] for row in rows),
             )
-        database.execute("COMMIT")
 
 
 def _write_directory(tables: ReportTables, folder: Path, kind: Kind) -> None:

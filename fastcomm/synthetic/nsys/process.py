@@ -4,24 +4,22 @@ The device's rows are those of the job to the nanosecond; the calls that launch 
 times that Kineto's files give them.
 """
 
-from fastcomm.synthetic import play, schedule
-from fastcomm.synthetic.calls import DESCRIPTIONS, SyntheticGroup, groups
-from fastcomm.synthetic.catalog import KERNELS
+from fastcomm.synthetic import pipeline, play
+from fastcomm.synthetic.catalog import DESCRIPTIONS, KERNELS, SyntheticGroup, groups
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.kineto import launch_times
 from fastcomm.synthetic.nsys import payloads
-from fastcomm.synthetic.nsys.operations import communicator, operations
+from fastcomm.synthetic.nsys.payloads import communicator, operations
 from fastcomm.synthetic.nsys.rows import (
     DOMAIN,
     MARK,
     START_END,
     THREAD,
-    Clock,
     DeviceWriter,
     Host,
     Launch,
 )
-from fastcomm.synthetic.nsys.tables import NsysVariant, ReportTables
+from fastcomm.synthetic.nsys.tables import NsysVariant
 from fastcomm.synthetic.play import COMPUTE, RankStep
 from fastcomm.synthetic.tape import PlannedWork
 
@@ -39,33 +37,24 @@ _COPIES = {
 
 def lead_ns(job: Job, variant: NsysVariant) -> int:
     """How long before the first step the captures begin."""
-    graph = 2 * schedule.grid(job).step if variant.graph != "none" else 0
+    graph = 2 * pipeline.grid(job).step if variant.graph != "none" else 0
     return graph + (SETUP_NS if variant.init else CAPTURE_GAP + 1_000_000)
 
 
 class ProcessWriter:
     """Writes the rows of one rank into the tables of its report."""
 
-    def __init__(
-        self,
-        job: Job,
-        rank: int,
-        place: int,
-        variant: NsysVariant,
-        tables: ReportTables,
-        clock: Clock,
-    ) -> None:
-        self.job, self.rank, self.variant = job, rank, variant
-        self.host = Host(job, rank, place, variant, tables, clock)
-        self.device = DeviceWriter(job, self.host)
-        self.main = self.host.thread(0)
-        self.groups = groups(job, rank)
-        self.cut = 0 if variant.init else CUT
+    def __init__(self, host: Host) -> None:
+        self.host, self.device = host, DeviceWriter(host)
+        self.job, self.rank, self.variant = host.job, host.rank, host.variant
+        self.main = host.thread(0)
+        self.groups = groups(host.job, host.rank)
+        self.cut = 0 if host.variant.init else CUT
         self.running: dict[int, PlannedWork] = {}  # what compute has not waited for, by stream
 
     def write(self) -> None:
         """All rows of the process."""
-        begin = schedule.EPOCH_NS - lead_ns(self.job, self.variant) + 600_000
+        begin = pipeline.EPOCH_NS - lead_ns(self.job, self.variant) + 600_000
         self._domains(begin)
         # It is still open when the capture ends.
         self.host.range(self.main, "train_loop", begin + 20_000, None)
@@ -102,7 +91,7 @@ class ProcessWriter:
             START_END,
             other,
             begin + 70,
-            end=host.clock(schedule.EPOCH_NS + 5_000_000),
+            end=host.clock(pipeline.EPOCH_NS + 5_000_000),
             rangeId=1,
             text="watchdog",
             endGlobalTid=self.main,
@@ -157,12 +146,12 @@ class ProcessWriter:
     def _graph(self, step: RankStep) -> None:
         """The step is captured before the first one, and launched with one call."""
         launches = launch_times(step)
-        shift = schedule.EPOCH_NS - CAPTURE_GAP - step.stop
+        shift = pipeline.EPOCH_NS - CAPTURE_GAP - step.stop
         captured = [
             self._launch(work, launch + shift)
             for work, launch in zip(step.works, launches, strict=True)
         ]
-        self.device.captured(captured, schedule.EPOCH_NS - CAPTURE_GAP + 100_000)
+        self.device.captured(captured, pipeline.EPOCH_NS - CAPTURE_GAP + 100_000)
         self.host.range(self.main, "CUDAGraph.replay", launches[0], launches[0] + 30_000)
         replay = self.host.cuda(
             self.main, "cudaGraphLaunch_v10000", launches[0] + 2_000, 25_000

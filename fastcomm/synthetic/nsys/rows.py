@@ -7,14 +7,14 @@ from fastcomm.synthetic.catalog import KERNELS
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.kineto import DEVICES
 from fastcomm.synthetic.nsys import payloads
-from fastcomm.synthetic.nsys.operations import NcclFunction
+from fastcomm.synthetic.nsys.payloads import NcclFunction
 from fastcomm.synthetic.nsys.tables import NsysVariant, ReportTables
 from fastcomm.synthetic.play import COMPUTE
 from fastcomm.synthetic.tape import PlannedWork
 
 MARK, THREAD, PUSH_POP, START_END, DOMAIN = 34, 39, 59, 60, 75
 FIRST_CORRELATION = 2_610_000  # the same in every process
-_MACHINE = 1 << 48
+MACHINE = 1 << 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Host:
         # As in Kineto's files, but that no two processes of a report are called the same.
         self.process = 41_000 + 97 * (rank % DEVICES if place < DEVICES else place)
         self.device = 0 if variant.one_device else rank % DEVICES
-        self.global_pid = _MACHINE | self.process << 24
+        self.global_pid = MACHINE | self.process << 24
         self.domain = 1 + rank % 3  # of NCCL; other libraries were faster
         self.called: set[str] = set()
         self.correlation, self.operator = FIRST_CORRELATION, 990_000
@@ -177,8 +177,8 @@ def short_name(name: str) -> str:
 class DeviceWriter:
     """The one GPU of a process."""
 
-    def __init__(self, job: Job, host: Host) -> None:
-        self.job, self.host, self.tables = job, host, host.tables
+    def __init__(self, host: Host) -> None:
+        self.job, self.host, self.tables = host.job, host, host.tables
         self.names: dict[str, dict[str, object]] = {}
         self.events = 6_800
         self.grid = 0

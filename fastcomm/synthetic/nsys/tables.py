@@ -1,8 +1,11 @@
 """Tables of an nsys export as data, and how versions and options change them."""
 
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
@@ -173,6 +176,17 @@ def create(table: str) -> str:
     if table in _KEYS:
         inside[0] += " PRIMARY KEY"
     return f'CREATE TABLE "{table}" ({", ".join(inside)})'
+
+
+@contextmanager
+def new_database(path: Path) -> Iterator[sqlite3.Connection]:
+    """Create a SQLite file and fill it in one transaction, without a journal."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("PRAGMA journal_mode = OFF")
+        database.execute("PRAGMA synchronous = OFF")
+        database.execute("BEGIN")
+        yield database
+        database.execute("COMMIT")
 
 
 class ReportTables:

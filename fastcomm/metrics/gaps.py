@@ -1,16 +1,105 @@
-"""Device time and communication that lie in no iteration, and so in no other metric."""
+"""What the numbers of a run do not cover, and the warnings about it.
 
-from collections.abc import Iterable
+Numbers are null where the input is missing what they need; device work may lie in no step; of
+some ranks fewer steps may count.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from fastcomm.metrics.breakdown import RankTime
 from fastcomm.metrics.view import Stack
+from fastcomm.trace.run import named_ranks, ranges
 from fastcomm.trace.schema import KIND, KINDS
-from fastcomm.trace.trace import Trace
-from fastcomm.units import counted, percent
+from fastcomm.trace.trace import LACKS, NO_DEVICE, Trace
+from fastcomm.units import counted, percent, plural
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Ints
+
+# Columns of the iterations that need what is lacking, by their beginnings and endings.
+_COMPUTE = (("exact_",), ("_overlapped_ns",))
+_DEVICE = (("spec_", "exact_", "comm_bytes"), ("_union_ns", "_overlapped_ns"))
+_TIMES = (
+    ("iteration", "start_ns", "stop_ns", "time_ns", "spec_", "exact_"),
+    ("_union_ns", "_overlapped_ns"),
+)
+_UNKNOWN = {
+    **dict.fromkeys(NO_DEVICE, _DEVICE),
+    "compute": _COMPUTE,
+    "times": _TIMES,
+}
+
+
+def in_iterations(table: pa.Table, lacks: Sequence[str]) -> pa.Table:
+    """Return the table of iterations with null for what is unknown."""
+    for word, (begins, ends) in _UNKNOWN.items():
+        if word in lacks:
+            names = [n for n in table.column_names if n.startswith(begins) or n.endswith(ends)]
+            table = _without(table, names)
+    return table
+
+
+def in_events(table: pa.Table, lacks: Sequence[str]) -> pa.Table:
+    """The table of communication events; durations are known in any case."""
+    alone = ["alone_ns"]
+    unknown = {
+        "compute": alone,
+        "device_kinds": alone,
+        "times": ["iteration", "start_ns", *alone],
+    }
+    return _without(table, [name for word in lacks for name in unknown.get(word, ())])
+
+
+def in_windows(table: pa.Table, lacks: Sequence[str]) -> pa.Table:
+    """The table of windows: none where times are not known."""
+    return table.slice(0, 0) if "times" in lacks else table
+
+
+def _without(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    for name in names:
+        place, column = table.column_names.index(name), table[name]
+        table = table.set_column(place, name, pa.nulls(len(column), column.type))
+    return table
+
+
+def sentences(lacks: Mapping[str, Sequence[int]], ranks: int) -> list[str]:
+    """Return warnings: which of the `ranks` ranks lack what, and what is therefore n/a.
+
+    That a rank has no device work is a warning of the rank, which knows more about it.
+    """
+    return [
+        f"the input has {LACKS[word]} are n/a"
+        if len(lacking) == ranks
+        else f"{len(lacking)} of {ranks} ranks ({ranges(lacking)}) "
+        f"{plural(len(lacking), 'has')} {LACKS[word]} are "
+        "those of the other ranks"
+        for word, lacking in lacks.items()
+        if word not in NO_DEVICE
+    ]
+
+
+def unknown(lacks: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
+    """Return what is unknown, for which ranks and for what reason, as `--json` prints it."""
+    return [
+        {"what": what, "reason": reason, "ranks": list(ranks)}
+        for word, ranks in lacks.items()
+        for reason, _, what in (LACKS[word].partition(": "),)
+    ]
+
+
+def reason(lacks: Mapping[str, Sequence[int]]) -> str:
+    """Return why the times of a run are unknown, as a clause."""
+    reasons = [
+        LACKS[word].partition(":")[0]
+        for word in (*NO_DEVICE, "times", "compute")
+        if word in lacks
+    ]
+    return f"the input has {' and '.join(reasons)}" if reasons else "there is no iteration"
+
 
 _IS_DEVICE = np.isin(np.arange(len(KINDS)), [KIND[k] for k in ("kernel", "memcpy", "memset")])
 _WARN_ABOVE = 0.01  # of the device time
@@ -36,7 +125,7 @@ class Outside:
     comm_events: int | None
 
 
-def by_rank(stack: Stack) -> list[RankOutside]:
+def outside_by_rank(stack: Stack) -> list[RankOutside]:
     """Measure each rank of a stack, by all of its iterations.
 
     Device time is the sum of durations of kernels, copies and communication. An event that
@@ -106,7 +195,7 @@ def outside(ranks: Iterable[RankOutside | None]) -> Outside:
     )
 
 
-def sentence(found: Outside) -> str | None:
+def outside_sentence(found: Outside) -> str | None:
     """Return what lies outside as a sentence, or None where no device work is recorded."""
     if found.share is None:
         return None
@@ -130,7 +219,7 @@ def early_warning(ranks: Iterable[RankOutside | None]) -> str | None:
     )
 
 
-def warning(found: Outside, clock: str) -> str | None:
+def outside_warning(found: Outside, clock: str) -> str | None:
     """Return the warning about device time above 1 % outside, or None."""
     if found.share is None or found.share <= _WARN_ABOVE:
         return None
@@ -139,4 +228,22 @@ def warning(found: Outside, clock: str) -> str | None:
         if clock == "host"
         else "it was launched before the first recorded step, or after the last"
     )
-    return f"{sentence(found)}, in no metric: {why}"
+    return f"{outside_sentence(found)}, in no metric: {why}"
+
+
+def fewer_steps(times: Sequence[RankTime], ranks: Sequence[int], steps: int) -> list[str]:
+    """Return a warning of the ranks of which fewer steps count than of others."""
+    if not times:
+        return []
+    count = {each.rank: each.iterations for each in times}
+    none = [rank for rank in ranks if rank not in count]
+    few = [rank for rank in ranks if 0 < count.get(rank, 0) < steps]
+    found = [f"no step of {named_ranks(none)} counts"] if none else []
+    if few:
+        counts = sorted({count[rank] for rank in few})
+        found.append(
+            f"{' or '.join(map(str, counts))} of {steps} steps count of "
+            f"{named_ranks(few)}: where these take part, waits, skew and findings per step are "
+            "too small"
+        )
+    return found

@@ -1,0 +1,33 @@
+"""The critical path that the report of a run shows beside its metrics."""
+
+from dataclasses import dataclass
+
+from fastcomm.analyses.critical_path import search
+from fastcomm.critical_path.ranks import Joined
+from fastcomm.critical_path.result import CriticalPath
+from fastcomm.errors import FastcommError
+from fastcomm.executors import warm
+from fastcomm.metrics.result import Metrics
+from fastcomm.trace.run import RunTraces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPath:
+    """The critical path of a run, with the ranks that it joins, or why there is none."""
+
+    path: CriticalPath | None = None
+    joined: Joined | None = None
+    why: str = ""
+
+
+def run_path(metrics: Metrics, run: RunTraces) -> RunPath:
+    """Find the path through all ranks where they are few, else through the busiest one.
+
+    `run` is opened with every event.
+    """
+    warm.compile_critical_path()
+    try:
+        path, joined = search(run, metrics.busiest_rank)
+    except FastcommError as error:
+        return RunPath(why=f"No critical path: {error}")
+    return RunPath(path=path, joined=joined)
