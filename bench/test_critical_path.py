@@ -14,8 +14,8 @@ from tiled import tiled
 from fastcomm.compat import hta_graph, hta_window
 from fastcomm.critical_path import corrected
 from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.joining import joined
 from fastcomm.critical_path.overlay import Drawing, write
-from fastcomm.critical_path.ranks import joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.edits import Edit

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.ranks import join_ranks
+from fastcomm.critical_path.joining import joined
 from fastcomm.isp.search import search_strategies
 from fastcomm.isp.sweep import SearchSweep, SweepPoint
 from fastcomm.readers.runs import OpenOptions, open_run
@@ -25,9 +25,9 @@ def test_a_path_is_its_table_of_edges(run):
 
 
 def test_a_joined_path_is_its_table_of_edges_with_ranks(run):
-    joined = join_ranks(run)
-    assert "rank" in joined.breakdown.column_names
-    assert pa.table(joined).equals(joined.breakdown)
+    path = joined({rank: run.read(rank) for rank in run.ranks})
+    assert "rank" in path.breakdown.column_names
+    assert pa.table(path).equals(path.breakdown)
 
 
 def test_a_search_is_its_table_of_strategies():

@@ -11,7 +11,7 @@ import click
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import builds, with_options
 from fastcomm.cli.ranges import COUNT, Number
-from fastcomm.cli.results import print_json, result_options
+from fastcomm.cli.results import ResultFiles, print_json, result_options
 from fastcomm.errors import ConfigError
 from fastcomm.options import SearchOptions
 from fastcomm.ranges import IMBALANCE, PENALTY
@@ -173,16 +173,13 @@ class ShowOptions:
 @click.command("isp", epilog=_EXAMPLES)
 @with_options(_OPTIONS)
 @result_options("Write isp.json, and every strategy as CSV and Parquet.")
-@builds(options=SearchOptions, showing=ShowOptions)
+@builds(options=SearchOptions, showing=ShowOptions, files=ResultFiles)
 def run(
     *,
     options: SearchOptions,
     config_path: Path | None,
     showing: ShowOptions,
-    as_json: bool,
-    output: Path | None,
-    xlsx: bool,
-    html: Path | None,
+    files: ResultFiles,
 ) -> None:
     """Find the parallel strategy that trains fastest and fits in memory.
 
@@ -200,7 +197,6 @@ def run(
         raise ConfigError("--sensitivity: asks the default mode, leave --compat out")
     if options.compat and len(lengths) > 1:
         raise ConfigError("--compat: one sequence length at a time")
-    files = SearchFiles(as_json, output, xlsx, html)
     asked = question.question_of(options)
     using = search.setting(options)
     if len(lengths) > 1:
@@ -212,7 +208,7 @@ def run(
     if showing.sensitivity:
         found = replace(found, sensitivity=_changes(found, using))
     _write(found, files)
-    if as_json:
+    if files.as_json:
         print_json(found)
     elif found.feasible:
         _show(found, showing)
@@ -233,17 +229,7 @@ def _found(asked: "Question", using: "Setting", options: SearchOptions) -> "Sear
     return isp.answer(asked, isp.rules_of(options), using)
 
 
-@dataclass(frozen=True, slots=True)
-class SearchFiles:
-    """Where the result goes."""
-
-    as_json: bool
-    output: Path | None
-    xlsx: bool
-    html: Path | None
-
-
-def _write(found: "SearchResult", files: SearchFiles) -> None:
+def _write(found: "SearchResult", files: ResultFiles) -> None:
     """Write the tables and the page, if they were asked for."""
     if files.output is not None:
         from fastcomm.report.isp import write_search
@@ -301,7 +287,7 @@ def _show(found: "SearchResult", showing: ShowOptions) -> None:
 
 
 def _sweep(
-    question: "Question", using: "Setting", lengths: tuple[int, ...], files: SearchFiles
+    question: "Question", using: "Setting", lengths: tuple[int, ...], files: ResultFiles
 ) -> None:
     from fastcomm.isp.sweep import sweep
     from fastcomm.report import isp as report

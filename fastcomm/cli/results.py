@@ -1,6 +1,8 @@
 """Options that commands share: how a run is measured, and where results go."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -101,6 +103,16 @@ def print_json(found: "Result") -> None:
     click.echo(json_text.dumps(found.to_dict()))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultFiles:
+    """Where a result goes: the values of `result_options`."""
+
+    as_json: bool = False
+    output: Path | None = None
+    xlsx: bool = False
+    html: Path | None = None
+
+
 def _beside_files(ctx: click.Context, _option: click.Parameter, said: bool) -> bool:
     """A workbook lies where the other files do."""
     if said and not ctx.params.get("output"):
@@ -111,7 +123,8 @@ def _beside_files(ctx: click.Context, _option: click.Parameter, said: bool) -> b
 def result_options(files: str, *, xlsx: bool = True, html: bool = True) -> Callable[[F], F]:
     """Add `--json`, `--output`, and where there are such, `--xlsx` and `--html`.
 
-    `files` is what `--output` writes. The command gets `as_json`, `output`, `xlsx` and `html`.
+    `files` is what `--output` writes. The command gets `as_json`, `output`, `xlsx` and `html`,
+    or with `builds(files=ResultFiles)` one object of them.
     """
     options = [
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),

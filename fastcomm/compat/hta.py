@@ -88,7 +88,15 @@ class CPGraph(CriticalPath):
     @classmethod
     def of(cls, path: CriticalPath) -> Self:
         """Give a path these methods."""
-        return cls(path.graph, path.events, path.about, path.on_device, path.path, path.slack)
+        return cls(
+            path.graph,
+            path.events,
+            path.about,
+            path.on_device,
+            path.path,
+            path.slack,
+            path.across,
+        )
 
     def critical_path(self, *, strict: bool = False) -> bool:
         """Search the path again, after an edit; False where the graph has no valid one.
@@ -201,8 +209,11 @@ def critical_path_analysis(
     try:
         found = find_path(
             _opened(run).read(rank),
-            Window(annotation=annotation, instance=instance_id),
-            data_load_events or (),
+            Window(
+                annotation=annotation,
+                instance=instance_id,
+                data_load_events=tuple(data_load_events or ()),
+            ),
             zero_weight_launches=zero_weight_launches,
             keep_last=include_last_profiler_step,
         )
@@ -220,8 +231,7 @@ def _opened(run: RunTraces | str | Path) -> RunTraces:
 
 def find_path(
     trace: Trace,
-    wanted: Window | None = None,
-    data_load: Sequence[str] = (),
+    window: Window | None = None,
     *,
     zero_weight_launches: bool = False,
     keep_last: bool = False,
@@ -232,26 +242,26 @@ def find_path(
     edge of weight 0; with `keep_last` the last profiled step stays. Raises `WindowError` where
     the trace has no such window.
     """
-    wanted = wanted or Window()
+    window = window or Window()
     linked = hta_window.linked(trace, keep_last=keep_last)
-    annotation, exact = wanted.annotation, wanted.exact
+    annotation, exact = window.annotation, window.exact
     if annotation is None:
-        exact = wanted.step is not None
-        annotation = f"ProfilerStep#{wanted.step}" if exact else "ProfilerStep"
+        exact = window.step is not None
+        annotation = f"ProfilerStep#{window.step}" if exact else "ProfilerStep"
     with errors_of(trace.meta.path):
-        clipped = hta_window.clipped(linked, annotation, wanted.instance, exact=exact)
-    graph = hta_graph.build(clipped, data_load, zero_launches=zero_weight_launches)
-    window = clipped.window
+        clipped = hta_window.clipped(linked, annotation, window.instance, exact=exact)
+    loads, times = window.data_load_events, clipped.window
+    graph = hta_graph.build(clipped, loads, zero_launches=zero_weight_launches)
     trimmed = len(linked.rows) < trace.events.num_rows and linked.has_steps
     notes = ["the last profiled step is left out, as HTA does"] if trimmed else []
     about = PathSource(
         rules=RULES,
-        window=TimeRange(start=window.start + linked.origin, stop=window.stop + linked.origin),
+        window=TimeRange(start=times.start + linked.origin, stop=times.stop + linked.origin),
         path=trace.meta.path,
         rank=trace.meta.rank,
         base=trace.meta.base,
         clipped=len(clipped.rows),
-        data_load=tuple(data_load),
+        data_load=loads,
         notes=(*notes, *source_notes(trace)),
     )
     events = TraceEvents(trace)

@@ -1,4 +1,8 @@
-"""Join the graphs of several ranks at their matched collectives and messages."""
+"""One critical path through several ranks, whose graphs collectives and messages join.
+
+Where all participants of an instance have arrived is a node of its own: every start leads to
+it, and it leads to every end. The path so goes from an end to the last rank that arrived.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,56 +10,22 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.critical_path.across import RankJoin, collectives
+from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.descriptions import EVENT, EventDescriptions
 from fastcomm.critical_path.result import CriticalPath, PathSource
 from fastcomm.critical_path.rules import CORRECTED
 from fastcomm.critical_path.window import TimeRange
+from fastcomm.errors import FastcommError
 from fastcomm.exchange.arrivals import Instances
-from fastcomm.graph.graph import EDGE_KIND, Graph
-from fastcomm.trace.schema import OPS, TAGS
+from fastcomm.exchange.instances import RunCommunication
+from fastcomm.graph.graph import EDGE_KIND, Graph, slack
+from fastcomm.options import Window
+from fastcomm.trace.run import expected_ranks, named_ranks
+from fastcomm.trace.trace import Trace
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.graph import NONE, Numbers
-
-COLLECTIVES = pa.schema(
-    [
-        pa.field("instance", pa.int64()),
-        pa.field("rank", pa.int64()),
-        pa.field("op", pa.string()),
-        pa.field("tag", pa.string()),
-        pa.field("group", pa.string()),
-        pa.field("start", pa.int64()),  # ns, on the first rank's clock
-        pa.field("stop", pa.int64()),
-        pa.field("arrived", pa.int64()),  # when the last had come that it waits for
-        pa.field("wait_ns", pa.int64()),  # until then
-        pa.field("transfer_ns", pa.int64()),
-        pa.field("held_up_ns", pa.int64()),  # how much later it is than the one before the last
-        pa.field("is_last", pa.bool_()),  # of all for whom those wait that wait for it
-        pa.field("slack_ns", pa.int64()),  # it could come so much later without a longer step
-    ]
-)
-
-
-def table(joined: Instances, slack: Ints) -> pa.Table:
-    """Return a row of COLLECTIVES for each part; `slack` is that of its start."""
-    until = joined.until
-    caused, is_last = joined.wait_caused()
-    words = {"op": (OPS, joined.op), "tag": (TAGS, joined.tag)}
-    columns = {
-        "instance": joined.instance,
-        "rank": joined.rank,
-        **{name: pa.array(names).take(pa.array(at)) for name, (names, at) in words.items()},
-        "group": pa.array(joined.group, pa.string()),
-        "start": joined.start,
-        "stop": joined.stop,
-        "arrived": until,
-        "wait_ns": until - joined.start,
-        "transfer_ns": np.maximum(joined.stop - until, 0),
-        "held_up_ns": caused,
-        "is_last": is_last,
-        "slack_ns": slack,
-    }
-    return pa.table(columns, COLLECTIVES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +61,7 @@ class RunEvents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JoinPoints:
+class _JoinPoints:
     """Where some have come that others wait for: a node each, as columns of pairs."""
 
     starts: Numbers  # (node of a start, meeting)
@@ -100,14 +70,14 @@ class JoinPoints:
     owner: Ints  # row of the last to come
 
 
-class Joiner:
+class _Joiner:
     """The graphs of all ranks on their way into one."""
 
     def __init__(
         self,
         found: Mapping[int, CriticalPath],
         same: Instances,
-        ahead: Mapping[int, int],
+        ahead: dict[int, int],
     ) -> None:
         self.found, self.same, self.ahead = found, same, ahead
         self.index = {rank: k for k, rank in enumerate(found)}
@@ -118,17 +88,27 @@ class Joiner:
         self.place = [graph.places for graph in graphs_]
         self.violations = 0
 
-    def path(self, notes: Sequence[str]) -> tuple[CriticalPath, Numbers, Numbers]:
-        """The path through the one graph, the ranks of its nodes, where all members start."""
+    def path(self, notes: Sequence[str], expected: int) -> CriticalPath:
+        """Return the path through the one graph."""
         met = self._meetings()
         time, event, is_end, rank_of, on_device = self._node_columns(met)
         order = np.argsort(time, kind="stable")
         new = np.empty(len(order), np.int32)
         new[order] = np.arange(len(order), dtype=np.int32)
         graph = self._graph((event[order], time[order], is_end[order]), new, met)
+        on_device = on_device[order]
+        room = slack(graph, on_device)
+        across = RankJoin(
+            ranks=tuple(self.found),
+            rank_of=rank_of[order],
+            slack=room,
+            offsets=self.ahead,
+            collectives=collectives(self.same, room[new[self._nodes(0)]]),
+            violations=self.violations,
+            expected_ranks=expected,
+        )
         about = self._about(graph, notes)
-        path = CriticalPath.search(graph, self._events(), about, on_device[order])
-        return path, rank_of[order], new[self._nodes(0)]
+        return CriticalPath.search(graph, self._events(), about, on_device, across)
 
     def _nodes(self, side: int) -> Ints:
         """Return the node of each part's start (0) or end (1), before all are put in order."""
@@ -162,7 +142,7 @@ class Joiner:
             notes=tuple(sorted(notes)),
         )
 
-    def _meetings(self) -> JoinPoints:
+    def _meetings(self) -> _JoinPoints:
         """Where all have come that somebody waits for; an end before is a violation."""
         same = self.same
         arrived, last = same.arrived, same.last
@@ -180,7 +160,7 @@ class Joiner:
             np.stack([self._nodes(side)[part], number[meeting]], axis=1).astype(np.int32)
             for side, (part, meeting) in enumerate((starts, ends))
         )
-        return JoinPoints(
+        return _JoinPoints(
             starts=first,
             ends=second,
             arrived=arrived[kept],
@@ -188,7 +168,7 @@ class Joiner:
         )
 
     def _node_columns(
-        self, meetings: JoinPoints
+        self, meetings: _JoinPoints
     ) -> tuple[Ints, Numbers, np.ndarray, Numbers, np.ndarray]:
         """The columns of all nodes, rank behind rank, and then where all have arrived."""
         found = list(self.found.values())
@@ -209,7 +189,7 @@ class Joiner:
         self,
         nodes: tuple[Numbers, Ints, np.ndarray],
         new: Numbers,
-        meetings: JoinPoints,
+        meetings: _JoinPoints,
     ) -> Graph:
         """All edges between all nodes, in order of their targets."""
         starts, ends = meetings.starts, meetings.ends
@@ -252,3 +232,36 @@ class Joiner:
             weight=time[target] - time[source],
             owner=owner[order],
         )
+
+
+class JoinError(FastcommError):
+    """No one path goes through all of the ranks."""
+
+
+def joined(
+    traces: Mapping[int, Trace],
+    window: Window | None = None,
+    found: Mapping[int, CriticalPath] | None = None,
+) -> CriticalPath:
+    """Return the critical path of a window through several ranks.
+
+    `found` are the paths of the ranks, where these are known. The number of expected ranks is
+    the largest world size that a trace says. Raises `JoinError` where no communication is the
+    same on two ranks.
+    """
+    found = found or {rank: analyse(trace, window) for rank, trace in traces.items()}
+    inside = {
+        rank: np.isin(traces[rank].comm["event"].to_numpy(), each.graph.event)
+        for rank, each in found.items()
+    }
+    comm = RunCommunication.of(traces)
+    ahead = comm.ahead()
+    same, notes = comm.instances(inside, ahead)
+    if not len(same):
+        raise JoinError(
+            f"{named_ranks(list(traces))}: no communication of one group is on two of these "
+            "ranks; wanted process groups on the events"
+        )
+    sizes = [trace.meta.world_size for trace in traces.values()]
+    world = max((size for size in sizes if size is not None), default=None)
+    return _Joiner(found, same, ahead).path(notes, expected_ranks(tuple(found), world))

@@ -57,7 +57,11 @@ _SCHEMAS = {
 
 
 def save(found: CriticalPath, out_dir: str | Path) -> str:
-    """Write ``<out_dir>.zip`` and give its path."""
+    """Write ``<out_dir>.zip`` and return its path; FastcommError for several ranks."""
+    if found.is_joined:
+        raise FastcommError(
+            "a path through several ranks cannot be saved; wanted one of a rank"
+        )
     target = Path(f"{out_dir}.zip")
     with aside(target) as unfinished:
         target.parent.mkdir(parents=True, exist_ok=True)

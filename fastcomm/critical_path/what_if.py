@@ -78,7 +78,7 @@ class WhatIf(Result):
         """Return the JSON document without its version."""
         before, after = self.before, self.after
         return {
-            "rank": before.about.rank,
+            "rank": None if before.is_joined else before.about.rank,
             "edits": [str(edit) for edit in self.edits],
             "before_ns": self.before_ns,
             "after_ns": self.after_ns,
@@ -86,8 +86,8 @@ class WhatIf(Result):
             "replay_error_ns": self.replay_error_ns,
             "summary_ns": {"before": before.summary_ns(), "after": after.summary_ns()},
             "path": {
-                "before": {"event_ids": before.event_ids},
-                "after": {"event_ids": after.event_ids},
+                "before": {"event_ids": _event_ids(before)},
+                "after": {"event_ids": _event_ids(after)},
             },
             "sweeps": [
                 {"edit": each.name, "values": list(each.values), "span_ns": list(each.span_ns)}
@@ -110,6 +110,11 @@ class WhatIf(Result):
             "after": format_ns(self.after_ns),
             "edits": ", ".join(map(str, self.edits)) or "none",
         }
+
+
+def _event_ids(path: CriticalPath) -> list[int] | None:
+    """Return the ids of the events on a path; None where they are of several ranks."""
+    return None if path.is_joined else path.event_ids
 
 
 class Replay:
@@ -208,7 +213,14 @@ class Replay:
             else LongestPath.empty()
         )
         found = self.found
-        return CriticalPath(graph, found.events, found.about, found.on_device, path)
+        return CriticalPath(
+            graph,
+            found.events,
+            found.about,
+            found.on_device,
+            path,
+            across=found.across.unmeasured(),
+        )
 
 
 def sweep(

@@ -1,7 +1,7 @@
 """Commands that apply to a run: what to look at next.
 
-A command is suggested only where the run has what the command needs. `--all-ranks` needs
-process groups that are matched across ranks; a critical path needs times of compute.
+A command is suggested only where the run has what the command needs. A path through all ranks
+needs process groups that are matched across ranks; each critical path times of compute.
 """
 
 import shlex
@@ -75,7 +75,7 @@ class Suggestions:
 
     @property
     def joins_ranks(self) -> bool:
-        """Whether a process group is matched across ranks, which `--all-ranks` needs."""
+        """Whether a process group is matched across ranks, which joins their paths."""
         if len(self.metrics.ranks) == 1 or not self.metrics.across.matching.matched:
             return False
         groups = self.metrics.tables["groups"]
@@ -85,10 +85,9 @@ class Suggestions:
         return bool((ranks > 1).any())
 
     def _whose(self, ranks: Sequence[int]) -> list[str]:
-        if self.joins_ranks:
-            return ["--all-ranks"]
-        # Of one rank that is the default.
-        return [] if len(self.metrics.ranks) == 1 else ["--rank", str(ranks[0])]
+        if self.joins_ranks or len(self.metrics.ranks) == 1:
+            return []  # all ranks, by default
+        return ["--rank", str(ranks[0])]
 
     def _ranks_with(self, tag: str | None) -> list[int]:
         """Return the ranks that communicate for a parallelism."""

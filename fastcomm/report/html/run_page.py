@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from fastcomm import parquet
-from fastcomm.analyses.critical_path import search
-from fastcomm.critical_path.ranks import Joined
+from fastcomm.analyses.critical_path import path_for_page
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.errors import FastcommError
 from fastcomm.executors import warm
@@ -90,7 +89,6 @@ def run_page(
     *,
     options: Sequence[str] = (),
     critical: CriticalPath | None = None,
-    joined: Joined | None = None,
     no_path: str = "",
     data: Sequence[tuple[str, str]] = (),
 ) -> Page:
@@ -111,7 +109,7 @@ def run_page(
         across.section(found),
     ]
     if critical is not None:
-        sections.append(path.section(critical, joined))
+        sections.append(path.section(critical))
     sections.append(_measured_evidence(found))
     return Page(
         title="Communication report",
@@ -241,8 +239,8 @@ def _with_path(
 ) -> Page:
     warm.compile_critical_path()
     try:
-        path, joined = search(run, busiest(found))
+        critical = path_for_page(run, busiest(found))
     except FastcommError as error:
         why = f"No critical path: {error}"
         return run_page(found, paths, options=options, data=data, no_path=why)
-    return run_page(found, paths, options=options, critical=path, joined=joined, data=data)
+    return run_page(found, paths, options=options, critical=critical, data=data)
