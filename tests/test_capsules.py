@@ -3,8 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.joining import joined
+from fastcomm.critical_path.analysis import analyse, joined
 from fastcomm.isp.search import search_strategies
 from fastcomm.isp.sweep import SearchSweep, SweepPoint
 from fastcomm.readers.runs import OpenOptions, open_run

@@ -486,7 +486,7 @@ def test_look_ups_by_event_and_edge(path_of):
 def test_the_graph_goes_to_networkx(path_of):
     pytest.importorskip("networkx")
     found = path_of(op("a", 0, 20), call("cudaLaunchKernel", 5, 5, 1), work("gemm", 30, 5, 1))
-    graph = found.to_networkx()
+    graph = hta.CPGraph.of(found).to_networkx()
     assert graph.number_of_nodes() == 6
     assert graph.edges[0, 1]["weight"] == 5 * US
     assert graph.edges[0, 1]["object"].type == "critical_path_operator"

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.cli import main
-from fastcomm.critical_path.joining import joined
+from fastcomm.critical_path.analysis import joined
 from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write, write_nsys

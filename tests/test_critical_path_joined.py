@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_traces import table
 
-from fastcomm.critical_path.joining import joined
+from fastcomm.critical_path.analysis import joined
 from fastcomm.exchange import clocks
 from fastcomm.graph.graph import measured_delays
 from fastcomm.options import Window

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fastcomm.critical_path.joining import joined
+from fastcomm.critical_path.analysis import joined
 from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write

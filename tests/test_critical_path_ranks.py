@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import fastcomm
 from fastcomm.cli import main
-from fastcomm.critical_path.joining import JoinError, joined
+from fastcomm.critical_path.analysis import JoinError, joined
 from fastcomm.critical_path.what_if import Replay
+from fastcomm.errors import FastcommError
 from fastcomm.graph.edits import Edit
 from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
@@ -220,3 +222,49 @@ def test_the_command(tmp_path):
     assert json.loads(alone)["rank"] == 1
     what_if = ["what-if", *words[1:], "--scale", "name:gemm=0.5", "--json"]
     assert json.loads(CliRunner().invoke(main, what_if).stdout)["after_ns"] == 75 * US
+
+
+def answer(folder, *words):
+    words = ("critical-path", str(folder), "--annotation", "", "--json", *words)
+    done = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "window", "why"),
+    [
+        ([rank_events(60), rank_events(80, nelems=7)], "", "no communication of one group"),
+        ([rank_events(60), rank_events(100, ahead=3000)], "", "(clocks disagree: most"),
+        ([[*rank_events(60), k.mark("step", 0, 150)], rank_events(100)], "step", "rank1.json"),
+    ],
+    ids=["nothing in common", "clocks", "no such window"],
+)
+def test_where_ranks_cannot_be_joined_the_path_is_that_of_the_first(
+    tmp_path, ranks, window, why
+):
+    opened(tmp_path, *ranks)
+    found = answer(tmp_path, "--annotation", window)
+    note = found["notes"].pop(0)
+    assert note.startswith("this is the path of rank 0 alone: ranks cannot be joined (")
+    assert why in note
+    assert found == answer(tmp_path, "--annotation", window, "--rank", "0")
+    words = ["what-if", str(tmp_path), "--annotation", window, "--link", "2"]
+    assert "note: this is the path of rank 0 alone" in CliRunner().invoke(main, words).stdout
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_the_command_and_the_api_find_the_same_path(tmp_path, rank):
+    opened(tmp_path, rank_events(60), rank_events(100))
+    path = fastcomm.open(tmp_path).critical_path(annotation="", rank=rank)
+    assert path.ranks == ((0, 1) if rank is None else (1,))
+    words = [] if rank is None else ["--rank", str(rank)]
+    assert answer(tmp_path, *words) == path.to_dict()
+    assert path.by_rank()["rank"].to_pylist() == list(path.ranks)
+    assert path.what_if(fastcomm.scale("comm", 0.5)).after.ranks == path.ranks
+
+
+def test_a_path_through_several_ranks_is_not_saved(tmp_path):
+    found = path_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
+    with pytest.raises(FastcommError, match="a path through several ranks cannot be saved"):
+        found.save(str(tmp_path / "path"))

@@ -6,8 +6,7 @@ import pytest
 from commands import contents, invoke
 
 from fastcomm.analyses.critical_path import critical_path, trimmed
-from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.joining import joined
+from fastcomm.critical_path.analysis import analyse, joined
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write, write_nsys
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastcomm.analyses.replay import session_of, step_of
 from fastcomm.cli import main
-from fastcomm.critical_path.joining import joined
+from fastcomm.critical_path.analysis import joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
 from fastcomm.graph.edits import DurationChange, Edit

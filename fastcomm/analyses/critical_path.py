@@ -8,10 +8,9 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.descriptions import TraceEvents
-from fastcomm.critical_path.joining import JoinError, joined
+from fastcomm.critical_path.analysis import JoinError, analyse, joined
 from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path.rules import TraceEvents
 from fastcomm.critical_path.window import WindowError
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task, of_rank
@@ -157,9 +156,7 @@ class _RankWindow:
         except JoinError as error:
             return str(error), skipped
         if not path.across.clocks_agree:
-            why = (
-                "their clocks disagree: at most collectives, a rank ends before another arrives"
-            )
+            why = "clocks disagree: most collectives end on one rank before another arrives"
             return why, skipped
         expected = expected_ranks(ordered, self.world_size, skipped)
         path.across = replace(path.across, expected_ranks=expected)

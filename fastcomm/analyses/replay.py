@@ -10,8 +10,7 @@ from functools import partial
 import numpy as np
 
 from fastcomm.analyses.critical_path import Parts, together
-from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.joining import RunEvents, joined
+from fastcomm.critical_path.analysis import RunEvents, analyse, joined
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task
 from fastcomm.executors.local import executor_of

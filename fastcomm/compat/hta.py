@@ -9,27 +9,38 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.compat import hta_graph, hta_window
+from fastcomm.compat import hta_graph
+from fastcomm.compat.hta_graph import Clipped, Linked
 from fastcomm.critical_path import overlay, saved
-from fastcomm.critical_path.classes import Fact, short_name
-from fastcomm.critical_path.descriptions import EventDescriptions, TraceEvents
+from fastcomm.critical_path.analysis import source_notes
 from fastcomm.critical_path.overlay import Drawing
-from fastcomm.critical_path.result import CriticalPath, Edge, PathSource, source_notes
-from fastcomm.critical_path.rules import CORRECTED, PathRules
-from fastcomm.critical_path.window import TimeRange, WindowError, errors_of
+from fastcomm.critical_path.result import CriticalPath, PathSource
+from fastcomm.critical_path.rules import (
+    CORRECTED,
+    TYPES,
+    EventDescriptions,
+    Fact,
+    PathRules,
+    TraceEvents,
+    short_name,
+)
+from fastcomm.critical_path.window import TimeRange, WindowError, errors_of, instances
 from fastcomm.errors import FastcommError
-from fastcomm.graph.graph import EDGE_KIND, Graph, LongestPath, longest_path
+from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath, longest_path
 from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.run import RunTraces
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Flags, Ints
 from fastcomm_kernels.graph import NONE
+
+if TYPE_CHECKING:
+    import networkx
 
 _LOG = logging.getLogger("fastcomm")
 _SEARCHED_FROM_NS = -1000  # HTA takes a weight of so little for 0 in its search
@@ -77,6 +88,15 @@ RULES = PathRules(
     edge_kinds=("operator", "dependency", "launch", "kernel_kernel", "sync"),
     is_exact=False,
 )
+
+
+class Edge(NamedTuple):
+    """An edge as HTA names its parts."""
+
+    begin: int
+    end: int
+    type: str
+    weight: int
 
 
 class CPGraph(CriticalPath):
@@ -129,6 +149,15 @@ class CPGraph(CriticalPath):
         for name in ("breakdown", "_bound_by"):
             self.__dict__.pop(name, None)
 
+    def edges(self, at: Sequence[int] | np.ndarray[Any, Any]) -> list[Edge]:
+        """These edges as HTA names their parts."""
+        graph = self.graph
+        columns = (graph.source[at], graph.target[at], graph.kind[at], graph.weight[at])
+        return [
+            Edge(u, v, TYPES[EDGE_KINDS[kind]], weight)
+            for u, v, kind, weight in zip(*(c.tolist() for c in columns), strict=True)
+        ]
+
     @property
     def critical_path_nodes(self) -> list[int]:
         """The nodes of the path, from first to last."""
@@ -174,6 +203,17 @@ class CPGraph(CriticalPath):
         owned = np.flatnonzero(self.graph.owner != NONE)
         ids = self.events.ids(self.graph.owner[owned])
         return self.edges(owned[ids == event])
+
+    def to_networkx(self) -> "networkx.DiGraph[int]":
+        """The graph for networkx, which has to be installed."""
+        try:
+            import networkx
+        except ImportError as error:
+            raise FastcommError("to_networkx needs networkx: pip install networkx") from error
+        graph: networkx.DiGraph[int] = networkx.DiGraph()
+        for edge in self.edges(np.arange(len(self.graph.source))):
+            graph.add_edge(edge.begin, edge.end, weight=edge.weight, object=edge)
+        return graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,13 +283,13 @@ def find_path(
     the trace has no such window.
     """
     window = window or Window()
-    linked = hta_window.linked(trace, keep_last=keep_last)
+    linked = hta_graph.linked(trace, keep_last=keep_last)
     annotation, exact = window.annotation, window.exact
     if annotation is None:
         exact = window.step is not None
         annotation = f"ProfilerStep#{window.step}" if exact else "ProfilerStep"
     with errors_of(trace.meta.path):
-        clipped = hta_window.clipped(linked, annotation, window.instance, exact=exact)
+        clipped = clip(linked, annotation, window.instance, exact=exact)
     loads, times = window.data_load_events, clipped.window
     graph = hta_graph.build(clipped, loads, zero_launches=zero_weight_launches)
     trimmed = len(linked.rows) < trace.events.num_rows and linked.has_steps
@@ -267,6 +307,41 @@ def find_path(
     events = TraceEvents(trace)
     streams = events.describe(graph.event, ["stream"])["stream"].fill_null(-1)
     return CPGraph.search(graph, events, about, streams.to_numpy() != -1)
+
+
+def clip(found: Linked, annotation: str, instance: object, *, exact: bool = False) -> Clipped:
+    """The rows of a window; `WindowError` where there is no such window."""
+    rows = found.rows
+    window = TimeRange(start=0, stop=int(rows.stop.max(initial=0)))
+    inside = np.ones(len(rows), np.bool_)
+    if annotation:
+        marks = _marks(found, annotation, instances(instance), exact)
+        window = TimeRange(start=int(rows.start[marks].min()), stop=int(rows.stop[marks].max()))
+        inside = (rows.start >= window.start) & (rows.start <= window.stop)
+    host = inside & (rows.stream == -1) & (rows.stop > rows.start)
+    reached = np.zeros(len(rows), np.bool_)
+    reached[found.partner[host & (found.partner >= 0)]] = True
+    kept = host | (reached & (rows.stream != -1)) | rows.named(("Stream Wait Event",))
+    return Clipped(linked=found, rows=np.flatnonzero(kept), window=window)
+
+
+def _marks(found: Linked, annotation: str, wanted: tuple[int, int], exact: bool) -> Ints:
+    """The rows from one instance of an annotation to another.
+
+    HTA numbers the rows that match as they lie in its table, not in order of time.
+    """
+    rows = found.rows
+    named = rows.named((annotation,)) if exact else rows.containing(annotation)
+    marks = np.flatnonzero(named)
+    if not len(marks):
+        raise WindowError.no_annotation(annotation)
+    behind = found.has_steps & ~found.linking[marks]
+    marks = marks[np.lexsort((rows.position[marks], behind))]
+    first, last = wanted
+    if first >= len(marks):
+        raise WindowError.no_instance(annotation, first, len(marks))
+    chosen: Ints = marks[first : last + 1]
+    return chosen
 
 
 def overlay_critical_path_analysis(

@@ -3,47 +3,39 @@
 Times are nanoseconds. An event's id is its place in the trace's file.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.critical_path.across import RankJoin
-from fastcomm.critical_path.classes import FACTS, OWN, TYPES, classes, short_names
-from fastcomm.critical_path.descriptions import EventDescriptions, TraceEvents
-from fastcomm.critical_path.device_time import DeviceTime, step_note
-from fastcomm.critical_path.rules import PathRules
-from fastcomm.critical_path.window import TimeRange
+from fastcomm.critical_path.rules import (
+    FACTS,
+    OWN,
+    TYPES,
+    EventDescriptions,
+    PathRules,
+    TraceEvents,
+    classes,
+    short_names,
+)
+from fastcomm.critical_path.window import DeviceTime, TimeRange, step_note
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath
 from fastcomm.result import Result
-from fastcomm.trace.schema import KIND
-from fastcomm.trace.trace import Trace
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import Flags, Ints
 
 if TYPE_CHECKING:
-    import networkx
-
     from fastcomm.critical_path.dependencies import DataDependencies
     from fastcomm.critical_path.what_if import WhatIf
     from fastcomm.graph.edits import Edit
     from fastcomm.trace.run import SkippedRank
 
 _MOST_CLASSES = 3
-
-
-class Edge(NamedTuple):
-    """An edge as HTA names its parts."""
-
-    begin: int
-    end: int
-    type: str
-    weight: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +54,6 @@ class PathSource:
     def noting(self, note: str) -> Self:
         """Return this with one more note, before all others."""
         return replace(self, notes=(note, *self.notes))
-
-
-def source_notes(trace: Trace) -> list[str]:
-    """Return what a user should know of a trace before trusting its path."""
-    kind = trace.events["kind"].to_numpy()
-    if not np.isin(kind, [KIND[name] for name in ("kernel", "memcpy", "memset")]).any():
-        return ["no device work: the path is that of the host"]
-    if not (kind == KIND["sync"]).any():
-        return [
-            "no cuda_sync events (enable_cuda_sync_events in the profiler's experimental "
-            "options): what waits for the device is guessed"
-        ]
-    return []
 
 
 class CriticalPath(Result):
@@ -100,7 +79,8 @@ class CriticalPath(Result):
         self.on_device = on_device  # by node
         self.path = path  # None where the graph has no valid one
         self.slack = slack  # by edge of the path; -1: nothing else was near
-        self.across = across or RankJoin.of_one(about.rank, len(graph.event))
+        if across is not None:
+            self.across = across
         self.data: DataDependencies | None = None
         self.failed: tuple[SkippedRank, ...] = ()
         self.warnings: tuple[str, ...] = ()
@@ -124,6 +104,11 @@ class CriticalPath(Result):
         if self.path is None:
             raise FastcommError(f"{self.about.path}: the graph has no critical path")
         return self.path
+
+    @cached_property
+    def across(self) -> RankJoin:
+        """How the ranks are joined."""
+        return RankJoin.of_one(self.about.rank, len(self.graph.event))
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -153,15 +138,6 @@ class CriticalPath(Result):
     def event_count(self) -> int:
         """How many events are on the path."""
         return len(np.unique(self.graph.event[self.found.nodes]))
-
-    def edges(self, at: Sequence[int] | np.ndarray[Any, Any]) -> list[Edge]:
-        """These edges as HTA names their parts."""
-        graph = self.graph
-        columns = (graph.source[at], graph.target[at], graph.kind[at], graph.weight[at])
-        return [
-            Edge(u, v, TYPES[EDGE_KINDS[kind]], weight)
-            for u, v, kind, weight in zip(*(c.tolist() for c in columns), strict=True)
-        ]
 
     @property
     def length_ns(self) -> int:
@@ -391,17 +367,6 @@ class CriticalPath(Result):
         from fastcomm.critical_path.saved import save  # which needs this module
 
         return save(self, out_dir)
-
-    def to_networkx(self) -> "networkx.DiGraph[int]":
-        """The graph for networkx, which has to be installed."""
-        try:
-            import networkx
-        except ImportError as error:
-            raise FastcommError("to_networkx needs networkx: pip install networkx") from error
-        graph: networkx.DiGraph[int] = networkx.DiGraph()
-        for edge in self.edges(np.arange(len(self.graph.source))):
-            graph.add_edge(edge.begin, edge.end, weight=edge.weight, object=edge)
-        return graph
 
 
 def _sums(table: pa.Table, key: str) -> dict[str, int]:

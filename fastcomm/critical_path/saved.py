@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 
 from fastcomm import inputs, parquet
 from fastcomm.aside import aside
-from fastcomm.critical_path.descriptions import EVENT, SavedEvents
 from fastcomm.critical_path.result import CriticalPath, PathSource
-from fastcomm.critical_path.rules import CORRECTED, PathRules
+from fastcomm.critical_path.rules import CORRECTED, EVENT, PathRules, SavedEvents
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KINDS, Graph
