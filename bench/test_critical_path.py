@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 from tiled import tiled
 
-from fastcomm.compat import hta_graph, hta_window
+from fastcomm.compat import hta, hta_graph
 from fastcomm.critical_path import corrected
-from fastcomm.critical_path.analysis import analyse
+from fastcomm.critical_path.analysis import analyse, joined
 from fastcomm.critical_path.overlay import Drawing, write
-from fastcomm.critical_path.ranks import joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.edits import Edit
@@ -90,8 +89,8 @@ def test_the_corrected_path(bar, large, definition):
 
 def test_the_path_of_hta(bar, large, definition):
     run, count = definition
-    linked = hta_window.linked(large, keep_last=True)
-    clipped = hta_window.clipped(linked, "", 0)
+    linked = hta_graph.linked(large, keep_last=True)
+    clipped = hta.clip(linked, "", 0)
 
     def ours():
         graph = hta_graph.build(clipped)

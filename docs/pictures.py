@@ -17,9 +17,12 @@ sys.path.insert(0, str(DOCS.parent / "tests"))
 
 import html_page
 
+from fastcomm.analyses.critical_path import critical_path
 from fastcomm.analyses.report import RunPath
-from fastcomm.critical_path.ranks import join_ranks
-from fastcomm.metrics.partial import Partial, merge
+from fastcomm.metrics.partial import (
+    Partial,
+    merge,
+)
 from fastcomm.metrics.result import answer
 from fastcomm.report.html import render, run_page
 from fastcomm.synthetic import Job, write
@@ -46,9 +49,9 @@ def _pages(folder: Path) -> tuple[Path, Path]:
     write(Job.of(ranks=8), folder / "demo")
     run = open_run(folder / "demo", options=OpenOptions(whole=True))
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
-    joined = join_ranks(run)
+    path = critical_path(run)
     found = answer(merge(parts), byte_kind="payload", link=_LINK)
-    demo = run_page.run_page(found, ["demo"], critical=RunPath(path=joined.path, joined=joined))
+    demo = run_page.run_page(found, ["demo"], critical=RunPath(path=path))
     write(Job.of(ranks=8, straggler=None), folder / "even")
     run = open_run(folder / "even")
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]

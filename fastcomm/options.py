@@ -137,19 +137,15 @@ class Window(CheckedOptions):
 class PathOptions(Window):
     """The window and the ranks of a critical path.
 
-    `rank` is the rank whose path is searched, by default the first; `all_ranks` searches one
-    path through all ranks, which collectives join.
+    `rank` is the one rank whose path is searched; by default it goes through all ranks.
     """
 
     rank: int | None = None
-    all_ranks: bool = False
 
     def __post_init__(self) -> None:
-        """Check that ranks do not contradict each other."""
+        """Check that the rank is in its range."""
         Window.__post_init__(self)
         _check_numbers("rank", [] if self.rank is None else [self.rank])
-        if self.all_ranks and self.rank is not None:
-            raise ConfigError("all_ranks and rank contradict each other; give one of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,6 @@ from fastcomm.trace.run import named_ranks
 
 if TYPE_CHECKING:
     from fastcomm.analyses.info import Info
-    from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.result import CriticalPath
     from fastcomm.executors.executor import Executor
     from fastcomm.metrics.result import Metrics
@@ -107,33 +106,26 @@ class Run:
         )
 
     @takes(PathOptions)
-    def critical_path(self, options: PathOptions) -> "CriticalPath | Joined":
+    def critical_path(self, options: PathOptions) -> "CriticalPath":
         """Find the critical path of a window as `fastcomm critical-path` does.
 
-        It is the path of one rank, by default of the first; with `all_ranks` one path through
-        all ranks, which collectives join.
+        It goes through all ranks, which collectives join, or is that of `rank`. Where ranks
+        cannot be joined it is that of the first one, and the first of its `notes` says why.
 
         Raises
         ------
         FastcommError
-            If there is no such window, or ranks share no communication that would join them.
+            If there is no such window, or a rank cannot be read.
 
         """
-        from fastcomm.analyses.critical_path import join
-        from fastcomm.critical_path.analysis import analyse
+        from fastcomm.analyses.critical_path import critical_path
 
-        loads = options.data_load_events
-        if options.all_ranks:
-            joined, _ = join(
-                self._whole,
-                options,
-                loads,
-                workers=self._executor,
-                keep_going=self.options.keep_going,
-            )
-            return joined
-        rank = self.ranks[0] if options.rank is None else options.rank
-        return analyse(self.read(rank), options, data_load=loads)
+        return critical_path(
+            self._whole,
+            options,
+            workers=self._executor,
+            keep_going=self.options.keep_going,
+        )
 
     @takes(Window)
     def replay(self, options: Window) -> "Session":
@@ -150,7 +142,6 @@ class Run:
         step = step_of(
             self._whole,
             options,
-            options.data_load_events,
             workers=self._executor,
             keep_going=self.options.keep_going,
         )

@@ -3,8 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.ranks import join_ranks
+from fastcomm.critical_path.analysis import analyse, joined
 from fastcomm.isp.search import SearchSweep, SweepPoint, search_strategies
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write
@@ -24,9 +23,9 @@ def test_a_path_is_its_table_of_edges(run):
 
 
 def test_a_joined_path_is_its_table_of_edges_with_ranks(run):
-    joined = join_ranks(run)
-    assert "rank" in joined.breakdown.column_names
-    assert pa.table(joined).equals(joined.breakdown)
+    path = joined({rank: run.read(rank) for rank in run.ranks})
+    assert "rank" in path.breakdown.column_names
+    assert pa.table(path).equals(path.breakdown)
 
 
 def test_a_search_is_its_table_of_strategies():

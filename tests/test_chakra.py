@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from fastcomm.cli import main
-from fastcomm.critical_path import chakra
-from fastcomm.critical_path.chakra import Written, group_number, write_groups
+from fastcomm.compat import chakra
+from fastcomm.compat.chakra import Written, group_number, write_groups
 from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write

@@ -67,7 +67,7 @@ def test_every_command_suggested_by_the_page_of_a_path_works(tmp_path):
     folder, page = tmp_path / "a run", tmp_path / "page.html"
     write(Job.of(steps=2), folder)
     words = [folder, "--step", "11", "--ranks", "4-7"]
-    for whose in (["--all-ranks"], ["--rank", "6"]):
+    for whose in ([], ["--rank", "6"]):
         run(["critical-path", *words, *whose, "--html", page])
         tree = parsed(without_scripts(page.read_text("utf-8")))
         commands = [each.children[0].text for each in tree.all("div", class_="command")]
@@ -99,7 +99,7 @@ def test_a_run_with_a_skipped_rank_is_suggested_commands_that_skip_it_too(tmp_pa
     run(["metrics", folder, "--keep-going", "--html", page], 3)
     tree = parsed(without_scripts(page.read_text("utf-8")))
     (command,) = [each.children[0].text for each in tree.all("div", class_="command")]
-    assert command == f"fastcomm critical-path {folder} --all-ranks --keep-going"
+    assert command == f"fastcomm critical-path {folder} --keep-going"
     run(shlex.split(command)[1:], 3)
 
 
@@ -109,7 +109,8 @@ def test_no_critical_path_is_suggested_where_compute_is_not_known(tmp_path):
     found = compute_metrics(open_run(folder))
     (finding,) = found.findings
     assert (
-        Suggestions(metrics=found, arguments=["x"]).next(finding).line.endswith("--all-ranks")
+        Suggestions(metrics=found, arguments=["x"]).next(finding).line
+        == "fastcomm critical-path x"
     )
     unknown = replace(found, lacks={"compute": found.ranks})
     assert Suggestions(metrics=unknown, arguments=["x"]).next(finding) is None

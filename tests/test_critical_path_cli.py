@@ -287,7 +287,7 @@ def test_ranks_without_a_trace_and_foreign_files_are_named_in_warnings(one_unope
 
 def test_a_path_through_all_ranks_says_which_ranks_have_no_trace(tmp_path):
     write(Job.of(4, pp=2, steps=2, micro_batches=2, layers=2), tmp_path)
-    words = (tmp_path, "--all-ranks")
+    words = (tmp_path,)
     done = invoke(*words)
     assert done.stdout.startswith("all ranks, rules corrected: ")
     assert "warning" not in done.stderr

@@ -1,6 +1,7 @@
 """The corrected rules: what bound each moment, and where they differ from those of HTA."""
 
 import json
+from dataclasses import replace
 
 import kineto_text as k
 import numpy as np
@@ -70,7 +71,7 @@ def test_the_steps_of_a_path_tile_the_span(folder, document):
     path = folder / "rank0.json"
     path.write_text(json.dumps(document))
     try:
-        found = analyse(read(path), WHOLE, data_load=["data_load"])
+        found = analyse(read(path), replace(WHOLE, data_load_events=["data_load"]))
     except FastcommError:
         return  # an empty trace
     graph = found.graph
@@ -375,7 +376,10 @@ def test_communication_is_what_the_table_says_and_has_a_tag(path_of):
 
 
 def test_loading_of_data_is_found_by_expression(path_of):
-    found = path_of(op("enumerate(DataLoader)#next", 0, 10), data_load=[r"DataLoader.*next"])
+    found = path_of(
+        op("enumerate(DataLoader)#next", 0, 10),
+        wanted=replace(WHOLE, data_load_events=[r"DataLoader.*next"]),
+    )
     assert found.summary_ns() == {"data_loading": 10 * US}
 
 
@@ -482,7 +486,7 @@ def test_look_ups_by_event_and_edge(path_of):
 def test_the_graph_goes_to_networkx(path_of):
     pytest.importorskip("networkx")
     found = path_of(op("a", 0, 20), call("cudaLaunchKernel", 5, 5, 1), work("gemm", 30, 5, 1))
-    graph = found.to_networkx()
+    graph = hta.CPGraph.of(found).to_networkx()
     assert graph.number_of_nodes() == 6
     assert graph.edges[0, 1]["weight"] == 5 * US
     assert graph.edges[0, 1]["object"].type == "critical_path_operator"

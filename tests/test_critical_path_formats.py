@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.cli import main
-from fastcomm.critical_path.ranks import joined
+from fastcomm.critical_path.analysis import joined
 from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write, write_nsys
@@ -78,7 +78,9 @@ def test_all_formats_have_one_path_where_they_know_the_same(traces):
 def test_all_formats_say_who_waited_for_whom(traces):
     found = {name: joined(of, Window(annotation="")) for name, of in traces.items()}
     tables = [
-        each.collectives.drop_columns(["instance", "slack_ns", "tag", "group"]).to_pylist()
+        each.across.collectives.drop_columns(
+            ["instance", "slack_ns", "tag", "group"]
+        ).to_pylist()
         for each in found.values()
     ]
     rows = [sorted(table, key=lambda row: (row["rank"], row["start"])) for table in tables]
@@ -87,14 +89,14 @@ def test_all_formats_say_who_waited_for_whom(traces):
     # Two messages a micro-batch and boundary, from and to each of two ranks a stage, and steps.
     assert ops["SendRecv"] == 2 * (2 * JOB.micro_batches * (JOB.pp - 1) * 2) * JOB.steps
     assert ops["Broadcast"] == 8 * JOB.steps
-    assert all(each.violations == 0 for each in found.values())
+    assert all(each.across.violations == 0 for each in found.values())
     worst = [each.hold_ups().slice(0, 1)["rank"].to_pylist() for each in found.values()]
     assert worst == [[JOB.straggler]] * len(FORMATS)
 
 
 def test_a_message_is_not_over_before_it_was_sent(traces):
     found = joined(traces["kineto"], Window(annotation=""))
-    messages = [row for row in found.collectives.to_pylist() if row["op"] == "SendRecv"]
+    messages = [row for row in found.across.collectives.to_pylist() if row["op"] == "SendRecv"]
     by_instance = {}
     for row in messages:
         by_instance.setdefault(row["instance"], []).append(row)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_traces import table
 
-from fastcomm.critical_path.ranks import joined
+from fastcomm.critical_path.analysis import joined
 from fastcomm.exchange import clocks
 from fastcomm.graph.graph import measured_delays
 from fastcomm.options import Window
@@ -173,13 +173,13 @@ def test_the_path_of_any_operations_is_the_one_by_definition(rows):
     if not is_joined(rows):
         return
     found = found_of(rows)
-    assert found.violations == 0
+    assert found.across.violations == 0
     steps = [
         (row["rank"] - 10, row["start_ns"], row["stop_ns"])
         for row in found.breakdown.to_pylist()
         if row["duration_ns"]
     ]
-    assert sum(stop - start for _, start, stop in steps) == found.path.wall_ns
+    assert sum(stop - start for _, start, stop in steps) == found.wall_ns
     starts = [row.start for mine in rows for row in mine[1:]]
     if len(set(starts)) == len(starts):  # at ties several paths are right
         assert steps == oracle.path(rows)
@@ -189,7 +189,7 @@ def test_the_path_of_any_operations_is_the_one_by_definition(rows):
         for rank, mine in enumerate(rows)
         for k, row in enumerate(mine)
     }
-    for row in found.collectives.to_pylist():
+    for row in found.across.collectives.to_pylist():
         rank, k = places[row["rank"], row["start"]]
         assert row["arrived"] == oracle.arrived(rows, rank, k)
         assert row["wait_ns"] == row["arrived"] - row["start"]
@@ -211,7 +211,7 @@ def test_slack_is_what_the_longest_chain_behind_a_node_leaves(rows):
     if not is_joined(rows):
         return
     found = found_of(rows)
-    path, graph = found.path, networkx.DiGraph()
+    path, graph = found, networkx.DiGraph()
     graph.add_nodes_from(range(len(path.graph.time)))
     edges = zip(
         path.graph.source,
@@ -222,16 +222,16 @@ def test_slack_is_what_the_longest_chain_behind_a_node_leaves(rows):
     for source, target, weight in edges:
         graph.add_edge(int(source), int(target), weight=int(weight))
     end = int(path.graph.time.max())
-    for node, ns in enumerate(found.slack.tolist()):
+    for node, ns in enumerate(found.across.slack.tolist()):
         assert ns == end - chain(graph, node) - int(path.graph.time[node])
-    assert found.slack.min() == 0 <= found.slack[path.found.nodes].max()
-    assert (found.slack[path.found.nodes] == 0).all()
+    assert found.across.slack.min() == 0 <= found.across.slack[path.found.nodes].max()
+    assert (found.across.slack[path.found.nodes] == 0).all()
     by_rank = found.by_rank().to_pylist()
     assert min(row["slack_ns"] for row in by_rank) == 0
 
 
 def parts_of(found, op):
-    return [row for row in found.collectives.to_pylist() if row["op"] == op]
+    return [row for row in found.across.collectives.to_pylist() if row["op"] == op]
 
 
 def test_a_broadcast_waits_for_its_root_alone():
@@ -272,7 +272,7 @@ def test_a_send_that_is_gone_before_it_is_received_did_not_wait():
     found = found_of(clock.rows)
     sent, received = parts_of(found, "SendRecv")
     assert (sent["stop"], sent["wait_ns"], received["wait_ns"]) == (15, 0, 0)
-    assert found.violations == 0
+    assert found.across.violations == 0
 
 
 def test_a_receive_before_its_send_is_a_violation():
@@ -282,8 +282,8 @@ def test_a_receive_before_its_send_is_a_violation():
     clock.exchange([(0, 1)], (5, 5, 5))
     clock.rows[1][-1].stop = 40
     found = found_of(clock.rows)
-    assert found.violations == 1
-    assert "1 ends are before the last arrival, clocks aligned" in found.path.about.notes
+    assert found.across.violations == 1
+    assert "1 ends are before the last arrival, clocks aligned" in found.about.notes
 
 
 def test_a_message_that_the_other_side_lacks_is_not_joined_and_shifts_no_other():
@@ -301,7 +301,7 @@ def test_a_message_that_the_other_side_lacks_is_not_joined_and_shifts_no_other()
     for each in messages:
         ends.setdefault(each["instance"], []).append((each["rank"], each["stop"]))
     assert list(ends.values()) == [[(10, 60), (11, 60)], [(10, 70), (11, 70)]]
-    (note,) = (note for note in found.path.about.notes if "messages" in note)
+    (note,) = (note for note in found.about.notes if "messages" in note)
     assert note == "1 messages lack their other side and are not joined"
 
 
@@ -316,7 +316,7 @@ def test_a_broadcast_without_a_root_is_not_joined(said):
         rows[-1].root = said
     found = found_of(clock.rows)
     assert not parts_of(found, "Broadcast")
-    assert any("root or peers are unknown" in note for note in found.path.about.notes)
+    assert any("root or peers are unknown" in note for note in found.about.notes)
 
 
 def test_two_roots_of_one_broadcast_contradict_each_other():
@@ -327,4 +327,4 @@ def test_two_roots_of_one_broadcast_contradict_each_other():
     clock.together("Broadcast", (5, 5, 5), root=0)
     clock.rows[2][-1].root = 2
     found = found_of(clock.rows)
-    assert any("do not match in size or root" in note for note in found.path.about.notes)
+    assert any("do not match in size or root" in note for note in found.about.notes)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fastcomm.critical_path.ranks import joined
+from fastcomm.critical_path.analysis import joined
 from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write
@@ -61,7 +61,7 @@ def whole(traces):
 def met(found):
     """The members of all collectives and messages, with what is said of each; by rank."""
     names = ("rank", "op", "start", "stop", "arrived", "wait_ns", "transfer_ns", "held_up_ns")
-    return {tuple(row[name] for name in names) for row in found.collectives.to_pylist()}
+    return {tuple(row[name] for name in names) for row in found.across.collectives.to_pylist()}
 
 
 def aside(found, begin, end):
@@ -89,7 +89,7 @@ def test_a_lost_event_costs_the_path_itself_alone(tmp_path, folder, traces, whol
     (lost,) = filter(None, [rewrite(path, rank, which) for path in tmp_path.iterdir()])
     lossy = open_run(tmp_path, options=OpenOptions(whole=True)).read(rank)
     found = joined(traces | {rank: lossy}, WHOLE)
-    assert found.violations == 0
+    assert found.across.violations == 0
     ended = round((lost["ts"] + lost["dur"]) * 1000) + traces[rank].meta.base
     gone = met(whole) - met(found)
     assert met(found) < met(whole)
@@ -98,7 +98,7 @@ def test_a_lost_event_costs_the_path_itself_alone(tmp_path, folder, traces, whol
     assert all(abs(stop - ended) < 1_000 for _, _, _, stop, *_ in gone)
     begin = min(start for _, _, start, *_ in gone)
     assert aside(found, begin, ended) == aside(whole, begin, ended)
-    assert found.path.wall_ns == whole.path.wall_ns
+    assert found.wall_ns == whole.wall_ns
     kind = "messages lack" if "PIPELINE" in which else "collectives are on one rank alone"
-    (note,) = (note for note in found.path.about.notes if kind in note)
+    (note,) = (note for note in found.about.notes if kind in note)
     assert note.startswith("1 ")

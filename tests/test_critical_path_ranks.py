@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import fastcomm
 from fastcomm.cli import main
-from fastcomm.critical_path.ranks import join_ranks, joined
+from fastcomm.critical_path.analysis import JoinError, joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
 from fastcomm.graph.edits import Edit
@@ -51,20 +52,24 @@ def opened(folder, *ranks):
     return open_run(folder, options=OpenOptions(whole=True))
 
 
+def path_of(run, window):
+    return joined({rank: run.read(rank) for rank in run.ranks}, window)
+
+
 def steps(found):
     rows = found.breakdown.to_pylist()
     return [(r["rank"], r["bound_by"], r["duration_ns"] / US) for r in rows if r["duration_ns"]]
 
 
 def test_the_path_goes_through_the_last_that_arrives(tmp_path):
-    found = join_ranks(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
+    found = path_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
     assert steps(found) == [
         (1, "gpu_kernel_launch_overhead", 10),
         (1, "gpu_compute_bound", 100),
         (1, "gpu_communication_bound", 10),
         (1, "gpu_compute_bound", 5),
     ]
-    assert found.path.length_ns == found.path.wall_ns == 125 * US
+    assert found.length_ns == found.wall_ns == 125 * US
     first, second = found.by_rank().to_pylist()
     assert first == {
         "rank": 0,
@@ -79,11 +84,11 @@ def test_the_path_goes_through_the_last_that_arrives(tmp_path):
     }
     assert (second["held_up_ns"], second["arrival_slack_ns"]) == (40 * US, 0)
     assert second["arrived_last"] == 1
-    assert found.violations == 0
+    assert found.across.violations == 0
 
 
 def test_the_path_crosses_where_another_rank_ends_last(tmp_path):
-    found = join_ranks(
+    found = path_of(
         opened(tmp_path, rank_events(60, after=50), rank_events(100, after=5)), WHOLE
     )
     assert found.crossings == 1
@@ -95,8 +100,8 @@ def test_the_path_crosses_where_another_rank_ends_last(tmp_path):
 
 
 def test_a_faster_straggler_is_a_faster_step_until_another_rank_is_last(tmp_path):
-    found = join_ranks(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
-    replay = Replay(found.path)
+    found = path_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
+    replay = Replay(found)
     assert replay.run([]).replay_error_ns == 0
     assert replay.span([Edit(action="scale", what="name:gemm", value=0.5)]) == 75 * US
     assert replay.span([Edit(action="scale", what="comm", value=0)]) == 115 * US
@@ -113,9 +118,9 @@ def test_clocks_are_aligned_first(tmp_path):
             args = {"device": 0, "correlation": 10 + n, "Seq": 5 + n, **group}
             rows += [k.launch(at - 5, 10 + n), k.all_reduce(at, 10, 7, **args)]
         both.append(rows)
-    found = join_ranks(opened(tmp_path, *both), WHOLE)
-    assert found.offsets == {0: 0, 1: 3000 * US}
-    assert found.path.length_ns == 310 * US
+    found = path_of(opened(tmp_path, *both), WHOLE)
+    assert found.across.offsets == {0: 0, 1: 3000 * US}
+    assert found.length_ns == 310 * US
     assert found.by_rank().to_pylist()[0]["wait_ns"] == 40 * US
 
 
@@ -138,29 +143,29 @@ def test_an_end_before_the_last_arrival_is_a_violation(tmp_path):
                     **{**PAIR, "Group_size": 2},
                 ),
             ]
-    found = join_ranks(opened(tmp_path, *ranks), WHOLE)
-    assert found.violations == 1
-    assert "1 ends are before the last arrival, clocks aligned" in found.path.about.notes
-    assert found.path.length_ns == found.path.wall_ns
+    found = path_of(opened(tmp_path, *ranks), WHOLE)
+    assert found.across.violations == 1
+    assert "1 ends are before the last arrival, clocks aligned" in found.about.notes
+    assert found.length_ns == found.wall_ns
 
 
 def test_what_does_not_match_is_not_joined(tmp_path):
-    with pytest.raises(FastcommError, match="no communication of one group is on two of these"):
-        join_ranks(opened(tmp_path, rank_events(60), rank_events(80, nelems=7)), WHOLE)
+    with pytest.raises(JoinError, match="no communication of one group is on two of these"):
+        path_of(opened(tmp_path, rank_events(60), rank_events(80, nelems=7)), WHOLE)
 
 
 def test_missing_ranks_make_the_path_partial(tmp_path):
     group = {"Group_size": 3, "Process_Group_Ranks": "[0, 1, 2]", "Process_Group_Name": "9"}
     run = opened(tmp_path, rank_events(60, **group), rank_events(100, **group))
-    found = join_ranks(run, WHOLE)
-    assert "1 of 1 collectives lack ranks: the path is partial" in found.path.about.notes
+    found = path_of(run, WHOLE)
+    assert "1 of 1 collectives lack ranks: the path is partial" in found.about.notes
 
 
 def behind_attention(found, rank):
     """By how much a rank comes later than the others to the sums behind its attentions."""
     return sum(
         row["is_last"] * row["held_up_ns"] - row["wait_ns"]
-        for row in found.collectives.to_pylist()
+        for row in found.across.collectives.to_pylist()
         if (row["rank"], row["tag"], row["op"]) == (rank, "TP", "ReduceScatter")
     )
 
@@ -176,12 +181,12 @@ def test_the_planted_straggler_holds_the_others_up(tmp_path):
     by_rank = {row["rank"]: row for row in found.by_rank().to_pylist()}
     assert max(by_rank, key=lambda rank: by_rank[rank]["held_up_ns"]) == job.straggler
     assert min(by_rank, key=lambda rank: by_rank[rank]["wait_ns"]) == job.straggler
-    assert found.violations == 0
-    assert set(found.offsets.values()) == {0}
-    graph = found.path.graph
+    assert found.across.violations == 0
+    assert set(found.across.offsets.values()) == {0}
+    graph = found.graph
     assert (graph.source < graph.target).all()
     assert (np.diff(graph.target) >= 0).all()
-    assert sum(found.path.summary_ns().values()) == found.path.wall_ns
+    assert sum(found.summary_ns().values()) == found.wall_ns
     worst = found.hold_ups().slice(0, 1).to_pylist()[0]
     assert (worst["rank"], worst["tag"]) == (job.straggler, "TP")
     # Its tensor-parallel peer waits at each of its attentions for what it is slower by.
@@ -202,7 +207,7 @@ def test_the_planted_straggler_holds_the_others_up(tmp_path):
 
 def test_the_command(tmp_path):
     opened(tmp_path, rank_events(60), rank_events(100))
-    words = ["critical-path", str(tmp_path), "--all-ranks", "--annotation", ""]
+    words = ["critical-path", str(tmp_path), "--annotation", ""]
     text = CliRunner().invoke(main, words, catch_exceptions=False).stdout
     assert "all ranks, rules corrected: 12 events" in text
     assert "The path goes from rank to rank 0 times. Clocks moved: none." in text
@@ -213,7 +218,53 @@ def test_the_command(tmp_path):
     assert [row["rank"] for row in found["ranks"]] == [0, 1]
     assert found["edges"]["join"] == 2
     assert {path.name for path in out.iterdir()} >= {"ranks.csv", "collectives.parquet"}
-    refused = CliRunner().invoke(main, [*words, "--rank", "0"])
-    assert "--all-ranks and --rank contradict each other" in refused.stderr
+    alone = CliRunner().invoke(main, [*words, "--json", "--rank", "1"]).stdout
+    assert json.loads(alone)["rank"] == 1
     what_if = ["what-if", *words[1:], "--scale", "name:gemm=0.5", "--json"]
     assert json.loads(CliRunner().invoke(main, what_if).stdout)["after_ns"] == 75 * US
+
+
+def answer(folder, *words):
+    words = ("critical-path", str(folder), "--annotation", "", "--json", *words)
+    done = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "window", "why"),
+    [
+        ([rank_events(60), rank_events(80, nelems=7)], "", "no communication of one group"),
+        ([rank_events(60), rank_events(100, ahead=3000)], "", "(clocks disagree: most"),
+        ([[*rank_events(60), k.mark("step", 0, 150)], rank_events(100)], "step", "rank1.json"),
+    ],
+    ids=["nothing in common", "clocks", "no such window"],
+)
+def test_where_ranks_cannot_be_joined_the_path_is_that_of_the_first(
+    tmp_path, ranks, window, why
+):
+    opened(tmp_path, *ranks)
+    found = answer(tmp_path, "--annotation", window)
+    note = found["notes"].pop(0)
+    assert note.startswith("this is the path of rank 0 alone: ranks cannot be joined (")
+    assert why in note
+    assert found == answer(tmp_path, "--annotation", window, "--rank", "0")
+    words = ["what-if", str(tmp_path), "--annotation", window, "--link", "2"]
+    assert "note: this is the path of rank 0 alone" in CliRunner().invoke(main, words).stdout
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_the_command_and_the_api_find_the_same_path(tmp_path, rank):
+    opened(tmp_path, rank_events(60), rank_events(100))
+    path = fastcomm.open(tmp_path).critical_path(annotation="", rank=rank)
+    assert path.ranks == ((0, 1) if rank is None else (1,))
+    words = [] if rank is None else ["--rank", str(rank)]
+    assert answer(tmp_path, *words) == path.to_dict()
+    assert path.by_rank()["rank"].to_pylist() == list(path.ranks)
+    assert path.what_if(fastcomm.scale("comm", 0.5)).after.ranks == path.ranks
+
+
+def test_a_path_through_several_ranks_is_not_saved(tmp_path):
+    found = path_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
+    with pytest.raises(FastcommError, match="a path through several ranks cannot be saved"):
+        found.save(str(tmp_path / "path"))

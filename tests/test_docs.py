@@ -126,7 +126,6 @@ def test_the_python_page_knows_every_option_and_name():
     known = words(text_of("docs/python.md"))
     for kind in (ReadOptions, MetricsOptions, PathOptions, StragglerOptions):
         assert {each.name for each in fields(kind)} - {
-            "all_ranks",
             "rank",
             "with_tables",
         } <= known

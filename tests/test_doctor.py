@@ -84,7 +84,7 @@ def test_an_optional_package_that_is_missing_is_no_fault(monkeypatch):
         doctor, "installed", lambda name: None if name == "networkx" else theirs(name)
     )
     said = found()["networkx"]
-    assert said == {"found": "not installed: no CriticalPath.to_networkx", "state": "ok"}
+    assert said == {"found": "not installed: no hta.CPGraph.to_networkx", "state": "ok"}
 
 
 def flip(path, place):

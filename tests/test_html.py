@@ -84,7 +84,7 @@ def test_the_page_has_the_headline_and_the_findings_of_the_terminal_in_their_ord
     assert [words.plain(each.title) for each in page.findings] == [
         each.text for each in found.findings
     ]
-    assert page.findings[0].command == "fastcomm critical-path traces/ --all-ranks"
+    assert page.findings[0].command == "fastcomm critical-path traces/"
     lead = next(each.lead for each in page.sections if each.name == "ranks")
     assert words.plain(lead).startswith("Rank 5 computes the most")
 
@@ -288,7 +288,7 @@ ASKED = ["--model", "7B", "--global-batch", "4Mi"]
 COMMANDS = {
     "metrics": ["metrics", "RUN", "--link-bandwidth", "50GB/s"],
     "critical-path": ["critical-path", "RUN", "--rank", "3"],
-    "critical-path --all-ranks": ["critical-path", "RUN", "--all-ranks"],
+    "critical-path of all ranks": ["critical-path", "RUN"],
     "what-if": ["what-if", "RUN", "--scale", "comm:TP=0.5", "--scale", "comm:DP=0.5:1:0.25"],
     "isp": ["isp", *ASKED, "--world-size", "64", "--seq-len", "8Ki"],
     "isp sweep": ["isp", *ASKED, "--world-size", "64,128", "--seq-len", "4Ki,64Ki"],
@@ -302,7 +302,7 @@ RECORDED = {
 CHARTS = {
     "metrics": "breakdown",
     "critical-path": "path-strip",
-    "critical-path --all-ranks": "path-strip",
+    "critical-path of all ranks": "path-strip",
     "what-if": "sweep-0",
     "isp": "front-chart",
     "isp sweep": "sweep-chart",

@@ -5,9 +5,8 @@ import json
 import pytest
 from commands import contents, invoke
 
-from fastcomm.analyses.critical_path import join, trimmed
-from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.ranks import join_ranks
+from fastcomm.analyses.critical_path import critical_path, trimmed
+from fastcomm.critical_path.analysis import analyse, joined
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write, write_nsys
 
@@ -36,18 +35,19 @@ def test_a_rank_without_what_nobody_asks_for_says_the_same(run):
 
 
 def test_the_path_is_that_of_whole_traces(run):
-    whole, (found, left_out) = join_ranks(run), join(run)
-    assert left_out == ()
+    whole = joined({rank: run.read(rank) for rank in run.ranks})
+    found = critical_path(run)
+    assert found.failed == ()
     assert found.to_dict() == whole.to_dict()
     assert found.breakdown.equals(whole.breakdown)
-    assert found.collectives.equals(whole.collectives)
-    assert found.path.event_ids == whole.path.event_ids
+    assert found.across.collectives.equals(whole.across.collectives)
+    assert found.event_ids == whole.event_ids
 
 
 @pytest.mark.parametrize("words", [["--workers", "2"], ["--dask", "local:1"]])
 def test_the_result_is_that_of_one_process(tmp_path, words):
     write(Job.of(ranks=4), tmp_path / "run")
-    command = ["critical-path", tmp_path / "run", "--all-ranks", "--json", "--output"]
+    command = ["critical-path", tmp_path / "run", "--json", "--output"]
     here = invoke(*command, tmp_path / "here").stdout
     assert invoke(*command, tmp_path / "there", *words).stdout == here
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
@@ -56,7 +56,7 @@ def test_the_result_is_that_of_one_process(tmp_path, words):
 def test_a_bad_rank_is_an_error_or_left_out(tmp_path):
     (_, bad, *_) = sorted(write(Job.of(ranks=4), tmp_path))
     bad.write_bytes(bad.read_bytes()[:-100])
-    words = ("critical-path", tmp_path, "--all-ranks", "--json")
+    words = ("critical-path", tmp_path, "--json")
     assert (
         "cut short" in invoke(*words, code=1).stderr
         or bad.name in invoke(*words, code=1).stderr
@@ -66,15 +66,16 @@ def test_a_bad_rank_is_an_error_or_left_out(tmp_path):
     assert failed["rank"] == 1
     assert bad.name in failed["error"]
     assert f"skipped: rank 1: {failed['error']}" in result.stderr
-    answer = invoke("what-if", tmp_path, "--all-ranks", "--clock", "2", "--keep-going", code=3)
+    answer = invoke("what-if", tmp_path, "--clock", "2", "--keep-going", code=3)
     assert "skipped: rank 1" in answer.stderr
 
 
-@pytest.mark.parametrize("command", ["critical-path", "what-if"])
-def test_one_rank_is_not_for_a_cluster(tmp_path, command):
-    write(Job.of(ranks=1), tmp_path)
-    error = invoke(command, tmp_path, "--dask", "local:1", code=1).stderr
-    assert "one rank is one worker's work; wanted --all-ranks" in error
+def test_one_rank_is_read_on_a_worker_unless_its_trace_is_needed_here(tmp_path):
+    write(Job.of(ranks=2), tmp_path)
+    command = ["critical-path", tmp_path, "--rank", "1", "--json"]
+    assert invoke(*command, "--dask", "local:1").stdout == invoke(*command).stdout
+    error = invoke(*command, "--dask", "local:1", "--compat", "hta", code=1).stderr
+    assert "read one rank on this machine; leave --dask out" in error
 
 
 def test_a_replayed_step_is_that_of_one_process(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastcomm.analyses.replay import session_of, step_of
 from fastcomm.cli import main
-from fastcomm.critical_path.ranks import joined
+from fastcomm.critical_path.analysis import joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
 from fastcomm.graph.edits import DurationChange, Edit
@@ -251,7 +251,7 @@ def test_any_step_replays_as_measured_and_changes_as_the_critical_path_s_graph_d
     which %= len(ranks[0]) // 5
     own = np.array([f"op{which}" in name.standard for name in made.names])
     own |= np.array([name.standard == f"FW.gemm{which}" for name in made.names])
-    other = Replay(joined({rank: run.read(rank) for rank in run.ranks}, WHOLE).path)
+    other = Replay(joined({rank: run.read(rank) for rank in run.ranks}, WHOLE))
     edit = Edit(action="scale", what=f"name:^(gemm|aten::op){which}$", value=ratio)
     kernels = np.array([name.op_cat == "FW" for name in made.names])
     rows = kernels & (made.measured.avg > 0)

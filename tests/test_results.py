@@ -67,9 +67,9 @@ CALLS = [
     ("compare", "compare {run} {damaged} --keep-going", 3),
     ("critical-path", "critical-path {run}", 0),
     ("critical-path", "critical-path {run} --compat hta", 0),
-    ("critical-path", "critical-path {damaged} --all-ranks --keep-going", 3),
+    ("critical-path", "critical-path {damaged} --keep-going", 3),
     ("what-if", "what-if {run} --scale comm=0.5:1:0.25", 0),
-    ("what-if", "what-if {damaged} --all-ranks --keep-going --remove launches", 3),
+    ("what-if", "what-if {damaged} --keep-going --remove launches", 3),
     ("replay", "replay {run} --bottleneck", 0),
     ("replay", "replay {damaged} --keep-going", 3),
     ("stats", "stats {run}", 0),
@@ -148,7 +148,7 @@ RESULTS = {
     "metrics": lambda run, _: fastcomm.open(run).metrics(),
     "info": lambda run, _: fastcomm.open(run).info(),
     "path": lambda run, _: fastcomm.open(run).critical_path(rank=0),
-    "all ranks": lambda run, _: fastcomm.open(run).critical_path(all_ranks=True),
+    "all ranks": lambda run, _: fastcomm.open(run).critical_path(),
     "what-if": lambda run, _: (
         fastcomm.open(run).critical_path().what_if(fastcomm.scale("comm", 0.5))
     ),

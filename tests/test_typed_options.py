@@ -60,7 +60,7 @@ def test_unknown_options_and_values_of_a_search_are_errors(values, message):
         (options.MetricsOptions, {"link_bandwidth": "fast"}, "bandwidth 'fast'"),
         (options.MetricsOptions, {"steps": [-1]}, "steps: found -1"),
         (options.PathOptions, {"step": 1, "annotation": "x"}, "contradict"),
-        (options.PathOptions, {"rank": 1, "all_ranks": True}, "contradict"),
+        (options.PathOptions, {"rank": -1}, "rank: found -1"),
         (options.PathOptions, {"instance": 1}, "counts the events of annotation"),
         (options.WorkloadOptions, {"law": "zipf", "compat": "seed"}, "leave law out"),
         (options.DispatchOptions, {"demand": "all"}, "wanted one of copies, unique"),

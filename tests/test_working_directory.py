@@ -36,7 +36,7 @@ ON_WORKERS = [
     "info . --json",
     "metrics . --json --output {out}/metrics",
     "compare . . --json",
-    "critical-path . --all-ranks --json",
+    "critical-path . --json",
     "what-if . --scale compute=0.5 --json",
     "ingest . -o {out}/store",
     "convert . --to chakra -o {out}/chakra",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fastcomm.critical_path import chakra
-from fastcomm.critical_path.chakra import Written
+from fastcomm.compat import chakra
+from fastcomm.compat.chakra import Written
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task, both
 from fastcomm.outputs import check_no_input

@@ -1,29 +1,31 @@
-"""The critical path of a run: of one rank, or through all ranks where they can be joined."""
+"""The critical path of a run: through all ranks where they can be joined, else of one."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.descriptions import TraceEvents
-from fastcomm.critical_path.ranks import Joined, join_ranks, joined
+from fastcomm.critical_path.analysis import JoinError, analyse, joined
 from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path.rules import TraceEvents
+from fastcomm.critical_path.window import WindowError
 from fastcomm.errors import FastcommError
-from fastcomm.executors.executor import Executor, Progress, Task
+from fastcomm.executors.executor import Executor, Progress, Task, of_rank
 from fastcomm.executors.local import executor_of
-from fastcomm.options import Window
+from fastcomm.options import PathOptions, Window
 from fastcomm.spread import Spread
-from fastcomm.trace.run import RunTraces, SkippedRank, expected_ranks
+from fastcomm.trace.run import RunTraces, SkippedRank, Source, expected_ranks, warnings_of_run
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Ints
 
 
 def trimmed(trace: Trace, found: CriticalPath) -> tuple[Trace, CriticalPath]:
-    """A trace and its path without the rows that neither it nor another rank asks for.
+    """Return a trace and its path without the rows that no path through it needs.
 
-    The rows that are left have new numbers. The ids of events stay.
+    The remaining rows have new numbers. The ids of events stay.
     """
     graph, rows = found.graph, trace.events.num_rows
     wanted = np.zeros(rows + 1, np.bool_)  # one behind the last for -1, which is none
@@ -65,48 +67,102 @@ def _rows(trace: Trace, found: CriticalPath, kept: Ints, number: Ints) -> Trace:
 Parts = dict[int, tuple[Trace, CriticalPath]]  # by rank
 
 
-def join(
+def critical_path(
     run: RunTraces,
-    wanted: Window | None = None,
-    data_load: Sequence[str] = (),
+    options: PathOptions | None = None,
     *,
     workers: int | Executor = 1,
     keep_going: bool = False,
     progress: Progress | None = None,
-) -> tuple[Joined, Sequence[SkippedRank]]:
-    """The path of a window, and the ranks that were left out.
+) -> CriticalPath:
+    """Find the critical path of a window through all ranks, or of `options.rank`.
 
-    Raises `FastcommError` where no communication is the same on two ranks, and as
-    `Executor.gather` does.
+    Ranks are joined by their matched collectives and messages. Where they cannot be, the path
+    is that of the first rank, and its first note says why. `run` was opened whole.
+
+    Raises
+    ------
+    FastcommError
+        If there is no such window, or a rank cannot be read; with `keep_going`, such ranks are
+        in `failed` of the path, unless `options.rank` names one.
+
     """
-    window = _RankWindow(wanted=wanted, data_load=tuple(data_load), world_size=run.world_size)
-    task = Task(measure=window.part, merge=together, finish=window.join)
-    return executor_of(workers).gather(run, task, keep_going=keep_going, progress=progress)
+    options = options or PathOptions()
+    executor = executor_of(workers)
+    ranks = run.ranks if options.rank is None else (options.rank,)
+    if len(ranks) == 1:
+        (source,) = run.only(ranks, "--rank").sources
+        path = executor.call(partial(_of_source, source, options))
+        path.failed = run.skipped
+        return path
+    found, skipped = _through_ranks(run, options, executor, keep_going, progress)
+    if isinstance(found, str):
+        unread = {each.rank for each in skipped}
+        source = next(each for each in run.sources if each.rank not in unread)
+        path = executor.call(partial(_of_source, source, options))
+        path.about = path.about.noting(
+            f"this is the path of rank {source.rank} alone: ranks cannot be joined ({found})"
+        )
+        found = path
+    found.failed = tuple(skipped)
+    return found
+
+
+def _of_source(source: Source, window: Window) -> CriticalPath:
+    with of_rank(source):
+        trace = source.read()
+        path = analyse(trace, window)
+    path.warnings = trace.meta.warnings
+    return path
+
+
+def _through_ranks(
+    run: RunTraces,
+    window: Window,
+    executor: Executor,
+    keep_going: bool,
+    progress: Progress | None,
+) -> tuple[CriticalPath | str, Sequence[SkippedRank]]:
+    """Return the path through all ranks, or why there is none; and the skipped ranks."""
+    of_ranks = _RankWindow(window=window, world_size=run.world_size)
+    task = Task(measure=of_ranks.part, merge=together, finish=of_ranks.join)
+    try:
+        return executor.gather(run, task, keep_going=keep_going, progress=progress)
+    except WindowError as error:
+        return str(error), run.skipped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankWindow:
-    """What is looked for on every rank."""
+    """The window that is looked for on every rank."""
 
-    wanted: Window | None
-    data_load: tuple[str, ...]
+    window: Window
     world_size: int | None
 
     def part(self, trace: Trace) -> Parts:
-        """One rank's window and its path."""
-        found = analyse(trace, self.wanted, data_load=self.data_load)
-        return {trace.meta.rank: trimmed(trace, found)}
+        """Return one rank's window and its path."""
+        return {trace.meta.rank: trimmed(trace, analyse(trace, self.window))}
 
     def join(
-        self, parts: Parts, left_out: Sequence[SkippedRank], _: Spread
-    ) -> tuple[Joined, Sequence[SkippedRank]]:
-        """The path through all of them."""
+        self, parts: Parts, skipped: Sequence[SkippedRank], _: Spread
+    ) -> tuple[CriticalPath | str, Sequence[SkippedRank]]:
+        """Return the path through all ranks, or why there is none; and the skipped ranks."""
         ordered = sorted(parts)
         traces = {rank: parts[rank][0] for rank in ordered}
         found = {rank: parts[rank][1] for rank in ordered}
-        whole = joined(traces, self.wanted, self.data_load, found)
-        expected = expected_ranks(ordered, self.world_size, left_out)
-        return replace(whole, expected_ranks=expected, failed=tuple(left_out)), left_out
+        try:
+            path = joined(traces, self.window, found)
+        except JoinError as error:
+            return str(error), skipped
+        if not path.across.clocks_agree:
+            why = "clocks disagree: most collectives end on one rank before another arrives"
+            return why, skipped
+        expected = expected_ranks(ordered, self.world_size, skipped)
+        path.across = replace(path.across, expected_ranks=expected)
+        path.warnings = tuple(
+            warnings_of_run((rank, trace.meta.warnings) for rank, trace in traces.items())
+        )
+        return path, skipped
 
 
 def together(parts: Sequence[Parts]) -> Parts:
@@ -114,24 +170,19 @@ def together(parts: Sequence[Parts]) -> Parts:
     return {rank: each for part in parts for rank, each in part.items()}
 
 
-MOST_RANKS = 16
-_MOST_BYTES = 256 << 20  # of all files: whole traces of all ranks are in memory at once
+_MOST_RANKS = 16
+_MOST_BYTES = 256 << 20  # of all files: the page of a run should not take long
 
 
-def search(run: RunTraces, rank: int) -> tuple[CriticalPath, Joined | None]:
-    """The path, and the join of all ranks if it is through all; `rank` is taken otherwise.
+def path_for_page(run: RunTraces, rank: int) -> CriticalPath:
+    """Return the path through all ranks of a small run that can be joined, else that of `rank`.
 
     Raises `FastcommError` where there is no path.
     """
     size = sum(source.size for source in run.sources)
-    if 1 < len(run.ranks) <= MOST_RANKS and size <= _MOST_BYTES:
-        try:
-            joined = join_ranks(run)
-        except FastcommError:  # ranks with no common communication: each has a path of its own
-            pass
-        else:
-            return joined.path, joined
-    path = analyse(run.read(rank))
-    if path.path is None:
-        raise FastcommError(f"{path.about.path}: the graph has a cycle")
-    return path, None
+    if 1 < len(run.ranks) <= _MOST_RANKS and size <= _MOST_BYTES:
+        with suppress(FastcommError):
+            found, _ = _through_ranks(run, Window(), executor_of(1), False, None)
+            if not isinstance(found, str):
+                return found
+    return critical_path(run, PathOptions(rank=rank))

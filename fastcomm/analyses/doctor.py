@@ -33,7 +33,7 @@ OPTIONAL = {
     "fsspec": "s3://, gs:// and other URLs",
     "universal-pathlib": "s3://, gs:// and other URLs",
     "xlsxwriter": "--xlsx",
-    "networkx": "CriticalPath.to_networkx",
+    "networkx": "hta.CPGraph.to_networkx",
 }
 _CGROUP = Path("/sys/fs/cgroup")
 # Of the step that `warm` measures, by hand: what each number is, in ns.

@@ -10,9 +10,7 @@ from functools import partial
 import numpy as np
 
 from fastcomm.analyses.critical_path import Parts, together
-from fastcomm.critical_path.analysis import analyse
-from fastcomm.critical_path.joining import RunEvents
-from fastcomm.critical_path.ranks import joined
+from fastcomm.critical_path.analysis import RunEvents, analyse, joined
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task
 from fastcomm.executors.local import executor_of
@@ -27,15 +25,14 @@ from fastcomm.trace.trace import Trace
 
 def step_of(
     run: RunTraces,
-    wanted: Window | None = None,
-    data_load: Sequence[str] = (),
+    window: Window | None = None,
     *,
     workers: int | Executor = 1,
     keep_going: bool = False,
     progress: Progress | None = None,
 ) -> StepConstraints:
     """A window of a run, all ranks; FastcommError where ranks have nothing in common."""
-    part = partial(_part, wanted=wanted, data_load=tuple(data_load))
+    part = partial(_part, window=window)
     task = Task(measure=part, merge=together, finish=_step)
     step, left_out = executor_of(workers).gather(
         run, task, keep_going=keep_going, progress=progress
@@ -44,9 +41,9 @@ def step_of(
     return replace(step, read=ReadRanks.of(run, ranks, left_out))
 
 
-def _part(trace: Trace, wanted: Window | None, data_load: tuple[str, ...]) -> Parts:
+def _part(trace: Trace, window: Window | None) -> Parts:
     """One rank: names of operations come from all of its trace, so that all of it stays."""
-    return {trace.meta.rank: (trace, analyse(trace, wanted, data_load=data_load))}
+    return {trace.meta.rank: (trace, analyse(trace, window))}
 
 
 def _step(
@@ -73,13 +70,13 @@ def _joined(parts: Parts) -> StepConstraints:
         many = joined(traces, found=paths)
     except FastcommError as error:
         raise FastcommError(f"{error}; --ranks with one number replays that alone") from error
-    events = many.path.events
+    events = many.events
     if not isinstance(events, RunEvents):
         raise TypeError(events)
     return StepConstraints(
-        graph=many.path.graph,
-        on_device=many.path.on_device,
-        rank_of=many.rank_of.astype(np.int64),
+        graph=many.graph,
+        on_device=many.on_device,
+        rank_of=many.across.rank_of.astype(np.int64),
         first=events.first[:-1],
         traces=tuple(traces.values()),
     )

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from fastcomm.analyses.critical_path import search
-from fastcomm.critical_path.ranks import Joined
+from fastcomm.analyses.critical_path import path_for_page
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.errors import FastcommError
 from fastcomm.executors import warm
@@ -13,10 +12,9 @@ from fastcomm.trace.run import RunTraces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPath:
-    """The critical path of a run, with the ranks that it joins, or why there is none."""
+    """The critical path of a run, or why there is none."""
 
     path: CriticalPath | None = None
-    joined: Joined | None = None
     why: str = ""
 
 
@@ -27,7 +25,6 @@ def run_path(metrics: Metrics, run: RunTraces) -> RunPath:
     """
     warm.compile_critical_path()
     try:
-        path, joined = search(run, metrics.busiest_rank)
+        return RunPath(path=path_for_page(run, metrics.busiest_rank))
     except FastcommError as error:
         return RunPath(why=f"No critical path: {error}")
-    return RunPath(path=path, joined=joined)

@@ -9,9 +9,9 @@ import click
 
 from fastcomm.cli import INCOMPLETE
 from fastcomm.cli.messages import warn
-from fastcomm.cli.options import ExecutionOptions, Output, OutputFile, run_options
-from fastcomm.cli.results import print_json, result_options
-from fastcomm.cli.windows import joined_run, one_rank, rank_options, window_options
+from fastcomm.cli.options import ExecutionOptions, Output, OutputFile, builds, run_options
+from fastcomm.cli.results import ResultFiles, print_json, result_options
+from fastcomm.cli.windows import find_path, one_rank, path_options
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.options import PathOptions, ReadOptions
 
@@ -20,25 +20,40 @@ if TYPE_CHECKING:
 
     from fastcomm.critical_path.dependencies import DataDependencies
     from fastcomm.critical_path.overlay import Drawing
-    from fastcomm.critical_path.ranks import Joined
     from fastcomm.critical_path.result import CriticalPath
     from fastcomm.trace.trace import Trace
 
 _EXAMPLES = """\b
 Examples:
-  fastcomm critical-path traces/ --rank 3 --step 12
+  fastcomm critical-path traces/ --step 12
+  fastcomm critical-path traces/ --rank 3
   fastcomm critical-path trace.json.gz --annotation ProfilerStep --instance 0:3 --compat hta
-  fastcomm critical-path traces/ --overlay path.json.gz --save path --json
+  fastcomm critical-path traces/ --rank 3 --overlay path.json.gz --save path
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneRankOptions:
+    """What is made of the trace of one rank: by HTA's rules, drawn, saved, with its data."""
+
+    compat: str | None = None
+    zero_weight_launches: bool = False
+    deps: str | None = None
+    execution_trace: str | None = None
+    overlay: Path | None = None
+    all_events: bool = False
+    all_edges: bool = False
+    save: str | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any of this needs the trace of one rank."""
+        return any((self.compat, self.deps, self.overlay, self.save))
 
 
 @click.command("critical-path", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@window_options
-@rank_options(
-    "One path through all ranks, which collectives join; not with --rank, --compat, "
-    "--overlay, --save, --deps."
-)
+@path_options
 @click.option(
     "--compat",
     type=click.Choice(["hta"]),
@@ -71,117 +86,76 @@ Examples:
 @click.option("--save", type=Output(), metavar="DIR", help="Write graph and path to DIR.zip.")
 @run_options
 @result_options("Write the path edge by edge as CSV and Parquet, and critical_path.json.")
+@builds(files=ResultFiles, one_rank_options=OneRankOptions)
 @click.pass_context
 def run(
     ctx: click.Context,
     /,
     *,
     paths: tuple[str, ...],
-    compat: str | None,
-    zero_weight_launches: bool,
-    deps: str | None,
-    execution_trace: str | None,
-    overlay: Path | None,
-    all_events: bool,
-    all_edges: bool,
-    save: str | None,
-    as_json: bool,
-    output: Path | None,
-    xlsx: bool,
-    html: Path | None,
+    one_rank_options: OneRankOptions,
+    files: ResultFiles,
     path_options: PathOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
     """Find the chain of work that sets the time of a step.
 
-    PATH is a trace, or a directory of traces. Printed is how much of the path is host, compute,
-    communication, launch delay and gaps, and the operators with most time on it.
+    PATH is a trace, or a directory of traces. The path goes through all ranks, which
+    collectives join, or through the first where they cannot be joined. Printed is how much of
+    it is host, compute, communication, launch delay and gaps, and the operators with most time
+    on it. --compat, --overlay, --save and --deps take one rank, by default the first.
     """
-    files = PathFiles(as_json=as_json, output=output, xlsx=xlsx, html=html)
-    if path_options.all_ranks:
-        given = {"compat": compat, "overlay": overlay, "save": save, "deps": deps}
-        if refused := [name for name, value in given.items() if value is not None]:
-            raise ConfigError(
-                f"--all-ranks and --{refused[0]} contradict each other; wanted one"
-            )
-        joined, left_out = joined_run(paths, path_options, reading, execution)
-        _page(joined, paths, path_options, reading, html)
-        _show(joined, files)
+    if one_rank_options.is_given:
+        trace, skipped = one_rank(paths, path_options.rank, reading, execution)
+        found = _path_of(trace, path_options, one_rank_options)
+        found.failed = tuple(skipped)
     else:
-        find, drawing_type = _rules(compat, zero_weight_launches=zero_weight_launches)
-        trace, left_out = one_rank(paths, path_options.rank, reading, execution)
-        found = find(trace, path_options, data_load=path_options.data_load_events)
-        if found.path is None:
-            raise FastcommError(
-                f"{trace.meta.path}: the graph has a cycle, and no critical path"
-            )
-        warn(trace.meta.warnings)
-        if overlay:
-            from fastcomm.critical_path.overlay import write
-
-            only = not (all_events or all_edges)
-            drawing = drawing_type(only_critical=only, all_edges=all_edges)
-            write(trace, found, overlay, drawing)
-        if save:
-            found.save(save)
-        if deps:
-            found.data = _data(trace, found, execution_trace)
-        found.failed = tuple(left_out)
-        _page(found, paths, path_options, reading, html)
-        _show(found, files)
-    if left_out:
+        found = find_path(paths, path_options, reading, execution)
+    if files.html is not None:
+        _write_page(found, paths, path_options, reading, files.html)
+    _show(found, files)
+    if found.failed:
         ctx.exit(INCOMPLETE)
 
 
+def _path_of(trace: "Trace", window: PathOptions, options: OneRankOptions) -> "CriticalPath":
+    """Return the path of one trace, drawn into it and saved where that was asked for."""
+    find, drawing_type = _rules(options)
+    found = find(trace, window)
+    if found.path is None:
+        raise FastcommError(f"{trace.meta.path}: the graph has a cycle, and no critical path")
+    warn(trace.meta.warnings)
+    if options.overlay:
+        from fastcomm.critical_path.overlay import write
+
+        only = not (options.all_events or options.all_edges)
+        drawing = drawing_type(only_critical=only, all_edges=options.all_edges)
+        write(trace, found, options.overlay, drawing)
+    if options.save:
+        found.save(options.save)
+    if options.deps:
+        found.data = _data(trace, found, options.execution_trace)
+    return found
+
+
 def _rules(
-    compat: str | None, *, zero_weight_launches: bool
-) -> "tuple[Callable[..., CriticalPath], type[Drawing]]":
+    options: OneRankOptions,
+) -> "tuple[Callable[[Trace, PathOptions], CriticalPath], type[Drawing]]":
     """Return the analysis by the rules that were asked for, compiled, and how to draw it."""
     from fastcomm.executors import warm
 
-    if compat:
+    if options.compat:
         from fastcomm.compat import hta
 
         warm.compile_for("critical-path-hta", hta.find_path)
-        return partial(hta.find_path, zero_weight_launches=zero_weight_launches), hta.HtaDrawing
+        zero = options.zero_weight_launches
+        return partial(hta.find_path, zero_weight_launches=zero), hta.HtaDrawing
     from fastcomm.critical_path.analysis import analyse
     from fastcomm.critical_path.overlay import Drawing
 
     warm.compile_critical_path()
     return analyse, Drawing
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PathFiles:
-    """Where the result goes."""
-
-    as_json: bool
-    output: Path | None
-    xlsx: bool
-    html: Path | None
-
-
-def _page(
-    found: "CriticalPath | Joined",
-    paths: tuple[str, ...],
-    window: PathOptions,
-    reading: ReadOptions,
-    html: Path | None,
-) -> None:
-    """Write the page, if one was asked for."""
-    if html is None:
-        return
-    from fastcomm.critical_path.ranks import Joined
-    from fastcomm.report.commands import reading_arguments, window_arguments
-    from fastcomm.report.html import critical, render
-
-    joined = found if isinstance(found, Joined) else None
-    path = found.path if isinstance(found, Joined) else found
-    options = [*reading_arguments(reading), *window_arguments(window)]
-    if joined is not None and reading.keep_going:
-        options.append("--keep-going")
-    render.write(critical.page(path, joined, paths, options), html)
 
 
 def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDependencies":
@@ -197,15 +171,28 @@ def _data(trace: "Trace", found: "CriticalPath", named: str | None) -> "DataDepe
     return data_dependencies(trace, found, execution_trace.read(path))
 
 
-def _show(found: "CriticalPath | Joined", files: PathFiles) -> None:
-    from fastcomm.critical_path.ranks import Joined
+def _write_page(
+    found: "CriticalPath",
+    paths: tuple[str, ...],
+    window: PathOptions,
+    reading: ReadOptions,
+    html: Path,
+) -> None:
+    from fastcomm.report.commands import reading_arguments, window_arguments
+    from fastcomm.report.html import critical, render
+
+    options = [*reading_arguments(reading), *window_arguments(window)]
+    if found.is_joined and reading.keep_going:
+        options.append("--keep-going")
+    render.write(critical.page(found, paths, options), html)
+
+
+def _show(found: "CriticalPath", files: ResultFiles) -> None:
     from fastcomm.report import critical_path as report
 
     if files.output is not None:
         report.write(found, files.output, xlsx=files.xlsx)
     if files.as_json:
         print_json(found)
-    elif isinstance(found, Joined):
-        report.show_joined(found)
     else:
         report.show(found)

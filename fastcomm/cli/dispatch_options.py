@@ -10,7 +10,7 @@ import click
 from fastcomm.checks import EFFICIENCY, FACTOR, START_S
 from fastcomm.cli.messages import say
 from fastcomm.cli.options import BYTES, Number, builds, with_options
-from fastcomm.cli.results import ResultOptions, print_json, result_options
+from fastcomm.cli.results import ResultFiles, print_json, result_options
 from fastcomm.dispatch.recipe import DTYPE_BYTES, LAWS, RANGES, Recipe
 from fastcomm.options import DispatchOptions, WorkloadOptions
 
@@ -154,7 +154,7 @@ class SimulationRequest:
 
     shape: WorkloadOptions
     network: DispatchOptions
-    results: ResultOptions
+    results: ResultFiles
 
     def terms(self, recipe: Recipe) -> "Terms":
         """Return the terms of a simulation of a workload."""
@@ -193,13 +193,13 @@ def simulates(*, draws: bool = False) -> Callable[[Callable[..., None]], Callabl
             *,
             shape: WorkloadOptions,
             network: DispatchOptions,
-            results: ResultOptions,
+            results: ResultFiles,
             **values: Any,
         ) -> None:
             request = SimulationRequest(shape=shape, network=network, results=results)
             command(request=request, **values)
 
-        kinds = {"shape": WorkloadOptions, "network": DispatchOptions, "results": ResultOptions}
+        kinds = {"shape": WorkloadOptions, "network": DispatchOptions, "results": ResultFiles}
         files = result_options("Write dispatch.json, and the table as CSV and Parquet.")
         drawing = DRAWING if draws else ()
         options = (*shape_options(defaults=draws), *drawing, *_TERMS, files)

@@ -11,7 +11,7 @@ import click
 from fastcomm.checks import IMBALANCE, PENALTY
 from fastcomm.cli.messages import warn
 from fastcomm.cli.options import COUNT, Number, builds, with_options
-from fastcomm.cli.results import ResultOptions, print_json, result_options
+from fastcomm.cli.results import ResultFiles, print_json, result_options
 from fastcomm.errors import ConfigError
 from fastcomm.options import SearchOptions
 from fastcomm.units import parse_quantity
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fastcomm.isp.calibration import Setting
     from fastcomm.isp.question import Question
     from fastcomm.isp.result import HardwareChange, SearchResult
-    from fastcomm.isp.search import SearchSweep
 
 _EXAMPLES = """\b
 Examples:
@@ -173,13 +172,13 @@ class ShowOptions:
 @click.command("isp", epilog=_EXAMPLES)
 @with_options(_OPTIONS)
 @result_options("Write isp.json, and every strategy as CSV and Parquet.")
-@builds(options=SearchOptions, showing=ShowOptions, files=ResultOptions)
+@builds(options=SearchOptions, showing=ShowOptions, files=ResultFiles)
 def run(
     *,
     options: SearchOptions,
     config_path: Path | None,
     showing: ShowOptions,
-    files: ResultOptions,
+    files: ResultFiles,
 ) -> None:
     """Find the parallel strategy that trains fastest and fits in memory.
 
@@ -232,7 +231,7 @@ def _found(asked: "Question", using: "Setting", options: SearchOptions) -> "Sear
     return isp.answer(asked, isp.rules_of(options), using)
 
 
-def _write(found: "SearchResult | SearchSweep", files: ResultOptions) -> None:
+def _write(found: "SearchResult | SearchSweep", files: ResultFiles) -> None:
     """Write the tables and the page, if they were asked for."""
     if files.output is not None:
         from fastcomm.report.isp import write_search
@@ -290,7 +289,7 @@ def _show(found: "SearchResult", showing: ShowOptions) -> None:
 
 
 def _sweep(
-    question: "Question", using: "Setting", lengths: tuple[int, ...], files: ResultOptions
+    question: "Question", using: "Setting", lengths: tuple[int, ...], files: ResultFiles
 ) -> None:
     from fastcomm.isp.search import sweep
     from fastcomm.report import isp as report

@@ -220,7 +220,6 @@ def _of_run(
             step = step_of(
                 run,
                 options,
-                options.data_load_events,
                 workers=executor,
                 keep_going=reading.keep_going,
                 progress=advance,

@@ -103,21 +103,21 @@ def measure(
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResultOptions:
-    """Where a result goes besides the terminal: a directory, a workbook there, a page."""
-
-    as_json: bool = False
-    output: Path | None = None
-    xlsx: bool = False
-    html: Path | None = None
-
-
 def print_json(found: "Result") -> None:
     """Print the JSON document of a result."""
     from fastcomm.report import json_text
 
     click.echo(json_text.dumps(found.to_dict()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultFiles:
+    """Where a result goes: the values of `result_options`."""
+
+    as_json: bool = False
+    output: Path | None = None
+    xlsx: bool = False
+    html: Path | None = None
 
 
 def _beside_files(ctx: click.Context, _option: click.Parameter, said: bool) -> bool:
@@ -130,7 +130,8 @@ def _beside_files(ctx: click.Context, _option: click.Parameter, said: bool) -> b
 def result_options(files: str, *, xlsx: bool = True, html: bool = True) -> Callable[[F], F]:
     """Add `--json`, `--output`, and where there are such, `--xlsx` and `--html`.
 
-    `files` is what `--output` writes. The command gets `as_json`, `output`, `xlsx` and `html`.
+    `files` is what `--output` writes. The command gets `as_json`, `output`, `xlsx` and `html`,
+    or with `builds(files=ResultFiles)` one object of them.
     """
     options = [
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),

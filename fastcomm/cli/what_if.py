@@ -7,19 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from fastcomm.cli import INCOMPLETE
-from fastcomm.cli.messages import warn
-from fastcomm.cli.options import ExecutionOptions, run_options
-from fastcomm.cli.results import print_json, result_options
-from fastcomm.cli.windows import joined_run, one_rank, rank_options, window_options
+from fastcomm.cli.options import ExecutionOptions, builds, run_options
+from fastcomm.cli.results import ResultFiles, print_json, result_options
+from fastcomm.cli.windows import find_path, path_options
 from fastcomm.errors import ConfigError
 from fastcomm.options import PathOptions, ReadOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fastcomm.critical_path.result import CriticalPath
     from fastcomm.graph.edits import Edit
-    from fastcomm.trace.run import SkippedRank
 
 _EXAMPLES = """\b
 Examples:
@@ -32,8 +27,7 @@ Examples:
 
 @click.command("what-if", epilog=_EXAMPLES)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@window_options
-@rank_options("Replay all ranks, which collectives join.")
+@path_options
 @click.option(
     "--scale",
     multiple=True,
@@ -59,6 +53,7 @@ Examples:
 )
 @run_options
 @result_options("Write the new path as CSV and Parquet, what_if.json, and the sweep.")
+@builds(files=ResultFiles)
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -73,10 +68,7 @@ def run(
     clock: str | None,
     link: str | None,
     edits: Path | None,
-    as_json: bool,
-    output: Path | None,
-    xlsx: bool,
-    html: Path | None,
+    files: ResultFiles,
     path_options: PathOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
@@ -102,45 +94,25 @@ def run(
         if value is not None
     ]
     changes += [changes_of.edit_of({key: value}) for key, value in tables]
-    found, left_out = _found(paths, path_options, reading, execution)
-    replay = what_if.Replay(found)
+    path = find_path(paths, path_options, reading, execution)
+    replay = what_if.Replay(path)
     answer = replace(
         replay.run(changes),
         sweeps=tuple(what_if.sweep(replay, edit, values, changes) for edit, values in sweeps),
-        failed=tuple(left_out),
+        failed=path.failed,
     )
-    if output is not None:
-        report.write_what_if(answer, output, xlsx=xlsx)
-    if html is not None:
+    if files.output is not None:
+        report.write_what_if(answer, files.output, xlsx=files.xlsx)
+    if files.html is not None:
         from fastcomm.report.html import critical, render
 
-        render.write(critical.what_if(answer, paths), html)
-    if as_json:
+        render.write(critical.what_if(answer, paths), files.html)
+    if files.as_json:
         print_json(answer)
     else:
         report.show_what_if(answer)
-    if left_out:
+    if answer.failed:
         ctx.exit(INCOMPLETE)
-
-
-def _found(
-    paths: tuple[str, ...],
-    options: PathOptions,
-    reading: ReadOptions,
-    execution: ExecutionOptions,
-) -> "tuple[CriticalPath, Sequence[SkippedRank]]":
-    """Return the path that is edited, of one rank or through all, and the skipped ranks."""
-    from fastcomm.critical_path.analysis import analyse
-    from fastcomm.executors import warm
-
-    if options.all_ranks:
-        joined, left_out = joined_run(paths, options, reading, execution)
-        return joined.path, left_out
-    warm.compile_critical_path()
-    trace, left_out = one_rank(paths, options.rank, reading, execution)
-    found = analyse(trace, options, data_load=options.data_load_events)
-    warn(trace.meta.warnings)
-    return found, left_out
 
 
 def _scales(

@@ -1,6 +1,7 @@
 """Options that say which part of a run is looked at, and how commands read that part."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,7 +20,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.options import PathOptions, ReadOptions
 
 if TYPE_CHECKING:
-    from fastcomm.critical_path.ranks import Joined
+    from fastcomm.critical_path.result import CriticalPath
     from fastcomm.trace.run import RunTraces, SkippedRank
     from fastcomm.trace.trace import Trace
 
@@ -49,17 +50,10 @@ def window_options(command: F) -> F:
     return with_options(_options())(builds(path_options=PathOptions)(command))
 
 
-def rank_options(all_ranks: str) -> Callable[[F], F]:
-    """Return a decorator that adds the options of the ranks of a path, inside `window_options`.
-
-    `all_ranks` is the help of `--all-ranks`.
-    """
-    return with_options(
-        [
-            click.option("--rank", type=RANK, help="Rank to look at; by default the first."),
-            click.option("--all-ranks", is_flag=True, help=all_ranks),
-        ]
-    )
+def path_options(command: F) -> F:
+    """Add the options of a window and a rank; the command gets them as `path_options`."""
+    rank = click.option("--rank", type=RANK, help="Only this rank; by default all, joined.")
+    return window_options(rank(command))
 
 
 def _options() -> list[Callable[[F], F]]:
@@ -91,17 +85,17 @@ def _options() -> list[Callable[[F], F]]:
     ]
 
 
-def joined_run(
+def find_path(
     paths: tuple[str, ...],
     options: PathOptions,
     reading: ReadOptions,
     execution: ExecutionOptions,
-) -> tuple["Joined", "Sequence[SkippedRank]"]:
-    """Return the path of the window through all ranks, and the skipped ranks.
+) -> "CriticalPath":
+    """Return the path of the window through all ranks, or of one.
 
     Warnings of the run and the skipped ranks are printed to stderr.
     """
-    from fastcomm.analyses.critical_path import join
+    from fastcomm.analyses.critical_path import critical_path
     from fastcomm.analyses.opening import open_traces
     from fastcomm.cli.messages import say, warn
     from fastcomm.executors import warm
@@ -111,18 +105,20 @@ def joined_run(
         if executor.is_here:
             warm.compile_critical_path()
         run = open_traces(paths, reading, executor, whole=True)
+        if options.rank is not None or len(run.ranks) == 1:
+            warn(_without_effect(options.rank, reading, execution, run))
         warn(run.warnings)
-        with progress(run) as advance:
-            found, left_out = join(
+        with progress(run) if options.rank is None else nullcontext() as advance:
+            found = critical_path(
                 run,
                 options,
-                options.data_load_events,
                 workers=executor,
                 keep_going=reading.keep_going,
                 progress=advance,
             )
-    say(*(f"skipped: {each}" for each in left_out))
-    return found, left_out
+    warn(found.warnings)
+    say(*(f"skipped: {each}" for each in found.failed))
+    return found
 
 
 def one_rank(
@@ -149,7 +145,10 @@ def one_rank(
     from fastcomm.cli.messages import say, warn
 
     if execution.dask is not None:
-        raise ConfigError("--dask: one rank is one worker's work; wanted --all-ranks with it")
+        raise ConfigError(
+            "--dask: --compat, --overlay, --save and --deps read one rank on this machine; "
+            "leave --dask out"
+        )
     run = open_traces(paths, reading, whole=True)
     warn((*_without_effect(rank, reading, execution, run), *run.warnings))
     if rank is None and reading.keep_going:
@@ -189,13 +188,7 @@ def _without_effect(
     """Return warnings of the options that change nothing where one rank is read."""
     warnings = []
     if execution.workers > 1:
-        warnings.append(
-            "--workers changes nothing: one rank is read; with --all-ranks it reads several at "
-            "the same time"
-        )
+        warnings.append("--workers changes nothing: one rank is read")
     if reading.keep_going and rank is not None and not run.skipped:
-        warnings.append(
-            "--keep-going changes nothing: only the rank of --rank is read; without --rank it "
-            "goes on to the next rank, and with --all-ranks it leaves bad ranks out"
-        )
+        warnings.append("--keep-going changes nothing: only the rank of --rank is read")
     return warnings

@@ -1,4 +1,4 @@
-"""Reproduce other tools exactly, on top of the models: HTA and two original simulators.
+"""Reproduce HTA and two original simulators exactly, and write Chakra traces.
 
 A module here may import a model; no model imports a module here.
 """

@@ -9,27 +9,38 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.compat import hta_graph, hta_window
+from fastcomm.compat import hta_graph
+from fastcomm.compat.hta_graph import Clipped, Linked
 from fastcomm.critical_path import overlay, saved
-from fastcomm.critical_path.classes import Fact, short_name
-from fastcomm.critical_path.descriptions import EventDescriptions, TraceEvents
+from fastcomm.critical_path.analysis import source_notes
 from fastcomm.critical_path.overlay import Drawing
-from fastcomm.critical_path.result import CriticalPath, Edge, PathSource, source_notes
-from fastcomm.critical_path.rules import CORRECTED, PathRules
-from fastcomm.critical_path.window import TimeRange, WindowError, errors_of
+from fastcomm.critical_path.result import CriticalPath, PathSource
+from fastcomm.critical_path.rules import (
+    CORRECTED,
+    TYPES,
+    EventDescriptions,
+    Fact,
+    PathRules,
+    TraceEvents,
+    short_name,
+)
+from fastcomm.critical_path.window import TimeRange, WindowError, errors_of, instances
 from fastcomm.errors import FastcommError
-from fastcomm.graph.graph import EDGE_KIND, Graph, LongestPath, longest_path
+from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath, longest_path
 from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.run import RunTraces
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Flags, Ints
 from fastcomm_kernels.graph import NONE
+
+if TYPE_CHECKING:
+    import networkx
 
 _LOG = logging.getLogger("fastcomm")
 _SEARCHED_FROM_NS = -1000  # HTA takes a weight of so little for 0 in its search
@@ -79,6 +90,15 @@ RULES = PathRules(
 )
 
 
+class Edge(NamedTuple):
+    """An edge as HTA names its parts."""
+
+    begin: int
+    end: int
+    type: str
+    weight: int
+
+
 class CPGraph(CriticalPath):
     """A critical path with the methods of HTA's class of this name.
 
@@ -88,7 +108,15 @@ class CPGraph(CriticalPath):
     @classmethod
     def of(cls, path: CriticalPath) -> Self:
         """Give a path these methods."""
-        return cls(path.graph, path.events, path.about, path.on_device, path.path, path.slack)
+        return cls(
+            path.graph,
+            path.events,
+            path.about,
+            path.on_device,
+            path.path,
+            path.slack,
+            path.across,
+        )
 
     def critical_path(self, *, strict: bool = False) -> bool:
         """Search the path again, after an edit; False where the graph has no valid one.
@@ -120,6 +148,15 @@ class CPGraph(CriticalPath):
         """Drop what was derived from the path and weights before."""
         for name in ("breakdown", "_bound_by"):
             self.__dict__.pop(name, None)
+
+    def edges(self, at: Sequence[int] | np.ndarray[Any, Any]) -> list[Edge]:
+        """These edges as HTA names their parts."""
+        graph = self.graph
+        columns = (graph.source[at], graph.target[at], graph.kind[at], graph.weight[at])
+        return [
+            Edge(u, v, TYPES[EDGE_KINDS[kind]], weight)
+            for u, v, kind, weight in zip(*(c.tolist() for c in columns), strict=True)
+        ]
 
     @property
     def critical_path_nodes(self) -> list[int]:
@@ -167,6 +204,17 @@ class CPGraph(CriticalPath):
         ids = self.events.ids(self.graph.owner[owned])
         return self.edges(owned[ids == event])
 
+    def to_networkx(self) -> "networkx.DiGraph[int]":
+        """The graph for networkx, which has to be installed."""
+        try:
+            import networkx
+        except ImportError as error:
+            raise FastcommError("to_networkx needs networkx: pip install networkx") from error
+        graph: networkx.DiGraph[int] = networkx.DiGraph()
+        for edge in self.edges(np.arange(len(self.graph.source))):
+            graph.add_edge(edge.begin, edge.end, weight=edge.weight, object=edge)
+        return graph
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HtaDrawing(Drawing):
@@ -201,8 +249,11 @@ def critical_path_analysis(
     try:
         found = find_path(
             _opened(run).read(rank),
-            Window(annotation=annotation, instance=instance_id),
-            data_load_events or (),
+            Window(
+                annotation=annotation,
+                instance=instance_id,
+                data_load_events=tuple(data_load_events or ()),
+            ),
             zero_weight_launches=zero_weight_launches,
             keep_last=include_last_profiler_step,
         )
@@ -220,8 +271,7 @@ def _opened(run: RunTraces | str | Path) -> RunTraces:
 
 def find_path(
     trace: Trace,
-    wanted: Window | None = None,
-    data_load: Sequence[str] = (),
+    window: Window | None = None,
     *,
     zero_weight_launches: bool = False,
     keep_last: bool = False,
@@ -232,31 +282,66 @@ def find_path(
     edge of weight 0; with `keep_last` the last profiled step stays. Raises `WindowError` where
     the trace has no such window.
     """
-    wanted = wanted or Window()
-    linked = hta_window.linked(trace, keep_last=keep_last)
-    annotation, exact = wanted.annotation, wanted.exact
+    window = window or Window()
+    linked = hta_graph.linked(trace, keep_last=keep_last)
+    annotation, exact = window.annotation, window.exact
     if annotation is None:
-        exact = wanted.step is not None
-        annotation = f"ProfilerStep#{wanted.step}" if exact else "ProfilerStep"
+        exact = window.step is not None
+        annotation = f"ProfilerStep#{window.step}" if exact else "ProfilerStep"
     with errors_of(trace.meta.path):
-        clipped = hta_window.clipped(linked, annotation, wanted.instance, exact=exact)
-    graph = hta_graph.build(clipped, data_load, zero_launches=zero_weight_launches)
-    window = clipped.window
+        clipped = clip(linked, annotation, window.instance, exact=exact)
+    loads, times = window.data_load_events, clipped.window
+    graph = hta_graph.build(clipped, loads, zero_launches=zero_weight_launches)
     trimmed = len(linked.rows) < trace.events.num_rows and linked.has_steps
     notes = ["the last profiled step is left out, as HTA does"] if trimmed else []
     about = PathSource(
         rules=RULES,
-        window=TimeRange(start=window.start + linked.origin, stop=window.stop + linked.origin),
+        window=TimeRange(start=times.start + linked.origin, stop=times.stop + linked.origin),
         path=trace.meta.path,
         rank=trace.meta.rank,
         base=trace.meta.base,
         clipped=len(clipped.rows),
-        data_load=tuple(data_load),
+        data_load=loads,
         notes=(*notes, *source_notes(trace)),
     )
     events = TraceEvents(trace)
     streams = events.describe(graph.event, ["stream"])["stream"].fill_null(-1)
     return CPGraph.search(graph, events, about, streams.to_numpy() != -1)
+
+
+def clip(found: Linked, annotation: str, instance: object, *, exact: bool = False) -> Clipped:
+    """The rows of a window; `WindowError` where there is no such window."""
+    rows = found.rows
+    window = TimeRange(start=0, stop=int(rows.stop.max(initial=0)))
+    inside = np.ones(len(rows), np.bool_)
+    if annotation:
+        marks = _marks(found, annotation, instances(instance), exact)
+        window = TimeRange(start=int(rows.start[marks].min()), stop=int(rows.stop[marks].max()))
+        inside = (rows.start >= window.start) & (rows.start <= window.stop)
+    host = inside & (rows.stream == -1) & (rows.stop > rows.start)
+    reached = np.zeros(len(rows), np.bool_)
+    reached[found.partner[host & (found.partner >= 0)]] = True
+    kept = host | (reached & (rows.stream != -1)) | rows.named(("Stream Wait Event",))
+    return Clipped(linked=found, rows=np.flatnonzero(kept), window=window)
+
+
+def _marks(found: Linked, annotation: str, wanted: tuple[int, int], exact: bool) -> Ints:
+    """The rows from one instance of an annotation to another.
+
+    HTA numbers the rows that match as they lie in its table, not in order of time.
+    """
+    rows = found.rows
+    named = rows.named((annotation,)) if exact else rows.containing(annotation)
+    marks = np.flatnonzero(named)
+    if not len(marks):
+        raise WindowError.no_annotation(annotation)
+    behind = found.has_steps & ~found.linking[marks]
+    marks = marks[np.lexsort((rows.position[marks], behind))]
+    first, last = wanted
+    if first >= len(marks):
+        raise WindowError.no_instance(annotation, first, len(marks))
+    chosen: Ints = marks[first : last + 1]
+    return chosen
 
 
 def overlay_critical_path_analysis(

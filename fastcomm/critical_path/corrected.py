@@ -1,20 +1,278 @@
-"""The graph of a window by the corrected rules: every constraint that the times confirm."""
+"""The graph of a window by the corrected rules: every constraint that the times confirm.
 
+Its events are the operators and calls of the window, and the work that they launched. Waits are
+known by the rows about waiting, and by the names of calls.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
-from fastcomm.critical_path.corrected_rows import LOCKED, Selected, waits_of
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.graph import EDGE_KINDS, Graph
-from fastcomm.trace.columns import filled, lookup
+from fastcomm.trace.columns import Integers, codes, filled, lookup, pair_codes
+from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
+from fastcomm_kernels import attribution
 from fastcomm_kernels import constraints as kernels
 from fastcomm_kernels import graph as graphs
-from fastcomm_kernels.arrays import NULL, Flags
-from fastcomm_kernels.graph import NONE
+from fastcomm_kernels.arrays import NULL, Flags, Ints
+from fastcomm_kernels.graph import NONE, Numbers
+
+# Calls that take the lock of their process. Nsight Systems appends a version to names.
+_VERSION = r"(_v\d+)?(_ptsz|_ptds)?$"
+_LOCKED = (
+    r"^(cudaHostAlloc|hipHostMalloc|cudaLaunchKernel(ExC)?|cuLaunchKernel(Ex)?"
+    r"|cudaLaunchCooperativeKernel|cudaGraphLaunch|cuGraphLaunch"
+    r"|hip(Ext)?(Module)?LaunchKernel|hipGraphLaunch"
+    r"|(cuda|hip)Mem(cpy|set)Async)" + _VERSION
+)
+# Calls that return when what was launched before has ended.
+_WAITS_FOR_DEVICE = r"^(cuda|hip)(Device|Thread)Synchronize|^cuCtxSynchronize"
+_WAITS_FOR_STREAM = r"^(cuda|hip|cu)StreamSynchronize"
+_WAITS_FOR_EVENT = r"^(cuda|hip|cu)EventSynchronize"
+# Copies that return when they are done.
+_COPIES = r"^(cudaMemcpy|hipMemcpy|hipMemcpyWithStream|cuMemcpy[DHA]to[DHA])(_v\d+)*(_ptds)?$"
+# Work that its call waits for, whatever the call is named.
+_WAITED_FOR = r"DtoH.*Pageable"
+
+_RECORDS = r"^(cuda|hip|cu)EventRecord"
+
+_LATE = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """Rows in order of (start, host before device, longer first), and the waiting rows."""
+
+    rows: EventRows
+    is_device: Flags
+    call: Numbers  # of work: row of its launch, or NONE
+    syncs: EventRows
+    sync_call: Numbers  # of each of `syncs`: row of its call, or NONE
+
+    @classmethod
+    def of(cls, trace: Trace, window: TimeRange, data_load: Sequence[str]) -> Self:
+        """What a window holds: its operators and calls, and the work that they launched.
+
+        Work whose launch is not in the trace belongs to the window in which it starts.
+        """
+        whole = EventRows.whole(trace)
+        is_work = whole.of_kind("kernel", "memcpy", "memset")
+        is_sync = whole.kind == KIND["sync"]
+        call = np.full(len(whole), NONE, np.int32)
+        on_device = np.flatnonzero(is_work | is_sync)
+        call[on_device] = whole.launch_of(on_device)
+        inside = (whole.start >= window.start) & (whole.start < window.stop)
+        host = whole.of_kind("runtime", "cpu_op")
+        for regex in data_load:
+            host |= ~is_work & ~is_sync & whole.matching(regex)
+        host &= inside
+        launched = np.where(call >= 0, host[call], inside)
+        kept = host | (is_work & launched)
+        order = _ordered(whole, is_work, np.flatnonzero(kept))
+        place = np.full(len(whole) + 1, NONE, np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        syncs = np.flatnonzero(is_sync & launched & (call >= 0))
+        return cls(
+            rows=whole.without("position", "stream", "wait_stream", "wait_record").take(order),
+            is_device=is_work[order],
+            call=place[call[order]],
+            syncs=whole.take(syncs),
+            sync_call=place[call[syncs]],
+        )
+
+
+def _ordered(rows: EventRows, is_work: Flags, kept: Ints) -> Ints:
+    tie = -rows.stop
+    tie[is_work] += _LATE
+    graphs.settle(kept, rows.start, tie)
+    return kept
+
+
+_Pairs = tuple[Integers, Integers, int]  # waiting rows, rows of the work, kind of the edges
+
+
+def _waits_of(found: Selected) -> tuple[kernels.Waits, Numbers, Numbers]:
+    """Which rows wait for the end of which work; the role and goal of every call."""
+    rows, syncs = found.rows, found.syncs
+    role = np.full(len(rows), kernels.NO_ROLE, np.int32)
+    goal = np.full(len(rows), NONE, np.int32)
+    call = rows.kind == KIND["runtime"]
+    waiting = (
+        _WAITS_FOR_DEVICE,
+        _WAITS_FOR_STREAM,
+        _WAITS_FOR_EVENT,
+    )
+    for regex in waiting:
+        role[call & rows.matching(regex)] = kernels.FOR_SOMETHING
+    streams = _Streams.of(found)
+    for name, kind in (
+        ("Stream Sync", kernels.FOR_STREAM),
+        ("Context Sync", kernels.FOR_DEVICE),
+    ):
+        chosen = np.flatnonzero(syncs.named((name,)) & (found.sync_call >= 0))
+        at = found.sync_call[chosen]
+        role[at] = kind
+        if kind == kernels.FOR_STREAM:
+            goal[at] = streams.lanes(syncs.lane[chosen], syncs.stream[chosen])
+        else:
+            goal[at] = streams.devices(syncs.lane[chosen])
+    pairs = [*_copies(found), *_events(found, role, streams)]
+    return _indexed(pairs, len(rows), _are_known(syncs)), role, goal
+
+
+def _indexed(pairs: Sequence[_Pairs], rows: int, are_known: bool) -> kernels.Waits:
+    """The pairs by the row that waits."""
+    waiting = np.concatenate([np.empty(0, np.int32), *(pair[0] for pair in pairs)])
+    source = np.concatenate([np.empty(0, np.int32), *(pair[1] for pair in pairs)])
+    kind = np.concatenate([np.full(len(pair[0]), pair[2], np.int32) for pair in pairs])
+    first, order = graphs.index(waiting.astype(np.int32), rows)
+    return kernels.Waits(first, source[order].astype(np.int32), kind[order], are_known)
+
+
+def _copies(found: Selected) -> list[_Pairs]:
+    """Calls that wait for their own copies: those named so, and those of pageable memory."""
+    rows = found.rows
+    work = np.flatnonzero(found.is_device & (found.call >= 0))
+    call = found.call[work]
+    waits = rows.matching(_COPIES)[call]
+    guessed = ~waits & rows.matching(_WAITED_FOR)[work]
+    guessed &= rows.stop[work] <= rows.stop[call]
+    return [
+        (call[waits], work[waits], kernels.SYNC),
+        (call[guessed], work[guessed], kernels.INFERRED),
+    ]
+
+
+def _events(found: Selected, role: Numbers, streams: "_Streams") -> list[_Pairs]:
+    """Who waits for an event, and the work behind which the event was recorded."""
+    rows, syncs = found.rows, found.syncs
+    none = np.full(0, NONE, np.int32)
+    records = np.flatnonzero(rows.matching(_RECORDS))
+    on_event = syncs.named(("Stream Wait Event", "Event Sync")) & (found.sync_call >= 0)
+    if not len(records) or not on_event.any():
+        return [(none, none, kernels.SYNC)]
+    work = np.flatnonzero(found.is_device & (found.call >= 0))
+    # Launches in order of time, with the lane of their work: of a graph, once a work.
+    work = work[np.argsort(found.call[work], kind="stable")]
+    waits = np.flatnonzero(on_event)
+    source = _recorded(found, streams, work, records, waits)
+    call = found.sync_call[waits]
+    is_host = syncs.named(("Event Sync",))[waits]
+    role[call[is_host]] = kernels.NO_ROLE
+    waiting = np.where(is_host, call, _held_up(found, streams, work, waits))
+    known = (source >= 0) & (waiting >= 0)
+    return [(waiting[known], source[known], kernels.SYNC)]
+
+
+def _recorded(
+    found: Selected, streams: "_Streams", work: Ints, records: Ints, waits: Ints
+) -> Numbers:
+    """For each wait the work that was launched last before its record, or NONE."""
+    rows, syncs = found.rows, found.syncs
+    (of_wait, of_record), count = codes(syncs.wait_record[waits], rows.correlation[records])
+    goal = np.full(count + 1, NONE, np.int32)
+    goal[of_wait] = streams.lanes(syncs.lane[waits], syncs.wait_stream[waits])
+    goal[-1] = NONE
+    marks = np.flatnonzero(goal[of_record] != NONE)
+    lanes = (records[marks], goal[of_record[marks]])
+    by_record = np.full(count + 1, NONE, np.int32)
+    by_record[of_record[marks]] = _last_launched(
+        found, (work, rows.lane[work]), lanes, rows.lanes.num_rows
+    )
+    by_record[-1] = NONE
+    return by_record[of_wait]
+
+
+def _last_launched(
+    found: Selected, works: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], lanes: int
+) -> Numbers:
+    """For each mark the work on its lane that was launched last before it."""
+    work, lane = works
+    # Places in `work` instead of rows, so that a launch of several works keeps them apart.
+    start = np.concatenate([found.rows.start[found.call[work]], found.rows.start[marks[0]]])
+    behind = len(work) + np.arange(len(marks[0]))
+    at = attribution.launches_before(
+        (np.arange(len(work)), lane), (behind, marks[1]), start, lanes
+    )
+    found_work: Numbers = np.append(work, NONE)[at].astype(np.int32)
+    return found_work
+
+
+def _held_up(found: Selected, streams: "_Streams", work: Ints, waits: Ints) -> Numbers:
+    """For each stream wait the first work that its thread launches on that stream behind it."""
+    rows, syncs = found.rows, found.syncs
+    call = found.sync_call[waits]
+    order = np.argsort(call, kind="stable")
+    launch = found.call[work]
+    goal = streams.lanes(syncs.lane[waits[order]], syncs.stream[waits[order]])
+    lane, mark_lane, lanes = pair_codes(
+        (rows.lane[launch], rows.lane[work]), (rows.lane[call[order]], goal)
+    )
+    start = np.concatenate([rows.start[launch], rows.start[call[order]]])
+    marks = len(work) + np.arange(len(order))
+    at = attribution.launches_behind(
+        (np.arange(len(work)), lane), (marks, mark_lane), start, lanes
+    )
+    held = np.full(len(waits), NONE, np.int32)
+    held[order] = np.append(work, NONE)[at]
+    return held
+
+
+def _are_known(syncs: EventRows) -> bool:
+    """Whether the trace says which work waits for which: it has waits, and their records."""
+    on_stream = syncs.named(("Stream Wait Event",))
+    return len(syncs) > 0 and not (
+        on_stream.any() and (syncs.wait_record[on_stream] == NULL).all()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    """The lanes on which work runs, by device and stream.
+
+    Some formats do not say which device a row about waiting means: a stream of that number that
+    has work on one device alone is the one.
+    """
+
+    device: tuple[int, ...]  # of each lane
+    by_both: dict[tuple[int, int], int]
+    by_stream: dict[int, int]  # NONE where several devices have it
+
+    @classmethod
+    def of(cls, found: Selected) -> Self:
+        """The lanes of the selected work."""
+        table = found.rows.lanes
+        threads = table["thread"].to_pylist()
+        device = tuple(filled(table["device"], NONE).tolist())
+        by_both, by_stream = {}, {}
+        for lane in np.unique(found.rows.lane[found.is_device]).tolist():
+            if re.fullmatch(r"-?\d{1,18}", threads[lane]):
+                stream = int(threads[lane])
+                by_both[device[lane], stream] = lane
+                by_stream[stream] = NONE if stream in by_stream else lane
+        return cls(device, by_both, by_stream)
+
+    def lanes(self, of: Numbers, stream: Ints) -> Numbers:
+        """The lane that rows on the lanes `of` mean by these streams, or NONE."""
+        found = [
+            self.by_both.get((self.device[lane], number), self.by_stream.get(number, NONE))
+            for lane, number in zip(of.tolist(), stream.tolist(), strict=True)
+        ]
+        return np.array(found, np.int32)
+
+    def devices(self, of: Numbers) -> Numbers:
+        """The device that rows on these lanes mean; NONE is all that there are."""
+        working = {device for device, _ in self.by_both}
+        found = [
+            self.device[lane] if self.device[lane] in working else NONE for lane in of.tolist()
+        ]
+        return np.array(found, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +296,8 @@ def build(trace: Trace, window: TimeRange, data_load: Sequence[str] = ()) -> Con
     nodes = kernels.nodes_of(rows.start, rows.stop, ends)
     del tie, ends
     lanes = _lanes(found, trace)
-    waits, role, goal = waits_of(found)
-    locked = rows.matching(LOCKED) & (rows.kind == KIND["runtime"])
+    waits, role, goal = _waits_of(found)
+    locked = rows.matching(_LOCKED) & (rows.kind == KIND["runtime"])
     packed = kernels.ConstraintRows(
         rows.start, rows.stop, rows.lane, found.is_device, locked, found.call, role, goal
     )

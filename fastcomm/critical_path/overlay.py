@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fastcomm.critical_path.classes import TYPES
 from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path.rules import TYPES
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
 from fastcomm.outputs import aside, refuse_inputs

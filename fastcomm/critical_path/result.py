@@ -1,48 +1,41 @@
-"""A critical path: the graph it was found in, its edges, and what its time was spent on.
+"""A critical path of one rank or through several: its graph, its edges, and what they are.
 
 Times are nanoseconds. An event's id is its place in the trace's file.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm.critical_path.classes import FACTS, OWN, TYPES, classes, short_names
-from fastcomm.critical_path.descriptions import EventDescriptions, TraceEvents
-from fastcomm.critical_path.device_time import DeviceTime, step_note
-from fastcomm.critical_path.rules import PathRules
-from fastcomm.critical_path.window import TimeRange
+from fastcomm.critical_path.across import RankJoin
+from fastcomm.critical_path.rules import (
+    FACTS,
+    OWN,
+    TYPES,
+    EventDescriptions,
+    PathRules,
+    TraceEvents,
+    classes,
+    short_names,
+)
+from fastcomm.critical_path.window import DeviceTime, TimeRange, step_note
 from fastcomm.errors import FastcommError
-from fastcomm.graph.graph import EDGE_KINDS, Graph, LongestPath
-from fastcomm.result import TableResult
-from fastcomm.trace.schema import KIND
-from fastcomm.trace.trace import Trace
+from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath
+from fastcomm.result import Result
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import Flags, Ints
 
 if TYPE_CHECKING:
-    import networkx
-
     from fastcomm.critical_path.dependencies import DataDependencies
     from fastcomm.critical_path.what_if import WhatIf
     from fastcomm.graph.edits import Edit
     from fastcomm.trace.run import SkippedRank
 
 _MOST_CLASSES = 3
-
-
-class Edge(NamedTuple):
-    """An edge as HTA names its parts."""
-
-    begin: int
-    end: int
-    type: str
-    weight: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,22 +51,17 @@ class PathSource:
     data_load: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-
-def source_notes(trace: Trace) -> list[str]:
-    """Return what a user should know of a trace before trusting its path."""
-    kind = trace.events["kind"].to_numpy()
-    if not np.isin(kind, [KIND[name] for name in ("kernel", "memcpy", "memset")]).any():
-        return ["no device work: the path is that of the host"]
-    if not (kind == KIND["sync"]).any():
-        return [
-            "no cuda_sync events (enable_cuda_sync_events in the profiler's experimental "
-            "options): what waits for the device is guessed"
-        ]
-    return []
+    def noting(self, note: str) -> Self:
+        """Return this with one more note, before all others."""
+        return replace(self, notes=(note, *self.notes))
 
 
-class CriticalPath(TableResult):
-    """The path through a graph, from `CriticalPath.search`."""
+class CriticalPath(Result):
+    """The path through the graph of one rank, or of several that collectives join.
+
+    `data` are data dependencies, where they were asked for, `failed` the skipped ranks, and
+    `warnings` those of the traces.
+    """
 
     def __init__(
         self,
@@ -83,6 +71,7 @@ class CriticalPath(TableResult):
         on_device: Flags,
         path: LongestPath | None,
         slack: Ints | None = None,
+        across: RankJoin | None = None,
     ) -> None:
         self.graph = graph
         self.events = events
@@ -90,16 +79,24 @@ class CriticalPath(TableResult):
         self.on_device = on_device  # by node
         self.path = path  # None where the graph has no valid one
         self.slack = slack  # by edge of the path; -1: nothing else was near
-        self.data: DataDependencies | None = None  # where they were asked for
+        if across is not None:
+            self.across = across
+        self.data: DataDependencies | None = None
         self.failed: tuple[SkippedRank, ...] = ()
+        self.warnings: tuple[str, ...] = ()
 
     @classmethod
     def search(
-        cls, graph: Graph, events: EventDescriptions, about: PathSource, on_device: Flags
+        cls,
+        graph: Graph,
+        events: EventDescriptions,
+        about: PathSource,
+        on_device: Flags,
+        across: RankJoin | None = None,
     ) -> Self:
         """Search the path by the rules of `about`; `on_device` is by node."""
         path, slack = about.rules.search(graph, events, on_device)
-        return cls(graph, events, about, on_device, path, slack)
+        return cls(graph, events, about, on_device, path, slack, across)
 
     @property
     def found(self) -> LongestPath:
@@ -108,9 +105,32 @@ class CriticalPath(TableResult):
             raise FastcommError(f"{self.about.path}: the graph has no critical path")
         return self.path
 
+    @cached_property
+    def across(self) -> RankJoin:
+        """How the ranks are joined."""
+        return RankJoin.of_one(self.about.rank, len(self.graph.event))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks whose work the path is searched in."""
+        return self.across.ranks
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the path goes through several ranks."""
+        return len(self.ranks) > 1
+
+    @property
+    def crossings(self) -> int:
+        """How often the path goes from one rank to another."""
+        graph, edges = self.graph, self.found.edges
+        known = edges[graph.kind[edges] != EDGE_KIND["unexplained"]]
+        ends = (self.across.rank_of[side[known]] for side in (graph.source, graph.target))
+        return int(np.not_equal(*ends).sum())
+
     @property
     def event_ids(self) -> list[int]:
-        """The ids of the events on the path, ascending."""
+        """The ids of the events on the path, ascending; unique on each rank alone."""
         rows = np.unique(self.graph.event[self.found.nodes])
         return sorted(self.events.ids(rows).tolist())
 
@@ -118,15 +138,6 @@ class CriticalPath(TableResult):
     def event_count(self) -> int:
         """How many events are on the path."""
         return len(np.unique(self.graph.event[self.found.nodes]))
-
-    def edges(self, at: Sequence[int] | np.ndarray[Any, Any]) -> list[Edge]:
-        """These edges as HTA names their parts."""
-        graph = self.graph
-        columns = (graph.source[at], graph.target[at], graph.kind[at], graph.weight[at])
-        return [
-            Edge(u, v, TYPES[EDGE_KINDS[kind]], weight)
-            for u, v, kind, weight in zip(*(c.tolist() for c in columns), strict=True)
-        ]
 
     @property
     def length_ns(self) -> int:
@@ -143,13 +154,16 @@ class CriticalPath(TableResult):
 
     @cached_property
     def breakdown(self) -> pa.Table:
-        """The path edge by edge: what it is, how long it takes, whose time that is."""
+        """The path edge by edge: what it is, how long it takes, whose time that is.
+
+        Of several ranks it has a column `rank`.
+        """
         graph, edges = self.graph, self.found.edges
         kinds = graph.kind[edges]
         owners = self.events.describe(graph.owner[edges])
         targets = self.events.describe(graph.event[graph.target[edges]])
         slack = self.slack
-        return pa.table(
+        table = pa.table(
             {
                 "type": pa.array([TYPES[kind] for kind in EDGE_KINDS]).take(pa.array(kinds)),
                 "bound_by": self._bound_by,
@@ -167,6 +181,14 @@ class CriticalPath(TableResult):
                 "to_event": targets["id"],
             }
         )
+        if not self.is_joined:
+            return table
+        rank_of = self.across.rank_of[graph.target[edges]]
+        return table.add_column(0, "rank", pa.array(np.array(self.ranks, np.int64)[rank_of]))
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return `breakdown` as a capsule of Arrow's C stream interface."""
+        return self.breakdown.__arrow_c_stream__(requested_schema)
 
     @cached_property
     def _bound_by(self) -> pa.Array:
@@ -179,16 +201,30 @@ class CriticalPath(TableResult):
             about.rules.edge_class, graph.kind[edges], owners, targets, about.data_load
         )
 
-    def to_arrow(self) -> pa.Table:
-        """Return `breakdown`: a row per edge of the path."""
-        return self.breakdown
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """Return the path edge by edge as `critical_path`, and the tables that explain it.
+
+        Of several ranks these are `ranks`, `hold_ups` and `collectives`; with data
+        dependencies `operators` and `subgraphs`.
+        """
+        tables = {"critical_path": self.breakdown}
+        if self.data is not None:
+            tables |= self.data.to_arrow()
+        if self.is_joined:
+            tables |= {
+                "ranks": self.by_rank(),
+                "hold_ups": self.hold_ups(),
+                "collectives": self.across.collectives,
+            }
+        return tables
 
     def figures(self) -> dict[str, str]:
-        """Return the rank, the rules, the length of the path, and its largest classes."""
+        """Return the ranks, the rules, the length of the path, and its largest classes."""
         sums = sorted(self.summary_ns().items(), key=lambda pair: -pair[1])
         largest = ", ".join(f"{name} {format_ns(ns)}" for name, ns in sums[:_MOST_CLASSES])
+        count = f"{len(self.ranks)} of {self.across.expected_ranks}"
         return {
-            "rank": str(self.about.rank),
+            **({"ranks": count} if self.is_joined else {"rank": str(self.about.rank)}),
             "rules": self.about.rules.name,
             "length": format_ns(self.length_ns),
             "largest": largest,
@@ -207,17 +243,21 @@ class CriticalPath(TableResult):
         return (*about.notes, *(note for note in more if note))
 
     def contents(self) -> dict[str, Any]:
-        """Return the JSON document without its version; shares are those of the path."""
+        """Return the JSON document without its version; shares are those of the path.
+
+        Through several ranks it has no ids of events, which are unique on one rank alone.
+        """
         graph, path, about = self.graph, self.found, self.about
         length, sums, counts = self.length_ns, self.summary_ns(), graph.counts()
         edges = {name: counts[name] for name in about.rules.edge_kinds}
         if not edges.get("join"):
             edges.pop("join", None)
         data = {} if self.data is None else {"data": self.data.to_dict()}
+        ids = {} if self.is_joined else {"event_ids": self.event_ids}
         return {
             "rules": about.rules.name,
             "path_of_trace": about.path,
-            "rank": about.rank,
+            **(self._rank_contents() if self.is_joined else {"rank": about.rank}),
             "window": {"start_ns": about.window.start, "stop_ns": about.window.stop},
             "events": about.clipped,
             "nodes": graph.used,
@@ -229,7 +269,7 @@ class CriticalPath(TableResult):
                 "length_ns": length,
                 "wall_ns": self.wall_ns,
                 "coverage": length / self.wall_ns if self.wall_ns else None,
-                "event_ids": self.event_ids,
+                **ids,
             },
             "summary": _shares(sums),
             "summary_ns": sums,
@@ -240,6 +280,35 @@ class CriticalPath(TableResult):
             **data,
             "failed": [asdict(each) for each in self.failed],
         }
+
+    def _rank_contents(self) -> dict[str, Any]:
+        """Return what the JSON document says of several ranks."""
+        across = self.across
+        keys = ["rank", "bound_by"]
+        classes = self.breakdown.group_by(keys).aggregate([("duration_ns", "sum")])
+        order = [("duration_ns_sum", "descending"), ("rank", "ascending")]
+        classes = classes.sort_by(order).rename_columns([*keys, "on_path_ns"])
+        return {
+            "expected_ranks": across.expected_ranks,
+            "ranks": self.by_rank().to_pylist(),
+            "hold_ups": self.hold_ups().to_pylist(),
+            "classes_by_rank": classes.to_pylist(),
+            "crossings": self.crossings,
+            "collectives": len(across.collectives["instance"].unique()),
+            "violations": across.violations,
+        }
+
+    def by_rank(self) -> pa.Table:
+        """Return each rank's time on the path, its waits, and the waits that it causes."""
+        if not self.is_joined:
+            return self.across.by_rank({self.about.rank: self.length_ns})
+        sums = self.breakdown.group_by("rank").aggregate([("duration_ns", "sum")])
+        on_path = zip(*(sums[name].to_pylist() for name in sums.column_names), strict=True)
+        return self.across.by_rank(dict(on_path))
+
+    def hold_ups(self) -> pa.Table:
+        """Return by how much each rank of each group comes later than all others."""
+        return self.across.hold_ups()
 
     def summary_ns(self) -> dict[str, int]:
         """How long each class is on the path, sorted by name."""
@@ -298,17 +367,6 @@ class CriticalPath(TableResult):
         from fastcomm.critical_path.saved import save  # which needs this module
 
         return save(self, out_dir)
-
-    def to_networkx(self) -> "networkx.DiGraph[int]":
-        """The graph for networkx, which has to be installed."""
-        try:
-            import networkx
-        except ImportError as error:
-            raise FastcommError("to_networkx needs networkx: pip install networkx") from error
-        graph: networkx.DiGraph[int] = networkx.DiGraph()
-        for edge in self.edges(np.arange(len(self.graph.source))):
-            graph.add_edge(edge.begin, edge.end, weight=edge.weight, object=edge)
-        return graph
 
 
 def _sums(table: pa.Table, key: str) -> dict[str, int]:

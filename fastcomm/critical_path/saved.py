@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastcomm import inputs, parquet
-from fastcomm.critical_path.descriptions import EVENT, SavedEvents
 from fastcomm.critical_path.result import CriticalPath, PathSource
-from fastcomm.critical_path.rules import CORRECTED, PathRules
+from fastcomm.critical_path.rules import CORRECTED, EVENT, PathRules, SavedEvents
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KINDS, Graph
@@ -57,7 +56,11 @@ _SCHEMAS = {
 
 
 def save(found: CriticalPath, out_dir: str | Path) -> str:
-    """Write ``<out_dir>.zip`` and give its path."""
+    """Write ``<out_dir>.zip`` and return its path; FastcommError for several ranks."""
+    if found.is_joined:
+        raise FastcommError(
+            "a path through several ranks cannot be saved; wanted one of a rank"
+        )
     target = Path(f"{out_dir}.zip")
     with aside(target) as unfinished:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Commands that apply to a run: what to look at next.
 
-A command is suggested only where the run has what the command needs. `--all-ranks` needs
-process groups that are matched across ranks; a critical path needs times of compute.
+A command is suggested only where the run has what the command needs. A path through all ranks
+needs process groups that are matched across ranks; each critical path times of compute.
 """
 
 import shlex
@@ -71,10 +71,9 @@ class Suggestions:
         )
 
     def _whose(self, ranks: Sequence[int]) -> list[str]:
-        if self.metrics.joins_ranks:
-            return ["--all-ranks"]
-        # Of one rank that is the default.
-        return [] if len(self.metrics.ranks) == 1 else ["--rank", str(ranks[0])]
+        if self.metrics.joins_ranks or len(self.metrics.ranks) == 1:
+            return []  # all ranks, by default
+        return ["--rank", str(ranks[0])]
 
     def _ranks_with(self, tag: str | None) -> list[int]:
         """Return the ranks that communicate for a parallelism."""

@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from fastcomm.critical_path.dependencies import DataDependencies
-from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.what_if import EditSweep, WhatIf
 from fastcomm.report import files, json_text
@@ -32,15 +31,10 @@ WORDS = {
 }
 
 
-def show(
-    found: CriticalPath, console: Console | None = None, *, ranks: str | None = None
-) -> None:
-    """Print the report to stdout; plain text where that is no terminal.
-
-    `ranks` are the words for the ranks that the path goes through; by default its own rank.
-    """
+def show(found: CriticalPath, console: Console | None = None) -> None:
+    """Print the report to stdout; plain text where that is no terminal."""
     console = plain_console(console)
-    say(console, _title(found, ranks or f"rank {found.about.rank}"), hanging=2)
+    say(console, _title(found), hanging=2)
     if not len(found.graph.event):
         say(console, "The window has no event that a path could go through.", indent=2)
         return
@@ -52,12 +46,12 @@ def show(
         say(console, f"note: {escape(note)}", hanging=2, style="dim")
     if found.data is not None:
         _show_data(found.data, console)
+    if found.is_joined:
+        _show_ranks(found, console)
 
 
-def show_joined(found: Joined, console: Console | None = None) -> None:
-    """Print the path through all ranks, and which of them hold the others up."""
-    console = plain_console(console)
-    show(found.path, console, ranks=_ranks(found))
+def _show_ranks(found: CriticalPath, console: Console) -> None:
+    """Print each rank's part of the path, and who waits for whom."""
     shown = table(
         *("rank", "on the path", "slack", "waits", "transfers", "came last", "wait caused"),
         drop=("slack", "transfers"),
@@ -80,7 +74,7 @@ def show_joined(found: Joined, console: Console | None = None) -> None:
             f"Rank {worst['rank']} comes later than all others of its {worst['tag']} group "
             f"({escape(worst['group'])}): {format_ns(worst['later_ns'])} in all.",
         )
-    apart = {rank: ns for rank, ns in found.offsets.items() if ns}
+    apart = {rank: ns for rank, ns in found.across.offsets.items() if ns}
     words = ", ".join(f"{rank}: {format_ns(ns)}" for rank, ns in apart.items()) or "none"
     say(
         console,
@@ -123,16 +117,19 @@ def _time(ns: int | None) -> str:
     return "n/a" if ns is None else format_ns(ns)
 
 
-def _ranks(found: Joined) -> str:
-    """Return "all ranks", or how many of the expected ranks were read."""
-    present, expected = len(found.ranks), found.expected_ranks
+def ranks_of(found: CriticalPath) -> str:
+    """Return "all ranks", how many of the expected ranks were read, or the one rank."""
+    if not found.is_joined:
+        return f"rank {found.about.rank}"
+    present, expected = len(found.ranks), found.across.expected_ranks
     return ranks_words(present, expected) if present < expected else "all ranks"
 
 
-def _title(found: CriticalPath, ranks: str) -> str:
+def _title(found: CriticalPath) -> str:
     about, path = found.about, found.found
+    events = counted(about.clipped, "event")
     return (
-        f"[bold]{ranks}, rules {about.rules.name}[/]: {counted(about.clipped, 'event')}, "
+        f"[bold]{ranks_of(found)}, rules {about.rules.name}[/]: {events}, "
         f"{counted(len(found.graph.source), 'edge')}; critical path of "
         f"{counted(len(path.edges), 'edge')}, {counted(found.event_count, 'event')}, "
         f"{format_ns(found.length_ns)}"
@@ -177,19 +174,11 @@ def _top(found: CriticalPath) -> TerminalTable:
     return shown
 
 
-def write(
-    found: CriticalPath | Joined, folder: str | Path, *, xlsx: bool = False
-) -> list[Path]:
-    """Write critical_path.json and the tables of the path as CSV and Parquet; their paths.
-
-    With data dependencies, also the operators and the calls that hold them.
-    """
-    tables = found.to_arrow()
-    if isinstance(found, CriticalPath):
-        tables = {"critical_path": found.to_arrow()}
-        tables |= found.data.to_arrow() if found.data else {}
+def write(found: CriticalPath, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
+    """Write critical_path.json and the tables as CSV and Parquet; return their paths."""
     texts = {"critical_path.json": json_text.dumps(found.to_dict())}
-    return files.write_tables(folder, texts, tables, "critical_path" if xlsx else None)
+    book = "critical_path" if xlsx else None
+    return files.write_tables(folder, texts, found.to_arrow(), book)
 
 
 _STEP_DIGITS = 4
@@ -200,7 +189,8 @@ def show_what_if(found: WhatIf, console: Console | None = None) -> None:
     console = plain_console(console)
     faster = f", {found.speedup:.3f} times as fast" if found.speedup is not None else ""
     before, after = (format_ns(ns, _STEP_DIGITS) for ns in (found.before_ns, found.after_ns))
-    say(console, f"[bold]{before} before, {after} after[/]{faster}")
+    title = f"{ranks_of(found.before)}: {before} before, {after} after"
+    say(console, f"[bold]{title}[/]{faster}")
     for edit in found.edits:
         say(console, escape(str(edit)), indent=2)
     error = format_ns(found.replay_error_ns)

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Sequence
 
-from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.what_if import EditSweep, WhatIf
 from fastcomm.report.critical_path import WORDS
@@ -28,13 +27,8 @@ _MOST = 3
 _GAPS = "gpu_kernel_kernel_overhead"
 
 
-def page(
-    found: CriticalPath,
-    joined: Joined | None,
-    paths: Sequence[str],
-    options: Sequence[str] = (),
-) -> Page:
-    """Return the page of the critical path of a rank, or through all ranks.
+def page(found: CriticalPath, paths: Sequence[str], options: Sequence[str] = ()) -> Page:
+    """Return the page of a critical path.
 
     `paths` and `options` are the words of the user for the run and the window, which suggested
     commands repeat.
@@ -51,9 +45,9 @@ def page(
         ),
         words.fact("path.edges", len(found.found.edges), words.whole, label="edges"),
     ]
-    if joined is not None:
+    if found.is_joined:
         crossings = words.fact(
-            "path.crossings", joined.crossings, words.whole, label="crossings"
+            "path.crossings", found.crossings, words.whole, label="crossings"
         )
         facts.append(crossings)
     return Page(
@@ -61,28 +55,26 @@ def page(
         source=" ".join(paths),
         headline=(share, f" of the critical path is {WORDS.get(most, most)}."),
         facts=tuple(facts),
-        findings=_findings(found, joined, shlex.join([*paths, *options])),
-        sections=(path_.section(found, joined),),
+        findings=_findings(found, shlex.join([*paths, *options])),
+        sections=(path_.section(found),),
     )
 
 
-def _findings(
-    found: CriticalPath, joined: Joined | None, where: str
-) -> tuple[PageFinding, ...]:
-    one = "--all-ranks" if joined is not None else f"--rank {found.about.rank}"
+def _findings(found: CriticalPath, run: str) -> tuple[PageFinding, ...]:
+    where = run if found.is_joined else f"{run} --rank {found.about.rank}"
     made = [
         _finding(
             f"{tag} communication on the path takes ",
             ns,
             found,
-            f"fastcomm what-if {where} {one} --scale comm:{shlex.quote(tag)}=0.5",
+            f"fastcomm what-if {where} --scale comm:{shlex.quote(tag)}=0.5",
             "how much shorter the step is if it takes half its time",
         )
         for tag, ns in found.by_tag_ns().items()
     ]
     gaps = found.summary_ns().get(_GAPS, 0)
     if gaps:
-        command = f"fastcomm what-if {where} {one} --remove gaps"
+        command = f"fastcomm what-if {where} --remove gaps"
         made.append(
             _finding(
                 "Gaps between kernels take ", gaps, found, command, "the step without them"
@@ -109,7 +101,7 @@ def what_if(found: WhatIf, paths: Sequence[str]) -> Page:
     sections = [_before_after(found, edits)]
     if found.sweeps:
         sections.append(_sweeps(found, found.sweeps))
-    sections.append(path_.section(found.after, None))
+    sections.append(path_.section(found.after))
     return Page(
         title="What if",
         source=" ".join(paths),

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path.ranks import Joined
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.report.critical_path import WORDS
 from fastcomm.report.html import words
@@ -46,15 +45,15 @@ _LOOKS = {
 _LEAST_SHARE = 0.0005  # of the path; a class below that has no lane
 
 
-def section(path: CriticalPath, joined: Joined | None) -> Section:
+def section(path: CriticalPath) -> Section:
     """What sets the time of the step that was looked at."""
-    blocks: list[Block] = [_strip(path, joined), _classes(path), _names(path)]
-    if joined is not None:
-        blocks += [_ranks(joined)]
+    blocks: list[Block] = [_strip(path), _classes(path), _names(path)]
+    if path.across.collectives.num_rows:
+        blocks.append(_ranks(path))
     return Section(
         name="path",
         title="What sets the time of a step?",
-        lead=_lead(path, joined),
+        lead=_lead(path),
         blocks=tuple(blocks),
         pitfall="Work that is not on the path can become faster without any effect on the "
         "step; what is on it cannot save more than its time there. "
@@ -66,11 +65,11 @@ def _sentences(path: CriticalPath) -> list[str]:
     return [f"{note[0].upper()}{note[1:]}." for note in path.about.notes]
 
 
-def _lead(path: CriticalPath, joined: Joined | None) -> words.Words:
+def _lead(path: CriticalPath) -> words.Words:
     sums = path.summary_ns()
     most = max(sums, key=lambda name: sums[name], default="")
     total = sum(sums.values()) or 1
-    where = "through all ranks" if joined is not None else f"of rank {path.about.rank}"
+    where = "through all ranks" if path.is_joined else f"of rank {path.about.rank}"
     said: words.Words = (
         f"The critical path {where} takes ",
         words.fact("path.length_ns", path.length_ns, words.ns),
@@ -78,21 +77,21 @@ def _lead(path: CriticalPath, joined: Joined | None) -> words.Words:
         words.fact("path.share", sums.get(most, 0) / total, words.percent),
         ".",
     )
-    if joined is None:
+    if not path.is_joined:
         return said
-    crossings = words.fact("path.crossings", joined.crossings, words.whole)
+    crossings = words.fact("path.crossings", path.crossings, words.whole)
     return (*said, " It goes from rank to rank ", crossings, " times.")
 
 
-def _strip(path: CriticalPath, joined: Joined | None) -> Figure:
+def _strip(path: CriticalPath) -> Figure:
     table = path.breakdown
     classes = [name for name, share in _shares(path) if share >= _LEAST_SHARE]
     own = np.array(table["bound_by"].to_pylist(), object)
     lanes = [(WORDS.get(name, name), own == name) for name in classes]
     views = [FigureView(label="Kind of work", spec=_lanes(table, lanes))]
-    if joined is not None:
-        ranks = joined.breakdown["rank"].to_numpy()
-        on_path = joined.by_rank().sort_by([("on_path_ns", "descending")])["rank"].to_pylist()
+    if path.is_joined:
+        ranks = table["rank"].to_numpy()
+        on_path = path.by_rank().sort_by([("on_path_ns", "descending")])["rank"].to_pylist()
         chosen = sorted(on_path[:_MOST_RANKS])
         note = "" if len(on_path) <= _MOST_RANKS else f"The {_MOST_RANKS} ranks longest on it."
         by_rank = [(f"rank {rank}", ranks == rank) for rank in chosen]
@@ -249,8 +248,8 @@ def _names(path: CriticalPath) -> PageTable:
     )
 
 
-def _ranks(joined: Joined) -> PageTable:
-    found = joined.by_rank().sort_by([("held_up_ns", "descending"), ("rank", "ascending")])
+def _ranks(path: CriticalPath) -> PageTable:
+    found = path.by_rank().sort_by([("held_up_ns", "descending"), ("rank", "ascending")])
     rows = tuple(
         (
             PageCell(text=f"rank {row['rank']}", sort=row["rank"]),

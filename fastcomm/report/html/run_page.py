@@ -105,7 +105,7 @@ def run_page(
         across.section(found),
     ]
     if critical.path is not None:
-        sections.append(path.section(critical.path, critical.joined))
+        sections.append(path.section(critical.path))
     sections.append(_measured_evidence(found))
     return Page(
         title="Communication report",
