@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fastcomm.isp.calibration import Setting
     from fastcomm.isp.question import Question
     from fastcomm.isp.result import HardwareChange, SearchResult
+    from fastcomm.isp.search import SearchSweep
 
 _EXAMPLES = """\b
 Examples:
