@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from replay_data import FOLDER, assert_same, document, needed
 
 from fastcomm.cli import main
+from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import edits
 from fastcomm.graph.edits import DurationChange
@@ -41,7 +42,7 @@ def summary():
 
 @pytest.fixture(scope="module")
 def compat(read):
-    return session(read, Options(compat=True))
+    return session(read, Options(rules=dpro.RULES))
 
 
 def in_ms(ends):
@@ -143,7 +144,7 @@ def test_what_ifs_end_as_those_of_dpro(compat, summary, row, key, change):
 
 @needed
 def test_unlimited_updates_end_as_those_of_dpro(read, summary):
-    found = session(read, Options(compat=True, unlimited_updates=True)).replayed
+    found = session(read, Options(rules=dpro.RULES, unlimited_updates=True)).replayed
     wanted = summary["what_if"]["step_end"]["updates infinitely parallel"]
     assert_same(in_ms(found.by_pid()), wanted, 1e-6)
 
@@ -285,9 +286,7 @@ def test_fused_tensors_are_one_group_with_the_mean_of_what_each_was_seen_to_take
     )
     graph = dependency.dependencies(fused, OPT_STEP)
     assert (2,) in graph.groups
-    known = gaps.measured(
-        graph, statistics(fused.trace, fused.topology), fused.trace, OPT_STEP, compat=False
-    )
+    known = gaps.measured(graph, statistics(fused.trace, fused.topology), fused.trace, OPT_STEP)
     for group in graph.groups:
         if len(group) > 1:
             node = f"host0.rank0->Comm.{'+'.join(map(str, group))}.QUEUE"

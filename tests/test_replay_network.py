@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.readers.dpro import nccl, trial
 from fastcomm.readers.dpro.dataflow import LocalGraph
@@ -129,7 +130,7 @@ def test_a_trial_with_trees_alone_is_replayed_along_them(tmp_path):
     assert read.topology.tree[0][1] == nccl.Tree(up=0, down=(3, 4))
     graph = session(read).replayed.replayer.graph
     assert "host1.rank0->Comm.2.SEND~>0_0_0_0_1_3" in graph.nodes
-    assert len(session(read, Options(compat=True)).replayed.by_pid()) == 5
+    assert len(session(read, Options(rules=dpro.RULES)).replayed.by_pid()) == 5
 
 
 def test_slices_of_a_tree_take_what_was_traced_of_their_rank_and_chunk(tmp_path):
@@ -188,7 +189,7 @@ def test_as_dpro_has_it_ranks_do_not_meet_and_what_is_not_logged_is_left_out(tmp
     rows = [row for row in json.loads(path.read_text()) if row["pid"] == 0]
     path.write_text(json.dumps(rows))
     read = trial.read(tmp_path)
-    edges = set(session(read, Options(compat=True)).replayed.replayer.graph.edges)
+    edges = set(session(read, Options(rules=dpro.RULES)).replayed.replayer.graph.edges)
     backward, update = "BW.gradients/dense/MatMul_grad", "UPDATE_.Momentum/update/Apply"
     chain = [backward, "Comm.0.NEGOTIATE_ALLREDUCE", "Comm.0.ALLREDUCE", update]
     for a, b in pairwise(chain):

@@ -14,6 +14,7 @@ from replay_data import FOLDER, assert_same, document, needed
 
 from fastcomm.analyses.stats import comparison
 from fastcomm.cli import main
+from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers.dpro import (
     dataflow,
@@ -110,7 +111,7 @@ def test_a_fused_operation_is_its_parts_with_the_pid_of_the_first():
     ],
 )
 def test_categories_by_token_and_by_substring(name, found, by_substring):
-    assert (names.category(name), names.category_by_substring(name)) == (found, by_substring)
+    assert (names.category(name), dpro.category(name)) == (found, by_substring)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10**12)), min_size=1, max_size=60))
@@ -155,9 +156,7 @@ def test_an_unknown_step_rule_is_an_error_that_names_the_known():
 @needed
 def test_the_trial_becomes_the_reference_events(read):
     wanted = document("trial/expected/events.json.gz")
-    rows = json.loads(
-        uniform.to_bytes(statistics(read.trace, read.topology, compat=True).trace)
-    )
+    rows = json.loads(uniform.to_bytes(dpro.statistics(read.trace, read.topology).trace))
     assert rows["all_prefix"] == ["host0.rank0", "host0.rank1", "host1.rank0", "host1.rank1"]
     assert rows["traceEvents"] == wanted
 
@@ -180,7 +179,7 @@ def test_what_the_trial_says_besides_events(read):
 
 @needed
 def test_statistics_equal_those_of_dpro(read):
-    found = statistics(read.trace, read.topology, compat=True)
+    found = dpro.statistics(read.trace, read.topology)
     wanted = document("trial/expected/name2sta.json.gz")
     assert list(found.names) == list(wanted)
     assert_same(found.ops(), wanted)
@@ -191,7 +190,7 @@ def test_statistics_equal_those_of_dpro(read):
 @needed
 @pytest.mark.parametrize("compat", [True, False])
 def test_step_times_equal_those_of_dpro(read, compat):
-    found = step_time(read.trace, compat=compat)
+    found = (dpro if compat else steps).step_time(read.trace)
     wanted = document("trial/expected/summary.json")["iteration"]
     assert found.time_ns / 1e6 == pytest.approx(wanted["iter_time_ms"], abs=1e-9)
     assert found.opt_step == wanted["opt_step"]
@@ -505,7 +504,7 @@ def test_step_time_takes_the_largest_end_and_counts_ranks_with_fewer_steps():
     assert found.ranks["host0.rank0"].time == (50_000, 15_000)
     assert found.steps == (60_000.0,)
     # The last step has no backward: dPRO leaves it out, and takes the end of the op begun last.
-    assert step_time(trace, compat=True).ranks["host0.rank0"].time == (20_000,)
+    assert dpro.step_time(trace).ranks["host0.rank0"].time == (20_000,)
 
 
 def test_a_step_with_a_barrier_begins_at_the_next_forward_op():

@@ -117,7 +117,6 @@ def run(
     """
     from fastcomm.readers.dpro import inputs
     from fastcomm.replay import what_if
-    from fastcomm.replay.predictions import partial
     from fastcomm.report import replay as report
 
     if of_run := inputs.is_run(path):
@@ -134,8 +133,6 @@ def run(
             found.replayed, found.path, workers=execution.workers, by_name=of_run
         )
         found = replace(found, removed=removed)
-    if options.tensors:
-        found = replace(found, alone=partial(made, list(options.tensors)))
     if output is not None:
         report.write(found, output)
     if trace_path is not None:
@@ -179,25 +176,9 @@ def _of_trial(
     path: Path, options: ReplayOptions, trial: TrialOptions, predicted: PredictionOptions
 ) -> "Session":
     """Replay a trial as it was, and predict what else is asked for of its step."""
-    from fastcomm.replay.predictions import predictions
-    from fastcomm.replay.replayer import Options
-    from fastcomm.replay.session import session
+    from fastcomm.analyses.replay import session_of_trial
 
-    read = stats.read_trial(path, trial)
-    how = Options(
-        compat=options.compat is not None,
-        steps=options.steps,
-        unlimited_updates=options.unlimited_updates,
-    )
-    found = session(read, how)
-    others = predictions(
-        read,
-        found.replayed.replayer,
-        with_daydream=predicted.with_daydream,
-        hosts=predicted.hosts,
-        fuse=predicted.fuse,
-    )
-    return replace(found, predictions=others)
+    return session_of_trial(stats.read_trial(path, trial), options, predicted)
 
 
 def _of_run(

@@ -153,17 +153,18 @@ def run(
     from functools import partial
 
     from fastcomm.analyses.stats import RunStatistics, comparison
-    from fastcomm.readers.dpro.statistics import sort_rows, statistics
-    from fastcomm.readers.dpro.steps import step_time
+    from fastcomm.compat import dpro
+    from fastcomm.readers.dpro.statistics import sort_rows
+    from fastcomm.replay.replayer import RULES
     from fastcomm.report import stats as report
 
-    is_compat = compat is not None
+    rules = RULES if compat is None else dpro.RULES
     read = partial(_read, rule=rule, align=align, keep_going=keep_going)
     said = read(path)
-    found = statistics(said.trace, said.topology, compat=is_compat)
+    found = rules.statistics(said.trace, said.topology)
     if other is not None:
         after = read(other)
-        changes = comparison(found, statistics(after.trace, after.topology, compat=is_compat))
+        changes = comparison(found, rules.statistics(after.trace, after.topology))
         if as_json:
             print_json(changes)
         else:
@@ -171,10 +172,10 @@ def run(
         ctx.exit(_exit_code(said, after))
     described = RunStatistics(
         operations=found,
-        time=step_time(said.trace, compat=is_compat),
+        time=rules.step_time(said.trace),
         tensors=None if said.trial is None else said.trial.parameters,
         read=said.read,
-        is_dpro=is_compat,
+        is_dpro=compat is not None,
     )
     if output is not None:
         report.write(described, output, xlsx=xlsx)

@@ -1,4 +1,4 @@
-"""Reproduce other tools exactly, on top of the models: HTA and two original simulators.
+"""Reproduce other tools exactly, on top of the models: HTA, dPRO and two original simulators.
 
 A module here may import a model; no model imports a module here.
 """

@@ -56,8 +56,11 @@ class Dependencies:
         return pa.table({"source": self.source, "target": self.target})
 
 
-def dependencies(trial: Trial, step: int, *, compat: bool = False) -> Dependencies:
-    """The graph of a trial; `step` tells which tensors were sent together."""
+def dependencies(trial: Trial, step: int, *, joins_ranks: bool = True) -> Dependencies:
+    """Return the graph of a trial; `step` tells which tensors were sent together.
+
+    With `joins_ranks` communication that is one node of each rank begins when all are ready.
+    """
     groups = tensor_groups(trial.trace, step)
     topology, graph, counts = trial.topology, trial.graph, trial.counts
     if topology is not None:
@@ -72,10 +75,9 @@ def dependencies(trial: Trial, step: int, *, compat: bool = False) -> Dependenci
     if servers.tensors:
         groups = tuple((tensor,) for tensor in servers.tensors)
         return joined(pids, graph, groups, _through_servers(servers, graph))
-    one = _as_one(trial, compat=compat)
-    silent = [(each,) for each in _tensors(graph) if (each,) not in groups]
-    found = joined(pids, graph, (*groups, *silent), one)
-    return replace(found, groups=groups)
+    one = _as_one(trial, joins_ranks=joins_ranks)
+    silent = [(tensor,) for tensor in _tensors(graph) if (tensor,) not in groups]
+    return replace(joined(pids, graph, (*groups, *silent), one), groups=groups)
 
 
 def joined(
@@ -189,19 +191,16 @@ def _through_servers(servers: Servers, graph: LocalGraph) -> Communicate:
     return communicate
 
 
-def _as_one(trial: Trial, *, compat: bool) -> Communicate:
-    """Communication as one node of each rank, that begins when all ranks are ready.
-
-    dPRO joins no ranks, and leaves out what a rank has no events of; only one rank has any.
-    """
+def _as_one(trial: Trial, *, joins_ranks: bool) -> Communicate:
+    """Communication as one node of each rank; without `joins_ranks` of those that log it."""
     pids, graph, known = trial.trace.pids, trial.graph, set(trial.trace.keys)
 
     def communicate(pid: str, group: Group) -> Iterator[tuple[str, str]]:
         head = head_of(group)
-        own = [pid] if compat else pids
-        stages = [each for each in COARSE if any(f"{p}->{head}.{each}" in known for p in own)]
+        logs = pids if joins_ranks else [pid]
+        stages = [each for each in COARSE if any(f"{p}->{head}.{each}" in known for p in logs)]
         chain = [f"{pid}->{head}.{each}" for each in stages]
-        joins = not compat and len(chain) == len(COARSE)
+        joins = joins_ranks and len(chain) == len(COARSE)
         befores = [f"{pid}->{each}" for each in _backwards(group, graph)]
         for node in chain:
             meeting = joins and node == chain[-1]

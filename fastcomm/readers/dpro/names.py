@@ -125,29 +125,6 @@ def category(standard: str) -> str:  # noqa: PLR0911
     return "virtual" if standard == "END" else OTHER
 
 
-def category_by_substring(standard: str) -> str:  # noqa: C901, PLR0911
-    """The fine category by the first matching substring, as dPRO has it."""
-    if any(each in standard for each in SERVER):
-        return "ServerOp"
-    for each in REQUESTS:
-        if each in standard:
-            return f"Comm.{each}"
-    if "Comm" in standard:
-        kinds = (each for each in ("SEND", "RECV") if each in standard)
-        return f"Comm.{next(kinds, OTHER)}"
-    if "BW" in standard and "FW" in standard:
-        return "operator.FW+BW"
-    for each in ("BW", "FW", "COMM", "COMP"):
-        if each in standard:
-            return f"operator.{each}"
-    for word, found in (("I/O", "I/O"), ("UPDATE_", "operator.UPDATE")):
-        if word in standard:
-            return found
-    if "OUTPUT" in standard:
-        return "operator.OUTPUT"
-    return "virtual" if standard == "END" else OTHER
-
-
 def coarse(fine: str) -> str:
     """The coarse category of a fine one: operator, Comm, I/O, ServerOp, virtual."""
     return fine.partition(".")[0]

@@ -1,10 +1,6 @@
-"""Statistics of a uniform trace by long name and by category.
+"""Statistics of a uniform trace by long name and by category."""
 
-`compat` is dPRO to the digit: categories by substring, RECV clipped in all steps but the last
-and its mean taken from those alone. The default clips every step and describes what is left.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.errors import FastcommError
-from fastcomm.readers.dpro.names import Name, category, category_by_substring, long_name
+from fastcomm.readers.dpro.names import Name, category, long_name
 from fastcomm.readers.dpro.nccl import Topology
 from fastcomm.readers.dpro.uniform import UniformTrace
 from fastcomm_kernels import durations
@@ -80,23 +76,16 @@ class Statistics:
         )
 
 
-def statistics(
-    trace: UniformTrace, topology: Topology | None = None, *, compat: bool = False
-) -> Statistics:
+def statistics(trace: UniformTrace, topology: Topology | None = None) -> Statistics:
     """Describe every long name; with a topology, RECV counts from its SEND on."""
     if topology is None:
-        return _statistics(trace, compat=compat)
-    ids = step_ids(trace)
+        return describe(trace)
     pairs = send_receive(trace, topology)
-    steps = max(ids.shape[1] - int(compat), 0)
-    clipped, cut = _clipped(trace, ids[:, :steps], pairs)
-    if not compat:
-        return _statistics(_sorted(clipped), compat=False)
-    return _with_clipped(_statistics(trace, compat=True), clipped, pairs[1], steps, cut)
+    return describe(_sorted(clip_receives(trace, step_ids(trace), pairs)))
 
 
-def _statistics(trace: UniformTrace, *, compat: bool) -> Statistics:
-    """What the events say as they are."""
+def describe(trace: UniformTrace, category_of: Callable[[str], str] = category) -> Statistics:
+    """Describe every long name by its events; `category_of` takes standard names."""
     key, dur = trace.key, trace.dur
     if not trace.counts.all():
         key, dur = key[trace.counts], dur[trace.counts]
@@ -105,8 +94,7 @@ def _statistics(trace: UniformTrace, *, compat: bool) -> Statistics:
     total, least, most, median, variance = durations.described(first, times)
     count = np.diff(first)
     kept = np.flatnonzero(count)
-    rule = category_by_substring if compat else category
-    known = {name: rule(name) for name in set(trace.names)}
+    known = {name: category_of(name) for name in set(trace.names)}
     ids = step_ids(trace)
     found = Statistics(
         names=tuple(trace.keys[k] for k in kept),
@@ -177,10 +165,12 @@ def send_receive(trace: UniformTrace, topology: Topology) -> tuple[Ints, Ints]:
     return np.array(sends, np.int64), np.array(receives, np.int64)
 
 
-def _clipped(
-    trace: UniformTrace, ids: Ints, pairs: tuple[Ints, Ints]
-) -> tuple[UniformTrace, int]:
-    """The trace with each RECV beginning no earlier than its SEND, and the ns that this cut."""
+def clip_receives(trace: UniformTrace, ids: Ints, pairs: tuple[Ints, Ints]) -> UniformTrace:
+    """Return the trace with each RECV beginning no earlier than its SEND.
+
+    `ids` has the event of each key in the steps that are clipped, `pairs` the keys of each SEND
+    and of its RECV.
+    """
     start, dur = trace.start.copy(), trace.dur.copy()
     send, receive = ids[pairs[0]].ravel(), ids[pairs[1]].ravel()
     both = (send >= 0) & (receive >= 0)
@@ -188,9 +178,8 @@ def _clipped(
     early = start[send] > start[receive]
     send, receive = send[early], receive[early]
     left = np.maximum(0, dur[receive] - (start[send] - start[receive]))
-    cut = int((dur[receive] - left).sum())
     dur[receive], start[receive] = left, start[send]
-    return trace.with_times(start, dur), cut
+    return trace.with_times(start, dur)
 
 
 def _sorted(trace: UniformTrace) -> UniformTrace:
@@ -198,26 +187,6 @@ def _sorted(trace: UniformTrace) -> UniformTrace:
     order = np.argsort(trace.start, kind="stable")
     columns = ("key", "start", "dur", "step", "cnt", "lane", "cat", "extra", "phase", "counts")
     return replace(trace, **{name: getattr(trace, name)[order] for name in columns})
-
-
-def _with_clipped(
-    found: Statistics, clipped: UniformTrace, receives: Ints, steps: int, cut: int
-) -> Statistics:
-    """As dPRO: mean and variance of a RECV from the clipped steps, the rest as before."""
-    avg, variance = found.avg.copy(), found.variance.copy()
-    row = {name: k for k, name in enumerate(found.names)}
-    for key in receives.tolist():
-        k = row[clipped.keys[key]]
-        at = found.step_ids[k, :steps]
-        values = clipped.dur[at[at >= 0]]
-        if len(values):
-            avg[k], variance[k] = values.mean(), values.var()
-    categories = {name: dict(each) for name, each in found.categories.items()}
-    if cut and "Comm.RECV" in categories:
-        each = categories["Comm.RECV"]
-        each["time"] -= cut / MS
-        each["avg"] = each["time"] / each["cnt"]
-    return replace(found, avg=avg, variance=variance, categories=categories, trace=clipped)
 
 
 def sort_rows(found: Statistics, *, by_avg: bool, head: int | None) -> Sequence[int]:

@@ -1,8 +1,6 @@
 """Steps of a uniform trace: which step an event belongs to, and how long each step takes.
 
-A step of a rank goes from its first operator's start to the end of its operators. `compat`
-takes, as dPRO does, the end of the one that starts last, and counts a step's first op with the
-step before.
+A step of a rank goes from its first operator's start to the end of its operators.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.readers.dpro.names import category, category_by_substring, coarse
+from fastcomm.readers.dpro.names import category, coarse
 from fastcomm.readers.dpro.uniform import UniformTrace
 from fastcomm_kernels.arrays import NULL, Ints
 
@@ -132,6 +130,27 @@ class RankSteps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepOperators:
+    """Operators of a rank, step by step and in order of time; step k is `bounds[k:k + 2]`."""
+
+    start: Ints
+    stop: Ints
+    category: NDArray[np.str_]
+    bounds: Ints
+    begin: Ints  # of each step
+
+    def rank_steps(self, end: Ints, step: Ints) -> RankSteps:
+        """Return steps that end at `end`; `step` is the place of each operator's step."""
+        parts = {}
+        for part, kind in _PARTS.items():
+            own = self.category == kind
+            sums = np.zeros(len(self.begin), np.int64)
+            np.add.at(sums, step[own], (self.stop - self.start)[own])
+            parts[part] = tuple(sums.tolist())
+        return RankSteps(time=tuple((end - self.begin).tolist()), parts=parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """The step time of a run: mean over ranks of each step, of which mean or median."""
 
@@ -141,10 +160,24 @@ class StepTime:
     opt_step: int
 
 
-def step_time(trace: UniformTrace, *, compat: bool = False) -> StepTime:
-    """Measure the steps that every rank has."""
-    rule = category_by_substring if compat else category
-    cats = np.array([rule(name) for name in trace.names])
+def to_last_end(operators: StepOperators) -> RankSteps:
+    """Measure steps that end with the last of their operators."""
+    bounds = operators.bounds
+    step = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    return operators.rank_steps(np.maximum.reduceat(operators.stop, bounds[:-1]), step)
+
+
+def step_time(
+    trace: UniformTrace,
+    category_of: Callable[[str], str] = category,
+    measure: Callable[[StepOperators], RankSteps] = to_last_end,
+) -> StepTime:
+    """Measure the steps that every rank has.
+
+    `category_of` takes standard names, `measure` the operators of a rank.
+    Raises FastcommError where no rank has an operator.
+    """
+    cats = np.array([category_of(name) for name in trace.names])
     operator = np.array([coarse(cat) == "operator" for cat in cats], bool)
     numbers = {each: i for i, each in enumerate(trace.pids)}
     pid = np.array([numbers[each] for each in trace.key_pid], np.int64)
@@ -155,59 +188,31 @@ def step_time(trace: UniformTrace, *, compat: bool = False) -> StepTime:
         kept = (pid[trace.key] == number) & trace.counts & operator[trace.key]
         rows = np.flatnonzero(kept & (trace.step != NULL))
         if len(rows):
-            ranks[name] = _rank(trace, rows, cats[trace.key[rows]], compat=compat)
+            ranks[name] = measure(_operators(trace, rows, cats))
     return _over_all(ranks)
 
 
-def _rank(
-    trace: UniformTrace, rows: Ints, cats: NDArray[np.str_], *, compat: bool
-) -> RankSteps:
-    """The steps of one rank; `rows` are its operators in time order."""
-    step, stop = trace.step[rows], trace.start[rows] + trace.dur[rows]
-    order = np.argsort(step, kind="stable")
-    rows, step, stop, cats = rows[order], step[order], stop[order], cats[order]
-    bounds = np.flatnonzero(np.diff(step, prepend=NULL, append=NULL))
-    firsts = bounds[:-1]
-    ends = stop[bounds[1:] - 1] if compat else np.maximum.reduceat(stop, firsts)
-    begins = trace.start[rows[firsts]]
+def _operators(trace: UniformTrace, rows: Ints, cats: NDArray[np.str_]) -> StepOperators:
+    """Sort operators, which are in time order, into steps; `cats` are by key."""
+    rows = rows[np.argsort(trace.step[rows], kind="stable")]
+    bounds = np.flatnonzero(np.diff(trace.step[rows], prepend=NULL, append=NULL))
+    own, start = cats[trace.key[rows]], trace.start[rows]
+    begin = start[bounds[:-1]]
     barrier = np.array(["input_barrier" in name for name in trace.names], bool)
     if barrier.any():
+        is_barrier = barrier[trace.key[rows]]
         for k, (low, high) in enumerate(pairwise(bounds.tolist())):
-            begins[k] = _begin(trace, rows[low:high], cats[low:high], barrier)
-    time = (ends - begins).tolist()
-    number = np.repeat(np.arange(len(time)), np.diff(bounds))
-    if compat:
-        # An operator that opens a step after the first is counted with the one before it.
-        number[bounds[1:-1]] -= 1
-        time = time[: len(time) - int(_unfinished(cats, bounds))]
-    dur = trace.dur[rows]
-    parts = {}
-    for part, cat in _PARTS.items():
-        own = cats == cat
-        sums = np.zeros(len(firsts), np.int64)
-        np.add.at(sums, number[own], dur[own])
-        parts[part] = tuple(sums.tolist())
-    return RankSteps(time=tuple(time), parts=parts)
+            begin[k] = start[low + _first(own[low:high], is_barrier[low:high])]
+    stop = start + trace.dur[rows]
+    return StepOperators(start=start, stop=stop, category=own, bounds=bounds, begin=begin)
 
 
-def _begin(
-    trace: UniformTrace, rows: Ints, cats: NDArray[np.str_], barrier: NDArray[np.bool_]
-) -> int:
-    """Where a step begins: at its first op, or the first forward op after a barrier."""
-    barriers = np.flatnonzero(barrier[trace.key[rows]])
+def _first(cats: NDArray[np.str_], is_barrier: NDArray[np.bool_]) -> int:
+    """Return where a step begins: at its first op, or the first forward op after a barrier."""
+    barriers = np.flatnonzero(is_barrier)
     after = int(barriers[-1]) + 1 if len(barriers) else 0
     forward = np.flatnonzero(cats[after:] == "operator.FW")
-    first = after + int(forward[0]) if after and len(forward) else 0
-    return int(trace.start[rows[first]])
-
-
-def _unfinished(cats: NDArray[np.str_], bounds: Ints) -> bool:
-    """Whether the last step is cut: a later one with no backward but its first op."""
-    inner = np.ones(len(cats), bool)
-    inner[bounds[:-1]] = False
-    forward, backward = inner & (cats == "operator.FW"), inner & (cats == "operator.BW")
-    last = backward[bounds[-2] :].any()
-    return len(bounds) > 2 and not (forward.any() and backward.any() and last)  # noqa: PLR2004
+    return after + int(forward[0]) if after and len(forward) else 0
 
 
 def _over_all(ranks: Mapping[str, RankSteps]) -> StepTime:
