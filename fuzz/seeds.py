@@ -26,8 +26,7 @@ from fastcomm.isp import question as isp_config
 from fastcomm.options import Window, WorkloadOptions
 from fastcomm.readers import cards, config, execution_trace
 from fastcomm.readers.dpro import inputs
-from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.dpro.steps import step_time
+from fastcomm.readers.dpro.statistics import statistics, step_time
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.readers.tables.mapping import RowKind, TableMapping
 from fastcomm.stragglers import operations

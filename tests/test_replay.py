@@ -17,13 +17,12 @@ from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import edits
 from fastcomm.graph.edits import DurationChange
-from fastcomm.readers.dpro import nccl, tensorflow, trial
+from fastcomm.readers.dpro import frameworks, job, trial
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.replay import dependency, gaps, what_if
-from fastcomm.replay import session as replay_session
+from fastcomm.replay import dependency, gaps, predictions
 from fastcomm.replay.predictions import partial
-from fastcomm.replay.replayer import Options, Replayer
-from fastcomm.replay.session import session
+from fastcomm.replay.replayer import Options, Replayer, execution_graph
+from fastcomm.replay.result import session
 from fastcomm_kernels import replay as kernels
 
 TRIAL = FOLDER / "trial" / "trace"
@@ -114,7 +113,7 @@ def test_the_critical_path_is_as_long_as_that_of_dpro(compat, summary):
 
 @needed
 def test_the_critical_path_of_dpro_is_one_of_ours(compat, summary):
-    source, target, cost = replay_session.execution_graph(compat.replayed)
+    source, target, cost = execution_graph(compat.replayed)
     number = {name: i for i, name in enumerate(compat.replayed.replayer.graph.nodes)}
     costs = dict(zip(zip(source.tolist(), target.tolist(), strict=True), cost, strict=True))
     path = summary["replay"]["critical_path"]
@@ -138,7 +137,7 @@ def test_the_critical_path_of_dpro_is_one_of_ours(compat, summary):
 )
 def test_what_ifs_end_as_those_of_dpro(compat, summary, row, key, change):
     made = compat.replayed.replayer
-    found = made.run(what_if.durations(made, {key: change}))
+    found = made.run(predictions.durations(made, {key: change}))
     assert_same(in_ms(found.by_pid()), summary["what_if"]["step_end"][row], 1e-6)
 
 
@@ -167,16 +166,17 @@ def test_one_slow_rank_holds_all_up_and_a_fast_link_helps(read):
 
     def mean(**changes):
         said = {key.replace("__", ":"): each for key, each in changes.items()}
-        return made.run(what_if.durations(made, said)).mean_ns
+        return made.run(predictions.durations(made, said)).mean_ns
 
-    slow = made.run(what_if.durations(made, {"rank:host0.rank1": DurationChange(ratio=2.0)}))
+    twice = {"rank:host0.rank1": DurationChange(ratio=2.0)}
+    slow = made.run(predictions.durations(made, twice))
     assert min(slow.by_pid().values()) > found.mean_ns * 1.2
     link = {"link:host0.rank1->host1.rank0": DurationChange(ratio=0.5)}
-    assert made.run(what_if.durations(made, link)).mean_ns < found.mean_ns
+    assert made.run(predictions.durations(made, link)).mean_ns < found.mean_ns
     assert mean(tensor__2=DurationChange(ratio=0.0)) < found.mean_ns * 0.9
     for key in ("category:operator.BW", "device:host0.rank0->operator"):
         assert (
-            made.run(what_if.durations(made, {key: DurationChange(ratio=3)})).mean_ns
+            made.run(predictions.durations(made, {key: DurationChange(ratio=3)})).mean_ns
             > found.mean_ns
         )
 
@@ -215,7 +215,7 @@ def test_tensors_alone_take_less_than_all(read):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_bottlenecks_are_sorted_by_what_their_absence_saves(read, workers):
     found = session(read)
-    removed = what_if.bottlenecks(found.replayed, found.path, workers=workers)
+    removed = predictions.bottlenecks(found.replayed, found.path, workers=workers)
     saved = [each.saved_ns for each in removed]
     assert saved == sorted(saved, reverse=True)
     assert removed[0].node.startswith("host1.rank1->")  # the rank that computes slower
@@ -241,7 +241,7 @@ def test_bad_what_ifs_say_what_is_wrong(tmp_path, text, message):
 def test_a_what_if_of_nothing_is_an_error():
     made = Replayer.of(graph_of([("p->FW.a", "p->BW.b")]), measured_of(2))
     with pytest.raises(ConfigError, match=r"'p->FW\.c' fits no operation"):
-        what_if.durations(made, {"p->FW.c": DurationChange()})
+        predictions.durations(made, {"p->FW.c": DurationChange()})
 
 
 def graph_of(edges):
@@ -297,7 +297,7 @@ def test_fused_tensors_are_one_group_with_the_mean_of_what_each_was_seen_to_take
 @needed
 def test_a_neighbour_without_files_is_an_error(read):
     lonely = {rank: pid for rank, pid in read.topology.pid_of.items() if rank != 3}
-    topology = nccl.Topology(ring=read.topology.ring, tree={}, pid_of=lonely)
+    topology = job.Topology(ring=read.topology.ring, tree={}, pid_of=lonely)
     with pytest.raises(FastcommError, match="with rank 3 of NCCL, which has no files"):
         dependency.dependencies(replace(read, topology=topology), OPT_STEP)
 
@@ -308,7 +308,7 @@ def test_a_graph_without_communication_is_that_of_its_ranks(tmp_path):
         'graph [ node [ id 0 label "a" ] node [ id 1 label "gradients/b" ] '
         "edge [ source 0 target 1 ] ]"
     )
-    assert tensorflow.local_graph(path).edges == [("FW.a", "BW.gradients/b")]
+    assert frameworks.tensorflow_graph(path).edges == [("FW.a", "BW.gradients/b")]
 
 
 @given(st.data())

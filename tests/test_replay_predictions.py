@@ -18,7 +18,7 @@ from fastcomm.replay import fusion
 from fastcomm.replay import fusion as replay_fusion
 from fastcomm.replay.predictions import daydream, on_hosts
 from fastcomm.replay.replayer import RULES, Options
-from fastcomm.replay.session import session
+from fastcomm.replay.result import session
 
 TRIAL = FOLDER / "trial" / "trace"
 

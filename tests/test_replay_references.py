@@ -14,11 +14,10 @@ from replay_data import FOLDER, needed
 
 from fastcomm.compat import dpro
 from fastcomm.readers.dpro import trial
-from fastcomm.readers.dpro.steps import with_steps
-from fastcomm.replay.predictions import daydream
+from fastcomm.readers.dpro.statistics import with_steps
+from fastcomm.replay.predictions import DurationChange, daydream, durations
 from fastcomm.replay.replayer import Options
-from fastcomm.replay.session import session
-from fastcomm.replay.what_if import DurationChange, durations
+from fastcomm.replay.result import session
 from fastcomm.stragglers import operations, stragglers
 from fastcomm.stragglers.model import JobModel
 from fastcomm_kernels.arrays import NULL
@@ -46,7 +45,7 @@ def stats():
 
 @cache
 def op(name):
-    return stats().op(stats().names.index(name))
+    return dpro.operation(stats(), stats().names.index(name))
 
 
 def ends(replayed):

@@ -24,10 +24,9 @@ from fastcomm.readers.dpro import trial as trials
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay.predictions import partial as tensors_alone
 from fastcomm.replay.predictions import predictions
-from fastcomm.replay.replayer import RULES, Options
-from fastcomm.replay.result import Session
+from fastcomm.replay.replayer import RULES, Options, critical_path
+from fastcomm.replay.result import Session, session
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
-from fastcomm.replay.session import critical_path, session
 from fastcomm.spread import Spread
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank
 from fastcomm.trace.trace import Trace

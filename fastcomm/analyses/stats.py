@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from fastcomm.readers.dpro.parameters import ParameterDict
-from fastcomm.readers.dpro.statistics import MS, Statistics
-from fastcomm.readers.dpro.steps import StepTime
+from fastcomm.compat import dpro
+from fastcomm.readers.dpro.job import ParameterDict
+from fastcomm.readers.dpro.statistics import MS, Statistics, StepTime
 from fastcomm.result import TableResult
 from fastcomm.trace.run import ReadRanks
 from fastcomm.units import format_ns
@@ -30,7 +30,8 @@ class RunStatistics(TableResult):
         read = {} if self.read is None else self.read.to_dict()
         tensors = {} if self.tensors is None else {"tensors": _tensors(self.tensors)}
         if self.is_dpro:
-            steps, categories, ops = self._steps("ms", MS), found.categories, found.ops()
+            steps, categories = self._steps("ms", MS), found.categories
+            ops = dpro.operations(found)
         else:
             steps = self._steps("ns", 1)
             categories = {name: _category(each) for name, each in found.categories.items()}

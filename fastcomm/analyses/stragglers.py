@@ -21,9 +21,8 @@ from fastcomm.option_checks import takes
 from fastcomm.options import StragglerOptions
 from fastcomm.remote import place
 from fastcomm.result import Result
-from fastcomm.stragglers import changes as stragglers_changes
 from fastcomm.stragglers import operations
-from fastcomm.stragglers.model import JobModel, JobTimes, chosen
+from fastcomm.stragglers.model import JobModel, JobTimes, changed_times, chosen, job_trace
 from fastcomm.stragglers.stragglers import JobDescription, Stragglers, analysis
 from fastcomm.units import format_ns
 
@@ -166,9 +165,9 @@ def _model(table: str, shards: int, steps: Sequence[int] | None) -> JobModel:
 
 
 def _changed(model: JobModel, changes: Mapping[str, DurationChange]) -> JobTimes:
-    return model.replay(stragglers_changes.times(model, changes))
+    return model.replay(changed_times(model, changes))
 
 
 def _drawn(model: JobModel, changes: Mapping[str, DurationChange] | None) -> dict[str, Any]:
-    times = model.measured if changes is None else stragglers_changes.times(model, changes)
-    return stragglers_changes.trace(model, times)
+    times = model.measured if changes is None else changed_times(model, changes)
+    return job_trace(model, times)

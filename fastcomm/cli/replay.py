@@ -116,7 +116,7 @@ def run(
     exact wins.
     """
     from fastcomm.readers.dpro import inputs
-    from fastcomm.replay import what_if
+    from fastcomm.replay import predictions
     from fastcomm.report import replay as report
 
     if of_run := inputs.is_run(path):
@@ -127,9 +127,9 @@ def run(
         found = _of_trial(path, options, trial, predicted)
     made = found.replayed.replayer
     if changes is not None:
-        found = replace(found, changed=what_if.changed(made, changes))
+        found = replace(found, changed=predictions.changed(made, changes))
     if bottleneck:
-        removed = what_if.bottlenecks(
+        removed = predictions.bottlenecks(
             found.replayed, found.path, workers=execution.workers, by_name=of_run
         )
         found = replace(found, removed=removed)

@@ -2,18 +2,16 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.graph.devices import DeviceSchedule
+from fastcomm.graph.graph import DeviceSchedule
 from fastcomm.readers.dpro import statistics as measures
-from fastcomm.readers.dpro import steps
-from fastcomm.readers.dpro.names import OTHER, REQUESTS, SERVER
-from fastcomm.readers.dpro.nccl import Topology
-from fastcomm.readers.dpro.statistics import MS, Statistics
-from fastcomm.readers.dpro.steps import RankSteps, StepOperators, StepTime
-from fastcomm.readers.dpro.uniform import UniformTrace
+from fastcomm.readers.dpro.job import Topology
+from fastcomm.readers.dpro.statistics import MS, RankSteps, Statistics, StepOperators, StepTime
+from fastcomm.readers.dpro.uniform import OTHER, REQUESTS, SERVER, UniformTrace
 from fastcomm.replay.gaps import GapRules, gap_counts
 from fastcomm.replay.replayer import Replayed, ReplayRules
 from fastcomm_kernels.arrays import Floats, Ints
@@ -70,9 +68,31 @@ def statistics(trace: UniformTrace, topology: Topology | None = None) -> Statist
     return replace(described, avg=avg, variance=variance, categories=categories, trace=clipped)
 
 
+def operations(measured: Statistics) -> dict[str, dict[str, Any]]:
+    """Return the operations by long name, under dPRO's keys, in ms."""
+    return {name: operation(measured, k) for k, name in enumerate(measured.names)}
+
+
+def operation(measured: Statistics, k: int) -> dict[str, Any]:
+    """Return row `k` of an operation under dPRO's keys, in ms."""
+    times = measured.times[measured.first[k] : measured.first[k + 1]]
+    return {
+        "avg": float(measured.avg[k]) / MS,
+        "cnt": int(measured.count[k]),
+        "time": [time / MS for time in times.tolist()],
+        "min_t": int(measured.least[k]) / MS,
+        "max_t": int(measured.most[k]) / MS,
+        "median": int(measured.median[k]) / MS,
+        "var": float(measured.variance[k]) / MS**2,
+        "id": k,
+        "step_ids": [None if i < 0 else i for i in measured.step_ids[k].tolist()],
+        "cat": measured.category[k],
+    }
+
+
 def step_time(trace: UniformTrace) -> StepTime:
     """Measure the steps that every rank has."""
-    return steps.step_time(trace, category, _rank_steps)
+    return measures.step_time(trace, category, _rank_steps)
 
 
 def _rank_steps(operators: StepOperators) -> RankSteps:

@@ -392,7 +392,7 @@ _MODULES = {
     "nsys": "fastcomm.readers.nsys",
     "optable": "fastcomm.readers.tables.table",
     "store": "fastcomm.store.reader",
-    "dpro": "fastcomm.readers.dpro.detection",
+    "dpro": "fastcomm.readers.dpro",
 }
 
 

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.readers.dpro.names import COARSE, REQUESTS, STAGES, Name, category, coarse
 from fastcomm.readers.dpro.statistics import Statistics
-from fastcomm.readers.dpro.uniform import UniformTrace
+from fastcomm.readers.dpro.uniform import (
+    COARSE,
+    REQUESTS,
+    STAGES,
+    Name,
+    UniformTrace,
+    category,
+    coarse,
+)
 from fastcomm.replay.dependency import Dependencies
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 

@@ -1,4 +1,4 @@
-"""Replay of a step on its devices: when every operation starts and ends, and what it waits for.
+"""Replay of a step on its devices: when every operation starts and ends, and its critical path.
 
 Times are float64 nanoseconds. What can start first runs first, both directions of a link have
 their own device, and a RECV may overlap its SEND, unless `ReplayRules` say otherwise.
@@ -8,16 +8,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fastcomm.graph.devices import DeviceGraph, DeviceSchedule
-from fastcomm.graph.graph import acyclic_order
-from fastcomm.readers.dpro.names import OUT, REQUESTS, SERVER, STAGES, Name, is_rank
-from fastcomm.readers.dpro.nccl import Topology
-from fastcomm.readers.dpro.statistics import Statistics, statistics
-from fastcomm.readers.dpro.steps import StepTime, step_time
-from fastcomm.readers.dpro.uniform import UniformTrace
-from fastcomm.replay.dependency import Dependencies, is_operator, kinds
+from fastcomm.graph.graph import DeviceGraph, DeviceSchedule, LongestPath, acyclic_order
+from fastcomm.readers.dpro.job import Topology
+from fastcomm.readers.dpro.statistics import Statistics, StepTime, statistics, step_time
+from fastcomm.readers.dpro.uniform import (
+    OUT,
+    REQUESTS,
+    SERVER,
+    STAGES,
+    Name,
+    UniformTrace,
+    category,
+    coarse,
+    is_rank,
+)
+from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import GapRules, Measured
+from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import replay as kernels
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 
@@ -89,12 +98,12 @@ class Replayer:
         """Give every node its device, and every edge its delay."""
         options = options or Options()
         names = graph.parsed()
-        cats = kinds(names)
+        cats = _kinds(names)
         devices: dict[str, int] = {}
         device = [devices.setdefault(_device(n, options), len(devices)) for n in names]
         groups: dict[str, int] = {}
         pids: dict[str, int] = {}
-        operator = is_operator(cats)
+        operator = _is_operator(cats)
         operations = DeviceGraph(
             source=graph.source,
             target=graph.target,
@@ -145,7 +154,7 @@ class Replayer:
     @property
     def operators(self) -> Flags:
         """Which nodes are operators."""
-        return is_operator(self.categories)
+        return _is_operator(self.categories)
 
     def is_of(self, op_cat: str) -> Flags:
         """Which nodes are of a category of operations, such as BW or Comm."""
@@ -220,3 +229,67 @@ def _from_start(graph: Dependencies, names: Sequence[Name], options: Options) ->
     receive = np.array([name.sub_op == "RECV" for name in names])
     overlaps = send[graph.source] & receive[graph.target] & options.rules.has_duplex_links
     return np.asarray(overlaps, np.int64)
+
+
+def _kinds(nodes: Sequence[Name]) -> list[str]:
+    """The fine category of each node."""
+    known: dict[str, str] = {}
+    return [known.setdefault(each.standard, category(each.standard)) for each in nodes]
+
+
+def _is_operator(kinds_: Sequence[str]) -> NDArray[np.bool_]:
+    """Which nodes are operators of a framework."""
+    return np.array([coarse(each) == "operator" for each in kinds_], bool)
+
+
+_SAME_NS = 1e-3  # paths that differ by less are equally long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPath:
+    """Nodes of the path with what each adds to it, in ns; the last adds nothing."""
+
+    nodes: tuple[int, ...]
+    cost: tuple[float, ...]
+    edges: int
+
+    @property
+    def length_ns(self) -> float:
+        """Length of the path."""
+        return sum(self.cost)
+
+
+def critical_path(replayed: Replayed) -> ReplayPath:
+    """Find it: a dependency costs its node and the gap behind it, a device what has passed."""
+    made = replayed.replayer
+    source, target, cost = execution_graph(replayed)
+    into = graphs.index(target.astype(np.int32), len(made.names))
+    order, ends = replayed.order.astype(np.int32), source.astype(np.int32)
+    far, through = graphs.longest_path(order, into, ends, cost, _SAME_NS)
+    path = LongestPath.to(int(np.argmax(far)), through, ends).nodes
+    steps = np.diff(far[path], append=far[path[-1]])
+    return ReplayPath(nodes=tuple(path.tolist()), cost=tuple(steps.tolist()), edges=len(source))
+
+
+def execution_graph(replayed: Replayed) -> tuple[Ints, Ints, Floats]:
+    """Edges of dependencies, then of devices, and what each costs."""
+    made = replayed.replayer
+    source, target = made.graph.source, made.graph.target
+    cost = made.options.rules.edge_costs(replayed)
+    earlier, later = _on_devices(replayed, source, target)
+    return (
+        np.concatenate((source, earlier)),
+        np.concatenate((target, later)),
+        np.concatenate((cost, replayed.start[later] - replayed.start[earlier])),
+    )
+
+
+def _on_devices(replayed: Replayed, source: Ints, target: Ints) -> tuple[Ints, Ints]:
+    """Edges between what ran on a device one after the other."""
+    made = replayed.replayer
+    a, b = made.operations.consecutive(replayed.order)
+    size = len(made.names)
+    known = np.isin(a * size + b, source * size + target)
+    update = np.array([name.op_cat.startswith("UPDATE") for name in made.names])
+    kept = ~known & ~(made.is_of("BW")[a] & update[b])
+    return a[kept], b[kept]

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.graph.devices import DeviceGraph
-from fastcomm.graph.graph import EDGE_KIND, Graph, measured_delays
-from fastcomm.readers.dpro.names import HOST, Name, category
-from fastcomm.readers.dpro.run_trace import Naming, pid, plain
-from fastcomm.readers.dpro.steps import RankSteps, StepTime
+from fastcomm.graph.graph import EDGE_KIND, DeviceGraph, Graph, measured_delays
+from fastcomm.readers.dpro.inputs import Naming, pid, plain
+from fastcomm.readers.dpro.statistics import RankSteps, StepTime
+from fastcomm.readers.dpro.uniform import HOST, Name, category
 from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import Measured
 from fastcomm.replay.replayer import Options, Replayer

@@ -8,10 +8,9 @@ from typing import Any
 from rich.markup import escape
 
 from fastcomm import parquet
-from fastcomm.replay.export import graphml
 from fastcomm.replay.predictions import Predictions
 from fastcomm.replay.replayer import Replayed
-from fastcomm.replay.result import Session
+from fastcomm.replay.result import Session, graphml
 from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import table

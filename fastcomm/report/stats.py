@@ -5,8 +5,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from fastcomm.analyses.stats import OperationComparison, RunStatistics
-from fastcomm.readers.dpro.statistics import MS, Statistics
-from fastcomm.readers.dpro.steps import StepTime
+from fastcomm.readers.dpro.statistics import MS, Statistics, StepTime
 from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import TerminalTable, table

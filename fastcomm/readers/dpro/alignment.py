@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fastcomm.errors import ConfigError
-from fastcomm.readers.dpro.nccl import Topology
+from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.statistics import send_receive, step_ids
 from fastcomm.readers.dpro.uniform import UniformTrace
 from fastcomm.units import format_ns

@@ -1,18 +1,242 @@
-"""Statistics of a uniform trace by long name and by category."""
+"""Steps and operations of a uniform trace: which step an event is of, how long each takes.
+
+A step of a rank goes from its first operator's start to the end of its operators. With NCCL's
+topology a RECV counts from its SEND on.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from fastcomm.errors import FastcommError
-from fastcomm.readers.dpro.names import Name, category, long_name
-from fastcomm.readers.dpro.nccl import Topology
-from fastcomm.readers.dpro.uniform import UniformTrace
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.readers.dpro.job import Topology
+from fastcomm.readers.dpro.uniform import Name, UniformTrace, category, coarse, long_name
 from fastcomm_kernels import durations
 from fastcomm_kernels.arrays import NULL, Floats, Ints
+
+_BEGINS = frozenset({"I/O", "operator.FW"})
+_UPDATE = "operator.UPDATE"
+_GAP_NS = 5_000_000
+
+
+def by_previous(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
+    """The seed's rule: a step begins with the first input or forward op after anything else."""
+    return _walk(cats, _after_other, lambda cat: True)
+
+
+def by_operator(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
+    """The seed's rule as dPRO had it for a while: only operators move the cursor."""
+    return _walk(cats, _after_other, lambda cat: cat.startswith("operator"))
+
+
+def by_update(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
+    """A step begins with the first input or forward op after an update."""
+    return _walk(cats, _after_update, lambda cat: cat.startswith("operator") or cat == "I/O")
+
+
+def _after_other(before: str, cat: str) -> bool:
+    return before not in _BEGINS and cat in _BEGINS
+
+
+def _after_update(before: str, cat: str) -> bool:
+    return before == _UPDATE and cat in _BEGINS
+
+
+def _walk(
+    cats: Sequence[str], begins: Callable[[str, str], bool], moves: Callable[[str], bool]
+) -> list[int]:
+    """Steps of one pid; a late update belongs to the step before."""
+    step, before, found = 0, "", []
+    for cat in cats:
+        if before:
+            step += int(begins(before, cat)) - int(before in _BEGINS and cat == _UPDATE)
+        found.append(step)
+        before = cat if moves(cat) else before
+    return found
+
+
+def by_gap(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
+    """A step begins with a forward op 5 ms after the last op, once it had an update."""
+    step, end, found = 0, None, []
+    backward = update = 0
+    for cat, begun, length in zip(cats, start, dur, strict=True):
+        late = end is not None and begun - end > _GAP_NS
+        if cat in _BEGINS and late and backward > 0 and update > 0:
+            step, backward, update = step + 1, 0, 0
+        found.append(step)
+        backward += length if cat == "operator.BW" else 0
+        update += length if cat == _UPDATE else 0
+        end = begun + length if cat.startswith("operator") else end
+    return found
+
+
+def as_one(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
+    """One step of everything."""
+    return [0] * len(cats)
+
+
+RULES = {
+    "update": by_update,
+    "seed": by_previous,
+    "operator": by_operator,
+    "gap": by_gap,
+    "none": as_one,
+}
+
+
+def with_steps(trace: UniformTrace, rule: str = "update") -> UniformTrace:
+    """The trace with a step for every event: given ones win, else `rule` makes them."""
+    if rule not in RULES:
+        raise ConfigError(f"step rule {rule!r}: wanted one of {', '.join(RULES)}")
+    cats = [category(name) for name in trace.names]
+    step = trace.step.copy()
+    pid_of = {pid: i for i, pid in enumerate(trace.pids)}
+    pids = np.array([pid_of[pid] for pid in trace.key_pid], np.int64)[trace.key]
+    for pid in range(len(trace.pids)):
+        rows = np.flatnonzero((pids == pid) & trace.counts)
+        given = step[rows]
+        if (given != NULL).any():
+            step[rows] = _forward(given)
+        else:
+            kinds = [cats[key] for key in trace.key[rows]]
+            step[rows] = RULES[rule](
+                kinds, trace.start[rows].tolist(), trace.dur[rows].tolist()
+            )
+    return replace(trace, step=step)
+
+
+def _forward(given: Ints) -> Ints:
+    """An event without a step takes that of the last one that has one, 0 before any."""
+    last = np.maximum.accumulate(np.where(given == NULL, -1, np.arange(len(given))))
+    return np.where(last < 0, 0, given[np.maximum(last, 0)])
+
+
+_PARTS = {"fw": "operator.FW", "bw": "operator.BW", "update": "operator.UPDATE"}
+_RANKS = ("host", "traces_", "default")
+_SPREAD = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSteps:
+    """Nanoseconds of each step of a rank: the whole, and sums of its operators by part."""
+
+    time: tuple[int, ...]
+    parts: Mapping[str, tuple[int, ...]]
+
+    def mean_ns(self, part: str) -> float:
+        """Mean over steps of what a part sums to."""
+        return sum(self.parts[part]) / len(self.parts[part])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOperators:
+    """Operators of a rank, step by step and in order of time; step k is `bounds[k:k + 2]`."""
+
+    start: Ints
+    stop: Ints
+    category: NDArray[np.str_]
+    bounds: Ints
+    begin: Ints  # of each step
+
+    def rank_steps(self, end: Ints, step: Ints) -> RankSteps:
+        """Return steps that end at `end`; `step` is the place of each operator's step."""
+        parts = {}
+        for part, kind in _PARTS.items():
+            own = self.category == kind
+            sums = np.zeros(len(self.begin), np.int64)
+            np.add.at(sums, step[own], (self.stop - self.start)[own])
+            parts[part] = tuple(sums.tolist())
+        return RankSteps(time=tuple((end - self.begin).tolist()), parts=parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The step time of a run: mean over ranks of each step, of which mean or median."""
+
+    ranks: Mapping[str, RankSteps]
+    steps: tuple[float, ...]
+    time_ns: float
+    opt_step: int
+
+
+def to_last_end(operators: StepOperators) -> RankSteps:
+    """Measure steps that end with the last of their operators."""
+    bounds = operators.bounds
+    step = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    return operators.rank_steps(np.maximum.reduceat(operators.stop, bounds[:-1]), step)
+
+
+def step_time(
+    trace: UniformTrace,
+    category_of: Callable[[str], str] = category,
+    measure: Callable[[StepOperators], RankSteps] = to_last_end,
+) -> StepTime:
+    """Measure the steps that every rank has.
+
+    `category_of` takes standard names, `measure` the operators of a rank.
+    Raises FastcommError where no rank has an operator.
+    """
+    cats = np.array([category_of(name) for name in trace.names])
+    operator = np.array([coarse(cat) == "operator" for cat in cats], bool)
+    numbers = {each: i for i, each in enumerate(trace.pids)}
+    pid = np.array([numbers[each] for each in trace.key_pid], np.int64)
+    ranks = {}
+    for number, name in enumerate(trace.pids):
+        if not name.startswith(_RANKS):
+            continue
+        kept = (pid[trace.key] == number) & trace.counts & operator[trace.key]
+        rows = np.flatnonzero(kept & (trace.step != NULL))
+        if len(rows):
+            ranks[name] = measure(_operators(trace, rows, cats))
+    return _over_all(ranks)
+
+
+def _operators(trace: UniformTrace, rows: Ints, cats: NDArray[np.str_]) -> StepOperators:
+    """Sort operators, which are in time order, into steps; `cats` are by key."""
+    rows = rows[np.argsort(trace.step[rows], kind="stable")]
+    bounds = np.flatnonzero(np.diff(trace.step[rows], prepend=NULL, append=NULL))
+    own, start = cats[trace.key[rows]], trace.start[rows]
+    begin = start[bounds[:-1]]
+    barrier = np.array(["input_barrier" in name for name in trace.names], bool)
+    if barrier.any():
+        is_barrier = barrier[trace.key[rows]]
+        for k, (low, high) in enumerate(pairwise(bounds.tolist())):
+            begin[k] = start[low + _first_operator(own[low:high], is_barrier[low:high])]
+    stop = start + trace.dur[rows]
+    return StepOperators(start=start, stop=stop, category=own, bounds=bounds, begin=begin)
+
+
+def _first_operator(cats: NDArray[np.str_], is_barrier: NDArray[np.bool_]) -> int:
+    """Return where a step begins: at its first op, or the first forward op after a barrier."""
+    barriers = np.flatnonzero(is_barrier)
+    after = int(barriers[-1]) + 1 if len(barriers) else 0
+    forward = np.flatnonzero(cats[after:] == "operator.FW")
+    return after + int(forward[0]) if after and len(forward) else 0
+
+
+def _over_all(ranks: Mapping[str, RankSteps]) -> StepTime:
+    """Means over ranks; where steps differ by more than a tenth the median step counts."""
+    if not ranks:
+        raise FastcommError(
+            "no operator of any rank in the trace: wanted FW, BW or UPDATE events"
+        )
+    fewest = min(len(each.time) for each in ranks.values())
+    steps = np.array([each.time[:fewest] for each in ranks.values()], np.float64).mean(axis=0)
+    time = float(steps.mean())
+    if steps.std() / time > _SPREAD:
+        time = float(np.median(steps))
+    return StepTime(
+        ranks=ranks,
+        steps=tuple(steps.tolist()),
+        time_ns=time,
+        opt_step=int(np.argmin(np.abs(steps - time))),
+    )
+
 
 MS = 1e6
 _MOST_CELLS = 1 << 28  # of operations times steps: 2 GiB
@@ -36,26 +260,6 @@ class Statistics:
     step_ids: Ints
     categories: Mapping[str, Mapping[str, Any]]
     trace: UniformTrace
-
-    def ops(self) -> dict[str, dict[str, Any]]:
-        """By long name, in ms, under dPRO's keys."""
-        return {name: self.op(k) for k, name in enumerate(self.names)}
-
-    def op(self, k: int) -> dict[str, Any]:
-        """One row in ms, under dPRO's keys."""
-        times = self.times[self.first[k] : self.first[k + 1]]
-        return {
-            "avg": float(self.avg[k]) / MS,
-            "cnt": int(self.count[k]),
-            "time": [each / MS for each in times.tolist()],
-            "min_t": int(self.least[k]) / MS,
-            "max_t": int(self.most[k]) / MS,
-            "median": int(self.median[k]) / MS,
-            "var": float(self.variance[k]) / MS**2,
-            "id": k,
-            "step_ids": [None if i < 0 else i for i in self.step_ids[k].tolist()],
-            "cat": self.category[k],
-        }
 
     def table(self) -> pa.Table:
         """One row a long name; times in ns."""
