@@ -7,9 +7,8 @@ import orjson
 
 from fastcomm.readers.dpro import json_files
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.stragglers import operations
+from fastcomm.stragglers import Some, each_rank, operations
 from fastcomm.stragglers.model import JobModel
-from fastcomm.stragglers.stragglers import Some, each_rank
 from fastcomm.synthetic import TableJob, write_table
 from fastcomm_kernels import durations, replay, simulate
 

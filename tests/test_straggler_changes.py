@@ -13,9 +13,8 @@ from fastcomm.errors import ConfigError
 from fastcomm.graph import edits
 from fastcomm.graph.edits import DurationChange
 from fastcomm.stragglers import model as job_model
-from fastcomm.stragglers import operations
+from fastcomm.stragglers import operations, stragglers
 from fastcomm.stragglers.model import JobModel
-from fastcomm.stragglers.stragglers import stragglers
 from fastcomm.synthetic import TableJob, write_table
 
 TABLE = FOLDER / "straggler" / "trace-ST.parquet"

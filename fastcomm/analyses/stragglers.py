@@ -21,9 +21,8 @@ from fastcomm.option_checks import takes
 from fastcomm.options import StragglerOptions
 from fastcomm.remote import place
 from fastcomm.result import Result
-from fastcomm.stragglers import operations
+from fastcomm.stragglers import JobDescription, Stragglers, analysis, operations
 from fastcomm.stragglers.model import JobModel, JobTimes, changed_times, chosen, job_trace
-from fastcomm.stragglers.stragglers import JobDescription, Stragglers, analysis
 from fastcomm.units import format_ns
 
 

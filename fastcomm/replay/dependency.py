@@ -6,7 +6,7 @@ communication of a tensor is one node of each rank.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
@@ -228,6 +228,20 @@ class Dependencies:
     target: Ints
     groups: tuple[Group, ...]
 
+    @classmethod
+    def of(
+        cls, nodes: Iterable[str], edges: Collection[Edge], groups: Iterable[Group]
+    ) -> "Dependencies":
+        """Number the nodes of edges that are given by name."""
+        names = tuple(nodes)
+        number = {name: i for i, name in enumerate(names)}
+        return cls(
+            nodes=names,
+            source=np.fromiter((number[a] for a, _ in edges), np.int64, len(edges)),
+            target=np.fromiter((number[b] for _, b in edges), np.int64, len(edges)),
+            groups=tuple(groups),
+        )
+
     @property
     def edges(self) -> Iterator[tuple[str, str]]:
         """The edges by name."""
@@ -280,13 +294,7 @@ def joined(
             edges.update(dict.fromkeys(communicate(pid, group)))
     for edge in edges:
         nodes.update(dict.fromkeys(edge))
-    number = {name: i for i, name in enumerate(nodes)}
-    return Dependencies(
-        nodes=tuple(nodes),
-        source=np.fromiter((number[a] for a, _ in edges), np.int64, len(edges)),
-        target=np.fromiter((number[b] for _, b in edges), np.int64, len(edges)),
-        groups=tuple(groups),
-    )
+    return Dependencies.of(nodes, edges, groups)
 
 
 def _tensors(graph: LocalGraph) -> list[int]:

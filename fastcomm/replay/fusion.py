@@ -10,7 +10,6 @@ import numpy as np
 from fastcomm.errors import FastcommError
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay.dependency import Group, head_of, joined, through_network
-from fastcomm.replay.gaps import Measured
 from fastcomm.replay.replayer import Replayed, Replayer
 
 _TENTH = 10
@@ -136,22 +135,16 @@ class _Candidates:
             if name.sub_op == "Sync"
         }
         names = graph.parsed()
-        at = [own.get(node, -1) for node in graph.nodes]
-        local = np.array([name.op_cat != "Comm" for name in names])
-        avg = np.where(local, known.avg[at], 0.0)
-        comm_gap = np.zeros(len(names))
-        sizes = {group: self.trial.parameters.group_bytes(group) or 0 for group in groups}
+        is_local = [name.op_cat != "Comm" for name in names]
+        pairs = zip(graph.nodes, is_local, strict=True)
+        measured = known.at(np.array([own.get(n, -1) if local else -1 for n, local in pairs]))
+        sizes = {group: trial.parameters.group_bytes(group) or 0 for group in groups}
         for i, name in enumerate(names):
             if name.sub_op == "Sync":
-                comm_gap[i] = waits.get(name.pid, 0.0)
-            elif not local[i]:
-                avg[i] = self.model.time(name.pid or "", name.sub_op or "", sizes[name.tensors])
-        measured = Measured(
-            avg=avg,
-            gap=np.where(local, known.gap[at], 0.0),
-            samples=np.where(local, known.samples[at], 0),
-            comm_gap=comm_gap,
-        )
+                measured.comm_gap[i] = waits.get(name.pid, 0.0)
+            elif not is_local[i]:
+                size = sizes[name.tensors]
+                measured.avg[i] = self.model.time(name.pid or "", name.sub_op or "", size)
         return Replayer.of(graph, measured, self.made.options).run()
 
     def _counts(self, group: Group) -> dict[str, int]:

@@ -35,6 +35,16 @@ class Measured:
     samples: Ints
     comm_gap: Floats
 
+    def at(self, nodes: Ints) -> "Measured":
+        """Return what is known of nodes by number; nothing, as zeros, of -1."""
+        known = nodes >= 0
+        return Measured(
+            avg=np.where(known, self.avg[nodes], 0.0),
+            gap=np.where(known, self.gap[nodes], 0.0),
+            samples=np.where(known, self.samples[nodes], 0),
+            comm_gap=np.where(known, self.comm_gap[nodes], 0.0),
+        )
+
 
 def gap_counts(before: str, after: str, forward: str = "FW") -> bool:
     """Whether a gap between two operators, by name, says something of the first.

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import DurationChange, read_changes
@@ -149,27 +148,11 @@ def daydream(
             node = f"{pid}->Comm.{tensor}"
             duration[node] = bytes_of[tensor] / bandwidth * _NS
             edges[before, node] = edges[node, after] = None
-    names = (*nodes, *duration)
-    number = {name: i for i, name in enumerate(names)}
-    graph = Dependencies(
-        nodes=names,
-        source=np.array([number[a] for a, _ in edges], np.int64),
-        target=np.array([number[b] for _, b in edges], np.int64),
-        groups=tuple((tensor,) for tensor in sorted(bytes_of)),
-    )
-    known = _with(made.measured, np.array(own), list(duration.values()))
+    groups = ((tensor,) for tensor in sorted(bytes_of))
+    graph = Dependencies.of((*nodes, *duration), edges, groups)
+    known = made.measured.at(np.append(np.flatnonzero(own), np.full(len(duration), -1)))
+    known.avg[len(nodes) :] = list(duration.values())
     return Replayer.of(graph, known, made.options).run()
-
-
-def _with(known: Measured, own: NDArray[np.bool_], sent: list[float]) -> Measured:
-    """What is known of the rank's own nodes, and of communication its time alone."""
-    none = np.zeros(len(sent))
-    return Measured(
-        avg=np.concatenate((known.avg[own], sent)),
-        gap=np.concatenate((known.gap[own], none)),
-        samples=np.concatenate((known.samples[own], none.astype(np.int64))),
-        comm_gap=np.concatenate((known.comm_gap[own], none)),
-    )
 
 
 def _sent(made: Replayer, pid: str) -> list[tuple[str, tuple[int, ...], str]]:
@@ -237,23 +220,13 @@ def _taken(made: Replayer, graph: Dependencies, larger: float) -> Measured:
         for i, name in enumerate(made.names)
         if name.pid in {first, None} and name.suffix is None
     }
-    slices = _slices(made)
-    size = len(graph.nodes)
-    found = Measured(
-        avg=np.zeros(size),
-        gap=np.zeros(size),
-        samples=np.zeros(size, np.int64),
-        comm_gap=np.zeros(size),
-    )
-    known = made.measured
-    for i, name in enumerate(graph.parsed()):
+    slices, names = _slices(made), graph.parsed()
+    at = [own.get(name.standard, -1) if name.suffix is None else -1 for name in names]
+    measured = made.measured.at(np.array(at))
+    for i, name in enumerate(names):
         if name.suffix is not None:
-            found.avg[i] = _slice(slices, name) * larger
-        elif name.standard in own:
-            j = own[name.standard]
-            found.avg[i], found.gap[i] = known.avg[j], known.gap[j]
-            found.samples[i], found.comm_gap[i] = known.samples[j], known.comm_gap[j]
-    return found
+            measured.avg[i] = _slice(slices, name) * larger
+    return measured
 
 
 def _slices(made: Replayer) -> dict[tuple[str, str], list[float]]:
@@ -284,7 +257,7 @@ def partial(made: Replayer, tensors: Collection[int]) -> Replayed:
         raise FastcommError(f"no communication of tensor {', '.join(map(str, sorted(wanted)))}")
     kept = comm.copy()
     graph = made.graph
-    backward = np.array([name.op_cat == "BW" for name in made.names])
+    backward = made.is_of("BW")
     update = np.array([name.op_cat.startswith("UPDATE") for name in made.names])
     before, after = comm[graph.target], comm[graph.source]
     kept[graph.source[before & backward[graph.source]]] = True
@@ -297,13 +270,7 @@ def partial(made: Replayer, tensors: Collection[int]) -> Replayed:
         target=number[graph.target[inside]],
         groups=tuple(group for group in graph.groups if wanted & set(group)),
     )
-    known = made.measured
-    measured = Measured(
-        avg=known.avg[kept],
-        gap=known.gap[kept],
-        samples=known.samples[kept],
-        comm_gap=known.comm_gap[kept],
-    )
+    measured = made.measured.at(np.flatnonzero(kept))
     return Replayer.of(found, measured, made.options).run()
 
 

@@ -11,8 +11,8 @@ from fastcomm.analyses.stragglers import KINDS, StragglerResult
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say
 from fastcomm.report.rows import TerminalTable, table
+from fastcomm.stragglers import Attribution, Effect, Stragglers
 from fastcomm.stragglers.model import JobTimes
-from fastcomm.stragglers.stragglers import Attribution, Effect, Stragglers
 from fastcomm.units import format_ns, percent, signed_percent
 from fastcomm_kernels.arrays import Floats
 
@@ -31,7 +31,7 @@ def published(found: Stragglers, meta: Mapping[str, Any] | None = None) -> dict[
     def falling(values: Any) -> dict[str, float]:
         return dict(sorted(by_step(values).items(), key=lambda pair: -pair[1]))
 
-    said = {
+    fields = {
         "job_meta": None if meta is None else dict(meta),
         "step_t_base": by_step(found.base / _SECOND),
         "step_t_nodelay": by_step(found.nodelay.whole / _SECOND),
@@ -44,9 +44,9 @@ def published(found: Stragglers, meta: Mapping[str, Any] | None = None) -> dict[
     for what, parts in (("blocking", found.blocking), ("launch", found.launch)):
         for kind in KINDS:
             name = f"{what}_decompose_by_{kind}"
-            said[name] = None if parts is None else dict(parts[kind].mean)
-            said[f"{name}_per_step"] = None if parts is None else _steps(parts[kind], steps)
-    return said
+            fields[name] = None if parts is None else dict(parts[kind].mean)
+            fields[f"{name}_per_step"] = None if parts is None else _steps(parts[kind], steps)
+    return fields
 
 
 def _steps(part: Attribution, steps: list[str]) -> dict[str, dict[str, float]]:

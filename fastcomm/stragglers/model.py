@@ -76,35 +76,26 @@ class JobModel:
         )
 
     def only(self, at: list[int]) -> "JobModel":
-        """The same for some of the steps, by position."""
+        """Return the model of some of the steps, by position, with ideal times of their own."""
+        chosen = self._at(at, tuple(self.table.steps[i] for i in at))
+        return replace(chosen, ideal_ns=_ideal(chosen.table, chosen.measured))
+
+    def parts(self) -> "Iterator[JobModel]":
+        """Yield a few steps at a time, with the ideal times of all; nothing is copied."""
+        for at in _few(self.measured.shape):
+            yield self._at(at, self.table.steps[at])
+
+    def _at(self, at: list[int] | slice, steps: tuple[int, ...]) -> "JobModel":
+        """Return the model of steps at some places, with the ideal times of all."""
         table = replace(
             self.table,
             start=self.table.start[:, :, at],
             end=self.table.end[:, :, at],
             duration=self.table.duration[:, :, at],
-            steps=tuple(self.table.steps[i] for i in at),
+            steps=steps,
         )
-        measured = self.measured[:, :, at]
-        return replace(
-            self,
-            table=table,
-            measured=measured,
-            delays=self.delays[:, :, at],
-            ideal_ns=_ideal(table, measured),
-        )
-
-    def parts(self) -> "Iterator[JobModel]":
-        """A few steps at a time, with the ideal times of all; nothing is copied."""
-        for at in _few(self.measured.shape):
-            table = replace(
-                self.table,
-                start=self.table.start[:, :, at],
-                end=self.table.end[:, :, at],
-                duration=self.table.duration[:, :, at],
-                steps=self.table.steps[at],
-            )
-            measured, delays = self.measured[:, :, at], self.delays[:, :, at]
-            yield replace(self, table=table, measured=measured, delays=delays)
+        measured, delays = self.measured[:, :, at], self.delays[:, :, at]
+        return replace(self, table=table, measured=measured, delays=delays)
 
     def of_type(self, optype: str) -> Flags:
         """Which operations are of a type."""
@@ -311,11 +302,13 @@ def _names(model: JobModel) -> list[dict[str, Any]]:
     """What processes and threads are called."""
     rows: list[dict[str, Any]] = []
     for rank in range(model.table.ranks):
-        said: dict[str, Any] = {"ph": "M", "pid": rank}
-        rows.append({**said, "name": "process_name", "args": {"name": f"data rank {rank}"}})
+        labels: dict[str, Any] = {"ph": "M", "pid": rank}
+        rows.append({**labels, "name": "process_name", "args": {"name": f"data rank {rank}"}})
         for stage in range(model.table.stages):
             for kind, word in enumerate(_CLASSES):
                 name = f"rank {int(model.table.rank_of[rank, stage])} {word}"
                 tid = _thread(model, rank, stage, kind)
-                rows.append({**said, "name": "thread_name", "tid": tid, "args": {"name": name}})
+                rows.append(
+                    {**labels, "name": "thread_name", "tid": tid, "args": {"name": name}}
+                )
     return rows

@@ -75,7 +75,7 @@ class OperationTable:
 
 
 def notes(left_out: Sequence[int]) -> tuple[str, ...]:
-    """What is to be said of steps that reading had to leave out."""
+    """Return a warning of steps that reading had to leave out."""
     if not left_out:
         return ()
     steps = ranges(list(left_out))
@@ -84,17 +84,17 @@ def notes(left_out: Sequence[int]) -> tuple[str, ...]:
 
 def meta(path: Path) -> dict[str, Any]:
     """The description of a job; its sizes are positive."""
-    said = inputs.yaml(path)
-    if not isinstance(said, dict):
-        raise TraceFileError(f"{path}: found {said!r}, wanted dp_size, pp_size and the rest")
+    sizes = inputs.yaml(path)
+    if not isinstance(sizes, dict):
+        raise TraceFileError(f"{path}: found {sizes!r}, wanted dp_size, pp_size and the rest")
     for name in _SIZES:
-        size = said.get(name, 1)
+        size = sizes.get(name, 1)
         if type(size) is not int or not RANKS.holds(size):
             raise TraceFileError(
                 f"{path}: {name}: found {shortened(size)}, wanted a whole number from 1 to "
                 f"{RANKS.most}"
             )
-    return said
+    return sizes
 
 
 def read(path: Path) -> OperationTable:

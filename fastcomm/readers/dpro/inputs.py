@@ -73,12 +73,12 @@ class Naming:
     @cached_property
     def op_cat(self) -> Ints:
         """FORWARD, BACKWARD or UPDATE."""
-        said = self._by_name(_class)
+        op_cats = self._by_name(_class)
         is_op = self.events.kind == KIND["cpu_op"]
-        is_mark = is_op & (said == BACKWARD)
-        is_mark |= (self.events.kind == KIND["annotation"]) & (said >= 0)
+        is_mark = is_op & (op_cats == BACKWARD)
+        is_mark |= (self.events.kind == KIND["annotation"]) & (op_cats >= 0)
         mark = self.events.enclosing(np.flatnonzero(is_mark), self.at)
-        return np.where(mark >= 0, said[mark], self._of_thread[self.events.lane[self.at]])
+        return np.where(mark >= 0, op_cats[mark], self._of_thread[self.events.lane[self.at]])
 
     def _by_name(self, answer: Callable[[str], int]) -> Ints:
         """The answer to each event's name, asked once a name."""
@@ -151,8 +151,8 @@ class Naming:
 def _class(word: str) -> int:
     """What a mark's name says; -1 for nothing, or for two things."""
     rules = ((_UPDATE, UPDATE), (_BACKWARD, BACKWARD), (_FORWARD, FORWARD))
-    said = [number for rule, number in rules if rule.search(word)]
-    return said[0] if len(said) == 1 else -1
+    classes = [number for rule, number in rules if rule.search(word)]
+    return classes[0] if len(classes) == 1 else -1
 
 
 @lru_cache(maxsize=1 << 16)
@@ -225,12 +225,12 @@ def operations(trace: Trace) -> Iterator[Event]:
     kept[list(named.communication)] = True
     if not named.is_work.any():
         kept |= named.outermost
-    said = _communication(trace)
+    communication = _communication(trace)
     threads = trace.lanes["thread"].to_pylist()
     numbers: dict[int, int] = {}
     for row in np.flatnonzero(kept).tolist():
         lane, step = int(named.events.lane[row]), int(named.step[row])
-        is_comm = row in said
+        is_comm = row in communication
         if not is_comm:
             numbers.setdefault(lane, len(numbers))
         yield Event(
@@ -244,7 +244,7 @@ def operations(trace: Trace) -> Iterator[Event]:
             extra={
                 "event": named.word(row),
                 "lane": threads[lane],
-                **said.get(row, {}),
+                **communication.get(row, {}),
             },
         )
 

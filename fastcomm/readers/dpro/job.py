@@ -182,9 +182,9 @@ class Parameter:
         return None if self.shape is None or width is None else prod(self.shape) * width
 
     @classmethod
-    def of(cls, index: int, said: Any) -> "Parameter":
+    def of(cls, index: int, entry: Any) -> "Parameter":
         """One entry of a list of gradients: a name, `name;shape=(…);dtype=…`, or its parts."""
-        name, *facts = said.split(";") if isinstance(said, str) else map(str, said)
+        name, *facts = entry.split(";") if isinstance(entry, str) else map(str, entry)
         shape = dtype = None
         for fact in facts:
             word, _, value = fact.partition("=")
@@ -232,9 +232,9 @@ class ParameterDict:
         return total
 
 
-def listed(said: Sequence[Any] | str) -> tuple[Parameter, ...]:
+def listed(gradients: Sequence[Any] | str) -> tuple[Parameter, ...]:
     """All entries of a list of gradients; older writers join its names by ";"."""
-    entries = said.split(";") if isinstance(said, str) else said
+    entries = gradients.split(";") if isinstance(gradients, str) else gradients
     return tuple(Parameter.of(i, each) for i, each in enumerate(entries))
 
 
@@ -302,10 +302,12 @@ def read_topology(files: Mapping[str, Path], algorithm: str | None = None) -> To
     return Topology(ring=ring, tree=tree, pid_of=pid_of, algorithm=chosen)
 
 
-def _read_channels(said: Any, path: Path) -> tuple[dict[str, str], list[tuple[int, int, Tree]]]:
+def _read_channels(
+    document: Any, path: Path
+) -> tuple[dict[str, str], list[tuple[int, int, Tree]]]:
     """Rings as text by channel, and trees; one of the two has to be there."""
-    rings = said.get("RealRing") if isinstance(said, dict) else None
-    trees = _read_trees(said.get("Tree", {}), path) if isinstance(said, dict) else []
+    rings = document.get("RealRing") if isinstance(document, dict) else None
+    trees = _read_trees(document.get("Tree", {}), path) if isinstance(document, dict) else []
     if not isinstance(rings, dict) and not trees:
         raise TraceFileError(
             f"{path}: no RealRing, the rings that NCCL really uses, and no Tree"
@@ -340,10 +342,10 @@ def _agree(ring: dict[int, int], sender: int, receiver: int, path: Path) -> None
         )
 
 
-def _read_trees(said: Any, path: Path) -> list[tuple[int, int, Tree]]:
+def _read_trees(trees: Any, path: Path) -> list[tuple[int, int, Tree]]:
     """Channel, rank and place of each tree; all digits of a channel are read."""
     found = []
-    for text in said.values() if isinstance(said, dict) else ():
+    for text in trees.values() if isinstance(trees, dict) else ():
         for channel, down, rank, up, up_again, rank_again, down_again in _TREE.findall(
             str(text)
         ):

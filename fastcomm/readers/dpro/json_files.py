@@ -248,10 +248,10 @@ def _thread_word(value: int, texts: list[str]) -> str:
 
 def _suffixes(scanned: Scanned) -> tuple[Ints, tuple[str, ...]]:
     """The part of the argument `name` behind ~>, or the four ids of NCCL."""
-    detail, said = scanned.columns["detail"], scanned.details["name"]
+    detail, names = scanned.columns["detail"], scanned.details["name"]
     named = np.full(len(detail), -1, np.int64)
     own = np.flatnonzero(detail >= 0)
-    named[own] = np.maximum(said[detail[own]], -1)  # no text, no suffix
+    named[own] = np.maximum(names[detail[own]], -1)  # no text, no suffix
     numbers: dict[str, int] = {}
     of_text = np.full(len(scanned.texts) + 1, -1, np.int64)
     for code in np.unique(named[named >= 0]).tolist():

@@ -60,8 +60,8 @@ def first(found: Sequence[RankFolder], name: str) -> Path | None:
 def content(found: Sequence[RankFolder], name: str) -> dict[str, Any]:
     """The object in the first file of a name; empty where no rank has it."""
     path = first(found, name)
-    said = None if path is None else read_json(path)
-    return said if isinstance(said, dict) else {}
+    document = None if path is None else read_json(path)
+    return document if isinstance(document, dict) else {}
 
 
 _SYMBOL = "symbol_debug_str.txt"
@@ -196,8 +196,8 @@ def _file(ranks: Sequence[RankFolder], *names: str) -> Path:
 
 def _tensors(ranks: Sequence[RankFolder], metadata: Mapping[str, Any]) -> tuple[Parameter, ...]:
     """The tensors, by id."""
-    for said in (content(ranks, "gradient_name_list.json"), metadata):
-        names = said.get("gradient_name_list")
+    for document in (content(ranks, "gradient_name_list.json"), metadata):
+        names = document.get("gradient_name_list")
         if isinstance(names, list | str):
             with whole(ranks[0].folder / "gradient_name_list"):
                 return listed(names)
@@ -225,10 +225,10 @@ def _read_rank(rank: RankFolder, job: _Job) -> _Rank:
     last_sync = None
     if timeline.exists():
         with whole(timeline):
-            said, last_sync = communication.timeline(
+            activities, last_sync = communication.timeline(
                 timeline, rank.pid, span, job.parameters.ids, coarse=job.coarse
             )
-        slices = [*slices, *said]
+        slices = [*slices, *activities]
     with whole(detail):
         counts = communication.counts(slices)
     return _Rank(events=[*events, *slices], counts=counts, last_sync=last_sync)
