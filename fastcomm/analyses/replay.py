@@ -34,7 +34,7 @@ from fastcomm.trace.trace import Trace
 
 def step_of(
     run: RunTraces,
-    wanted: Window | None = None,
+    window: Window | None = None,
     data_load: Sequence[str] = (),
     *,
     workers: int | Executor = 1,
@@ -42,7 +42,7 @@ def step_of(
     progress: Progress | None = None,
 ) -> StepConstraints:
     """A window of a run, all ranks; FastcommError where ranks have nothing in common."""
-    part = partial(_part, wanted=wanted, data_load=tuple(data_load))
+    part = partial(_part, window=window, data_load=tuple(data_load))
     task = Task(measure=part, merge=together, finish=_step)
     step, left_out = executor_of(workers).gather(
         run, task, keep_going=keep_going, progress=progress
@@ -51,9 +51,9 @@ def step_of(
     return replace(step, read=ReadRanks.of(run, ranks, left_out))
 
 
-def _part(trace: Trace, wanted: Window | None, data_load: tuple[str, ...]) -> Parts:
+def _part(trace: Trace, window: Window | None, data_load: tuple[str, ...]) -> Parts:
     """One rank: names of operations come from all of its trace, so that all of it stays."""
-    return {trace.meta.rank: (trace, analyse(trace, wanted, data_load=data_load))}
+    return {trace.meta.rank: (trace, analyse(trace, window, data_load=data_load))}
 
 
 def _step(

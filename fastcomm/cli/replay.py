@@ -121,38 +121,38 @@ def run(
 
     if of_run := inputs.is_run(path):
         _refuse_for_run(path, options, trial, predicted)
-        found = _of_run(path, path_options, reading, execution)
+        session = _of_run(path, path_options, reading, execution)
     else:
         _refuse_for_trial(path, path_options, reading, execution)
-        found = _of_trial(path, options, trial, predicted)
-    made = found.replayed.replayer
+        session = _of_trial(path, options, trial, predicted)
+    made = session.replayed.replayer
     if changes is not None:
-        found = replace(found, changed=predictions.changed(made, changes))
+        session = replace(session, changed=predictions.changed(made, changes))
     if bottleneck:
         removed = predictions.bottlenecks(
-            found.replayed, found.path, workers=execution.workers, by_name=of_run
+            session.replayed, session.path, workers=execution.workers, by_name=of_run
         )
-        found = replace(found, removed=removed)
+        session = replace(session, removed=removed)
     if output is not None:
-        report.write(found, output)
+        report.write(session, output)
     if trace_path is not None:
-        report.write_trace(found.changed or found.replayed, trace_path)
-    _page(found, path, html)
+        report.write_trace(session.changed or session.replayed, trace_path)
+    _page(session, path, html)
     if as_json:
-        print_json(found)
+        print_json(session)
     else:
-        report.show(found)
-    if found.read and found.read.failed:
+        report.show(session)
+    if session.read and session.read.failed:
         ctx.exit(INCOMPLETE)
 
 
-def _page(found: "Session", path: Path, html: Path | None) -> None:
+def _page(session: "Session", path: Path, html: Path | None) -> None:
     """Write the page, if it was asked for."""
     if html is None:
         return
     from fastcomm.report.html import render, replayed
 
-    render.write(replayed.page(found, str(path)), html)
+    render.write(replayed.page(session, str(path)), html)
 
 
 def _refuse_for_run(

@@ -98,8 +98,8 @@ class Graph:
 
     def counts(self) -> dict[str, int]:
         """How many edges there are of each kind."""
-        found = np.bincount(self.kind, minlength=len(EDGE_KINDS))
-        return {name: int(found[number]) for number, name in enumerate(EDGE_KINDS)}
+        edges = np.bincount(self.kind, minlength=len(EDGE_KINDS))
+        return {name: int(edges[number]) for number, name in enumerate(EDGE_KINDS)}
 
 
 def _merged(edges: Edges, nodes: int) -> Edges:

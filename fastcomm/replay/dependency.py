@@ -1,8 +1,8 @@
 """The dependency graph of a step: operations of all ranks, and communication between them.
 
 Nodes are long names, edges are as columns. NCCL_ALLREDUCE is no node: its SEND and RECV are,
-along rings or trees; so are pushes to parameter servers and pulls. Without files of NCCL the
-communication of a tensor is one node of each rank.
+along rings or trees; so are pushes to servers and pulls. Without files of NCCL communication
+of a tensor is one node a rank.
 """
 
 import re
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.errors import FastcommError
+from fastcomm.readers.dpro.communication import COUNTS
 from fastcomm.readers.dpro.job import TREE, LocalGraph, Topology, Tree
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.readers.dpro.uniform import (
@@ -30,8 +31,6 @@ from fastcomm.readers.dpro.uniform import (
 from fastcomm_kernels.arrays import NULL, Ints
 
 Edge = tuple[str, str]
-
-_COUNTS = ("loopNum", "channelNum", "chunkNum", "sliceNum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,7 @@ def slices(
     if not members:
         return
     place = _RankGroup(rank=topology.rank_of[pid], head=head, pid_of=topology.pid_of)
-    loops, channels, chunks, parts = (counts.get(each, 0) for each in _COUNTS)
+    loops, channels, chunks, parts = (counts.get(name, 0) for name in COUNTS)
     size = loops or 1, parts or 1
     if topology.algorithm == TREE:
         trees = {h: tree for h, tree in topology.tree.items() if place.rank in tree}
@@ -180,8 +179,8 @@ class Servers:
         self, pid: str, tensor: int, befores: Sequence[str], afters: Sequence[str]
     ) -> Iterator[Edge]:
         """What the worker of a rank does with a tensor between its backward op and updates."""
-        found = _NUMBER.search(pid.partition(".")[0])
-        own = f"worker_{int(found[0])}" if found else ""
+        number = _NUMBER.search(pid.partition(".")[0])
+        own = f"worker_{int(number[0])}" if number else ""
         for (sent, part), pairs in self.pushed.items():
             for place, (worker, server) in enumerate(pairs if sent == tensor else ()):
                 if worker != own:
@@ -277,7 +276,8 @@ def dependencies(trial: Trial, step: int, *, joins_ranks: bool = True) -> Depend
         groups = tuple((tensor,) for tensor in servers.tensors)
         return joined(pids, graph, groups, _through_servers(servers, graph))
     one = _as_one(trial, joins_ranks=joins_ranks)
-    silent = [(tensor,) for tensor in _tensors(graph) if (tensor,) not in groups]
+    tensors = [tensor for name in graph.nodes for tensor in Name.of(name).tensors]
+    silent = [(tensor,) for tensor in tensors if (tensor,) not in groups]
     return replace(joined(pids, graph, (*groups, *silent), one), groups=groups)
 
 
@@ -295,11 +295,6 @@ def joined(
     for edge in edges:
         nodes.update(dict.fromkeys(edge))
     return Dependencies.of(nodes, edges, groups)
-
-
-def _tensors(graph: LocalGraph) -> list[int]:
-    """All tensors that the local graph communicates."""
-    return [each for name in graph.nodes for each in Name.of(name).tensors]
 
 
 def tensor_groups(trace: UniformTrace, step: int) -> tuple[Group, ...]:

@@ -181,7 +181,7 @@ def _comm_gaps(
     opens = {name: _opens(Name.of(name)) for name in set(trace.names)}
     first = np.array([opens[name] for name in trace.names], bool) & (node >= 0)
     known: dict[int, list[int]] = {}
-    found = []
+    by_step = []
     for step in steps:
         rows = np.flatnonzero((trace.step == step) & trace.counts)
         ends = np.full(len(graph.nodes) + 1, NULL)
@@ -197,8 +197,8 @@ def _comm_gaps(
             last = ends[known[at]].max(initial=NULL)
             if last != NULL:
                 gaps[pid] = max(0, int(trace.start[row]) - int(last))
-        found.append(gaps)
-    return found
+        by_step.append(gaps)
+    return by_step
 
 
 def _opens(name: Name) -> bool:
@@ -210,7 +210,7 @@ def _backward(
     node: int, before: dict[int, list[int]], parsed: list[Name], avg: Floats
 ) -> list[int]:
     """Backward ops of the same rank that a node waits for, the nearest on each way."""
-    found, seen, waiting = [], {node}, [node]
+    nodes, seen, waiting = [], {node}, [node]
     while waiting:
         for each in before.get(waiting.pop(), ()):
             backward = parsed[each].op_cat == "BW"
@@ -218,7 +218,7 @@ def _backward(
                 continue
             seen.add(each)
             if backward and avg[each] > 0:
-                found.append(each)
+                nodes.append(each)
             else:
                 waiting.append(each)
-    return found
+    return nodes

@@ -54,16 +54,16 @@ def durations(made: Replayer, changes: Mapping[str, DurationChange]) -> Floats:
 
 def _links(made: Replayer) -> dict[int, tuple[str, ...]]:
     """The links of each transfer: from which rank to which, or of which group and its kind."""
-    found: dict[int, tuple[str, ...]] = {}
+    links: dict[int, tuple[str, ...]] = {}
     pairs = zip(made.graph.source.tolist(), made.graph.target.tolist(), strict=True)
     for a, b in pairs:
         if made.names[a].sub_op == "SEND" and made.names[b].sub_op == "RECV":
-            found[a] = found[b] = (f"link:{made.names[a].pid}->{made.names[b].pid}",)
+            links[a] = links[b] = (f"link:{made.names[a].pid}->{made.names[b].pid}",)
     for i, name in enumerate(made.names):
-        if name.op_cat == "Comm" and i not in found and name.op_name.count("-") > 1:
+        if name.op_cat == "Comm" and i not in links and name.op_name.count("-") > 1:
             group = name.op_name.rpartition("-")[0]
-            found[i] = (f"link:{group}", f"link:{group.partition('-')[0]}")
-    return found
+            links[i] = (f"link:{group}", f"link:{group.partition('-')[0]}")
+    return links
 
 
 def _keys(made: Replayer, i: int, links: tuple[str, ...]) -> tuple[str, ...]:
@@ -117,12 +117,12 @@ def bottlenecks(
 def _by_name(replayed: Replayed, nodes: Sequence[int]) -> dict[str, list[int]]:
     """All nodes of the same names as these, by name."""
     names = replayed.replayer.names
-    wanted = {(names[node].pid, names[node].standard) for node in nodes}
-    found: dict[str, list[int]] = {}
+    keys = {(names[node].pid, names[node].standard) for node in nodes}
+    by_name: dict[str, list[int]] = {}
     for node, name in enumerate(names):
-        if (name.pid, name.standard) in wanted:
-            found.setdefault(long_name(name.pid, name.standard), []).append(node)
-    return found
+        if (name.pid, name.standard) in keys:
+            by_name.setdefault(long_name(name.pid, name.standard), []).append(node)
+    return by_name
 
 
 BANDWIDTH = 0.85 * 100e9
@@ -231,15 +231,15 @@ def _taken(made: Replayer, graph: Dependencies, larger: float) -> Measured:
 
 def _slices(made: Replayer) -> dict[tuple[str, str], list[float]]:
     """What was measured of the slices of each loop, channel and part, by chunk."""
-    found: dict[tuple[str, str], list[float]] = {}
+    slices: dict[tuple[str, str], list[float]] = {}
     for name, avg in zip(made.names, made.measured.avg.tolist(), strict=True):
         if name.suffix is not None:
             loop, channel, chunk, part = name.suffix.split("_")
-            row = found.setdefault((name.standard, f"{loop}_{channel}_{part}"), [])
+            row = slices.setdefault((name.standard, f"{loop}_{channel}_{part}"), [])
             row += [0.0] * (int(chunk) + 1 - len(row))
             if not row[int(chunk)] and avg > _LEAST_NS:
                 row[int(chunk)] = avg
-    return found
+    return slices
 
 
 def _slice(slices: Mapping[tuple[str, str], list[float]], name: Name) -> float:
@@ -251,10 +251,10 @@ def _slice(slices: Mapping[tuple[str, str], list[float]], name: Name) -> float:
 
 def partial(made: Replayer, tensors: Collection[int]) -> Replayed:
     """Replay the groups that hold one of the tensors, with their backward ops and updates."""
-    wanted = set(tensors)
-    comm = np.array([bool(wanted & set(name.tensors)) for name in made.names])
+    chosen = set(tensors)
+    comm = np.array([bool(chosen & set(name.tensors)) for name in made.names])
     if not comm.any():
-        raise FastcommError(f"no communication of tensor {', '.join(map(str, sorted(wanted)))}")
+        raise FastcommError(f"no communication of tensor {', '.join(map(str, sorted(chosen)))}")
     kept = comm.copy()
     graph = made.graph
     backward = made.is_of("BW")
@@ -264,14 +264,14 @@ def partial(made: Replayer, tensors: Collection[int]) -> Replayed:
     kept[graph.target[after & update[graph.target]]] = True
     number = np.cumsum(kept) - 1
     inside = kept[graph.source] & kept[graph.target]
-    found = Dependencies(
+    part = Dependencies(
         nodes=tuple(node for node, own in zip(graph.nodes, kept, strict=True) if own),
         source=number[graph.source[inside]],
         target=number[graph.target[inside]],
-        groups=tuple(group for group in graph.groups if wanted & set(group)),
+        groups=tuple(group for group in graph.groups if chosen & set(group)),
     )
     measured = made.measured.at(np.flatnonzero(kept))
-    return Replayer.of(found, measured, made.options).run()
+    return Replayer.of(part, measured, made.options).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,17 +284,17 @@ class Predictions:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the predictions as they stand in the JSON of a replay."""
-        found: dict[str, Any] = {}
+        document: dict[str, Any] = {}
         if self.daydream is not None:
-            found["daydream"] = {
+            document["daydream"] = {
                 "step_end_ns": self.daydream.by_pid(),
                 "bandwidth_bytes_per_s": BANDWIDTH,
             }
         if self.hosts is not None:
             hosts = len(self.hosts.by_pid())
-            found["other_hosts"] = {"hosts": hosts, "mean_step_ns": self.hosts.mean_ns}
+            document["other_hosts"] = {"hosts": hosts, "mean_step_ns": self.hosts.mean_ns}
         if self.fusion is not None:
-            found["fusion"] = {
+            document["fusion"] = {
                 "groups": [list(group) for group in self.fusion.groups],
                 "mean_step_ns": self.fusion.replayed.mean_ns,
                 "before_ns": self.fusion.before.mean_ns,
@@ -302,7 +302,7 @@ class Predictions:
                 "tried": self.fusion.tried,
                 "model_error": self.fusion.model.error,
             }
-        return found
+        return document
 
 
 def predictions(

@@ -145,24 +145,24 @@ class Session(Result):
 
     def _what_if(self) -> dict[str, Any]:
         """Return the part of the JSON document about changes that were asked for."""
-        found: dict[str, Any] = {}
+        document: dict[str, Any] = {}
         if (changed := self.changed) is not None:
-            found["what_if"] = {
+            document["what_if"] = {
                 "step_end_ns": changed.by_pid(),
                 "mean_step_ns": changed.mean_ns,
                 "speedup": self.replayed.mean_ns / changed.mean_ns if changed.mean_ns else None,
             }
         if self.removed is not None:
-            found["bottlenecks"] = [
+            document["bottlenecks"] = [
                 {"name": each.node, "saved_ns": each.saved_ns} for each in self.removed
             ]
         if (alone := self.alone) is not None:
             groups = alone.replayer.graph.groups
-            found["tensors_alone"] = {
+            document["tensors_alone"] = {
                 "tensors": sorted(tensor for group in groups for tensor in group),
                 "end_ns": float(alone.end.max()),
             }
-        return found
+        return document
 
     def to_arrow(self) -> dict[str, pa.Table]:
         """Return the operations and the dependencies of the step that was replayed last."""

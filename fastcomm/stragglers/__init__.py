@@ -84,10 +84,10 @@ class EachRank:
         if model.table.ranks > 1:
             ideal = np.broadcast_to(model.ideal_times()[:, :1, :1], times.shape)
             times = np.concatenate([times, ideal], axis=1)
-        found = model.replay(times)
+        replayed = model.replay(times)
         return JobTimes(
-            whole=found.whole.reshape(ranks, steps),
-            optimizer=found.optimizer.reshape(ranks, steps),
+            whole=replayed.whole.reshape(ranks, steps),
+            optimizer=replayed.optimizer.reshape(ranks, steps),
         )
 
 
@@ -279,11 +279,11 @@ def _attributed(
     """The slowdown that each data rank, stage and type brings by itself, over steps of `to`."""
     asked = {kind: (keys, _asked(kind, keys, way)) for kind, keys in _keys(about, way).items()}
     answers = iter(replays([each for _, many in asked.values() for each in many]))
-    found: dict[str, Attribution] = {}
+    attributions: dict[str, Attribution] = {}
     for kind, (keys, many) in asked.items():
         rows = np.vstack([next(answers).optimizer for _ in many])
-        found[kind] = _ratios(dict(zip(map(str, keys), rows, strict=True)), to)
-    return found
+        attributions[kind] = _ratios(dict(zip(map(str, keys), rows, strict=True)), to)
+    return attributions
 
 
 def _keys(about: JobDescription, way: Way) -> dict[Parts, Sequence[int | str]]:
@@ -320,8 +320,8 @@ def _scores(about: JobDescription, blocking: Mapping[str, Attribution]) -> Float
     by_rank, by_stage = blocking["dp_rank"].mean, blocking["stage"].mean
     ranks = np.array([by_rank[str(d)] for d in range(about.ranks)])
     stages = np.array([by_stage[str(s)] for s in range(about.rank_of.shape[1])])
-    found: Floats = np.minimum(ranks[:, None], stages[None, :])
-    return found
+    scores: Floats = np.minimum(ranks[:, None], stages[None, :])
+    return scores
 
 
 def _worst(about: JobDescription, scores: Floats) -> tuple[int, ...]:

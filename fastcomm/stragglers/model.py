@@ -182,8 +182,8 @@ def _delays(table: OperationTable, made: OperationGraph) -> Floats:
         own = before[first[op] : first[op + 1]]
         if len(own):
             ready[op] = table.end[own].max(axis=0)
-    found = table.start - ready
-    return np.where(found <= _CLAMP_NS, 0, found)
+    delays = table.start - ready
+    return np.where(delays <= _CLAMP_NS, 0, delays)
 
 
 def chosen(model: JobModel, steps: list[int]) -> JobModel:
@@ -240,16 +240,16 @@ def _numbered(model: JobModel, word: str, number: int) -> Flags:
     """The operations of a rank, a data rank, a stage or a step."""
     table = model.table
     stage = np.array([op.stage for op in table.ops])
-    found: Flags
+    chosen: Flags
     if word == "rank":
-        found = (table.rank_of[:, stage] == number).T[:, :, None]
+        chosen = (table.rank_of[:, stage] == number).T[:, :, None]
     elif word == "stage":
-        found = (stage == number)[:, None, None]
+        chosen = (stage == number)[:, None, None]
     elif word == "dp_rank":
-        found = (np.arange(table.ranks) == number)[None, :, None]
+        chosen = (np.arange(table.ranks) == number)[None, :, None]
     else:
-        found = (np.array(table.steps) == number)[None, None, :]
-    return found
+        chosen = (np.array(table.steps) == number)[None, None, :]
+    return chosen
 
 
 _US = 1e3

@@ -35,8 +35,8 @@ def _traces(path: Path) -> list[Path]:
     folders = [path]
     for depth in range(_DEPTH + 1):
         files = [folder / name for folder in folders for name in TRACES]
-        if found := [file for file in files if os.path.lexists(file)]:
-            return found
+        if traces := [file for file in files if os.path.lexists(file)]:
+            return traces
         if depth < _DEPTH:
             folders = [inner for folder in folders for inner in _folders(folder)]
     return []

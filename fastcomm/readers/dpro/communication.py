@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro.json_files import event_rows, ns, read_json, whole_text
+from fastcomm.readers.dpro.json_files import SLICE_IDS, event_rows, ns, read_json, whole_text
 from fastcomm.readers.dpro.uniform import COARSE, SERVER, Event
 
 ACTIVITIES = (
@@ -24,8 +24,7 @@ ACTIVITIES = (
     "MEMCPY_OUT_FUSION_BUFFER",
 )
 _DETAIL = re.compile(r"[^.]+\.(\d+(?:\+\d+)*)\.(SEND|RECV)")
-_IDS = ("loopId", "channelId", "chunkId", "sliceId")
-_NUMS = ("loopNum", "channelNum", "chunkNum", "sliceNum")
+COUNTS = ("loopNum", "channelNum", "chunkNum", "sliceNum")
 
 Span = tuple[int, int]
 
@@ -35,29 +34,31 @@ class _Slices(dict[tuple[Any, ...], tuple[str, str, dict[str, Any]] | None]):
 
     def __missing__(self, key: tuple[Any, ...]) -> tuple[str, str, dict[str, Any]] | None:
         match = _DETAIL.fullmatch(str(key[0]).replace("<<step>>", ""))
-        found = None
+        slice_ = None
         if match:
-            ids = dict(zip(_IDS, key[1:], strict=True))
-            found = f"Comm.{_sorted(match[1])}.{match[2]}", "_".join(map(str, key[1:])), ids
-        self[key] = found
-        return found
+            ids = dict(zip(SLICE_IDS, key[1:], strict=True))
+            slice_ = f"Comm.{_sorted(match[1])}.{match[2]}", "_".join(map(str, key[1:])), ids
+        self[key] = slice_
+        return slice_
 
 
 def detail(path: Path, pid: str, span: Span) -> list[Event]:
     """Slices of NCCL; a file without traceEvents has none: the rank's hops stay in its host."""
-    slices, found = _Slices(), []
+    slices, events = _Slices(), []
     for row in sorted(event_rows(read_json(path)), key=lambda row: row["ts"]):
         start = ns(row["ts"])
         if start >= span[1]:
             break
         args = row.get("args") or {}
-        slice_ = slices[(row["name"], *map(args.get, _IDS))] if start >= span[0] else None
+        slice_ = slices[(row["name"], *map(args.get, SLICE_IDS))] if start >= span[0] else None
         if slice_ is None:
             continue
         name, suffix, ids = slice_
         if None in ids.values():
-            raise TraceFileError(f"{path}: {name} at {row['ts']}: found {ids}, wanted {_IDS}")
-        found.append(
+            raise TraceFileError(
+                f"{path}: {name} at {row['ts']}: found {ids}, wanted {SLICE_IDS}"
+            )
+        events.append(
             Event(
                 name=name,
                 pid=pid,
@@ -69,7 +70,7 @@ def detail(path: Path, pid: str, span: Span) -> list[Event]:
                 extra=ids,
             )
         )
-    return found
+    return events
 
 
 def _sorted(ids: str) -> str:
@@ -78,13 +79,13 @@ def _sorted(ids: str) -> str:
 
 def counts(events: Sequence[Event]) -> dict[str, dict[str, int]]:
     """loopNum, channelNum, chunkNum and sliceNum of each `Comm.<ids>`: 1 + the largest id."""
-    found: dict[str, dict[str, int]] = {}
+    numbers: dict[str, dict[str, int]] = {}
     slices = {(each.name, each.suffix): each.extra for each in events if each.suffix}
     for (standard, _), ids in slices.items():
-        most = found.setdefault(standard.rpartition(".")[0], dict.fromkeys(_NUMS, 1))
-        for number, name in zip(_NUMS, _IDS, strict=True):
+        most = numbers.setdefault(standard.rpartition(".")[0], dict.fromkeys(COUNTS, 1))
+        for number, name in zip(COUNTS, SLICE_IDS, strict=True):
             most[number] = max(most[number], int((ids or {})[name]) + 1)
-    return found
+    return numbers
 
 
 @dataclass(slots=True)
@@ -123,7 +124,7 @@ def timeline(
     `tensors` has ids by name. `coarse` takes one event a tensor instead of its activities.
     """
     state = _Reading(tensors=tensors or {}, activities=COARSE if coarse else ACTIVITIES)
-    found: list[Event] = []
+    events: list[Event] = []
     for row in timeline_rows(path):
         if row.get("ph") == "M":
             if row.get("name") == "process_name" and (row.get("args") or {}).get("name"):
@@ -135,8 +136,8 @@ def timeline(
             if time < span[0]:
                 continue
             begun = _named(state, row, path) if row["ph"] == "B" else None
-            found += state.step(row, time, begun, pid)
-    return _joined(found), state.last_sync
+            events += state.step(row, time, begun, pid)
+    return _joined(events), state.last_sync
 
 
 def timeline_rows(path: Path) -> list[Any]:
@@ -193,12 +194,12 @@ def _joined(events: list[Event]) -> list[Event]:
     for each in events:
         if each.name.endswith(".Sync"):
             syncs.setdefault(each.start, []).append(each)
-    found = [each for each in events if not each.name.endswith(".Sync")]
+    merged = [each for each in events if not each.name.endswith(".Sync")]
     for start, same in syncs.items():
         ids = "+".join(each.name.split(".")[1] for each in same)
         name = f"Comm.{_sorted(ids)}.Sync" if len(same) > 1 else same[0].name
-        found.append(_horovod_event(name, same[0].pid, start, start + same[0].dur))
-    return sorted(found, key=lambda each: each.start)
+        merged.append(_horovod_event(name, same[0].pid, start, start + same[0].dur))
+    return sorted(merged, key=lambda each: each.start)
 
 
 COMM, SERVERS = "comm_timeline.json", "server_timeline.json"
@@ -278,18 +279,18 @@ def _byteps_event(process: str, text: str, ids: Mapping[str, int], path: Path) -
 
 def _numbered(events_: list[Event]) -> list[Event]:
     """Sums of one tensor by their place behind the copy that begins them."""
-    found, sums = [], Counter[tuple[str, str]]()
+    numbered, sums = [], Counter[tuple[str, str]]()
     for each in events_:
         key = each.name.rpartition(".")[0], (each.suffix or "").rpartition("~")[2]
         if each.name.endswith(".COPY_FIRST"):
             sums[key] = 0
         if each.name.endswith(".SUM"):
             thread, _, part = (each.suffix or "").partition("::")
-            found.append(replace(each, suffix=f"{thread}::{sums[key]}::{part}"))
+            numbered.append(replace(each, suffix=f"{thread}::{sums[key]}::{part}"))
             sums[key] += 1
         else:
-            found.append(each)
-    return found
+            numbered.append(each)
+    return numbered
 
 
 def _operation_key(event: Event) -> tuple[str, str, str | None]:

@@ -62,7 +62,7 @@ def tensorflow_parameters(
 ) -> ParameterDict:
     """Tensors are outputs, of their names, of the backward ops before their communication."""
     raw = {label: name for name, label in graph.label.items()}
-    found = []
+    parameters = []
     for each in listed:
         befores = graph.predecessors.get(f"Comm.{each.index}", ())
         outputs = (
@@ -72,10 +72,10 @@ def tensorflow_parameters(
         )
         own = next((output for output in outputs if output["name"] == each.name), None)
         facts = {} if own is None else {"shape": tuple(own["shape"]), "dtype": own["dtype"]}
-        found.append(replace(each, **facts))
+        parameters.append(replace(each, **facts))
     comm = (name for name in graph.nodes if name.startswith("Comm."))
     return ParameterDict(
-        parameters=tuple(found),
+        parameters=tuple(parameters),
         update_of={
             int(tensor): graph.successors[name]
             for name in comm
@@ -103,8 +103,8 @@ def relabel(  # noqa: PLR0911
     name = raw.removeprefix("^")
     head, slash, last = name.rpartition("/")
     name = head if slash and last.startswith("_") else name
-    if found := _PUSH_PULL.search(name):
-        return f"Comm.{found[1].replace('_', '+')}"
+    if match := _PUSH_PULL.search(name):
+        return f"Comm.{match[1].replace('_', '+')}"
     plain = name.replace(".", "_")
     if "input_barrier" in name:
         return f"FW.{plain}"
@@ -220,8 +220,8 @@ _CALCULATIONS = frozenset({"dot", "add_n"})
 
 def standard(raw: str) -> str:
     """The standard name of an operation of the profiler."""
-    found = _NAME.search(raw)
-    head, backward, _ = (found[1] if found else raw).partition("_backward")
+    match = _NAME.search(raw)
+    head, backward, _ = (match[1] if match else raw).partition("_backward")
     return ("BW." if backward else "FW.") + _plain(head)
 
 
@@ -272,15 +272,15 @@ def _symbol(path: Path, known: ParameterDict) -> Iterator[Edge]:
     for line in read_text(path).splitlines():
         if line.startswith("Variable:"):
             variables.add(line.removeprefix("Variable:").strip())
-        elif found := _OUTPUT.match(line):
-            name = _plain(found[1])
+        elif match := _OUTPUT.match(line):
+            name = _plain(match[1])
             yield f"FW.{name}", f"OUTPUT{outputs}"
             yield f"OUTPUT{outputs}", f"BW.{name}"
             outputs += 1
-        elif found := _OP.match(line):
-            op = _plain(found[1])
-        elif found := _ARG.match(line):
-            yield from _argument(op, found[1], found[1] in variables, known)
+        elif match := _OP.match(line):
+            op = _plain(match[1])
+        elif match := _ARG.match(line):
+            yield from _argument(op, match[1], match[1] in variables, known)
 
 
 def _argument(op: str, arg: str, variable: bool, known: ParameterDict) -> Iterator[Edge]:
@@ -306,7 +306,7 @@ class _Op(NamedTuple):
 
 def _mxnet_operations(rows: Sequence[Any]) -> list[_Op]:
     """Complete events, and begins that an end follows at once; of the first process alone."""
-    found, pid = [], None
+    operations, pid = [], None
     for row, after in zip_longest(rows, rows[1:]):
         if row.get("ph") == "X" and "dur" in row:
             stop = ns(row["ts"]) + ns(row["dur"])
@@ -317,8 +317,8 @@ def _mxnet_operations(rows: Sequence[Any]) -> list[_Op]:
         pid = row.get("pid") if pid is None else pid
         if row.get("pid") == pid:
             raw = str(row["name"])
-            found.append(_Op(raw, standard(raw), ns(row["ts"]), stop, row.get("tid")))
-    return sorted(found, key=lambda op: op.start)
+            operations.append(_Op(raw, standard(raw), ns(row["ts"]), stop, row.get("tid")))
+    return sorted(operations, key=lambda op: op.start)
 
 
 @dataclass(slots=True)
@@ -370,22 +370,22 @@ def mxnet_events(path: Path, pid: str, graph: LocalGraph, *, merge: bool = True)
         elif walk.behind:
             walk.outside(op)
     lanes: dict[Any, str] = {}
-    found = []
+    events = []
     for op in sorted(walk.found, key=lambda op: op.start):
         lane = lanes.setdefault(op.thread, f"operator{len(lanes)}")
         times = op.start, op.stop - op.start
-        found.append(_operator(op.name, pid, times, lane, graph))
-    ends = [each.start + each.dur for each in found if _UPDATE.fullmatch(each.name)]
-    found = [each for each in found if not ends or each.start < max(ends)]
-    return merged(found) if merge else found
+        events.append(_operator(op.name, pid, times, lane, graph))
+    ends = [each.start + each.dur for each in events if _UPDATE.fullmatch(each.name)]
+    events = [each for each in events if not ends or each.start < max(ends)]
+    return merged(events) if merge else events
 
 
 def _turns(names: Sequence[str], path: Path) -> tuple[str, str]:
     """The last forward op before backward begins, and the last backward one of the step."""
 
     def next_(kind: str, begin: int) -> int:
-        found = (i for i in range(begin, len(names)) if names[i].startswith(kind))
-        return next(found, len(names))
+        matches = (i for i in range(begin, len(names)) if names[i].startswith(kind))
+        return next(matches, len(names))
 
     backward = next_("BW.", next_("FW.", 0))
     again = next_("FW.", backward)

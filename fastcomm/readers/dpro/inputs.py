@@ -91,10 +91,10 @@ class Naming:
         """By lane: BACKWARD on a thread of autograd's engine, unless it takes steps as well."""
         engine = self._by_name(lambda word: word.startswith(_ENGINE)) == 1
         steps = self._by_name(lambda word: _STEP.search(word) is not None) == 1
-        found = np.full(self.trace.lanes.num_rows, FORWARD, np.int64)
-        found[self.events.lane[engine]] = BACKWARD
-        found[self.events.lane[steps]] = FORWARD
-        return found
+        op_cat = np.full(self.trace.lanes.num_rows, FORWARD, np.int64)
+        op_cat[self.events.lane[engine]] = BACKWARD
+        op_cat[self.events.lane[steps]] = FORWARD
+        return op_cat
 
     @cached_property
     def step(self) -> Ints:
@@ -104,25 +104,25 @@ class Naming:
             return np.zeros(len(self.events), np.int64)
         begin = self.events.start[self.at]
         order = np.argsort(begin, kind="stable")
-        found = np.empty(len(begin), np.int64)
-        found[order] = intervals.segment_of(
+        step = np.empty(len(begin), np.int64)
+        step[order] = intervals.segment_of(
             begin[order], table["start"].to_numpy(), table["stop"].to_numpy()
         )
-        return found
+        return step
 
     @cached_property
     def communication(self) -> dict[int, str]:
         """Standard names of communication by row: tag, group, place in the step, operation."""
         comm, groups = self.trace.comm, self.trace.groups["name"].to_pylist()
         count: dict[tuple[object, ...], int] = {}
-        found = {}
+        names = {}
         columns = (comm[name].to_pylist() for name in ("event", "op", "tag", "group"))
         for row, op, tag, group in zip(*columns, strict=True):
             key = (op, group, int(self.step[row]))
             place = count[key] = count.get(key, -1) + 1
             label = "none" if group is None else groups[group] or f"group{group}"
-            found[row] = f"Comm.{TAGS[tag]}-{plain(label)}-{place}.{OPS[op]}"
-        return found
+            names[row] = f"Comm.{TAGS[tag]}-{plain(label)}-{place}.{OPS[op]}"
+        return names
 
     def standard(self, row: int) -> str:
         """The standard name of an operation."""
@@ -140,12 +140,13 @@ class Naming:
         """Which operators no other of their thread encloses."""
         events, ops = self.events, self.events.rows("cpu_op")
         ops = ops[np.lexsort((-events.stop[ops], events.start[ops], events.lane[ops]))]
-        found = np.zeros(len(events), bool)
+        is_outermost = np.zeros(len(events), bool)
         for lane in np.unique(events.lane[ops]).tolist():
             own = ops[events.lane[ops] == lane]
             before = np.maximum.accumulate(events.stop[own])
-            found[own] = events.start[own] >= np.append(events.start[own[:1]], before[:-1])
-        return found
+            before = np.append(events.start[own[:1]], before[:-1])
+            is_outermost[own] = events.start[own] >= before
+        return is_outermost
 
 
 def _class(word: str) -> int:
@@ -207,8 +208,8 @@ def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
             f"{counted(left_out, 'operation')} {plural(left_out, 'is')} in no iteration and "
             f"{plural(left_out, 'is')} left out"
         )
-    found = clocks.clock_offsets(pa.concat_tables(ends))
-    shifts = {pid(each.rank): -each.offset_ns for each in found if each.applies}
+    offsets = clocks.clock_offsets(pa.concat_tables(ends))
+    shifts = {pid(each.rank): -each.offset_ns for each in offsets if each.applies}
     trace_ = of_events(events, shifts)
     return UniformRun(
         trace=trace_,
@@ -291,8 +292,8 @@ def read(
     if is_run(path):
         options = replace(options or OpenOptions(), whole=True)
         run = open_run(path, options=options)
-        found = converted(run, keep_going=options.keep_going)
-        return Input(trace=found.trace, warnings=found.warnings, read=found.read)
+        run_trace = converted(run, keep_going=options.keep_going)
+        return Input(trace=run_trace.trace, warnings=run_trace.warnings, read=run_trace.read)
     if path.is_dir():
         read_trial = trial.read(path, rule=rule, align=align)
         return Input(trace=read_trial.trace, trial=read_trial, warnings=read_trial.warnings)
@@ -310,8 +311,8 @@ def is_run(path: Path) -> bool:
         return not claims(path) and any(path.iterdir())
     if not path.name.lower().endswith(head.SUFFIXES):
         return True
-    found = head.peek(path)
+    start = head.peek(path)
     # A JSON file without a mark of the profiler: reading it as a uniform trace says what it is.
-    return found.kind == "profiler" or (
-        found.kind == "damaged" and head.is_rank_name(path.name)
+    return start.kind == "profiler" or (
+        start.kind == "damaged" and head.is_rank_name(path.name)
     )

@@ -39,7 +39,7 @@ def read_graph(path: Path) -> tuple[list[str], Edges]:
 
 def _blocks(tokens: list[str]) -> list[tuple[str, dict[str, str]]]:
     """The innermost blocks that are nodes or edges, with their plain fields."""
-    found = []
+    blocks = []
     for i, token in enumerate(tokens):
         if token in {"node", "edge"} and tokens[i + 1 : i + 2] == ["["]:
             fields, depth, k = {}, 1, i + 2
@@ -49,8 +49,8 @@ def _blocks(tokens: list[str]) -> list[tuple[str, dict[str, str]]]:
                     fields[tokens[k]] = tokens[k + 1]
                     k += tokens[k + 1] not in "[]"
                 k += 1
-            found.append((token, fields))
-    return found
+            blocks.append((token, fields))
+    return blocks
 
 
 def _unquoted(token: str) -> str:
@@ -108,10 +108,10 @@ class LocalGraph:
 
 def adjacent(names: Iterable[str], edges: Iterable[Edge]) -> dict[str, list[str]]:
     """What follows each name."""
-    found: dict[str, list[str]] = {name: [] for name in names}
+    neighbors: dict[str, list[str]] = {name: [] for name in names}
     for a, b in edges:
-        found[a].append(b)
-    return found
+        neighbors[a].append(b)
+    return neighbors
 
 
 def descendants(
@@ -132,29 +132,29 @@ def descendants(
 
 def merged(events_: Iterable[Event]) -> list[Event]:
     """Consecutive events of one name as one, from the first start to the last end."""
-    found: list[Event] = []
+    events: list[Event] = []
     for each in events_:
-        last = found[-1] if found else None
+        last = events[-1] if events else None
         if last is not None and last.name == each.name and last.step == each.step:
             stop = max(last.start + last.dur, each.start + each.dur)
-            found[-1] = replace(last, dur=stop - last.start)
+            events[-1] = replace(last, dur=stop - last.start)
         else:
-            found.append(each)
-    return found
+            events.append(each)
+    return events
 
 
 def one_after_the_other(events_: Iterable[Event]) -> list[Event]:
     """Updates in the order of their ends, none beginning before the one before it has ended."""
-    found = list(events_)
-    updates = [i for i, each in enumerate(found) if each.name.startswith("UPDATE_")]
-    updates.sort(key=lambda i: found[i].start + found[i].dur)
+    events = list(events_)
+    updates = [i for i, each in enumerate(events) if each.name.startswith("UPDATE_")]
+    updates.sort(key=lambda i: events[i].start + events[i].dur)
     free = None
     for i in updates:
-        stop = found[i].start + found[i].dur
-        start = found[i].start if free is None else max(found[i].start, free)
-        found[i] = replace(found[i], start=start, dur=stop - start)
+        stop = events[i].start + events[i].dur
+        start = events[i].start if free is None else max(events[i].start, free)
+        events[i] = replace(events[i], start=start, dur=stop - start)
         free = stop
-    return sorted(found, key=lambda each: each.start)
+    return sorted(events, key=lambda each: each.start)
 
 
 _BYTES = {
@@ -329,10 +329,10 @@ def _rank_of(rings: Mapping[str, str], trees: list[tuple[int, int, Tree]], path:
 
 
 def _hops(text: str, path: Path) -> list[tuple[int, int, str | None]]:
-    found = [_HOP.match(hop.strip()) for hop in str(text).split(",") if hop.strip()]
-    if None in found:
+    matches = [_HOP.match(hop.strip()) for hop in str(text).split(",") if hop.strip()]
+    if None in matches:
         raise TraceFileError(f"{path}: ring {text!r}: wanted 3[3000] -> 0[2000] [receive],...")
-    return [(int(hop[1]), int(hop[2]), hop[3]) for hop in found if hop]
+    return [(int(hop[1]), int(hop[2]), hop[3]) for hop in matches if hop]
 
 
 def _agree(ring: dict[int, int], sender: int, receiver: int, path: Path) -> None:
@@ -344,7 +344,7 @@ def _agree(ring: dict[int, int], sender: int, receiver: int, path: Path) -> None
 
 def _read_trees(trees: Any, path: Path) -> list[tuple[int, int, Tree]]:
     """Channel, rank and place of each tree; all digits of a channel are read."""
-    found = []
+    places = []
     for text in trees.values() if isinstance(trees, dict) else ():
         for channel, down, rank, up, up_again, rank_again, down_again in _TREE.findall(
             str(text)
@@ -353,5 +353,5 @@ def _read_trees(trees: Any, path: Path) -> list[tuple[int, int, Tree]]:
                 raise TraceFileError(f"{path}: the halves of tree {channel} disagree: {text!r}")
             below = tuple(int(each) for each in down.split("/") if int(each) >= 0)
             place = Tree(up=int(up) if int(up) >= 0 else None, down=below)
-            found.append((int(channel), int(rank), place))
-    return found
+            places.append((int(channel), int(rank), place))
+    return places

@@ -32,7 +32,7 @@ from fastcomm_kernels.arrays import NULL, Ints
 from fastcomm_kernels.json_scan import WORD
 from fastcomm_kernels.json_wanted import KEEP_ALL
 
-_IDS = ("loopId", "channelId", "chunkId", "sliceId")
+SLICE_IDS = ("loopId", "channelId", "chunkId", "sliceId")
 # Above this a float64 does not hold thousandths of its unit.
 _PRECISE = 1 << 43
 _LATEST = 1 << 61
@@ -69,8 +69,8 @@ def _event(row: Any, path: Path, index: int) -> Event:
         _, tilde, suffix = str(args.pop("name", row["name"])).partition("~>")
         step = args.pop("step", None)
         args.pop("cnt", None)
-        if not tilde and all(name in args for name in _IDS):
-            tilde, suffix = "~>", "_".join(str(args[name]) for name in _IDS)
+        if not tilde and all(name in args for name in SLICE_IDS):
+            tilde, suffix = "~>", "_".join(str(args[name]) for name in SLICE_IDS)
         return Event(
             name=_word(row["name"]),
             pid=str(row["pid"]),
@@ -191,7 +191,7 @@ _WANTED = Selection(
     kinds={b"debug": _DEBUG},
     keep=[KEEP_ALL, KEEP_ALL],
     prefixes=(),
-    row_args=("step", *_IDS),
+    row_args=("step", *SLICE_IDS),
     detail_args=(),
     detail_texts=("name",),
 )
@@ -263,10 +263,10 @@ def _suffixes(scanned: Scanned) -> tuple[Ints, tuple[str, ...]]:
     return found, tuple(numbers)
 
 
-def _from_ids(scanned: Scanned, found: Ints, numbers: dict[str, int]) -> None:
+def _from_ids(scanned: Scanned, suffixes: Ints, numbers: dict[str, int]) -> None:
     """Fill in suffixes that only the ids tell; writes into both."""
-    ids: NDArray[np.int64] = np.stack([scanned.columns[name] for name in _IDS])
-    rows = np.flatnonzero((found < 0) & (ids != NULL).all(axis=0))
+    ids: NDArray[np.int64] = np.stack([scanned.columns[name] for name in SLICE_IDS])
+    rows = np.flatnonzero((suffixes < 0) & (ids != NULL).all(axis=0))
     for row in rows.tolist():
         suffix = "_".join(map(str, ids[:, row].tolist()))
-        found[row] = numbers.setdefault(suffix, len(numbers))
+        suffixes[row] = numbers.setdefault(suffix, len(numbers))

@@ -51,41 +51,36 @@ def _walk(
     cats: Sequence[str], begins: Callable[[str, str], bool], moves: Callable[[str], bool]
 ) -> list[int]:
     """Steps of one pid; a late update belongs to the step before."""
-    step, before, found = 0, "", []
+    step, before, steps = 0, "", []
     for cat in cats:
         if before:
             step += int(begins(before, cat)) - int(before in _BEGINS and cat == _UPDATE)
-        found.append(step)
+        steps.append(step)
         before = cat if moves(cat) else before
-    return found
+    return steps
 
 
 def by_gap(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
     """A step begins with a forward op 5 ms after the last op, once it had an update."""
-    step, end, found = 0, None, []
+    step, end, steps = 0, None, []
     backward = update = 0
     for cat, begun, length in zip(cats, start, dur, strict=True):
         late = end is not None and begun - end > _GAP_NS
         if cat in _BEGINS and late and backward > 0 and update > 0:
             step, backward, update = step + 1, 0, 0
-        found.append(step)
+        steps.append(step)
         backward += length if cat == "operator.BW" else 0
         update += length if cat == _UPDATE else 0
         end = begun + length if cat.startswith("operator") else end
-    return found
+    return steps
 
 
-def as_one(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
-    """One step of everything."""
-    return [0] * len(cats)
-
-
-RULES = {
+RULES: dict[str, Callable[[Sequence[str], Sequence[int], Sequence[int]], list[int]]] = {
     "update": by_update,
     "seed": by_previous,
     "operator": by_operator,
     "gap": by_gap,
-    "none": as_one,
+    "none": lambda cats, start, dur: [0] * len(cats),
 }
 
 
@@ -300,7 +295,7 @@ def describe(trace: UniformTrace, category_of: Callable[[str], str] = category) 
     kept = np.flatnonzero(count)
     known = {name: category_of(name) for name in set(trace.names)}
     ids = step_ids(trace)
-    found = Statistics(
+    statistics = Statistics(
         names=tuple(trace.keys[k] for k in kept),
         category=tuple(known[trace.names[k]] for k in kept),
         count=count[kept],
@@ -316,21 +311,21 @@ def describe(trace: UniformTrace, category_of: Callable[[str], str] = category) 
         categories={},
         trace=trace,
     )
-    return replace(found, categories=_categories(found))
+    return replace(statistics, categories=_categories(statistics))
 
 
-def _categories(found: Statistics) -> dict[str, dict[str, Any]]:
+def _categories(statistics: Statistics) -> dict[str, dict[str, Any]]:
     """By fine category, in ms; the largest is that of the key with the largest mean."""
     rows: dict[str, list[int]] = {}
-    for k, cat in enumerate(found.category):
+    for k, cat in enumerate(statistics.category):
         rows.setdefault(cat, []).append(k)
     out: dict[str, dict[str, Any]] = {}
     for cat, ks in rows.items():
-        at = ks[int(np.argmax(found.avg[ks]))]
-        time, cnt = float(found.total[ks].sum()) / MS, int(found.count[ks].sum())
+        at = ks[int(np.argmax(statistics.avg[ks]))]
+        time, cnt = float(statistics.total[ks].sum()) / MS, int(statistics.count[ks].sum())
         out[cat] = {
-            "max_t": float(found.avg[at]) / MS,
-            "max_name": found.names[at],
+            "max_t": float(statistics.avg[at]) / MS,
+            "max_name": statistics.names[at],
             "time": time,
             "cnt": cnt,
             "op_cnt": len(ks),
@@ -393,7 +388,8 @@ def _sorted(trace: UniformTrace) -> UniformTrace:
     return replace(trace, **{name: getattr(trace, name)[order] for name in columns})
 
 
-def sort_rows(found: Statistics, *, by_avg: bool, head: int | None) -> Sequence[int]:
+def sort_rows(statistics: Statistics, *, by_avg: bool, head: int | None) -> Sequence[int]:
     """Rows to print: by falling mean, or in their order."""
-    order = np.argsort(-found.avg, kind="stable") if by_avg else np.arange(len(found.names))
+    avg = statistics.avg
+    order = np.argsort(-avg, kind="stable") if by_avg else np.arange(len(avg))
     return [int(k) for k in order[:head]]

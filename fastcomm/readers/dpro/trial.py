@@ -35,7 +35,7 @@ def rank_folders(path: Path) -> list[RankFolder]:
     """The folders of ranks, below a trial, a host, or a GPU; [] where there are none."""
     for pattern in ("", "*", "*/*"):
         folders = sorted(path.glob(pattern)) if pattern else [path]
-        found = [
+        ranks = [
             RankFolder(
                 host=folder.resolve().parent.name,
                 pid=f"{folder.resolve().parent.name}.rank{folder.resolve().name}",
@@ -47,19 +47,19 @@ def rank_folders(path: Path) -> list[RankFolder]:
             for trace in [next((folder / t for t in TRACES if (folder / t).exists()), None)]
             if trace is not None
         ]
-        if found:
-            return found
+        if ranks:
+            return ranks
     return []
 
 
-def first(found: Sequence[RankFolder], name: str) -> Path | None:
+def first(ranks: Sequence[RankFolder], name: str) -> Path | None:
     """The first file of a name, in the order of hosts, then GPUs."""
-    return next((r.folder / name for r in found if (r.folder / name).exists()), None)
+    return next((r.folder / name for r in ranks if (r.folder / name).exists()), None)
 
 
-def content(found: Sequence[RankFolder], name: str) -> dict[str, Any]:
+def content(ranks: Sequence[RankFolder], name: str) -> dict[str, Any]:
     """The object in the first file of a name; empty where no rank has it."""
-    path = first(found, name)
+    path = first(ranks, name)
     document = None if path is None else read_json(path)
     return document if isinstance(document, dict) else {}
 
@@ -121,13 +121,13 @@ def read(
     known = {pid: file for pid, file in files.items() if file.exists()}
     topology = read_topology(known, algorithm) if known and algorithm != NONE else None
     job = _job(ranks, coarse=topology is None, merge=merge, clip_updates=clip_updates)
-    found = {rank.pid: _read_rank(rank, job) for rank in ranks}
-    events = [event for rank in found.values() for event in rank.events]
+    read_ranks = {rank.pid: _read_rank(rank, job) for rank in ranks}
+    events = [event for rank in read_ranks.values() for event in rank.events]
     if (path / communication.COMM).exists():
         with whole(path / communication.COMM):
             events += communication.byteps_events(path, job.parameters.ids)
     hosts = {rank.pid: rank.host for rank in ranks}
-    syncs = {pid: rank.last_sync for pid, rank in found.items()}
+    syncs = {pid: rank.last_sync for pid, rank in read_ranks.items()}
     shifts = alignment.by_sync(align, hosts, syncs)
     if shifts is None:
         plain = with_steps(of_events(events), rule)
@@ -136,7 +136,7 @@ def read(
         trace=with_steps(of_events(events, shifts.by_pid), rule),
         graph=job.graph,
         topology=topology,
-        counts=next((rank.counts for rank in found.values() if rank.counts), {}),
+        counts=next((rank.counts for rank in read_ranks.values() if rank.counts), {}),
         shifts=shifts.by_pid,
         parameters=job.parameters,
         warnings=shifts.warnings,
@@ -165,8 +165,8 @@ def _job(
 
     def events(path: Path, pid: str) -> list[Event]:
         joins = path.name == _PIECES if merge is None else merge
-        found = frameworks.tensorflow_events(path, pid, graph, merge=joins)
-        return one_after_the_other(found) if clip_updates else found
+        operations = frameworks.tensorflow_events(path, pid, graph, merge=joins)
+        return one_after_the_other(operations) if clip_updates else operations
 
     return _Job(graph=graph, parameters=known, events=events, coarse=coarse)
 
@@ -187,8 +187,8 @@ def _mxnet_parameters(
 def _file(ranks: Sequence[RankFolder], *names: str) -> Path:
     """The first file of the first of the names that there is."""
     for name in names:
-        if found := first(ranks, name):
-            return found
+        if path := first(ranks, name):
+            return path
     raise TraceFileError(
         f"{ranks[0].folder}: no {' and no '.join(names)}, neither there nor in any other rank"
     )
