@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay_data import FOLDER, assert_same, document, needed
 
+import fastcomm
 from fastcomm.cli import main
 from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
@@ -393,6 +394,16 @@ def test_the_command_prints_and_writes_what_it_says(tmp_path):
     assert "if it took no time" in text
     plain = json.loads(run("replay", TRIAL, "--compat", "dpro", "--json"))
     assert plain["step_end_ns"]["host0.rank0"] == pytest.approx(11.332e6)
+
+
+@needed
+def test_replay_trial_takes_the_options_of_the_command():
+    asked = ["--compat", "dpro", "--steps", "2", "--tensors", "1", "--json"]
+    result = fastcomm.replay_trial(TRIAL, compat="dpro", steps=2, tensors=(1,))
+    document = json.loads(CliRunner().invoke(main, ["replay", str(TRIAL), *asked]).stdout)
+    assert json.loads(json.dumps(result.to_dict())) == document
+    with pytest.raises(ConfigError, match="dpro"):
+        fastcomm.replay_trial(TRIAL, compat="hta")
 
 
 def chain_graph(size, edges):
