@@ -5,11 +5,10 @@ import heapq
 import numpy as np
 import orjson
 
-from fastcomm.readers.dpro import uniform_scan
+from fastcomm.readers.dpro import json_files
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.stragglers import operations
+from fastcomm.stragglers import Some, each_rank, operations
 from fastcomm.stragglers.model import JobModel
-from fastcomm.stragglers.stragglers import Some, each_rank
 from fastcomm.synthetic import TableJob, write_table
 from fastcomm_kernels import durations, replay, simulate
 
@@ -70,7 +69,7 @@ def test_statistics_of_a_file(bar, tmp_path):
     path.write_bytes(text)
     bar(
         "statistics_of_a_file",
-        lambda: statistics(uniform_scan.read(path)),
+        lambda: statistics(json_files.scan(path)),
         lambda: orjson.loads(text),
         count=FILE_EVENTS,
     )

@@ -1,6 +1,7 @@
 from fastcomm import intervals as intervals
 from fastcomm.analyses.compare import compare as compare
 from fastcomm.analyses.dispatch import simulate_dispatch as simulate_dispatch
+from fastcomm.analyses.replay import replay_trial as replay_trial
 from fastcomm.analyses.stragglers import find_stragglers as find_stragglers
 from fastcomm.critical_path.result import CriticalPath as CriticalPath
 from fastcomm.dispatch.recipe import Recipe as Recipe
@@ -13,7 +14,6 @@ from fastcomm.graph.edits import scale as scale
 from fastcomm.graph.edits import set_time as set_time
 from fastcomm.isp.search import search_strategies as search_strategies
 from fastcomm.metrics.result import Metrics as Metrics
-from fastcomm.replay.session import replay_trial as replay_trial
 from fastcomm.run import Run as Run
 from fastcomm.run import open as open  # noqa: A004
 from fastcomm.trace.trace import Trace as Trace

@@ -25,13 +25,11 @@ from fastcomm.isp import presets
 from fastcomm.options import Window, WorkloadOptions
 from fastcomm.readers import cards, config, execution_trace
 from fastcomm.readers.dpro import inputs
-from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.dpro.steps import step_time
+from fastcomm.readers.dpro.statistics import statistics, step_time
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.readers.table_mapping import RowKind, TableMapping
-from fastcomm.stragglers import operations
+from fastcomm.stragglers import operations, stragglers
 from fastcomm.stragglers.model import JobModel
-from fastcomm.stragglers.stragglers import stragglers
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
 from fuzz import options as options_
 from fuzz import own

@@ -12,17 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay_data import FOLDER, assert_same, document, needed
 
+import fastcomm
 from fastcomm.cli import main
+from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import edits
 from fastcomm.graph.edits import DurationChange
-from fastcomm.readers.dpro import nccl, tensorflow, trial
+from fastcomm.readers.dpro import frameworks, job, trial
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.replay import dependency, gaps, what_if
-from fastcomm.replay import session as replay_session
+from fastcomm.replay import dependency, gaps, predictions
 from fastcomm.replay.predictions import partial
-from fastcomm.replay.replayer import Options, Replayer
-from fastcomm.replay.session import session
+from fastcomm.replay.replayer import Options, Replayer, execution_graph
+from fastcomm.replay.result import session
 from fastcomm_kernels import replay as kernels
 
 TRIAL = FOLDER / "trial" / "trace"
@@ -41,7 +42,7 @@ def summary():
 
 @pytest.fixture(scope="module")
 def compat(read):
-    return session(read, Options(compat=True))
+    return session(read, Options(rules=dpro.RULES))
 
 
 def in_ms(ends):
@@ -113,7 +114,7 @@ def test_the_critical_path_is_as_long_as_that_of_dpro(compat, summary):
 
 @needed
 def test_the_critical_path_of_dpro_is_one_of_ours(compat, summary):
-    source, target, cost = replay_session.execution_graph(compat.replayed)
+    source, target, cost = execution_graph(compat.replayed)
     number = {name: i for i, name in enumerate(compat.replayed.replayer.graph.nodes)}
     costs = dict(zip(zip(source.tolist(), target.tolist(), strict=True), cost, strict=True))
     path = summary["replay"]["critical_path"]
@@ -137,13 +138,13 @@ def test_the_critical_path_of_dpro_is_one_of_ours(compat, summary):
 )
 def test_what_ifs_end_as_those_of_dpro(compat, summary, row, key, change):
     made = compat.replayed.replayer
-    found = made.run(what_if.durations(made, {key: change}))
+    found = made.run(predictions.durations(made, {key: change}))
     assert_same(in_ms(found.by_pid()), summary["what_if"]["step_end"][row], 1e-6)
 
 
 @needed
 def test_unlimited_updates_end_as_those_of_dpro(read, summary):
-    found = session(read, Options(compat=True, unlimited_updates=True)).replayed
+    found = session(read, Options(rules=dpro.RULES, unlimited_updates=True)).replayed
     wanted = summary["what_if"]["step_end"]["updates infinitely parallel"]
     assert_same(in_ms(found.by_pid()), wanted, 1e-6)
 
@@ -166,16 +167,17 @@ def test_one_slow_rank_holds_all_up_and_a_fast_link_helps(read):
 
     def mean(**changes):
         said = {key.replace("__", ":"): each for key, each in changes.items()}
-        return made.run(what_if.durations(made, said)).mean_ns
+        return made.run(predictions.durations(made, said)).mean_ns
 
-    slow = made.run(what_if.durations(made, {"rank:host0.rank1": DurationChange(ratio=2.0)}))
+    twice = {"rank:host0.rank1": DurationChange(ratio=2.0)}
+    slow = made.run(predictions.durations(made, twice))
     assert min(slow.by_pid().values()) > found.mean_ns * 1.2
     link = {"link:host0.rank1->host1.rank0": DurationChange(ratio=0.5)}
-    assert made.run(what_if.durations(made, link)).mean_ns < found.mean_ns
+    assert made.run(predictions.durations(made, link)).mean_ns < found.mean_ns
     assert mean(tensor__2=DurationChange(ratio=0.0)) < found.mean_ns * 0.9
     for key in ("category:operator.BW", "device:host0.rank0->operator"):
         assert (
-            made.run(what_if.durations(made, {key: DurationChange(ratio=3)})).mean_ns
+            made.run(predictions.durations(made, {key: DurationChange(ratio=3)})).mean_ns
             > found.mean_ns
         )
 
@@ -214,7 +216,7 @@ def test_tensors_alone_take_less_than_all(read):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_bottlenecks_are_sorted_by_what_their_absence_saves(read, workers):
     found = session(read)
-    removed = what_if.bottlenecks(found.replayed, found.path, workers=workers)
+    removed = predictions.bottlenecks(found.replayed, found.path, workers=workers)
     saved = [each.saved_ns for each in removed]
     assert saved == sorted(saved, reverse=True)
     assert removed[0].node.startswith("host1.rank1->")  # the rank that computes slower
@@ -240,7 +242,7 @@ def test_bad_what_ifs_say_what_is_wrong(tmp_path, text, message):
 def test_a_what_if_of_nothing_is_an_error():
     made = Replayer.of(graph_of([("p->FW.a", "p->BW.b")]), measured_of(2))
     with pytest.raises(ConfigError, match=r"'p->FW\.c' fits no operation"):
-        what_if.durations(made, {"p->FW.c": DurationChange()})
+        predictions.durations(made, {"p->FW.c": DurationChange()})
 
 
 def graph_of(edges):
@@ -285,9 +287,7 @@ def test_fused_tensors_are_one_group_with_the_mean_of_what_each_was_seen_to_take
     )
     graph = dependency.dependencies(fused, OPT_STEP)
     assert (2,) in graph.groups
-    known = gaps.measured(
-        graph, statistics(fused.trace, fused.topology), fused.trace, OPT_STEP, compat=False
-    )
+    known = gaps.measured(graph, statistics(fused.trace, fused.topology), fused.trace, OPT_STEP)
     for group in graph.groups:
         if len(group) > 1:
             node = f"host0.rank0->Comm.{'+'.join(map(str, group))}.QUEUE"
@@ -298,7 +298,7 @@ def test_fused_tensors_are_one_group_with_the_mean_of_what_each_was_seen_to_take
 @needed
 def test_a_neighbour_without_files_is_an_error(read):
     lonely = {rank: pid for rank, pid in read.topology.pid_of.items() if rank != 3}
-    topology = nccl.Topology(ring=read.topology.ring, tree={}, pid_of=lonely)
+    topology = job.Topology(ring=read.topology.ring, tree={}, pid_of=lonely)
     with pytest.raises(FastcommError, match="with rank 3 of NCCL, which has no files"):
         dependency.dependencies(replace(read, topology=topology), OPT_STEP)
 
@@ -309,7 +309,7 @@ def test_a_graph_without_communication_is_that_of_its_ranks(tmp_path):
         'graph [ node [ id 0 label "a" ] node [ id 1 label "gradients/b" ] '
         "edge [ source 0 target 1 ] ]"
     )
-    assert tensorflow.local_graph(path).edges == [("FW.a", "BW.gradients/b")]
+    assert frameworks.tensorflow_graph(path).edges == [("FW.a", "BW.gradients/b")]
 
 
 @given(st.data())
@@ -394,6 +394,16 @@ def test_the_command_prints_and_writes_what_it_says(tmp_path):
     assert "if it took no time" in text
     plain = json.loads(run("replay", TRIAL, "--compat", "dpro", "--json"))
     assert plain["step_end_ns"]["host0.rank0"] == pytest.approx(11.332e6)
+
+
+@needed
+def test_replay_trial_takes_the_options_of_the_command():
+    asked = ["--compat", "dpro", "--steps", "2", "--tensors", "1", "--json"]
+    result = fastcomm.replay_trial(TRIAL, compat="dpro", steps=2, tensors=(1,))
+    document = json.loads(CliRunner().invoke(main, ["replay", str(TRIAL), *asked]).stdout)
+    assert json.loads(json.dumps(result.to_dict())) == document
+    with pytest.raises(ConfigError, match="dpro"):
+        fastcomm.replay_trial(TRIAL, compat="hta")
 
 
 def chain_graph(size, edges):

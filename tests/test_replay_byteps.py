@@ -7,9 +7,9 @@ import made_trials as made
 import pytest
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro import byteps, trial
+from fastcomm.readers.dpro import communication, trial
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.replay.session import session
+from fastcomm.replay.result import session
 
 BACKWARD, UPDATE = "BW.gradients/dense/MatMul_grad", "UPDATE_.Momentum/update/Apply"
 
@@ -83,9 +83,9 @@ def window(tmp_path, counts, first=10, steps=10):
     for (tensor, op), count in counts.items():
         for i in range(count):
             rows += [made._b(f"{tensor}.{op}", i, 0), made._e(i + 1, 0)]
-    made.write(tmp_path / byteps.COMM, rows)
+    made.write(tmp_path / communication.COMM, rows)
     found = {}
-    for event in byteps.events(tmp_path, {}, first, steps):
+    for event in communication.byteps_events(tmp_path, {}, first, steps):
         found.setdefault(event.name, []).append((event.start // 1000, event.step))
     return found
 
@@ -113,8 +113,8 @@ def test_links_that_are_far_from_most_do_not_count(tmp_path):
 
 def test_what_is_no_gradient_and_an_end_without_a_begin_do_not_count(tmp_path):
     assert window(tmp_path, {("broadcast", "PULL"): 3}) == {}
-    made.write(tmp_path / byteps.COMM, [made._e(3, 0), {"ph": "C"}])
-    assert byteps.events(tmp_path, {}) == []
+    made.write(tmp_path / communication.COMM, [made._e(3, 0), {"ph": "C"}])
+    assert communication.byteps_events(tmp_path, {}) == []
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_what_is_no_gradient_and_an_end_without_a_begin_do_not_count(tmp_path):
 )
 def test_what_is_neither_of_a_link_nor_of_a_server_is_an_error(tmp_path, process, name):
     rows = [made._process(process, 0), made._b(name, 1, 0), made._e(2, 0)]
-    made.write(tmp_path / byteps.COMM, rows)
+    made.write(tmp_path / communication.COMM, rows)
     with pytest.raises(TraceFileError, match=r"comm_timeline\.json: .* wanted <tensor>\.PUSH"):
-        byteps.events(tmp_path, {})
+        communication.byteps_events(tmp_path, {})
 
 
 def test_a_damaged_timeline_is_an_error_of_its_file(tmp_path):
     made.byteps(tmp_path)
-    (tmp_path / byteps.COMM).write_text(json.dumps([{"ph": "B", "pid": 1}]))
+    (tmp_path / communication.COMM).write_text(json.dumps([{"ph": "B", "pid": 1}]))
     with pytest.raises(TraceFileError, match=r"comm_timeline\.json: an event that is none"):
         trial.read(tmp_path)

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers.dpro import nccl, trial
-from fastcomm.readers.dpro.dataflow import LocalGraph
-from fastcomm.readers.dpro.names import Name
-from fastcomm.replay import communication, dependency
+from fastcomm.readers.dpro import job, trial
+from fastcomm.readers.dpro.job import LocalGraph
+from fastcomm.readers.dpro.uniform import Name
+from fastcomm.replay import dependency
 from fastcomm.replay.gaps import Measured
 from fastcomm.replay.replayer import Options, Replayer
-from fastcomm.replay.session import session
+from fastcomm.replay.result import session
 
 COUNTS = {"Comm.0": {"loopNum": 2, "channelNum": 1, "chunkNum": 3, "sliceNum": 2}}
 ONE_TENSOR = LocalGraph.of(
@@ -31,17 +32,17 @@ def topology_of(parents):
     for child, parent in enumerate(parents, 1):
         down[parent].append(child)
     tree = {
-        rank: nccl.Tree(up=parents[rank - 1] if rank else None, down=tuple(below))
+        rank: job.Tree(up=parents[rank - 1] if rank else None, down=tuple(below))
         for rank, below in down.items()
     }
     pids = {rank: f"host{rank}.rank0" for rank in tree}
-    return nccl.Topology(ring={}, tree={0: tree}, pid_of=pids, algorithm=nccl.TREE)
+    return job.Topology(ring={}, tree={0: tree}, pid_of=pids, algorithm=job.TREE)
 
 
 def ring_of(size):
     ring = {rank: (rank + 1) % size for rank in range(size)}
     pids = {rank: f"host{rank}.rank0" for rank in ring}
-    return nccl.Topology(ring={0: ring}, tree={}, pid_of=pids)
+    return job.Topology(ring={0: ring}, tree={}, pid_of=pids)
 
 
 def graph_of(topology, counts=None):
@@ -114,8 +115,8 @@ def test_what_a_ring_gives_has_passed_through_every_rank(size):
 
 
 def test_a_rank_alone_gives_what_it_took():
-    alone = nccl.Topology(ring={}, tree={}, pid_of={})
-    assert communication.peers("host0.rank0", alone) == ()
+    alone = job.Topology(ring={}, tree={}, pid_of={})
+    assert dependency.peers("host0.rank0", alone) == ()
     for topology in (topology_of([]), ring_of(1)):
         edges = list(graph_of(topology).edges)
         took = "host0.rank0->Comm.0.MEMCPY_IN_FUSION_BUFFER"
@@ -126,10 +127,10 @@ def test_a_trial_with_trees_alone_is_replayed_along_them(tmp_path):
     made.mxnet(tmp_path, shape=(5, 1), network="tree")
     read = trial.read(tmp_path)
     assert read.topology.algorithm == "tree"
-    assert read.topology.tree[0][1] == nccl.Tree(up=0, down=(3, 4))
+    assert read.topology.tree[0][1] == job.Tree(up=0, down=(3, 4))
     graph = session(read).replayed.replayer.graph
     assert "host1.rank0->Comm.2.SEND~>0_0_0_0_1_3" in graph.nodes
-    assert len(session(read, Options(compat=True)).replayed.by_pid()) == 5
+    assert len(session(read, Options(rules=dpro.RULES)).replayed.by_pid()) == 5
 
 
 def test_slices_of_a_tree_take_what_was_traced_of_their_rank_and_chunk(tmp_path):
@@ -188,7 +189,7 @@ def test_as_dpro_has_it_ranks_do_not_meet_and_what_is_not_logged_is_left_out(tmp
     rows = [row for row in json.loads(path.read_text()) if row["pid"] == 0]
     path.write_text(json.dumps(rows))
     read = trial.read(tmp_path)
-    edges = set(session(read, Options(compat=True)).replayed.replayer.graph.edges)
+    edges = set(session(read, Options(rules=dpro.RULES)).replayed.replayer.graph.edges)
     backward, update = "BW.gradients/dense/MatMul_grad", "UPDATE_.Momentum/update/Apply"
     chain = [backward, "Comm.0.NEGOTIATE_ALLREDUCE", "Comm.0.ALLREDUCE", update]
     for a, b in pairwise(chain):

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from replay_data import FOLDER, document, needed
 
 from fastcomm.cli import main
+from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.readers.dpro import trial
 from fastcomm.replay import fusion
 from fastcomm.replay import fusion as replay_fusion
 from fastcomm.replay.predictions import daydream, on_hosts
-from fastcomm.replay.replayer import Options
-from fastcomm.replay.session import session
+from fastcomm.replay.replayer import RULES, Options
+from fastcomm.replay.result import session
 
 TRIAL = FOLDER / "trial" / "trace"
 
@@ -32,7 +33,7 @@ def written(folder, **how):
 @pytest.mark.parametrize("compat", [True, False])
 def test_the_baseline_is_that_of_the_reference(compat):
     read = trial.read(TRIAL)
-    made_of = session(read, Options(compat=compat)).replayed.replayer
+    made_of = session(read, Options(rules=dpro.RULES if compat else RULES)).replayed.replayer
     found = daydream(made_of, read.parameters.bytes_of)
     ends = {pid: round(end / 1e6, 3) for pid, end in found.by_pid().items()}
     assert ends == document("trial/expected/summary.json")["replay"]["daydream_step_end"]

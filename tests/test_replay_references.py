@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from replay_data import FOLDER, needed
 
+from fastcomm import stragglers
+from fastcomm.compat import dpro
 from fastcomm.readers.dpro import trial
-from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.dpro.steps import step_time, with_steps
-from fastcomm.replay.predictions import daydream
+from fastcomm.readers.dpro.statistics import with_steps
+from fastcomm.replay.predictions import DurationChange, daydream, durations
 from fastcomm.replay.replayer import Options
-from fastcomm.replay.session import session
-from fastcomm.replay.what_if import DurationChange, durations
-from fastcomm.stragglers import operations, stragglers
+from fastcomm.replay.result import session
+from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel
 from fastcomm_kernels.arrays import NULL
 
@@ -36,17 +36,17 @@ def read():
 
 @cache
 def replay(**options):
-    return session(read(), Options(compat=True, **options))
+    return session(read(), Options(rules=dpro.RULES, **options))
 
 
 @cache
 def stats():
-    return statistics(read().trace, read().topology, compat=True)
+    return dpro.statistics(read().trace, read().topology)
 
 
 @cache
 def op(name):
-    return stats().op(stats().names.index(name))
+    return dpro.operation(stats(), stats().names.index(name))
 
 
 def ends(replayed):
@@ -65,7 +65,7 @@ def events(kind):
 
 
 def parts(pid):
-    rank = step_time(read().trace, compat=True).ranks[pid]
+    rank = dpro.step_time(read().trace).ranks[pid]
     return [rank.mean_ns(part) / 1e6 for part in ("fw", "bw", "update")]
 
 
@@ -78,7 +78,7 @@ def bare(rule):
     from dataclasses import replace
 
     trace = replace(read().trace, step=np.full(len(read().trace), NULL))
-    return step_time(with_steps(trace, rule), compat=True).time_ns / 1e6
+    return dpro.step_time(with_steps(trace, rule)).time_ns / 1e6
 
 
 def gaps(kind):
@@ -118,11 +118,11 @@ TRIAL_NUMBERS = [
     ("Horovod events", lambda: events("Comm"), 54),
     ("keys", lambda: len(stats().names), 378),
     ("largest step", lambda: int(read().trace.step.max()), 2),
-    ("opt_step", lambda: step_time(read().trace, compat=True).opt_step, 2),
-    ("iter_time", lambda: step_time(read().trace, compat=True).time_ns / 1e6, 11.2541667),
+    ("opt_step", lambda: dpro.step_time(read().trace).opt_step, 2),
+    ("iter_time", lambda: dpro.step_time(read().trace).time_ns / 1e6, 11.2541667),
     (
         "steps",
-        lambda: [each / 1e6 for each in step_time(read().trace, compat=True).steps],
+        lambda: [each / 1e6 for each in dpro.step_time(read().trace).steps],
         [11.26425, 11.24725, 11.251],
     ),
     ("parts 0.0", lambda: parts(PIDS[0]), [2.430000, 4.078333, 0.167667]),

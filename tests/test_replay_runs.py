@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from fastcomm.analyses.replay import session_of, step_of
 from fastcomm.cli import main
+from fastcomm.compat import dpro
 from fastcomm.critical_path.analysis import joined
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.errors import FastcommError
 from fastcomm.graph.edits import DurationChange, Edit
 from fastcomm.options import Window
-from fastcomm.readers.dpro import inputs, run_trace, uniform
+from fastcomm.readers.dpro import inputs, json_files
 from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.replay import export, run_graph, what_if
+from fastcomm.replay import predictions, result, run_graph
 from fastcomm.synthetic import Job, pipeline, write, write_nsys
 
 US = 1000
@@ -69,7 +70,7 @@ def opened(folder, *ranks):
 
 
 def test_operations_have_the_names_of_who_launched_them_and_in_which_pass(tmp_path):
-    found = run_trace.converted(opened(tmp_path, rank_events(60), rank_events(100)))
+    found = inputs.converted(opened(tmp_path, rank_events(60), rank_events(100)))
     engine = "autograd::engine::evaluate_function: MmBackward0"
     names = ["FW.aten::mm", "Comm.TP-0-0.AllReduce", f"BW.{engine}", "UPDATE_.aten::add_"]
     wanted = {f"host0.rank{rank}->{name}" for rank in (0, 1) for name in names}
@@ -97,7 +98,7 @@ def test_the_engine_s_thread_is_of_the_backward_pass_without_a_mark(tmp_path):
         k.mark("ProfilerStep#1", 0, 50),
         k.mark("forward and backward", 0, 50),
     ]
-    found = run_trace.converted(opened(tmp_path, events))
+    found = inputs.converted(opened(tmp_path, events))
     assert found.trace.names == ("BW.aten::mm", "FW.aten::mm")
 
 
@@ -108,7 +109,7 @@ def test_without_work_of_a_device_outermost_operators_count(tmp_path):
         op("inner", 2, 3),
         op("inner", 12, 3),
     ]
-    trace = run_trace.converted(opened(tmp_path, events)).trace
+    trace = inputs.converted(opened(tmp_path, events)).trace
     assert trace.names == ("FW.outer", "FW.inner")
     assert trace.dur.tolist() == [10 * US, 3 * US]
 
@@ -122,11 +123,11 @@ def test_what_is_written_has_the_same_statistics_when_it_is_read(tmp_path):
     assert "8 events of 2 ranks (uniform)" in done.stdout
     assert "left out" in done.stderr
     direct = inputs.read(tmp_path / "run")
-    assert statistics(inputs.read(out).trace).ops() == statistics(direct.trace).ops()
-    assert (
-        statistics(inputs.read(out, whole=False).trace).ops() == statistics(direct.trace).ops()
-    )
-    rows = json.loads(uniform.to_bytes(direct.trace))["traceEvents"]
+    wanted = dpro.operations(statistics(direct.trace))
+    for whole in (True, False):
+        read = inputs.read(out, whole=whole)
+        assert dpro.operations(statistics(read.trace)) == wanted
+    rows = json.loads(json_files.to_bytes(direct.trace))["traceEvents"]
     assert [row["args"]["seq"] for row in rows if row["cat"] == "Comm"] == [4, 4]
     single = inputs.read(tmp_path / "run" / "rank0.json")
     assert single.trace.pids == ("host0.rank0",)
@@ -138,7 +139,7 @@ def test_a_replay_is_the_measured_step_and_an_earlier_rank_waits_for_the_last(tm
     assert found.measured.time_ns == 506 * US  # from the first operator on
     made = found.replayed.replayer
     name = "host0.rank1->FW.aten::mm"
-    faster = made.run(what_if.durations(made, {name: DurationChange(ratio=0.5)}))
+    faster = made.run(predictions.durations(made, {name: DurationChange(ratio=0.5)}))
     ends = {
         each: end
         for node, end in zip(made.graph.nodes, faster.end.tolist(), strict=True)
@@ -147,7 +148,8 @@ def test_a_replay_is_the_measured_step_and_an_earlier_rank_waits_for_the_last(tm
     # Rank 1 comes 50 us earlier, and rank 0 after 70: there the transfer of 10 begins.
     last = [node for node in ends if "AllReduce" in node]
     assert sorted({ends[node] for node in last})[-1] == 79 * US
-    slower = made.run(what_if.durations(made, {"rank:host0.rank0": DurationChange(ratio=1.1)}))
+    change = {"rank:host0.rank0": DurationChange(ratio=1.1)}
+    slower = made.run(predictions.durations(made, change))
     assert slower.mean_ns > found.replayed.mean_ns
 
 
@@ -165,21 +167,21 @@ def test_links_ranks_devices_and_categories_are_what_can_change(tmp_path):
         "link:TP-0",
         "device:host0.rank0->stream 20 of 0",
     ):
-        changed = what_if.durations(made, {key: DurationChange(ratio=0.5)})
+        changed = predictions.durations(made, {key: DurationChange(ratio=0.5)})
         assert (changed < made.measured.avg).any(), key
-    removed = what_if.bottlenecks(found.replayed, found.path, by_name=True)
+    removed = predictions.bottlenecks(found.replayed, found.path, by_name=True)
     assert len({each.node for each in removed}) == len(removed)
     assert all("~>" not in each.node for each in removed)
 
 
 def test_the_graph_is_the_same_for_networkx_and_as_graphml(tmp_path):
     found = session_of(step_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE))
-    graph = export.to_networkx(found.replayed)
+    graph = result.to_networkx(found.replayed)
     assert networkx.is_directed_acyclic_graph(graph)
     assert graph.number_of_nodes() == len(found.replayed.duration)
     node = graph.nodes["host0.rank1->FW.aten::mm~>0"]
     assert (node["avg"], node["device"]) == (0.1, "host0.rank1->stream 7 of 0")
-    again = networkx.parse_graphml(export.graphml(found.replayed))
+    again = networkx.parse_graphml(result.graphml(found.replayed))
     assert dict(again.nodes(data=True)) == dict(graph.nodes(data=True))
     assert list(again.edges(data=True)) == list(graph.edges(data=True))
 
@@ -278,7 +280,7 @@ def test_the_planted_straggler_s_cost_comes_out(tmp_path):
     job = Job.of(ranks=8, steps=2)
     write(job, tmp_path)
     run = open_run(tmp_path, options=OpenOptions(whole=True))
-    rows = statistics(run_trace.converted(run).trace)
+    rows = statistics(inputs.converted(run).trace)
     sums = {}
     for name, category, total in zip(
         rows.names, rows.category, rows.total.tolist(), strict=True
@@ -296,7 +298,7 @@ def test_the_planted_straggler_s_cost_comes_out(tmp_path):
     gains = {
         name: found.replayed.mean_ns
         - made.run(
-            what_if.durations(made, {f"rank:{name}": DurationChange(ratio=0.95)})
+            predictions.durations(made, {f"rank:{name}": DurationChange(ratio=0.95)})
         ).mean_ns
         for name in made.pids
     }

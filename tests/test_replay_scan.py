@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastcomm.compat import dpro
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro import inputs, uniform, uniform_scan
+from fastcomm.readers.dpro import inputs, json_files
 from fastcomm.readers.dpro.statistics import statistics
 
 NAMES = ("FW.a", "BW.a.b.c", "Comm.0+1.SEND", "UPDATE_0", "I/O", 'FW.é"\\x', "END")
@@ -53,7 +54,7 @@ def assert_same(found, wanted):
 def test_the_scanner_and_the_library_read_the_same(tmp_path_factory, events, bare):
     path = tmp_path_factory.mktemp("uniform") / "all.json"
     path.write_text(json.dumps(events if bare else {"traceEvents": events, "all_prefix": []}))
-    assert_same(uniform_scan.read(path), uniform.read(path))
+    assert_same(json_files.scan(path), json_files.read(path))
 
 
 @pytest.mark.parametrize(
@@ -64,14 +65,14 @@ def test_what_is_no_complete_event_is_read_slowly_and_the_same(tmp_path, odd):
     other = {key: value for key, value in (event | odd).items() if value is not None}
     path = tmp_path / "all.json"
     path.write_text(json.dumps([event, other]))
-    assert_same(uniform_scan.read(path), uniform.read(path))
+    assert_same(json_files.scan(path), json_files.read(path))
 
 
 def test_an_event_without_a_process_is_an_error_with_its_number(tmp_path):
     path = tmp_path / "all.json"
     path.write_text('[{"name": "FW.a", "ph": "X", "ts": 1, "dur": 2}]')
     with pytest.raises(TraceFileError, match="event 0"):
-        uniform_scan.read(path)
+        json_files.scan(path)
     path.write_text("no trace")
     with pytest.raises(TraceFileError, match=r"all\.json"):
         inputs.read(path, whole=False)
@@ -81,8 +82,8 @@ def test_statistics_are_the_same_however_it_was_read(tmp_path):
     event = {"name": "FW.a", "ph": "X", "ts": 1, "dur": 2, "pid": "p", "tid": "t", "args": {}}
     path = tmp_path / "all.json"
     path.write_text(json.dumps([at(event, k) for k in range(50)]))
-    found, wanted = (statistics(each.read(path)) for each in (uniform_scan, uniform))
-    assert found.ops() == wanted.ops()
+    found, wanted = (statistics(read(path)) for read in (json_files.scan, json_files.read))
+    assert dpro.operations(found) == dpro.operations(wanted)
 
 
 def at(event, k):

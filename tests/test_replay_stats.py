@@ -14,20 +14,18 @@ from replay_data import FOLDER, assert_same, document, needed
 
 from fastcomm.analyses.stats import comparison
 from fastcomm.cli import main
+from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers.dpro import (
-    dataflow,
-    horovod,
+    communication,
+    frameworks,
     inputs,
-    names,
-    nccl,
-    steps,
-    tensorflow,
+    job,
+    json_files,
     trial,
     uniform,
 )
-from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.dpro.steps import step_time
+from fastcomm.readers.dpro.statistics import RULES, statistics, step_time, with_steps
 from fastcomm.readers.dpro.uniform import Event
 from fastcomm_kernels import durations
 from fastcomm_kernels.arrays import NULL
@@ -62,16 +60,16 @@ def event(name, start, dur=10, pid="host0.rank0", **more):
 
 @pytest.mark.parametrize("text", NAMES)
 def test_a_name_is_joined_as_it_was_split(text):
-    assert str(names.Name.of(text)) == text
+    assert str(uniform.Name.of(text)) == text
 
 
 @given(st.text(alphabet="FWBCom._->~+1UPDATE/O ", max_size=30))
 def test_any_text_is_joined_as_it_was_split(text):
-    assert str(names.Name.of(text)) == text
+    assert str(uniform.Name.of(text)) == text
 
 
 def test_parts_of_a_name():
-    name = names.Name.of("host0.rank0->Comm.0+11.RECV~>0_1_6_0")
+    name = uniform.Name.of("host0.rank0->Comm.0+11.RECV~>0_1_6_0")
     assert (name.pid, name.op_cat, name.sub_op, name.suffix, name.tensors) == (
         "host0.rank0",
         "Comm",
@@ -79,11 +77,11 @@ def test_parts_of_a_name():
         "0_1_6_0",
         (0, 11),
     )
-    assert names.Name.of("FW.0+1").tensors == ()
+    assert uniform.Name.of("FW.0+1").tensors == ()
 
 
 def test_a_fused_operation_is_its_parts_with_the_pid_of_the_first():
-    found = names.fused("host0.rank0->FW.a+b+host0.rank0->FW.c+BW.d")
+    found = uniform.fused("host0.rank0->FW.a+b+host0.rank0->FW.c+BW.d")
     assert [str(each) for each in found] == [
         "host0.rank0->FW.a+b",
         "host0.rank0->FW.c",
@@ -110,7 +108,7 @@ def test_a_fused_operation_is_its_parts_with_the_pid_of_the_first():
     ],
 )
 def test_categories_by_token_and_by_substring(name, found, by_substring):
-    assert (names.category(name), names.category_by_substring(name)) == (found, by_substring)
+    assert (uniform.category(name), dpro.category(name)) == (found, by_substring)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10**12)), min_size=1, max_size=60))
@@ -131,7 +129,7 @@ def test_durations_by_key_are_those_of_the_definition(pairs):
     ids=lambda v: v["name"],
 )
 def test_steps_by_every_rule_are_those_of_the_reference(vector):
-    cats = [names.category(name) for name in vector["events"]]
+    cats = [uniform.category(name) for name in vector["events"]]
     start, dur = [1000 * ts for ts in vector["ts_us"]], [1000 * vector["dur_us"]] * len(cats)
     for letter, rule in {
         "A": "seed",
@@ -139,7 +137,7 @@ def test_steps_by_every_rule_are_those_of_the_reference(vector):
         "B": "update",
         "C": "gap",
     }.items():
-        assert steps.RULES[rule](cats, start, dur) == vector["expected"][letter], rule
+        assert RULES[rule](cats, start, dur) == vector["expected"][letter], rule
     made = [
         event(name, ts, vector["dur_us"])
         for name, ts in zip(vector["events"], vector["ts_us"], strict=True)
@@ -149,15 +147,13 @@ def test_steps_by_every_rule_are_those_of_the_reference(vector):
 
 def test_an_unknown_step_rule_is_an_error_that_names_the_known():
     with pytest.raises(ConfigError, match="wanted one of update, seed"):
-        steps.with_steps(uniform.of_events([event("FW.a", 0)]), "mine")
+        with_steps(uniform.of_events([event("FW.a", 0)]), "mine")
 
 
 @needed
 def test_the_trial_becomes_the_reference_events(read):
     wanted = document("trial/expected/events.json.gz")
-    rows = json.loads(
-        uniform.to_bytes(statistics(read.trace, read.topology, compat=True).trace)
-    )
+    rows = json.loads(json_files.to_bytes(dpro.statistics(read.trace, read.topology).trace))
     assert rows["all_prefix"] == ["host0.rank0", "host0.rank1", "host1.rank0", "host1.rank1"]
     assert rows["traceEvents"] == wanted
 
@@ -175,15 +171,15 @@ def test_what_the_trial_says_besides_events(read):
             assert read.topology.ring[int(channel)][int(rank)] == each["next"]
     for host, shift in summary["alignment_us"].items():
         assert read.shifts[f"{host}.rank0"] == shift * 1000
-    assert read.topology.tree[0][0] == nccl.Tree(up=None, down=(1,))
+    assert read.topology.tree[0][0] == job.Tree(up=None, down=(1,))
 
 
 @needed
 def test_statistics_equal_those_of_dpro(read):
-    found = statistics(read.trace, read.topology, compat=True)
+    found = dpro.statistics(read.trace, read.topology)
     wanted = document("trial/expected/name2sta.json.gz")
     assert list(found.names) == list(wanted)
-    assert_same(found.ops(), wanted)
+    assert_same(dpro.operations(found), wanted)
     assert_same(found.categories, document("trial/expected/cat2sta.json"))
     assert found.table().num_rows == len(wanted)
 
@@ -191,7 +187,7 @@ def test_statistics_equal_those_of_dpro(read):
 @needed
 @pytest.mark.parametrize("compat", [True, False])
 def test_step_times_equal_those_of_dpro(read, compat):
-    found = step_time(read.trace, compat=compat)
+    found = (dpro.step_time if compat else step_time)(read.trace)
     wanted = document("trial/expected/summary.json")["iteration"]
     assert found.time_ns / 1e6 == pytest.approx(wanted["iter_time_ms"], abs=1e-9)
     assert found.opt_step == wanted["opt_step"]
@@ -213,9 +209,9 @@ def test_steps_are_found_where_the_trial_does_not_say_them(read, rule):
     from dataclasses import replace
 
     bare = replace(read.trace, step=np.full(len(read.trace), NULL))
-    found = step_time(steps.with_steps(bare, rule))
+    found = step_time(with_steps(bare, rule))
     assert (len(found.steps), found.time_ns / 1e6) == (3, pytest.approx(11.2541667))
-    whole = step_time(steps.with_steps(bare, "gap"))
+    whole = step_time(with_steps(bare, "gap"))
     assert whole.time_ns / 1e6 == pytest.approx(34.5625)
 
 
@@ -225,16 +221,16 @@ def test_the_default_clips_every_step_and_counts_what_is_left(read):
     found = statistics(read.trace, read.topology)
     assert found.total.sum() <= plain.total.sum()
     k = found.names.index("host0.rank0->Comm.2.RECV~>0_0_0_0")
-    times = found.ops()[found.names[k]]
+    times = dpro.operations(found)[found.names[k]]
     assert times["avg"] == pytest.approx(sum(times["time"]) / 3)
 
 
 @needed
 def test_a_uniform_trace_is_read_as_it_was_written(read, tmp_path):
     path = tmp_path / "all.json.gz"
-    path.write_bytes(uniform.compressed(uniform.to_bytes(read.trace)))
+    path.write_bytes(json_files.compressed(json_files.to_bytes(read.trace)))
     again = inputs.read(path).trace
-    assert uniform.to_bytes(again) == uniform.to_bytes(read.trace)
+    assert json_files.to_bytes(again) == json_files.to_bytes(read.trace)
     assert again.keys == read.trace.keys
 
 
@@ -269,10 +265,10 @@ def test_any_uniform_trace_survives_a_file_to_the_nanosecond(tmp_path_factory, r
     ]
     written = uniform.of_events(made)
     path = tmp_path_factory.mktemp("uniform") / "t.json"
-    path.write_bytes(uniform.to_bytes(written))
-    again = uniform.read(path)
+    path.write_bytes(json_files.to_bytes(written))
+    again = json_files.read(path)
     assert again.start.tolist() == written.start.tolist()
-    assert uniform.to_bytes(again) == uniform.to_bytes(written)
+    assert json_files.to_bytes(again) == json_files.to_bytes(written)
 
 
 def test_a_bare_list_is_a_trace_and_ids_make_the_suffix(tmp_path):
@@ -280,14 +276,14 @@ def test_a_bare_list_is_a_trace_and_ids_make_the_suffix(tmp_path):
     path = tmp_path / "t.json"
     row = {"name": "Comm.0.SEND", "ts": 1, "dur": 2, "pid": "p", "tid": "t", "args": ids}
     path.write_text(json.dumps([row]))
-    assert uniform.read(path).keys == ("p->Comm.0.SEND~>0_1_2_3",)
+    assert json_files.read(path).keys == ("p->Comm.0.SEND~>0_1_2_3",)
 
 
 def test_nanoseconds_of_microseconds():
-    assert uniform.ns(Decimal("1600000000001000.123")) == 1600000000001000123
-    assert uniform.ns(1.5) == 1500
+    assert json_files.ns(Decimal("1600000000001000.123")) == 1600000000001000123
+    assert json_files.ns(1.5) == 1500
     with pytest.raises(OverflowError, match="no time of a trace"):
-        uniform.ns(1e19)
+        json_files.ns(1e19)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +329,7 @@ def test_an_absent_file_and_a_folder_without_ranks_are_errors(tmp_path):
     ],
 )
 def test_names_of_tensorflow(raw, label):
-    assert tensorflow.relabel(raw) == label
+    assert frameworks.relabel(raw) == label
 
 
 def test_updates_and_what_follows_backward(tmp_path):
@@ -342,7 +338,7 @@ def test_updates_and_what_follows_backward(tmp_path):
     nodes = "".join(f'node [ id {i} label "{n}" ]' for i, n in enumerate(chain))
     edges = "".join(f"edge [ source {i} target {i + 1} ]" for i in range(4))
     path.write_text(f"graph [ directed 1 {nodes} {edges} ]")
-    graph = tensorflow.local_graph(path)
+    graph = frameworks.tensorflow_graph(path)
     assert graph.nodes == ("FW.a", "BW.gradients/b", "BW.c", "Comm.0", "UPDATE_.Assign_d")
 
 
@@ -357,13 +353,13 @@ def test_a_damaged_graph_says_what_is_wrong(tmp_path, text, message):
     path = tmp_path / "dag.gml"
     path.write_text(text)
     with pytest.raises(TraceFileError, match=message):
-        dataflow.read(path)
+        job.read_graph(path)
 
 
 def timeline(tmp_path, rows, tail="]"):
     path = tmp_path / "comm.json"
     path.write_text("[" + ",".join(map(json.dumps, rows)) + tail)
-    return horovod.timeline(path, "host0.rank0", (0, 10**9), {"w:0": 7})
+    return communication.timeline(path, "host0.rank0", (0, 10**9), {"w:0": 7})
 
 
 def begin(name, ts, pid=1):
@@ -421,7 +417,7 @@ def test_rings_that_disagree_and_bad_trees_are_errors(tmp_path):
         for pid, content in said.items():
             files[pid] = tmp_path / f"{pid}.json"
             files[pid].write_text(json.dumps(content))
-        return nccl.topology(files)
+        return job.read_topology(files)
 
     ring = "1[a] -> 0[b] [receive],0[b] -> 1[a] [send]"
     other = "0[b] -> 1[a] [receive],1[a] -> 2[c] [send]"
@@ -493,7 +489,7 @@ def test_an_event_that_is_none_is_an_error_of_its_file(tmp_path, name, content):
 
 def test_a_trace_without_operators_has_no_steps():
     with pytest.raises(FastcommError, match="no operator of any rank"):
-        step_time(steps.with_steps(uniform.of_events([event("Comm.0.SEND", 0)])))
+        step_time(with_steps(uniform.of_events([event("Comm.0.SEND", 0)])))
 
 
 def test_step_time_takes_the_largest_end_and_counts_ranks_with_fewer_steps():
@@ -505,7 +501,7 @@ def test_step_time_takes_the_largest_end_and_counts_ranks_with_fewer_steps():
     assert found.ranks["host0.rank0"].time == (50_000, 15_000)
     assert found.steps == (60_000.0,)
     # The last step has no backward: dPRO leaves it out, and takes the end of the op begun last.
-    assert step_time(trace, compat=True).ranks["host0.rank0"].time == (20_000,)
+    assert dpro.step_time(trace).ranks["host0.rank0"].time == (20_000,)
 
 
 def test_a_step_with_a_barrier_begins_at_the_next_forward_op():

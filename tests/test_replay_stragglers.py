@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay_data import FOLDER, assert_same, document, needed
 
+from fastcomm import stragglers
 from fastcomm.analyses.stragglers import StragglerResult
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.report import stragglers as report
-from fastcomm.stragglers import operation_graph, operations, stragglers
+from fastcomm.stragglers import operation_graph, operations
 from fastcomm.stragglers.model import JobModel
 from fastcomm.synthetic import TableJob, write_table
 from fastcomm_kernels.simulate import simulate

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.readers.dpro import dataflow, mxnet, tensorflow, trial, uniform
-from fastcomm.readers.dpro.parameters import Parameter, ParameterDict, listed
-from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.dpro.steps import step_time
+from fastcomm.readers.dpro import frameworks, job, json_files, trial
+from fastcomm.readers.dpro.job import Parameter, ParameterDict, listed
+from fastcomm.readers.dpro.statistics import statistics, step_time
 from fastcomm.readers.dpro.uniform import Event
-from fastcomm.replay.session import session
+from fastcomm.replay.result import session
 
 
 def operators(read, pid):
@@ -93,15 +92,15 @@ def test_any_trace_of_mxnet_reads_as_the_rules_say(tmp_path_factory, drawn):
     begin = [("a_fwd", 1, 0), ("b_fwd", 1, 0), ("b_fwd_backward", 1, 0), ("a_fwd", 1, 0)]
     for raw, dur, gap in [*begin, *drawn]:
         rows.append({"name": raw, "ph": "X", "ts": at, "dur": dur, "pid": 0, "tid": 0})
-        ops.append((raw, mxnet.standard(raw), at * 1000, (at + dur) * 1000))
+        ops.append((raw, frameworks.standard(raw), at * 1000, (at + dur) * 1000))
         at += dur + gap
     path = tmp_path_factory.mktemp("mxnet") / "temp.json"
     path.write_text(json.dumps(rows))
     known = ParameterDict(parameters=(), update_of={})
     symbol = path.with_name("symbol.txt")
     symbol.write_text("Op:x, Name=a\nOp:x, Name=b\n\targ[0]=a(0)\n\toutput[0]=b(0)\n")
-    graph = mxnet.local_graph(symbol, known)
-    found = mxnet.events(path, "p", graph)
+    graph = frameworks.mxnet_graph(symbol, known)
+    found = frameworks.mxnet_events(path, "p", graph)
     wanted = oracle.mxnet(ops, set(NAMES))
     assert [(e.name, e.start, e.start + e.dur) for e in found] == wanted
 
@@ -116,7 +115,7 @@ def test_any_trace_of_mxnet_reads_as_the_rules_say(tmp_path_factory, drawn):
     ],
 )
 def test_names_of_mxnet(raw, name):
-    assert mxnet.standard(raw) == name
+    assert frameworks.standard(raw) == name
 
 
 def test_tensors_of_mxnet_have_sizes_and_updates(tmp_path):
@@ -136,8 +135,11 @@ def test_tensors_are_updated_together_where_the_optimizer_says_so(tmp_path):
 
 
 def test_updates_of_the_specification():
-    assert mxnet.tensor2update(3) == {2: 0, 1: 1, 0: 2}
-    assert mxnet.tensor2update(3, 2) == {2: 0, 1: 0, 0: 1}
+    def updates(aggregate):
+        return frameworks.mxnet_parameters(listed("a;b;c"), aggregate).update_of
+
+    assert updates(0) == {2: ("UPDATE_0",), 1: ("UPDATE_1",), 0: ("UPDATE_2",)}
+    assert updates(2) == {2: ("UPDATE_0",), 1: ("UPDATE_0",), 0: ("UPDATE_1",)}
 
 
 def test_lists_of_gradients_in_all_their_forms():
@@ -217,8 +219,8 @@ def test_without_streams_the_processes_of_the_device_count(tmp_path):
     made.tensorflow1(tmp_path)
     path = tmp_path / "host0" / "0" / "temp.json"
     path.write_text(path.read_text().replace("/stream:all", "/memcpy"))
-    graph = tensorflow.local_graph(tmp_path / "host0" / "0" / "dag.gml")
-    assert len(tensorflow.events(path, "p", graph)) == 24
+    graph = frameworks.tensorflow_graph(tmp_path / "host0" / "0" / "dag.gml")
+    assert len(frameworks.tensorflow_events(path, "p", graph)) == 24
 
 
 def event(name, start, dur, step=0):
@@ -226,7 +228,7 @@ def event(name, start, dur, step=0):
 
 
 def test_pieces_join_within_a_step_alone():
-    found = dataflow.merged(
+    found = job.merged(
         [event("FW.a", 0, 9), event("FW.a", 2, 3), event("FW.b", 9, 1), event("FW.b", 11, 1, 1)]
     )
     assert [(e.name, e.start, e.dur) for e in found] == [
@@ -237,7 +239,7 @@ def test_pieces_join_within_a_step_alone():
 
 
 def test_updates_one_after_the_other_begin_when_the_one_before_has_ended():
-    found = dataflow.one_after_the_other(
+    found = job.one_after_the_other(
         [event("UPDATE_.a", 0, 9), event("FW.x", 1, 2), event("UPDATE_.b", 2, 3)]
     )
     assert [(e.name, e.start, e.dur) for e in found] == [
@@ -283,7 +285,7 @@ def test_tensors_without_communication_hold_nothing_up(tmp_path):
         for name in ("comm.json", "comm_detail.json"):
             path = tmp_path / f"host{host}" / "0" / name
             path.write_text(
-                path.read_text().replace("mxnet.1", "mxnet.x").replace(".1.", ".2.")
+                path.read_text().replace("mxnet.1", "frameworks.x").replace(".1.", ".2.")
             )
     found = session(trial.read(tmp_path))
     assert found.replayed.replayer.graph.groups == ((0,), (2,))
@@ -303,7 +305,7 @@ def test_unknown_sub_operations_are_left_out_of_a_trial_and_have_a_category_of_t
     whole = tmp_path / "whole.json"
     row = {"name": "Comm.0.BCAST", "ts": 1, "dur": 2, "pid": "host0.rank0", "tid": "t"}
     whole.write_text(json.dumps([row]))
-    assert statistics(uniform.read(whole)).category == ("Comm.other",)
+    assert statistics(json_files.read(whole)).category == ("Comm.other",)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from fastcomm.isp import question, search
 from fastcomm.isp.calibration import setting
 from fastcomm.options import SearchOptions
 from fastcomm.readers.dpro import inputs as dpro_inputs
-from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.dpro.steps import step_time
+from fastcomm.readers.dpro.statistics import statistics, step_time
 from fastcomm.result import SCHEMA_VERSION, Result, TableResult
 from fastcomm.synthetic import Job, write
 

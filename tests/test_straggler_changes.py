@@ -12,10 +12,9 @@ from fastcomm.cli import main
 from fastcomm.errors import ConfigError
 from fastcomm.graph import edits
 from fastcomm.graph.edits import DurationChange
-from fastcomm.stragglers import changes as stragglers_changes
-from fastcomm.stragglers import operations
+from fastcomm.stragglers import model as job_model
+from fastcomm.stragglers import operations, stragglers
 from fastcomm.stragglers.model import JobModel
-from fastcomm.stragglers.stragglers import stragglers
 from fastcomm.synthetic import TableJob, write_table
 
 TABLE = FOLDER / "straggler" / "trace-ST.parquet"
@@ -35,7 +34,7 @@ def test_the_slow_rank_of_the_made_up_table_comes_out(tmp_path, ranks):
     assert found.worst_ranks == (job.slow_rank,)
     assert found.worst.rem > 0.9
     even = made.replay(
-        stragglers_changes.times(
+        job_model.changed_times(
             made,
             {
                 f"{way}-compute+rank:{job.slow_rank}": DurationChange(
@@ -107,7 +106,7 @@ def test_an_ideal_stage_is_the_study_s_m_s(tmp_path):
 )
 def test_a_key_means_the_operations_that_it_names(model, key, count):
     key = key.replace("STEP", str(model.table.steps[3]))
-    found = stragglers_changes.times(model, {key: DurationChange(delay_ns=1e9)})
+    found = job_model.changed_times(model, {key: DurationChange(delay_ns=1e9)})
     changed = int((found != model.measured).sum())
     if key.startswith(("rank", "stage")):
         sizes = [sum(op.stage == stage for op in model.table.ops) for stage in range(4)]
@@ -122,7 +121,7 @@ def test_changes_follow_each_other(model):
         "gc": DurationChange(ratio=0.0),
         "stage:1": DurationChange(ratio=2),
     }
-    found = stragglers_changes.times(model, changes)
+    found = job_model.changed_times(model, changes)
     gc, second = model.of_type("gc"), np.array([op.stage == 1 for op in model.table.ops])
     assert (found[gc] == 0).all()
     ideal = model.ideal_times()
@@ -146,7 +145,7 @@ def test_a_change_that_means_nothing_is_an_error(model, tmp_path, text, said):
     path = tmp_path / "changes.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        stragglers_changes.times(model, edits.read_changes(path, has_ideal=True))
+        job_model.changed_times(model, edits.read_changes(path, has_ideal=True))
 
 
 @needed
@@ -154,9 +153,9 @@ def test_the_trace_has_every_operation_where_the_replay_puts_it(model, tmp_path)
     path = tmp_path / "trace.json"
     run("--trace", path)
     rows = [r for r in json.loads(path.read_text())["traceEvents"] if r["ph"] == "X"]
-    assert json.loads(
-        json.dumps(stragglers_changes.trace(model, model.measured))
-    ) == json.loads(path.read_text())
+    assert json.loads(json.dumps(job_model.job_trace(model, model.measured))) == json.loads(
+        path.read_text()
+    )
     replayed = model.replay(model.measured).whole
     for k, step in enumerate(model.table.steps[:3]):
         own = [row for row in rows if row["args"]["step"] == step]

@@ -15,10 +15,9 @@ from fastcomm.cli import main
 from fastcomm.errors import ClusterError, FastcommError, TraceFileError
 from fastcomm.executors import dask
 from fastcomm.options import StragglerOptions
+from fastcomm.stragglers import EachRank, Some, each_rank, operations
 from fastcomm.stragglers import model as model_
-from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel
-from fastcomm.stragglers.stragglers import EachRank, Some, each_rank
 from fastcomm.synthetic import TableJob, write_table
 
 

@@ -1,23 +1,30 @@
-"""A run's step for the replayer: the constraints that the critical path knows of.
+"""Replay a step of a dPRO trial, or of a run by the constraints of its critical path.
 
-Several ranks are joined by their collectives, as for one critical path through all of them.
+Several ranks of a run are joined by their collectives, as for one critical path through all.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from fastcomm.analyses.critical_path import Parts, together
+from fastcomm.checks import takes
+from fastcomm.compat import dpro
 from fastcomm.critical_path.analysis import RunEvents, analyse, joined
 from fastcomm.errors import FastcommError
 from fastcomm.executors.executor import Executor, Progress, Task
 from fastcomm.executors.local import executor_of
-from fastcomm.options import Window
-from fastcomm.replay.result import Session
+from fastcomm.options import PredictionOptions, ReplayOptions, Window
+from fastcomm.readers.dpro import trial as trials
+from fastcomm.readers.dpro.trial import Trial
+from fastcomm.replay.predictions import partial as tensors_alone
+from fastcomm.replay.predictions import predictions
+from fastcomm.replay.replayer import RULES, Options, critical_path
+from fastcomm.replay.result import Session, session
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
-from fastcomm.replay.session import critical_path
 from fastcomm.spread import Spread
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank
 from fastcomm.trace.trace import Trace
@@ -93,3 +100,41 @@ def session_of(step: StepConstraints) -> Session:
         path=critical_path(replayed),
         read=step.read,
     )
+
+
+def session_of_trial(
+    trial: Trial, options: ReplayOptions, predicted: PredictionOptions | None = None
+) -> Session:
+    """Replay a trial as it was, and predict what else is asked for of its step."""
+    predicted = predicted or PredictionOptions()
+    replayed = session(
+        trial,
+        Options(
+            rules=RULES if options.compat is None else dpro.RULES,
+            steps=options.steps,
+            unlimited_updates=options.unlimited_updates,
+        ),
+    )
+    made = replayed.replayed.replayer
+    alone = tensors_alone(made, options.tensors) if options.tensors else None
+    others = predictions(
+        trial,
+        made,
+        with_daydream=predicted.with_daydream,
+        hosts=predicted.hosts,
+        fuse=predicted.fuse,
+    )
+    return replace(replayed, alone=alone, predictions=others)
+
+
+@takes(ReplayOptions)
+def replay_trial(path: str | Path, options: ReplayOptions) -> Session:
+    """Replay a step of a dPRO trial on its devices, beside what was measured.
+
+    Raises
+    ------
+    FastcommError
+        If the directory is no trial, or its operations wait for each other.
+
+    """
+    return session_of_trial(trials.read(Path(path)), options)

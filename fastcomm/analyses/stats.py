@@ -6,9 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from fastcomm.readers.dpro.parameters import ParameterDict
-from fastcomm.readers.dpro.statistics import MS, Statistics
-from fastcomm.readers.dpro.steps import StepTime
+from fastcomm.compat import dpro
+from fastcomm.readers.dpro.job import ParameterDict
+from fastcomm.readers.dpro.statistics import MS, Statistics, StepTime
 from fastcomm.result import TableResult
 from fastcomm.trace.run import ReadRanks
 from fastcomm.units import format_ns
@@ -26,15 +26,16 @@ class RunStatistics(TableResult):
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version; dPRO's keys are in ms."""
-        found = self.operations
+        statistics = self.operations
         read = {} if self.read is None else self.read.to_dict()
         tensors = {} if self.tensors is None else {"tensors": _tensors(self.tensors)}
         if self.is_dpro:
-            steps, categories, ops = self._steps("ms", MS), found.categories, found.ops()
+            steps, categories = self._steps("ms", MS), statistics.categories
+            ops = dpro.operations(statistics)
         else:
             steps = self._steps("ns", 1)
-            categories = {name: _category(each) for name, each in found.categories.items()}
-            ops = {name: _operation(found, k) for k, name in enumerate(found.names)}
+            categories = {name: _category(each) for name, each in statistics.categories.items()}
+            ops = {name: _operation(statistics, k) for k, name in enumerate(statistics.names)}
         return {**steps, "categories": categories, **read, **tensors, "ops": ops}
 
     def _steps(self, unit: str, size: float) -> dict[str, Any]:
@@ -82,19 +83,19 @@ def _category(each: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _operation(found: Statistics, k: int) -> dict[str, Any]:
+def _operation(statistics: Statistics, k: int) -> dict[str, Any]:
     """Return the row of an operation in ns."""
     return {
-        "avg_ns": float(found.avg[k]),
-        "cnt": int(found.count[k]),
-        "time_ns": found.times[found.first[k] : found.first[k + 1]].tolist(),
-        "min_ns": int(found.least[k]),
-        "max_ns": int(found.most[k]),
-        "median_ns": int(found.median[k]),
-        "var_ns2": float(found.variance[k]),
+        "avg_ns": float(statistics.avg[k]),
+        "cnt": int(statistics.count[k]),
+        "time_ns": statistics.times[statistics.first[k] : statistics.first[k + 1]].tolist(),
+        "min_ns": int(statistics.least[k]),
+        "max_ns": int(statistics.most[k]),
+        "median_ns": int(statistics.median[k]),
+        "var_ns2": float(statistics.variance[k]),
         "id": k,
-        "step_ids": [None if i < 0 else i for i in found.step_ids[k].tolist()],
-        "cat": found.category[k],
+        "step_ids": [None if i < 0 else i for i in statistics.step_ids[k].tolist()],
+        "cat": statistics.category[k],
     }
 
 

@@ -21,10 +21,8 @@ from fastcomm.graph.edits import DurationChange
 from fastcomm.options import StragglerOptions
 from fastcomm.remote import place
 from fastcomm.result import Result
-from fastcomm.stragglers import changes as stragglers_changes
-from fastcomm.stragglers import operations
-from fastcomm.stragglers.model import JobModel, JobTimes, chosen
-from fastcomm.stragglers.stragglers import JobDescription, Stragglers, analysis
+from fastcomm.stragglers import JobDescription, Stragglers, analysis, operations
+from fastcomm.stragglers.model import JobModel, JobTimes, changed_times, chosen, job_trace
 from fastcomm.units import format_ns
 
 
@@ -39,28 +37,28 @@ class StragglerResult(Result):
 
     def contents(self) -> dict[str, Any]:
         """Return the JSON document without its version."""
-        found = self.stragglers
-        blocking, workers = found.blocking, found.workers
+        stragglers = self.stragglers
+        blocking, workers = stragglers.blocking, stragglers.workers
         return {
             **self._what_if(),
-            "slowdown": found.slowdown,
-            "launch_slowdown": found.launch_slowdown,
+            "slowdown": stragglers.slowdown,
+            "launch_slowdown": stragglers.launch_slowdown,
             "step_time_mean_ns": {
-                "base": float(found.base.mean()),
-                "nodelay": float(found.nodelay.whole.mean()),
-                "ideal": float(found.ideal.whole.mean()),
+                "base": float(stragglers.base.mean()),
+                "nodelay": float(stragglers.nodelay.whole.mean()),
+                "ideal": float(stragglers.ideal.whole.mean()),
             },
             **{
                 f"slowdown_by_{kind}": None if blocking is None else dict(blocking[kind].mean)
                 for kind in KINDS
             },
-            "m_w": None if found.worst is None else found.worst.rem,
-            "m_s": found.last_stage.rem,
-            "worst_ranks": list(found.worst_ranks),
+            "m_w": None if stragglers.worst is None else stragglers.worst.rem,
+            "m_s": stragglers.last_stage.rem,
+            "worst_ranks": list(stragglers.worst_ranks),
             "worker_slowdown": None if workers is None else workers.tolist(),
-            "ideal_ns": dict(found.ideal_ns),
-            "steps": list(found.chosen),
-            "left_out_steps": list(found.left_out),
+            "ideal_ns": dict(stragglers.ideal_ns),
+            "steps": list(stragglers.chosen),
+            "left_out_steps": list(stragglers.left_out),
         }
 
     def _what_if(self) -> dict[str, Any]:
@@ -70,26 +68,26 @@ class StragglerResult(Result):
         mean = float(self.changed.whole.mean())
         before = float(self.stragglers.nodelay.whole.mean())
         steps = map(str, self.stragglers.chosen)
-        found = {
+        what_if = {
             "step_time_mean_ns": mean,
             "speedup": before / mean if mean else None,
             "step_time_ns": dict(zip(steps, self.changed.whole.tolist(), strict=True)),
         }
-        return {"what_if": found}
+        return {"what_if": what_if}
 
     def to_arrow(self) -> dict[str, pa.Table]:
         """Return a row per step, and the slowdown that each rank, stage and type brings."""
-        found = self.stragglers
+        stragglers, blocking = self.stragglers, self.stragglers.blocking
         steps = {
-            "step": found.chosen,
-            "base_ns": found.base,
-            "nodelay_ns": found.nodelay.whole,
-            "ideal_ns": found.ideal.whole,
+            "step": stragglers.chosen,
+            "base_ns": stragglers.base,
+            "nodelay_ns": stragglers.nodelay.whole,
+            "ideal_ns": stragglers.ideal.whole,
         }
         slowdowns = [
             {"kind": kind, "key": key, "slowdown": slowdown}
             for kind in KINDS
-            for key, slowdown in (found.blocking[kind].mean if found.blocking else {}).items()
+            for key, slowdown in (blocking[kind].mean if blocking else {}).items()
         ]
         return {
             "steps": pa.table(steps),
@@ -98,12 +96,12 @@ class StragglerResult(Result):
 
     def figures(self) -> dict[str, str]:
         """Return the slowdown, the step times, and the worst ranks."""
-        found = self.stragglers
+        stragglers = self.stragglers
         return {
-            "slowdown": f"{found.slowdown:.4f}",
-            "step": format_ns(float(found.nodelay.whole.mean())),
-            "ideal": format_ns(float(found.ideal.whole.mean())),
-            "worst ranks": ", ".join(map(str, found.worst_ranks)) or "none",
+            "slowdown": f"{stragglers.slowdown:.4f}",
+            "step": format_ns(float(stragglers.nodelay.whole.mean())),
+            "ideal": format_ns(float(stragglers.ideal.whole.mean())),
+            "worst ranks": ", ".join(map(str, stragglers.worst_ranks)) or "none",
         }
 
 
@@ -136,10 +134,10 @@ def analyse_stragglers(
     with closing((executor or Local()).hold(model)) as held:
         (about,) = held.ask([JobDescription.of])
         changed = () if changes is None else held.ask([partial(_changed, changes=changes)])
-        found = analysis(about, held.ask, options.threshold)
+        result = analysis(about, held.ask, options.threshold)
         drawn = held.ask([partial(_drawn, changes=changes)]) if trace else ()
     return StragglerResult(
-        stragglers=found,
+        stragglers=result,
         changed=next(iter(changed), None),
         trace=next(iter(drawn), None),
         meta=meta,
@@ -166,9 +164,9 @@ def _model(table: str, shards: int, steps: Sequence[int] | None) -> JobModel:
 
 
 def _changed(model: JobModel, changes: Mapping[str, DurationChange]) -> JobTimes:
-    return model.replay(stragglers_changes.times(model, changes))
+    return model.replay(changed_times(model, changes))
 
 
 def _drawn(model: JobModel, changes: Mapping[str, DurationChange] | None) -> dict[str, Any]:
-    times = model.measured if changes is None else stragglers_changes.times(model, changes)
-    return stragglers_changes.trace(model, times)
+    times = model.measured if changes is None else changed_times(model, changes)
+    return job_trace(model, times)

@@ -80,7 +80,7 @@ def _uniform(
 ) -> None:
     from fastcomm.cli import INCOMPLETE
     from fastcomm.outputs import aside
-    from fastcomm.readers.dpro import inputs, uniform
+    from fastcomm.readers.dpro import inputs, json_files
     from fastcomm.readers.formats import OpenOptions
 
     said = inputs.read(path, rule=rule, options=OpenOptions.of(reading))
@@ -88,8 +88,8 @@ def _uniform(
     failed = said.read.failed if said.read else ()
     say(*(f"skipped: {each}" for each in failed))
     with aside(output) as unfinished:
-        data = uniform.to_bytes(said.trace)
-        unfinished.write_bytes(uniform.compressed(data) if output.suffix == ".gz" else data)
+        data = json_files.to_bytes(said.trace)
+        unfinished.write_bytes(json_files.compressed(data) if output.suffix == ".gz" else data)
     _say_written(output, (len(said.trace), "event"), len(said.trace.pids), "uniform")
     if failed:
         ctx.exit(INCOMPLETE)

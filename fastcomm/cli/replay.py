@@ -118,46 +118,43 @@ def run(
     exact wins.
     """
     from fastcomm.readers.dpro import inputs
-    from fastcomm.replay import what_if
-    from fastcomm.replay.predictions import partial
+    from fastcomm.replay import predictions
     from fastcomm.report import replay as report
 
     if of_run := inputs.is_run(path):
         _refuse_for_run(path, options, trial, predicted)
-        found = _of_run(path, path_options, reading, execution)
+        session = _of_run(path, path_options, reading, execution)
     else:
         _refuse_for_trial(path, path_options, reading, execution)
-        found = _of_trial(path, options, trial, predicted)
-    made = found.replayed.replayer
+        session = _of_trial(path, options, trial, predicted)
+    made = session.replayed.replayer
     if changes is not None:
-        found = replace(found, changed=what_if.changed(made, changes))
+        session = replace(session, changed=predictions.changed(made, changes))
     if bottleneck:
-        removed = what_if.bottlenecks(
-            found.replayed, found.path, workers=execution.workers, by_name=of_run
+        removed = predictions.bottlenecks(
+            session.replayed, session.path, workers=execution.workers, by_name=of_run
         )
-        found = replace(found, removed=removed)
-    if options.tensors:
-        found = replace(found, alone=partial(made, list(options.tensors)))
+        session = replace(session, removed=removed)
     if output is not None:
-        report.write(found, output)
+        report.write(session, output)
     if trace_path is not None:
-        report.write_trace(found.changed or found.replayed, trace_path)
-    _page(found, path, html)
+        report.write_trace(session.changed or session.replayed, trace_path)
+    _page(session, path, html)
     if as_json:
-        print_json(found)
+        print_json(session)
     else:
-        report.show(found)
-    if found.read and found.read.failed:
+        report.show(session)
+    if session.read and session.read.failed:
         ctx.exit(INCOMPLETE)
 
 
-def _page(found: "Session", path: Path, html: Path | None) -> None:
+def _page(session: "Session", path: Path, html: Path | None) -> None:
     """Write the page, if it was asked for."""
     if html is None:
         return
     from fastcomm.report.html import render, replayed
 
-    render.write(replayed.page(found, str(path)), html)
+    render.write(replayed.page(session, str(path)), html)
 
 
 def _refuse_for_run(
@@ -181,25 +178,9 @@ def _of_trial(
     path: Path, options: ReplayOptions, trial: TrialOptions, predicted: PredictionOptions
 ) -> "Session":
     """Replay a trial as it was, and predict what else is asked for of its step."""
-    from fastcomm.replay.predictions import predictions
-    from fastcomm.replay.replayer import Options
-    from fastcomm.replay.session import session
+    from fastcomm.analyses.replay import session_of_trial
 
-    read = stats.read_trial(path, trial)
-    how = Options(
-        compat=options.compat is not None,
-        steps=options.steps,
-        unlimited_updates=options.unlimited_updates,
-    )
-    found = session(read, how)
-    others = predictions(
-        read,
-        found.replayed.replayer,
-        with_daydream=predicted.with_daydream,
-        hosts=predicted.hosts,
-        fuse=predicted.fuse,
-    )
-    return replace(found, predictions=others)
+    return session_of_trial(stats.read_trial(path, trial), options, predicted)
 
 
 def _of_run(

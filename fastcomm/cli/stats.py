@@ -152,37 +152,37 @@ def run(
     from functools import partial
 
     from fastcomm.analyses.stats import RunStatistics, comparison
-    from fastcomm.readers.dpro.statistics import sort_rows, statistics
-    from fastcomm.readers.dpro.steps import step_time
+    from fastcomm.compat import dpro
+    from fastcomm.readers.dpro import statistics
     from fastcomm.report import stats as report
 
-    is_compat = compat is not None
+    rules = statistics if compat is None else dpro
     read = partial(_read, rule=rule, align=align, keep_going=keep_going)
-    said = read(path)
-    found = statistics(said.trace, said.topology, compat=is_compat)
+    source = read(path)
+    measured = rules.statistics(source.trace, source.topology)
     if other is not None:
         after = read(other)
-        changes = comparison(found, statistics(after.trace, after.topology, compat=is_compat))
+        changes = comparison(measured, rules.statistics(after.trace, after.topology))
         if as_json:
             print_json(changes)
         else:
             report.show_comparison(changes, head)
-        ctx.exit(_exit_code(said, after))
+        ctx.exit(_exit_code(source, after))
     described = RunStatistics(
-        operations=found,
-        time=step_time(said.trace, compat=is_compat),
-        tensors=None if said.trial is None else said.trial.parameters,
-        read=said.read,
-        is_dpro=is_compat,
+        operations=measured,
+        time=rules.step_time(source.trace),
+        tensors=None if source.trial is None else source.trial.parameters,
+        read=source.read,
+        is_dpro=compat is not None,
     )
     if output is not None:
         report.write(described, output, xlsx=xlsx)
     if as_json:
         print_json(described)
     else:
-        rows = sort_rows(found, by_avg=by_avg, head=head)
+        rows = statistics.sort_rows(measured, by_avg=by_avg, head=head)
         report.show(described, list(rows))
-    ctx.exit(_exit_code(said))
+    ctx.exit(_exit_code(source))
 
 
 def _read(path: Path, *, rule: str, align: str, keep_going: bool) -> "Input":
@@ -192,12 +192,12 @@ def _read(path: Path, *, rule: str, align: str, keep_going: bool) -> "Input":
     from fastcomm.readers.runs import OpenOptions
 
     options = OpenOptions(keep_going=keep_going)
-    said = inputs.read(path, rule=rule, align=align, whole=False, options=options)
-    if said.read is None and keep_going:
+    source = inputs.read(path, rule=rule, align=align, whole=False, options=options)
+    if source.read is None and keep_going:
         raise ConfigError(f"--keep-going is for traces of a profiler; {path} is none")
-    warn(said.warnings)
-    say(*(f"skipped: {each}" for each in (said.read.failed if said.read else ())))
-    return said
+    warn(source.warnings)
+    say(*(f"skipped: {each}" for each in (source.read.failed if source.read else ())))
+    return source
 
 
 def _exit_code(*read: "Input") -> int:

@@ -118,8 +118,8 @@ def _equal(column: pa.ChunkedArray, value: str | int) -> Flags:
 
 
 def _flags(column: pa.ChunkedArray) -> Flags:
-    found: Flags = column.fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
-    return found
+    flags: Flags = column.fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
+    return flags
 
 
 def _known(word: str, words: tuple[str, ...], selection: str) -> str:
@@ -130,12 +130,12 @@ def _known(word: str, words: tuple[str, ...], selection: str) -> str:
 
 def duration_ns(text: str) -> float:
     """Nanoseconds of "10us"; ConfigError for anything else."""
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(ns|us|ms|s)\s*", text)
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(ns|us|ms|s)\s*", text)
     try:
-        number = float(found[1]) if found else math.nan
+        number = float(match[1]) if match else math.nan
     except ValueError:
         number = math.nan
-    duration = number * {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}[found[2] if found else "s"]
+    duration = number * {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}[match[2] if match else "s"]
     if not DURATION_NS.holds(duration):
         raise ConfigError(
             f"duration {shortened(text)!r}: wanted a number and a unit, as in 10us, at most "

@@ -1,9 +1,13 @@
-"""A graph of events: two nodes an event, typed and weighted edges, longest path and delays."""
+"""Graphs of events, and of operations on devices.
+
+A `Graph` has two nodes an event and typed, weighted edges: longest paths, delays, slack.
+A `DeviceGraph` has nodes that take time (float64 ns), each on a device, and is replayed.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +15,9 @@ from numpy.typing import NDArray
 from fastcomm.errors import FastcommError
 from fastcomm_kernels import binding
 from fastcomm_kernels import graph as kernels
-from fastcomm_kernels.arrays import Flags, Ints
-from fastcomm_kernels.graph import NONE, Edges, Numbers
+from fastcomm_kernels import replay as device_kernels
+from fastcomm_kernels.arrays import Flags, Floats, Ints
+from fastcomm_kernels.graph import NONE, Edges, Numbers, index
 
 EDGE_KINDS = (
     "operator",  # an event's own time
@@ -93,8 +98,8 @@ class Graph:
 
     def counts(self) -> dict[str, int]:
         """How many edges there are of each kind."""
-        found = np.bincount(self.kind, minlength=len(EDGE_KINDS))
-        return {name: int(found[number]) for number, name in enumerate(EDGE_KINDS)}
+        edges = np.bincount(self.kind, minlength=len(EDGE_KINDS))
+        return {name: int(edges[number]) for number, name in enumerate(EDGE_KINDS)}
 
 
 def _merged(edges: Edges, nodes: int) -> Edges:
@@ -190,3 +195,61 @@ def slack(graph: Graph, on_device: Flags) -> Ints:
     end = np.int64(graph.time.max(initial=0))
     weight = measured_delays(graph, on_device)
     return binding.latest(graph.into[0], graph.source, weight, end) - graph.time
+
+
+class DeviceSchedule(NamedTuple):
+    """Start and end of each operation, and the operations in the order in which they ran."""
+
+    start: Floats
+    end: Floats
+    order: Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceGraph:
+    """Operations with the device of each, and edges from each to those that wait for it."""
+
+    source: Ints  # of each edge
+    target: Ints
+    lag: Floats  # from the source's end to the target's earliest start
+    at_start: Ints  # 1 where the target waits for the source's start instead
+    device: Ints  # of each operation
+    priority: Ints  # of those ready at once, the least runs first
+    busy: Floats  # how long the device is taken after the operation
+    group: Ints
+    releases: Ints  # 1 where it releases an exclusive device
+    kind: Ints  # of each device: 0 for one operation at a time, or UNLIMITED, EXCLUSIVE
+
+    @cached_property
+    def _successors(self) -> tuple[Ints, Ints, Floats, Ints]:
+        first, edge = index(self.source.astype(np.int32), len(self.device))
+        target, lag, at_start = self.target[edge], self.lag[edge], self.at_start[edge]
+        return first.astype(np.int64), target, lag, at_start
+
+    def replay(
+        self, duration: Floats, ready: Floats, free: Floats, *, by_device: bool = False
+    ) -> DeviceSchedule:
+        """Run every operation as early as its predecessors and its device allow.
+
+        `ready` and `free`, when operations and devices may begin, are written into. The
+        earliest possible start runs next; with `by_device` the device that is free first.
+        """
+        work = (
+            self.device,
+            self.priority,
+            duration,
+            self.busy,
+            self.group,
+            self.releases,
+        )
+        run = device_kernels.by_device if by_device else device_kernels.by_time
+        return DeviceSchedule(*run(self._successors, work, self.kind, ready, free))
+
+    def consecutive(self, order: Ints) -> tuple[Ints, Ints]:
+        """Pairs of operations that ran one after the other on a device of limited capacity."""
+        nodes = order[np.argsort(self.device[order], kind="stable")]
+        device = self.device[nodes]
+        follows = (device[1:] == device[:-1]) & (
+            self.kind[device[1:]] != device_kernels.UNLIMITED
+        )
+        return nodes[:-1][follows], nodes[1:][follows]

@@ -396,7 +396,7 @@ _MODULES = {
     "nsys": "fastcomm.readers.nsys",
     "optable": "fastcomm.readers.operation_table",
     "store": "fastcomm.store.reader",
-    "dpro": "fastcomm.readers.dpro.detection",
+    "dpro": "fastcomm.readers.dpro",
 }
 
 

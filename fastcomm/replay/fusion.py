@@ -10,7 +10,6 @@ import numpy as np
 from fastcomm.errors import FastcommError
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.replay.dependency import Group, head_of, joined, through_network
-from fastcomm.replay.gaps import Measured
 from fastcomm.replay.replayer import Replayed, Replayer
 
 _TENTH = 10
@@ -136,32 +135,26 @@ class _Candidates:
             if name.sub_op == "Sync"
         }
         names = graph.parsed()
-        at = [own.get(node, -1) for node in graph.nodes]
-        local = np.array([name.op_cat != "Comm" for name in names])
-        avg = np.where(local, known.avg[at], 0.0)
-        comm_gap = np.zeros(len(names))
-        sizes = {group: self.trial.parameters.group_bytes(group) or 0 for group in groups}
+        is_local = [name.op_cat != "Comm" for name in names]
+        pairs = zip(graph.nodes, is_local, strict=True)
+        measured = known.at(np.array([own.get(n, -1) if local else -1 for n, local in pairs]))
+        sizes = {group: trial.parameters.group_bytes(group) or 0 for group in groups}
         for i, name in enumerate(names):
             if name.sub_op == "Sync":
-                comm_gap[i] = waits.get(name.pid, 0.0)
-            elif not local[i]:
-                avg[i] = self.model.time(name.pid or "", name.sub_op or "", sizes[name.tensors])
-        measured = Measured(
-            avg=avg,
-            gap=np.where(local, known.gap[at], 0.0),
-            samples=np.where(local, known.samples[at], 0),
-            comm_gap=comm_gap,
-        )
+                measured.comm_gap[i] = waits.get(name.pid, 0.0)
+            elif not is_local[i]:
+                size = sizes[name.tensors]
+                measured.avg[i] = self.model.time(name.pid or "", name.sub_op or "", size)
         return Replayer.of(graph, measured, self.made.options).run()
 
     def _counts(self, group: Group) -> dict[str, int]:
         """Loops, channels, chunks and slices: the most of what its tensors had."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for old in self.made.graph.groups:
             if set(old) & set(group):
                 for key, number in self.trial.counts.get(head_of(old), {}).items():
-                    found[key] = max(found.get(key, 0), number)
-        return found
+                    counts[key] = max(counts.get(key, 0), number)
+        return counts
 
 
 def fusion(trial: Trial, made: Replayer, steps: int, seed: int = 0) -> Fusion:
@@ -184,10 +177,10 @@ def fusion(trial: Trial, made: Replayer, steps: int, seed: int = 0) -> Fusion:
         if len(order) < 2:  # noqa: PLR2004
             break
         other = state.moved(int(chance.integers(1, len(order))))
-        found = candidates.replay(other.groups)
-        longer = (found.mean_ns - replayed.mean_ns) / _MS
+        tried = candidates.replay(other.groups)
+        longer = (tried.mean_ns - replayed.mean_ns) / _MS
         if longer <= 0 or chance.random() < exp(-_BETA * log(step + 1) * longer):
-            state, replayed = other, found
+            state, replayed = other, tried
         if replayed.mean_ns < best_replay.mean_ns:
             best, best_replay = state, replayed
     return Fusion(
@@ -246,11 +239,11 @@ def _greedy(trial: Trial, replayed: Replayed, order: Sequence[int]) -> list[int]
 
 def _spans(replayed: Replayed) -> dict[Group, tuple[float, float]]:
     """When all ranks have the tensors of a group, and when they have been sent."""
-    found: dict[Group, tuple[float, float]] = {}
+    spans: dict[Group, tuple[float, float]] = {}
     ends = zip(replayed.replayer.names, replayed.end.tolist(), strict=True)
     for name, end in ends:
         if name.op_cat == "Comm":
-            ready, sent = found.get(name.tensors, (0.0, 0.0))
+            ready, sent = spans.get(name.tensors, (0.0, 0.0))
             is_ready = name.sub_op == "Sync"
-            found[name.tensors] = (max(ready, end) if is_ready else ready, max(sent, end))
-    return found
+            spans[name.tensors] = (max(ready, end) if is_ready else ready, max(sent, end))
+    return spans

@@ -1,16 +1,23 @@
 """What a replay needs to know of each node: its mean duration, and the gaps that follow it.
 
-Times are float64 nanoseconds. `compat` keeps dPRO's: a negative gap freezes the cursor, the gap
-before the first communication is of one step alone.
+Times are float64 nanoseconds.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.readers.dpro.names import COARSE, REQUESTS, STAGES, Name, category, coarse
 from fastcomm.readers.dpro.statistics import Statistics
-from fastcomm.readers.dpro.uniform import UniformTrace
+from fastcomm.readers.dpro.uniform import (
+    COARSE,
+    REQUESTS,
+    STAGES,
+    Name,
+    UniformTrace,
+    category,
+    coarse,
+)
 from fastcomm.replay.dependency import Dependencies
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
@@ -28,17 +35,54 @@ class Measured:
     samples: Ints
     comm_gap: Floats
 
+    def at(self, nodes: Ints) -> "Measured":
+        """Return what is known of nodes by number; nothing, as zeros, of -1."""
+        known = nodes >= 0
+        return Measured(
+            avg=np.where(known, self.avg[nodes], 0.0),
+            gap=np.where(known, self.gap[nodes], 0.0),
+            samples=np.where(known, self.samples[nodes], 0),
+            comm_gap=np.where(known, self.comm_gap[nodes], 0.0),
+        )
+
+
+def gap_counts(before: str, after: str, forward: str = "FW") -> bool:
+    """Whether a gap between two operators, by name, says something of the first.
+
+    A gap in front of the next step does not: from an update to a name with `forward` in it.
+    """
+    return not (
+        "UPDATE_CAL" in (before, after)
+        or (before.startswith("BW") and after.startswith("UPDATE_"))
+        or (before.startswith("UPDATE_") and forward in after)
+        or "local_num_masks" in before
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GapRules:
+    """How durations and gaps are measured."""
+
+    counts: Callable[[str, str], bool] = gap_counts
+    skips_overlapping: bool = False  # an operator's gap goes on behind one that overlaps it
+    one_step: bool = False  # gaps before communication are those of one step, else of all
+    joins_ranks: bool = True  # communication that is one node takes the mean of all ranks
+
 
 def measured(
-    graph: Dependencies, found: Statistics, trace: UniformTrace, step: int, *, compat: bool
+    graph: Dependencies,
+    statistics: Statistics,
+    trace: UniformTrace,
+    step: int,
+    rules: GapRules | None = None,
 ) -> Measured:
-    """Durations from the statistics, gaps from the trace as it was before clipping."""
+    """Measure durations by the statistics, gaps by the trace as it was before clipping."""
+    rules = rules or GapRules()
     number = {name: i for i, name in enumerate(graph.nodes)}
-    avg = _averages(graph, found, compat=compat)
-    gap, samples = _operator_gaps(graph, trace, number, compat=compat)
+    avg = _averages(graph, statistics, joins_ranks=rules.joins_ranks)
+    gap, samples = _operator_gaps(graph, trace, number, rules)
     known = np.unique(trace.step[trace.counts & (trace.step != NULL)]).tolist()
-    steps = [step] if compat else known
-    waits = _comm_gaps(graph, trace, avg, steps)
+    waits = _comm_gaps(graph, trace, avg, [step] if rules.one_step else known)
     comm_gap = np.zeros(len(avg))
     for i, node in enumerate(graph.nodes):
         if node.endswith(".Sync"):
@@ -66,13 +110,13 @@ def _owner(pid: str | None) -> str:
     return (pid or "").partition("::")[0]
 
 
-def _averages(graph: Dependencies, found: Statistics, *, compat: bool) -> Floats:
+def _averages(graph: Dependencies, statistics: Statistics, *, joins_ranks: bool) -> Floats:
     """Means by node; a Sync takes no time of its own, a fused buffer that of its tensors.
 
-    Where communication is one node, the wait for the others is in the graph, and ranks that do
-    not log it take the mean of those that do; dPRO counts what each rank logs.
+    Where communication is one node that joins ranks, the wait for the others is in the graph,
+    and ranks that do not log it take the mean of those that do.
     """
-    mean = dict(zip(found.names, found.avg.tolist(), strict=True))
+    mean = dict(zip(statistics.names, statistics.avg.tolist(), strict=True))
     logged: dict[str, list[float]] = {}
     for key, each in mean.items():
         logged.setdefault(key.partition("->")[2], []).append(each)
@@ -81,9 +125,9 @@ def _averages(graph: Dependencies, found: Statistics, *, compat: bool) -> Floats
         if name.sub_op in STAGES and name.op_cat == "Comm":
             own = (f"{name.pid}->Comm.{tensor}.{name.sub_op}" for tensor in name.tensors)
             avg[i] = sum(mean.get(one, 0.0) for one in own) / len(name.tensors)
-        elif name.sub_op == COARSE[1] and not compat:
+        elif name.sub_op == COARSE[1] and joins_ranks:
             avg[i] = np.mean(logged.get(name.standard, [0.0]))
-        elif name.sub_op != "Sync" and (name.sub_op != COARSE[0] or compat):
+        elif name.sub_op != "Sync" and not (name.sub_op == COARSE[0] and joins_ranks):
             avg[i] = mean.get(graph.nodes[i], mean.get(_traced(graph.nodes[i]), 0.0))
     return avg
 
@@ -104,37 +148,25 @@ def _by_pid(trace: UniformTrace) -> dict[str, Ints]:
 
 
 def _operator_gaps(
-    graph: Dependencies, trace: UniformTrace, number: dict[str, int], *, compat: bool
+    graph: Dependencies, trace: UniformTrace, number: dict[str, int], rules: GapRules
 ) -> tuple[Floats, Ints]:
     """Mean gap from each operator to the next of its rank, over all steps."""
     total, samples = np.zeros(len(graph.nodes)), np.zeros(len(graph.nodes), np.int64)
-    names = trace.names
+    names = [trace.names[key] for key in trace.key.tolist()]
     for rows in _by_pid(trace).values():
         before = -1
         for row in rows.tolist():
-            if before >= 0:
-                prev, cur = names[trace.key[before]], names[trace.key[row]]
+            if before >= 0 and rules.counts(names[before], names[row]):
                 node = number.get(trace.keys[trace.key[before]])
                 dur = int(trace.dur[before])
                 gap = int(trace.start[row] - trace.start[before]) - dur
-                if _counts(prev, cur, compat=compat):
-                    if (gap < 0 or node is None) and compat:
-                        continue
-                    if gap >= 0 and node is not None:
-                        total[node] += _SHORT_NS if gap > dur else gap
-                        samples[node] += 1
+                if node is not None and gap >= 0:
+                    total[node] += _SHORT_NS if gap > dur else gap
+                    samples[node] += 1
+                elif rules.skips_overlapping:
+                    continue
             before = row
     return np.divide(total, samples, out=total, where=samples > 0), samples
-
-
-def _counts(prev: str, cur: str, *, compat: bool) -> bool:
-    """Whether a gap between two operators says something of the first."""
-    return not (
-        "UPDATE_CAL" in (prev, cur)
-        or (prev.startswith("BW") and cur.startswith("UPDATE_"))
-        or (prev.startswith("UPDATE_") and ("FW_" if compat else "FW") in cur)
-        or "local_num_masks" in prev
-    )
 
 
 def _comm_gaps(
@@ -149,7 +181,7 @@ def _comm_gaps(
     opens = {name: _opens(Name.of(name)) for name in set(trace.names)}
     first = np.array([opens[name] for name in trace.names], bool) & (node >= 0)
     known: dict[int, list[int]] = {}
-    found = []
+    by_step = []
     for step in steps:
         rows = np.flatnonzero((trace.step == step) & trace.counts)
         ends = np.full(len(graph.nodes) + 1, NULL)
@@ -165,8 +197,8 @@ def _comm_gaps(
             last = ends[known[at]].max(initial=NULL)
             if last != NULL:
                 gaps[pid] = max(0, int(trace.start[row]) - int(last))
-        found.append(gaps)
-    return found
+        by_step.append(gaps)
+    return by_step
 
 
 def _opens(name: Name) -> bool:
@@ -178,7 +210,7 @@ def _backward(
     node: int, before: dict[int, list[int]], parsed: list[Name], avg: Floats
 ) -> list[int]:
     """Backward ops of the same rank that a node waits for, the nearest on each way."""
-    found, seen, waiting = [], {node}, [node]
+    nodes, seen, waiting = [], {node}, [node]
     while waiting:
         for each in before.get(waiting.pop(), ()):
             backward = parsed[each].op_cat == "BW"
@@ -186,7 +218,7 @@ def _backward(
                 continue
             seen.add(each)
             if backward and avg[each] > 0:
-                found.append(each)
+                nodes.append(each)
             else:
                 waiting.append(each)
-    return found
+    return nodes

@@ -1,20 +1,129 @@
-"""Predict steps that were not run: other bandwidths (Daydream), hosts, or tensors."""
+"""Predict steps that were not run: durations changed, other bandwidths, hosts or tensors.
 
-from collections.abc import Collection, Mapping
+A change of durations is by name, tensor, link, device, rank or category. Of those that fit a
+node the most exact wins: long name, that without suffix, that without rank as well; tensor,
+link, device, rank, category; DELAY_ALL_CMP or DELAY_ALL_COMM; DELAY_ALL.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.readers.dpro.names import OUT, Name
-from fastcomm.readers.dpro.nccl import RING, Topology
+from fastcomm.graph.edits import DurationChange, read_changes
+from fastcomm.readers.dpro.job import RING, Topology
 from fastcomm.readers.dpro.trial import Trial
+from fastcomm.readers.dpro.uniform import COMMUNICATION, COMPUTATION, OUT, Name, long_name
 from fastcomm.replay.dependency import Dependencies, head_of, joined, through_network
 from fastcomm.replay.fusion import Fusion, fusion
 from fastcomm.replay.gaps import Measured
-from fastcomm.replay.replayer import Replayed, Replayer
+from fastcomm.replay.replayer import Replayed, Replayer, ReplayPath
+from fastcomm_kernels.arrays import Floats
+
+_ALL = "DELAY_ALL"
+
+
+def changed(made: Replayer, path: Path) -> Replayed:
+    """Replay with the changes of a JSON file."""
+    return made.run(durations(made, read_changes(path)))
+
+
+def durations(made: Replayer, changes: Mapping[str, DurationChange]) -> Floats:
+    """The durations with all changes; a key that fits no node is an error."""
+    out = made.measured.avg.copy()
+    used: set[str] = set()
+    links = _links(made)
+    for i in range(len(out)):
+        for key in _keys(made, i, links.get(i, ())):
+            change = changes.get(key)
+            if change is not None:
+                used.add(key)
+                out[i] = change.applied(out[i])
+                break
+    if unused := [key for key in changes if key not in used and not key.startswith(_ALL)]:
+        raise ConfigError(
+            f"{unused[0]!r} fits no operation, or a more exact key goes before it; wanted a "
+            "long name, tensor:, link:, device:, rank:, category:, or DELAY_ALL[_CMP|_COMM]"
+        )
+    return out
+
+
+def _links(made: Replayer) -> dict[int, tuple[str, ...]]:
+    """The links of each transfer: from which rank to which, or of which group and its kind."""
+    links: dict[int, tuple[str, ...]] = {}
+    pairs = zip(made.graph.source.tolist(), made.graph.target.tolist(), strict=True)
+    for a, b in pairs:
+        if made.names[a].sub_op == "SEND" and made.names[b].sub_op == "RECV":
+            links[a] = links[b] = (f"link:{made.names[a].pid}->{made.names[b].pid}",)
+    for i, name in enumerate(made.names):
+        if name.op_cat == "Comm" and i not in links and name.op_name.count("-") > 1:
+            group = name.op_name.rpartition("-")[0]
+            links[i] = (f"link:{group}", f"link:{group.partition('-')[0]}")
+    return links
+
+
+def _keys(made: Replayer, i: int, links: tuple[str, ...]) -> tuple[str, ...]:
+    """All keys that fit a node, the most exact first."""
+    cat = made.categories[i]
+    name = made.names[i]
+    kind = ""
+    if cat in COMPUTATION:
+        kind = "DELAY_ALL_CMP"
+    elif cat in COMMUNICATION:
+        kind = "DELAY_ALL_COMM"
+    tensors = tuple(f"tensor:{tensor}" for tensor in name.tensors)
+    device = f"device:{made.devices[made.operations.device[i]]}"
+    exact = (made.graph.nodes[i], long_name(name.pid, name.standard), name.standard)
+    own = (*exact, *tensors, *links, device)
+    return (*own, f"rank:{name.pid}", f"category:{cat}", kind, _ALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed:
+    """How much sooner the step ends, in the mean over ranks, if a node took no time."""
+
+    node: str
+    saved_ns: float
+
+
+def bottlenecks(
+    replayed: Replayed, path: ReplayPath, *, workers: int = 1, by_name: bool = False
+) -> tuple[Removed, ...]:
+    """Every node of the critical path that takes time, by what its absence would save.
+
+    With `by_name` all nodes that have a long name, whatever their suffix, count as one.
+    """
+    on_path = [node for node in dict.fromkeys(path.nodes) if replayed.duration[node] > 0]
+    names = replayed.replayer.graph.nodes
+    alone = {names[node]: [node] for node in on_path}
+    candidates = _by_name(replayed, on_path) if by_name else alone
+
+    def without(name: str) -> Removed:
+        duration = replayed.duration.copy()
+        duration[candidates[name]] = 0.0
+        other = replayed.replayer.run(duration)
+        return Removed(node=name, saved_ns=replayed.mean_ns - other.mean_ns)
+
+    # The kernels hold no lock: threads replay at the same time.
+    with ThreadPoolExecutor(workers) as pool:
+        saved = list(pool.map(without, candidates))
+    return tuple(sorted(saved, key=lambda each: -each.saved_ns))
+
+
+def _by_name(replayed: Replayed, nodes: Sequence[int]) -> dict[str, list[int]]:
+    """All nodes of the same names as these, by name."""
+    names = replayed.replayer.names
+    keys = {(names[node].pid, names[node].standard) for node in nodes}
+    by_name: dict[str, list[int]] = {}
+    for node, name in enumerate(names):
+        if (name.pid, name.standard) in keys:
+            by_name.setdefault(long_name(name.pid, name.standard), []).append(node)
+    return by_name
+
 
 BANDWIDTH = 0.85 * 100e9
 _NS = 1e9
@@ -39,27 +148,11 @@ def daydream(
             node = f"{pid}->Comm.{tensor}"
             duration[node] = bytes_of[tensor] / bandwidth * _NS
             edges[before, node] = edges[node, after] = None
-    names = (*nodes, *duration)
-    number = {name: i for i, name in enumerate(names)}
-    graph = Dependencies(
-        nodes=names,
-        source=np.array([number[a] for a, _ in edges], np.int64),
-        target=np.array([number[b] for _, b in edges], np.int64),
-        groups=tuple((tensor,) for tensor in sorted(bytes_of)),
-    )
-    known = _with(made.measured, np.array(own), list(duration.values()))
+    groups = ((tensor,) for tensor in sorted(bytes_of))
+    graph = Dependencies.of((*nodes, *duration), edges, groups)
+    known = made.measured.at(np.append(np.flatnonzero(own), np.full(len(duration), -1)))
+    known.avg[len(nodes) :] = list(duration.values())
     return Replayer.of(graph, known, made.options).run()
-
-
-def _with(known: Measured, own: NDArray[np.bool_], sent: list[float]) -> Measured:
-    """What is known of the rank's own nodes, and of communication its time alone."""
-    none = np.zeros(len(sent))
-    return Measured(
-        avg=np.concatenate((known.avg[own], sent)),
-        gap=np.concatenate((known.gap[own], none)),
-        samples=np.concatenate((known.samples[own], none.astype(np.int64))),
-        comm_gap=np.concatenate((known.comm_gap[own], none)),
-    )
 
 
 def _sent(made: Replayer, pid: str) -> list[tuple[str, tuple[int, ...], str]]:
@@ -127,36 +220,26 @@ def _taken(made: Replayer, graph: Dependencies, larger: float) -> Measured:
         for i, name in enumerate(made.names)
         if name.pid in {first, None} and name.suffix is None
     }
-    slices = _slices(made)
-    size = len(graph.nodes)
-    found = Measured(
-        avg=np.zeros(size),
-        gap=np.zeros(size),
-        samples=np.zeros(size, np.int64),
-        comm_gap=np.zeros(size),
-    )
-    known = made.measured
-    for i, name in enumerate(graph.parsed()):
+    slices, names = _slices(made), graph.parsed()
+    at = [own.get(name.standard, -1) if name.suffix is None else -1 for name in names]
+    measured = made.measured.at(np.array(at))
+    for i, name in enumerate(names):
         if name.suffix is not None:
-            found.avg[i] = _slice(slices, name) * larger
-        elif name.standard in own:
-            j = own[name.standard]
-            found.avg[i], found.gap[i] = known.avg[j], known.gap[j]
-            found.samples[i], found.comm_gap[i] = known.samples[j], known.comm_gap[j]
-    return found
+            measured.avg[i] = _slice(slices, name) * larger
+    return measured
 
 
 def _slices(made: Replayer) -> dict[tuple[str, str], list[float]]:
     """What was measured of the slices of each loop, channel and part, by chunk."""
-    found: dict[tuple[str, str], list[float]] = {}
+    slices: dict[tuple[str, str], list[float]] = {}
     for name, avg in zip(made.names, made.measured.avg.tolist(), strict=True):
         if name.suffix is not None:
             loop, channel, chunk, part = name.suffix.split("_")
-            row = found.setdefault((name.standard, f"{loop}_{channel}_{part}"), [])
+            row = slices.setdefault((name.standard, f"{loop}_{channel}_{part}"), [])
             row += [0.0] * (int(chunk) + 1 - len(row))
             if not row[int(chunk)] and avg > _LEAST_NS:
                 row[int(chunk)] = avg
-    return found
+    return slices
 
 
 def _slice(slices: Mapping[tuple[str, str], list[float]], name: Name) -> float:
@@ -168,33 +251,27 @@ def _slice(slices: Mapping[tuple[str, str], list[float]], name: Name) -> float:
 
 def partial(made: Replayer, tensors: Collection[int]) -> Replayed:
     """Replay the groups that hold one of the tensors, with their backward ops and updates."""
-    wanted = set(tensors)
-    comm = np.array([bool(wanted & set(name.tensors)) for name in made.names])
+    chosen = set(tensors)
+    comm = np.array([bool(chosen & set(name.tensors)) for name in made.names])
     if not comm.any():
-        raise FastcommError(f"no communication of tensor {', '.join(map(str, sorted(wanted)))}")
+        raise FastcommError(f"no communication of tensor {', '.join(map(str, sorted(chosen)))}")
     kept = comm.copy()
     graph = made.graph
-    backward = np.array([name.op_cat == "BW" for name in made.names])
+    backward = made.is_of("BW")
     update = np.array([name.op_cat.startswith("UPDATE") for name in made.names])
     before, after = comm[graph.target], comm[graph.source]
     kept[graph.source[before & backward[graph.source]]] = True
     kept[graph.target[after & update[graph.target]]] = True
     number = np.cumsum(kept) - 1
     inside = kept[graph.source] & kept[graph.target]
-    found = Dependencies(
+    part = Dependencies(
         nodes=tuple(node for node, own in zip(graph.nodes, kept, strict=True) if own),
         source=number[graph.source[inside]],
         target=number[graph.target[inside]],
-        groups=tuple(group for group in graph.groups if wanted & set(group)),
+        groups=tuple(group for group in graph.groups if chosen & set(group)),
     )
-    known = made.measured
-    measured = Measured(
-        avg=known.avg[kept],
-        gap=known.gap[kept],
-        samples=known.samples[kept],
-        comm_gap=known.comm_gap[kept],
-    )
-    return Replayer.of(found, measured, made.options).run()
+    measured = made.measured.at(np.flatnonzero(kept))
+    return Replayer.of(part, measured, made.options).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,17 +284,17 @@ class Predictions:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the predictions as they stand in the JSON of a replay."""
-        found: dict[str, Any] = {}
+        document: dict[str, Any] = {}
         if self.daydream is not None:
-            found["daydream"] = {
+            document["daydream"] = {
                 "step_end_ns": self.daydream.by_pid(),
                 "bandwidth_bytes_per_s": BANDWIDTH,
             }
         if self.hosts is not None:
             hosts = len(self.hosts.by_pid())
-            found["other_hosts"] = {"hosts": hosts, "mean_step_ns": self.hosts.mean_ns}
+            document["other_hosts"] = {"hosts": hosts, "mean_step_ns": self.hosts.mean_ns}
         if self.fusion is not None:
-            found["fusion"] = {
+            document["fusion"] = {
                 "groups": [list(group) for group in self.fusion.groups],
                 "mean_step_ns": self.fusion.replayed.mean_ns,
                 "before_ns": self.fusion.before.mean_ns,
@@ -225,7 +302,7 @@ class Predictions:
                 "tried": self.fusion.tried,
                 "model_error": self.fusion.model.error,
             }
-        return found
+        return document
 
 
 def predictions(

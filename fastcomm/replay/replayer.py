@@ -1,20 +1,32 @@
-"""Replay of a step on its devices: when every operation starts and ends, and what it waits for.
+"""Replay of a step on its devices: when every operation starts and ends, and its critical path.
 
-Times are float64 nanoseconds. `compat` is dPRO's replayer: SEND and RECV share a device, RECV
-follows the end of its SEND, the device that is free first runs next. The default runs what can
-start first, gives both directions of a link their own device, and lets a RECV overlap its SEND.
+Times are float64 nanoseconds. What can start first runs first, both directions of a link have
+their own device, and a RECV may overlap its SEND, unless `ReplayRules` say otherwise.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fastcomm.graph.devices import DeviceGraph, DeviceSchedule
-from fastcomm.graph.graph import acyclic_order
-from fastcomm.readers.dpro.names import OUT, REQUESTS, SERVER, STAGES, Name, is_rank
-from fastcomm.replay.dependency import Dependencies, is_operator, kinds
-from fastcomm.replay.gaps import Measured
+from fastcomm.graph.graph import DeviceGraph, DeviceSchedule, LongestPath, acyclic_order
+from fastcomm.readers.dpro.job import Topology
+from fastcomm.readers.dpro.statistics import Statistics, StepTime, statistics, step_time
+from fastcomm.readers.dpro.uniform import (
+    OUT,
+    REQUESTS,
+    SERVER,
+    STAGES,
+    Name,
+    UniformTrace,
+    category,
+    coarse,
+    is_rank,
+)
+from fastcomm.replay.dependency import Dependencies
+from fastcomm.replay.gaps import GapRules, Measured
+from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import replay as kernels
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 
@@ -22,11 +34,44 @@ _PRIORITY = (("FW", 0), ("OUTPUT", 1), ("BW", 2), ("UPDATE_", 3))
 _REST = 100
 
 
+def last_ends(pid: Ints, schedule: DeviceSchedule, pids: int) -> Floats:
+    """Return the largest end of each of `pids`; `pid` is by node."""
+    ends = np.zeros(pids)
+    np.maximum.at(ends, pid, schedule.end)
+    return ends
+
+
+def edge_costs(replayed: "Replayed") -> Floats:
+    """Return what each edge adds to a path, in ns: its node and the gap behind that."""
+    made = replayed.replayer
+    source = made.graph.source
+    duration = np.where(made.operations.at_start == 1, 0.0, replayed.duration[source])
+    between = made.operators[source] & made.operators[made.graph.target]
+    gap = np.where(between, made.measured.gap[source], 0.0)
+    return np.asarray(duration + (gap + made.operations.lag))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRules:
+    """How a trial is measured and replayed; another tool brings rules of its own."""
+
+    statistics: Callable[[UniformTrace, Topology | None], Statistics] = statistics
+    step_time: Callable[[UniformTrace], StepTime] = step_time
+    gaps: GapRules = field(default_factory=GapRules)
+    has_duplex_links: bool = True  # SEND and RECV have a device each, and may overlap
+    by_device: bool = False  # the device that is free first runs next
+    step_ends: Callable[[Ints, DeviceSchedule, int], Floats] = last_ends
+    edge_costs: Callable[["Replayed"], Floats] = edge_costs
+
+
+RULES = ReplayRules()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to replay."""
+    """How to replay: by which rules, how many steps, and whether all updates run at once."""
 
-    compat: bool = False
+    rules: ReplayRules = RULES
     steps: int = 1
     unlimited_updates: bool = False
 
@@ -53,12 +98,12 @@ class Replayer:
         """Give every node its device, and every edge its delay."""
         options = options or Options()
         names = graph.parsed()
-        cats = kinds(names)
+        cats = _kinds(names)
         devices: dict[str, int] = {}
         device = [devices.setdefault(_device(n, options), len(devices)) for n in names]
         groups: dict[str, int] = {}
         pids: dict[str, int] = {}
-        operator = is_operator(cats)
+        operator = _is_operator(cats)
         operations = DeviceGraph(
             source=graph.source,
             target=graph.target,
@@ -89,13 +134,13 @@ class Replayer:
     def run(self, duration: Floats | None = None) -> "Replayed":
         """Replay with the measured durations, or others."""
         duration = self.measured.avg if duration is None else duration
-        free, begin = np.zeros(len(self.devices)), np.zeros(len(self.pids))
-        ends, passes = begin, []
+        rules = self.options.rules
+        free, ends, passes = np.zeros(len(self.devices)), np.zeros(len(self.pids)), []
         for _ in range(self.options.steps):
             ready = ends[self.pid] + self.release
-            found = self.operations.replay(duration, ready, free, by_device=self.options.compat)
-            ends = self._step_ends(found.end, found.order)
-            passes.append(found)
+            schedule = self.operations.replay(duration, ready, free, by_device=rules.by_device)
+            ends = rules.step_ends(self.pid, schedule, len(self.pids))
+            passes.append(schedule)
         return Replayed(
             replayer=self,
             duration=duration,
@@ -109,16 +154,11 @@ class Replayer:
     @property
     def operators(self) -> Flags:
         """Which nodes are operators."""
-        return is_operator(self.categories)
+        return _is_operator(self.categories)
 
-    def _step_ends(self, end: Floats, order: Ints) -> Floats:
-        """Where each pid's step ends: its largest end, or the end of what ran last."""
-        ends = np.zeros(len(self.pids))
-        if self.options.compat:
-            ends[self.pid[order]] = end[order]
-        else:
-            np.maximum.at(ends, self.pid, end)
-        return ends
+    def is_of(self, op_cat: str) -> Flags:
+        """Which nodes are of a category of operations, such as BW or Comm."""
+        return np.array([name.op_cat == op_cat for name in self.names], bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +194,8 @@ def _device(name: Name, options: Options) -> str:
         return f"{pid}->Comm"
     if name.op_cat == "Comm":
         if name.sub_op in {"SEND", "RECV"}:
-            return f"{pid}->Comm" + ("" if options.compat else f"~>{name.sub_op}")
+            way = f"~>{name.sub_op}" if options.rules.has_duplex_links else ""
+            return f"{pid}->Comm{way}"
         return f"{pid}->Comm~>{'Kernel' if name.sub_op in STAGES else 'Sync'}"
     if name.op_cat.startswith("UPDATE") and options.unlimited_updates:
         return f"{pid}->operator~>INFI_PARA_UPDATE"
@@ -186,6 +227,69 @@ def _from_start(graph: Dependencies, names: Sequence[Name], options: Options) ->
     """1 where a RECV may begin with its SEND."""
     send = np.array([name.sub_op == "SEND" for name in names])
     receive = np.array([name.sub_op == "RECV" for name in names])
-    overlaps = send[graph.source] & receive[graph.target] & (not options.compat)
-    found: Ints = overlaps.astype(np.int64)
-    return found
+    overlaps = send[graph.source] & receive[graph.target] & options.rules.has_duplex_links
+    return np.asarray(overlaps, np.int64)
+
+
+def _kinds(nodes: Sequence[Name]) -> list[str]:
+    """The fine category of each node."""
+    known: dict[str, str] = {}
+    return [known.setdefault(each.standard, category(each.standard)) for each in nodes]
+
+
+def _is_operator(kinds_: Sequence[str]) -> NDArray[np.bool_]:
+    """Which nodes are operators of a framework."""
+    return np.array([coarse(each) == "operator" for each in kinds_], bool)
+
+
+_SAME_NS = 1e-3  # paths that differ by less are equally long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPath:
+    """Nodes of the path with what each adds to it, in ns; the last adds nothing."""
+
+    nodes: tuple[int, ...]
+    cost: tuple[float, ...]
+    edges: int
+
+    @property
+    def length_ns(self) -> float:
+        """Length of the path."""
+        return sum(self.cost)
+
+
+def critical_path(replayed: Replayed) -> ReplayPath:
+    """Find it: a dependency costs its node and the gap behind it, a device what has passed."""
+    made = replayed.replayer
+    source, target, cost = execution_graph(replayed)
+    into = graphs.index(target.astype(np.int32), len(made.names))
+    order, ends = replayed.order.astype(np.int32), source.astype(np.int32)
+    far, through = graphs.longest_path(order, into, ends, cost, _SAME_NS)
+    path = LongestPath.to(int(np.argmax(far)), through, ends).nodes
+    steps = np.diff(far[path], append=far[path[-1]])
+    return ReplayPath(nodes=tuple(path.tolist()), cost=tuple(steps.tolist()), edges=len(source))
+
+
+def execution_graph(replayed: Replayed) -> tuple[Ints, Ints, Floats]:
+    """Edges of dependencies, then of devices, and what each costs."""
+    made = replayed.replayer
+    source, target = made.graph.source, made.graph.target
+    cost = made.options.rules.edge_costs(replayed)
+    earlier, later = _on_devices(replayed, source, target)
+    return (
+        np.concatenate((source, earlier)),
+        np.concatenate((target, later)),
+        np.concatenate((cost, replayed.start[later] - replayed.start[earlier])),
+    )
+
+
+def _on_devices(replayed: Replayed, source: Ints, target: Ints) -> tuple[Ints, Ints]:
+    """Edges between what ran on a device one after the other."""
+    made = replayed.replayer
+    a, b = made.operations.consecutive(replayed.order)
+    size = len(made.names)
+    known = np.isin(a * size + b, source * size + target)
+    update = np.array([name.op_cat.startswith("UPDATE") for name in made.names])
+    kept = ~known & ~(made.is_of("BW")[a] & update[b])
+    return a[kept], b[kept]

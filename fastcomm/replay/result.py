@@ -1,38 +1,97 @@
-"""The result of a replay: the step beside the measured one, and what-ifs and predictions."""
+"""The result of a replay: the step beside the measured one, and what-ifs and predictions.
 
+Other tools get the graph as GraphML or for networkx: a node has its category, device, and in ms
+its duration, start and end; an edge the ms between its two, and 1 where it leads from the start
+of the first; there may be both.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape, quoteattr
+
+from fastcomm.errors import FastcommError
+from fastcomm.replay.replayer import Replayed
+
+if TYPE_CHECKING:
+    import networkx
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
-from fastcomm.readers.dpro.steps import StepTime
-from fastcomm.replay.predictions import Predictions
-from fastcomm.replay.replayer import Replayed
+from fastcomm.readers.dpro.statistics import StepTime
+from fastcomm.readers.dpro.trial import Trial
+from fastcomm.replay.dependency import dependencies
+from fastcomm.replay.gaps import measured
+from fastcomm.replay.predictions import Predictions, Removed
+from fastcomm.replay.replayer import Options, Replayer, ReplayPath, critical_path
 from fastcomm.result import Result
 from fastcomm.trace.run import ReadRanks
 from fastcomm.units import format_ns, signed_percent
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayPath:
-    """Nodes of the path with what each adds to it, in ns; the last adds nothing."""
-
-    nodes: tuple[int, ...]
-    cost: tuple[float, ...]
-    edges: int
-
-    @property
-    def length_ns(self) -> float:
-        """Length of the path."""
-        return sum(self.cost)
+_MS = 1e6
+_NODE_KEYS = {
+    "category": "string",
+    "device": "string",
+    "avg": "double",
+    "start": "double",
+    "end": "double",
+}
+_EDGE_KEYS = {"lag": "double", "at_start": "int"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
-    """How much sooner the step ends, in the mean over ranks, if a node took no time."""
+def to_networkx(replayed: Replayed) -> "networkx.MultiDiGraph[str]":
+    """The graph for networkx, which has to be installed."""
+    try:
+        import networkx
+    except ImportError as error:
+        raise FastcommError(
+            'to_networkx needs networkx: pip install "fastcomm[graph]"'
+        ) from error
+    graph: networkx.MultiDiGraph[str] = networkx.MultiDiGraph()
+    graph.add_nodes_from(_nodes(replayed))
+    graph.add_edges_from(_edges(replayed))
+    return graph
 
-    node: str
-    saved_ns: float
+
+def graphml(replayed: Replayed) -> str:
+    """The same for yEd, Gephi and whatever else reads GraphML."""
+    lines = ['<graphml xmlns="http://graphml.graphdrawing.org/xmlns">']
+    for what, keys in (("node", _NODE_KEYS), ("edge", _EDGE_KEYS)):
+        lines += [
+            f'<key id="{key}" for="{what}" attr.name="{key}" attr.type="{type_}"/>'
+            for key, type_ in keys.items()
+        ]
+    lines.append('<graph edgedefault="directed">')
+    lines += [f"<node id={quoteattr(n)}>{_data(about)}</node>" for n, about in _nodes(replayed)]
+    lines += [
+        f"<edge source={quoteattr(a)} target={quoteattr(b)}>{_data(about)}</edge>"
+        for a, b, about in _edges(replayed)
+    ]
+    return "\n".join([*lines, "</graph>", "</graphml>", ""])
+
+
+def _data(about: dict[str, Any]) -> str:
+    """The attributes of a node or an edge."""
+    words = (
+        (key, str(v).lower() if isinstance(v, bool) else str(v)) for key, v in about.items()
+    )
+    return "".join(f'<data key="{key}">{escape(word)}</data>' for key, word in words)
+
+
+def _nodes(replayed: Replayed) -> Iterator[tuple[str, dict[str, Any]]]:
+    made = replayed.replayer
+    times = [replayed.duration / _MS, replayed.start / _MS, replayed.end / _MS]
+    words = (made.categories, [made.devices[d] for d in made.operations.device.tolist()])
+    columns = (*words, *(each.tolist() for each in times))
+    for name, *values in zip(made.graph.nodes, *columns, strict=True):
+        yield str(name), dict(zip(_NODE_KEYS, values, strict=True))
+
+
+def _edges(replayed: Replayed) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    made = replayed.replayer
+    lag, at_start = (made.operations.lag / _MS).tolist(), made.operations.at_start.tolist()
+    for (a, b), *values in zip(made.graph.edges, lag, at_start, strict=True):
+        yield a, b, dict(zip(_EDGE_KEYS, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -86,24 +145,24 @@ class Session(Result):
 
     def _what_if(self) -> dict[str, Any]:
         """Return the part of the JSON document about changes that were asked for."""
-        found: dict[str, Any] = {}
+        document: dict[str, Any] = {}
         if (changed := self.changed) is not None:
-            found["what_if"] = {
+            document["what_if"] = {
                 "step_end_ns": changed.by_pid(),
                 "mean_step_ns": changed.mean_ns,
                 "speedup": self.replayed.mean_ns / changed.mean_ns if changed.mean_ns else None,
             }
         if self.removed is not None:
-            found["bottlenecks"] = [
+            document["bottlenecks"] = [
                 {"name": each.node, "saved_ns": each.saved_ns} for each in self.removed
             ]
         if (alone := self.alone) is not None:
             groups = alone.replayer.graph.groups
-            found["tensors_alone"] = {
+            document["tensors_alone"] = {
                 "tensors": sorted(tensor for group in groups for tensor in group),
                 "end_ns": float(alone.end.max()),
             }
-        return found
+        return document
 
     def to_arrow(self) -> dict[str, pa.Table]:
         """Return the operations and the dependencies of the step that was replayed last."""
@@ -132,3 +191,15 @@ class Session(Result):
             "error": signed_percent(self.error),
             **changed,
         }
+
+
+def session(trial: Trial, options: Options | None = None) -> Session:
+    """Measure a step of a trial, and replay it on its devices."""
+    options = options or Options()
+    rules = options.rules
+    time = rules.step_time(trial.trace)
+    graph = dependencies(trial, time.opt_step, joins_ranks=rules.gaps.joins_ranks)
+    statistics = rules.statistics(trial.trace, trial.topology)
+    known = measured(graph, statistics, trial.trace, time.opt_step, rules.gaps)
+    replayed = Replayer.of(graph, known, options).run()
+    return Session(measured=time, replayed=replayed, path=critical_path(replayed))

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.graph.devices import DeviceGraph
-from fastcomm.graph.graph import EDGE_KIND, Graph, measured_delays
-from fastcomm.readers.dpro.names import HOST, Name, category
-from fastcomm.readers.dpro.run_trace import Naming, pid, plain
-from fastcomm.readers.dpro.steps import RankSteps, StepTime
+from fastcomm.graph.graph import EDGE_KIND, DeviceGraph, Graph, measured_delays
+from fastcomm.readers.dpro.inputs import Naming, pid, plain
+from fastcomm.readers.dpro.statistics import RankSteps, StepTime
+from fastcomm.readers.dpro.uniform import HOST, Name, category
 from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import Measured
 from fastcomm.replay.replayer import Options, Replayer
@@ -59,28 +58,28 @@ class StepNodes:
 
 def replayer(step: StepConstraints) -> Replayer:
     """A step ready to be replayed."""
-    found = operations(step)
-    names = _names(step, found)
-    device, devices, kind = _devices(step, found)
-    n = len(found.edge)
+    nodes = operations(step)
+    names = _names(step, nodes)
+    device, devices, kind = _devices(step, nodes)
+    n = len(nodes.edge)
     free = np.ones(n, bool)
-    free[found.target] = False
+    free[nodes.target] = False
     zeros = np.zeros(n, np.int64)
     nothing = np.zeros(n)
     return Replayer(
         graph=Dependencies(
-            nodes=tuple(map(str, names)), source=found.source, target=found.target, groups=()
+            nodes=tuple(map(str, names)), source=nodes.source, target=nodes.target, groups=()
         ),
         names=names,
         categories=tuple(_categories(names)),
-        measured=Measured(avg=found.duration, gap=nothing, samples=zeros, comm_gap=nothing),
+        measured=Measured(avg=nodes.duration, gap=nothing, samples=zeros, comm_gap=nothing),
         options=Options(),
         devices=devices,
         operations=DeviceGraph(
-            source=found.source,
-            target=found.target,
-            lag=found.lag,
-            at_start=found.at_start,
+            source=nodes.source,
+            target=nodes.target,
+            lag=nodes.lag,
+            at_start=nodes.at_start,
             device=device,
             priority=zeros,
             busy=nothing,
@@ -88,9 +87,9 @@ def replayer(step: StepConstraints) -> Replayer:
             releases=zeros,
             kind=kind,
         ),
-        pid=found.rank,
+        pid=nodes.rank,
         pids=tuple(pid(trace.meta.rank) for trace in step.traces),
-        release=np.where(free, found.begin, 0.0),
+        release=np.where(free, nodes.begin, 0.0),
     )
 
 
@@ -191,17 +190,17 @@ def _longest(source: Ints, target: Ints, at_start: Flags, lag: Ints) -> Ints:
     return np.sort(order[~same])
 
 
-def _names(step: StepConstraints, found: StepNodes) -> tuple[Name, ...]:
+def _names(step: StepConstraints, nodes: StepNodes) -> tuple[Name, ...]:
     """Long names: the how-manieth piece of a name on a rank is its suffix."""
     named = [Naming(trace) for trace in step.traces]
     pids = [pid(trace.meta.rank) for trace in step.traces]
-    rows = (found.event - step.first[found.rank]).tolist()
-    ranks = found.rank.tolist()
+    rows = (nodes.event - step.first[nodes.rank]).tolist()
+    ranks = nodes.rank.tolist()
     count: dict[tuple[int, str], int] = defaultdict(int)
     of_row: dict[tuple[int, int], str] = {}
     parts: dict[str, tuple[str, str, str | None]] = {}
     names: dict[int, Name] = {}
-    for i in np.argsort(found.begin, kind="stable").tolist():
+    for i in np.argsort(nodes.begin, kind="stable").tolist():
         k, row = ranks[i], rows[i]
         standard = of_row.get((k, row))
         if standard is None:
@@ -235,25 +234,25 @@ def _categories(names: Sequence[Name]) -> list[str]:
     return [known[name.standard] for name in names]
 
 
-def _devices(step: StepConstraints, found: StepNodes) -> tuple[Ints, tuple[str, ...], Ints]:
+def _devices(step: StepConstraints, nodes: StepNodes) -> tuple[Ints, tuple[str, ...], Ints]:
     """By operation its thread or stream, or what takes none; their names; how they run.
 
     One at a time, unless the step was measured to do otherwise.
     """
     lanes = np.cumsum([0, *(trace.lanes.num_rows for trace in step.traces)])
-    lane = np.empty(len(found.event), np.int64)
+    lane = np.empty(len(nodes.event), np.int64)
     words = []
     for k, trace in enumerate(step.traces):
-        rows = found.rank == k
+        rows = nodes.rank == k
         lane[rows] = (
-            trace.events["lane"].to_numpy()[found.event[rows] - step.first[k]] + lanes[k]
+            trace.events["lane"].to_numpy()[nodes.event[rows] - step.first[k]] + lanes[k]
         )
         words += _lane_words(trace)
-    lane[found.edge < 0] = lanes[-1]
+    lane[nodes.edge < 0] = lanes[-1]
     kind = np.zeros(int(lanes[-1]) + 1, np.int64)
     kind[-1] = kernels.UNLIMITED
-    order = np.lexsort((found.begin, lane))
-    begin, end, of = found.begin[order], (found.begin + found.duration)[order], lane[order]
+    order = np.lexsort((nodes.begin, lane))
+    begin, end, of = nodes.begin[order], (nodes.begin + nodes.duration)[order], lane[order]
     kind[of[1:][(of[1:] == of[:-1]) & (begin[1:] < end[:-1])]] = kernels.UNLIMITED
     return lane, (*words, "waiting"), kind
 

@@ -8,10 +8,9 @@ from typing import Any
 from rich.markup import escape
 
 from fastcomm import parquet
-from fastcomm.replay.export import graphml
 from fastcomm.replay.predictions import Predictions
 from fastcomm.replay.replayer import Replayed
-from fastcomm.replay.result import Session
+from fastcomm.replay.result import Session, graphml
 from fastcomm.report import files, json_text
 from fastcomm.report.console import plain_console, say, table
 from fastcomm.units import counted, format_ns, signed_percent
@@ -19,21 +18,24 @@ from fastcomm.units import counted, format_ns, signed_percent
 _MOST = 8
 
 
-def _show_predictions(found: Predictions) -> None:
+def _show_predictions(predictions: Predictions) -> None:
     """Print a line of each prediction."""
     lines = []
-    if found.daydream is not None:
-        lines.append(f"Daydream: {format_ns(found.daydream.mean_ns)}, one rank and no waiting")
-    if found.hosts is not None:
-        hosts = len(found.hosts.by_pid())
-        lines.append(f"on {hosts} hosts of one GPU: {format_ns(found.hosts.mean_ns)} a step")
-    if found.fusion is not None:
-        groups = ["+".join(map(str, group)) for group in found.fusion.groups]
+    if predictions.daydream is not None:
+        mean = format_ns(predictions.daydream.mean_ns)
+        lines.append(f"Daydream: {mean}, one rank and no waiting")
+    if predictions.hosts is not None:
+        hosts = len(predictions.hosts.by_pid())
+        lines.append(
+            f"on {hosts} hosts of one GPU: {format_ns(predictions.hosts.mean_ns)} a step"
+        )
+    if predictions.fusion is not None:
+        groups = ["+".join(map(str, group)) for group in predictions.fusion.groups]
         more = f" and {len(groups) - _MOST} more" if len(groups) > _MOST else ""
         lines.append(
             f"tensors sent as {', '.join(groups[:_MOST])}{more}: "
-            f"{format_ns(found.fusion.replayed.mean_ns)} a step, "
-            f"{format_ns(found.fusion.before.mean_ns)} as they were, by the cost model"
+            f"{format_ns(predictions.fusion.replayed.mean_ns)} a step, "
+            f"{format_ns(predictions.fusion.before.mean_ns)} as they were, by the cost model"
         )
     for line in lines:
         say(plain_console(), line)
@@ -51,24 +53,25 @@ def _show_alone(alone: Replayed) -> None:
     say(plain_console(), f"tensors {groups} alone: {end}")
 
 
-def show(found: Session) -> None:
+def show(session: Session) -> None:
     """Print step times beside the measured, what takes the time, and what would change it."""
     console = plain_console()
-    replayed, changed, removed = found.replayed, found.changed, found.removed
+    replayed, changed, removed = session.replayed, session.changed, session.removed
     graph = replayed.replayer.graph
     edges = len(graph.source)
     say(
         console,
         f"[bold]replayed {format_ns(replayed.mean_ns, _STEP_DIGITS)} a step,[/] measured "
-        f"{format_ns(found.measured.time_ns, _STEP_DIGITS)}: {signed_percent(found.error, 2)}; "
+        f"{format_ns(session.measured.time_ns, _STEP_DIGITS)}: "
+        f"{signed_percent(session.error, 2)}; "
         f"{counted(len(graph.nodes), 'operation')}, "
         f"{edges} {'dependency' if edges == 1 else 'dependencies'}"
-        + (f"; {found.read}" if found.read else ""),
+        + (f"; {session.read}" if session.read else ""),
         hanging=2,
     )
     rows = table("rank", "replayed", "error", *(["what if"] if changed else []))
     for pid, end in replayed.by_pid().items():
-        error = found.error_of(pid)
+        error = session.error_of(pid)
         words = [format_ns(end), "n/a" if error is None else signed_percent(error, 2)]
         rows.add_row(
             escape(pid), *words, *([format_ns(changed.by_pid()[pid])] if changed else [])
@@ -80,8 +83,8 @@ def show(found: Session) -> None:
             f"[bold]what if:[/] {format_ns(changed.mean_ns, _STEP_DIGITS)} a step, "
             f"{signed_percent(changed.mean_ns / replayed.mean_ns - 1, 2)}",
         )
-    path = table(f"critical path, {format_ns(found.path.length_ns)}", "share")
-    pairs = sorted(zip(found.path.cost, found.path.nodes, strict=True), reverse=True)
+    path = table(f"critical path, {format_ns(session.path.length_ns)}", "share")
+    pairs = sorted(zip(session.path.cost, session.path.nodes, strict=True), reverse=True)
     for cost, node in pairs[:_REPLAY_MOST]:
         path.add_row(escape(graph.nodes[node]), format_ns(cost))
     console.print(path)
@@ -90,9 +93,9 @@ def show(found: Session) -> None:
         for each in removed[:_REPLAY_MOST]:
             saving.add_row(escape(each.node), format_ns(each.saved_ns))
         console.print(saving)
-    if found.alone is not None:
-        _show_alone(found.alone)
-    _show_predictions(found.predictions)
+    if session.alone is not None:
+        _show_alone(session.alone)
+    _show_predictions(session.predictions)
 
 
 def trace(replayed: Replayed) -> dict[str, Any]:
@@ -136,12 +139,12 @@ def write_trace(replayed: Replayed, path: Path) -> None:
     files.write(path.parent, {path.name: files.text(json.dumps(trace(replayed)))})
 
 
-def write(found: Session, folder: Path) -> None:
+def write(session: Session, folder: Path) -> None:
     """Write nodes.parquet, edges.parquet, graph.graphml, and last replay.json."""
-    tables = found.to_arrow()
+    tables = session.to_arrow()
     writers: dict[str, files.Writer] = {
         **{f"{name}.parquet": partial(parquet.write, table) for name, table in tables.items()},
-        "graph.graphml": files.text(graphml(found.changed or found.replayed)),
-        "replay.json": files.text(json_text.dumps(found.to_dict())),
+        "graph.graphml": files.text(graphml(session.changed or session.replayed)),
+        "replay.json": files.text(json_text.dumps(session.to_dict())),
     }
     files.write(folder, writers)

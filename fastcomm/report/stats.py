@@ -5,8 +5,7 @@ from pathlib import Path
 from rich.markup import escape
 
 from fastcomm.analyses.stats import OperationComparison, RunStatistics
-from fastcomm.readers.dpro.statistics import MS, Statistics
-from fastcomm.readers.dpro.steps import StepTime
+from fastcomm.readers.dpro.statistics import MS, Statistics, StepTime
 from fastcomm.report import files, json_text
 from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.units import counted, format_ns, format_signed_ns, signed_percent
@@ -15,17 +14,17 @@ _MOST_NAMES = 10
 _STEP_DIGITS = 4
 
 
-def write(found: RunStatistics, folder: Path, *, xlsx: bool = False) -> list[Path]:
+def write(statistics: RunStatistics, folder: Path, *, xlsx: bool = False) -> list[Path]:
     """Write stats.json, ops.parquet and ops.csv; give their paths."""
-    texts = {"stats.json": json_text.dumps(found.to_dict())}
+    texts = {"stats.json": json_text.dumps(statistics.to_dict())}
     return files.write_tables(
-        folder, texts, {"ops": found.to_arrow()}, "stats" if xlsx else None
+        folder, texts, {"ops": statistics.to_arrow()}, "stats" if xlsx else None
     )
 
 
 def show(statistics: RunStatistics, rows: list[int]) -> None:
     """Print steps, ranks, categories and the chosen operations."""
-    found, time, read = statistics.operations, statistics.time, statistics.read
+    operations, time, read = statistics.operations, statistics.time, statistics.read
     console = plain_console()
     say(
         console,
@@ -34,8 +33,8 @@ def show(statistics: RunStatistics, rows: list[int]) -> None:
         f"{format_ns(time.time_ns, _STEP_DIGITS)} a step; step {time.opt_step} is closest "
         "to it",
     )
-    console.print(_ranks(time), _categories(found), _operations(found, rows))
-    left = len(found.names) - len(rows)
+    console.print(_ranks(time), _categories(operations), _operations(operations, rows))
+    left = len(operations.names) - len(rows)
     if left:
         words = counted(left, "more operation")
         say(console, f"{words}; --head N shows N, --output writes all")
@@ -50,46 +49,51 @@ def _ranks(time: StepTime) -> TerminalTable:
     return rows
 
 
-def _categories(found: Statistics) -> TerminalTable:
+def _categories(statistics: Statistics) -> TerminalTable:
     rows = table(
         *("category", "ops", "events", "time", "mean", "longest op, mean"), drop=("ops",)
     )
-    for name, each in found.categories.items():
+    for name, each in statistics.categories.items():
         times = (format_ns(each[key] * MS) for key in ("time", "avg", "max_t"))
         rows.add_row(escape(name), str(each["op_cnt"]), str(each["cnt"]), *times)
     return rows
 
 
-def _operations(found: Statistics, chosen: list[int]) -> TerminalTable:
+def _operations(statistics: Statistics, chosen: list[int]) -> TerminalTable:
     rows = table(
         *("operation", "events", "mean", "median", "min", "max", "deviation"),
         drop=("deviation", "min", "median"),
     )
     for k in chosen:
-        times = (found.avg[k], found.median[k], found.least[k], found.most[k])
+        times = (
+            statistics.avg[k],
+            statistics.median[k],
+            statistics.least[k],
+            statistics.most[k],
+        )
         words = (format_ns(float(each)) for each in times)
-        deviation = format_ns(float(found.variance[k]) ** 0.5)
-        rows.add_row(escape(found.names[k]), str(found.count[k]), *words, deviation)
+        deviation = format_ns(float(statistics.variance[k]) ** 0.5)
+        rows.add_row(escape(statistics.names[k]), str(statistics.count[k]), *words, deviation)
     return rows
 
 
-def show_comparison(found: OperationComparison, head: int) -> None:
+def show_comparison(comparison: OperationComparison, head: int) -> None:
     """Print the largest changes, and what came and went."""
     console = plain_console()
     rows = table(
         *("operation", "before", "after", "difference", "relative"), drop=("before", "after")
     )
-    for each in found.changed[:head]:
+    for each in comparison.changed[:head]:
         relative = "n/a" if each.relative is None else signed_percent(each.relative)
         change = format_signed_ns(each.absolute_ns)
         times = (format_ns(ns) for ns in (each.before_ns, each.after_ns))
         rows.add_row(escape(each.name), *times, change, relative)
     say(
         console,
-        f"{counted(len(found.changed), 'operation')} changed, {len(found.added)} added, "
-        f"{len(found.removed)} removed",
+        f"{counted(len(comparison.changed), 'operation')} changed, "
+        f"{len(comparison.added)} added, {len(comparison.removed)} removed",
     )
     console.print(rows)
-    for word, names in (("added", found.added), ("removed", found.removed)):
+    for word, names in (("added", comparison.added), ("removed", comparison.removed)):
         for name in names[:_MOST_NAMES]:
             say(console, f"{word}: {escape(name)}", hanging=2)

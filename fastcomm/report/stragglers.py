@@ -10,8 +10,8 @@ from rich.markup import escape
 from fastcomm.analyses.stragglers import KINDS, StragglerResult
 from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, plain_console, say, table
+from fastcomm.stragglers import Attribution, Effect, Stragglers
 from fastcomm.stragglers.model import JobTimes
-from fastcomm.stragglers.stragglers import Attribution, Effect, Stragglers
 from fastcomm.units import format_ns, percent, signed_percent
 from fastcomm_kernels.arrays import Floats
 
@@ -20,9 +20,9 @@ _MOST_RANKS = 16
 _SHADES = ((1.1, ""), (1.2, "yellow"), (1.35, "red"))
 
 
-def published(found: Stragglers, meta: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def published(stragglers: Stragglers, meta: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The fields of the study's result file; times in seconds."""
-    steps = [str(step) for step in found.chosen]
+    steps = [str(step) for step in stragglers.chosen]
 
     def by_step(values: Any) -> dict[str, float]:
         return dict(zip(steps, (float(each) for each in values), strict=True))
@@ -30,49 +30,51 @@ def published(found: Stragglers, meta: Mapping[str, Any] | None = None) -> dict[
     def falling(values: Any) -> dict[str, float]:
         return dict(sorted(by_step(values).items(), key=lambda pair: -pair[1]))
 
-    said = {
+    fields = {
         "job_meta": None if meta is None else dict(meta),
-        "step_t_base": by_step(found.base / _SECOND),
-        "step_t_nodelay": by_step(found.nodelay.whole / _SECOND),
-        "step_t_noblk": by_step(found.ideal.whole / _SECOND),
-        "launch_slowdown": found.launch_slowdown,
-        "blocking_slowdown": found.slowdown,
-        "blocking_step_slowdown": falling(found.nodelay.whole / found.ideal.optimizer),
-        "launch_step_slowdown": falling(found.base / found.nodelay.optimizer),
+        "step_t_base": by_step(stragglers.base / _SECOND),
+        "step_t_nodelay": by_step(stragglers.nodelay.whole / _SECOND),
+        "step_t_noblk": by_step(stragglers.ideal.whole / _SECOND),
+        "launch_slowdown": stragglers.launch_slowdown,
+        "blocking_slowdown": stragglers.slowdown,
+        "blocking_step_slowdown": falling(
+            stragglers.nodelay.whole / stragglers.ideal.optimizer
+        ),
+        "launch_step_slowdown": falling(stragglers.base / stragglers.nodelay.optimizer),
     }
-    for what, parts in (("blocking", found.blocking), ("launch", found.launch)):
+    for what, parts in (("blocking", stragglers.blocking), ("launch", stragglers.launch)):
         for kind in KINDS:
             name = f"{what}_decompose_by_{kind}"
-            said[name] = None if parts is None else dict(parts[kind].mean)
-            said[f"{name}_per_step"] = None if parts is None else _steps(parts[kind], steps)
-    return said
+            fields[name] = None if parts is None else dict(parts[kind].mean)
+            fields[f"{name}_per_step"] = None if parts is None else _steps(parts[kind], steps)
+    return fields
 
 
 def _steps(part: Attribution, steps: list[str]) -> dict[str, dict[str, float]]:
     return {step: dict(each) for step, each in zip(steps, part.steps, strict=True)}
 
 
-def effect(found: Effect, name: str) -> dict[str, float | None]:
+def effect(effect_: Effect, name: str) -> dict[str, float | None]:
     """The fields of the study's files for M_S and M_W; times in seconds."""
     return {
-        "trem": found.removed / _SECOND,
-        "tadd": found.added / _SECOND,
-        "tori": found.measured / _SECOND,
-        "tideal": found.ideal / _SECOND,
-        "rem": found.rem,
-        "add": found.add,
-        name: found.rem,
+        "trem": effect_.removed / _SECOND,
+        "tadd": effect_.added / _SECOND,
+        "tori": effect_.measured / _SECOND,
+        "tideal": effect_.ideal / _SECOND,
+        "rem": effect_.rem,
+        "add": effect_.add,
+        name: effect_.rem,
     }
 
 
 def write(result: StragglerResult, folder: Path) -> None:
     """Write stragglers.json, and result.json, ms.json, mw.json with the study's fields."""
-    found = result.stragglers
+    stragglers = result.stragglers
     contents = {
         "stragglers": result.to_dict(),
-        "result": published(found, result.meta),
-        "ms": effect(found.last_stage, "Ms"),
-        **({} if found.worst is None else {"mw": effect(found.worst, "Mw")}),
+        "result": published(stragglers, result.meta),
+        "ms": effect(stragglers.last_stage, "Ms"),
+        **({} if stragglers.worst is None else {"mw": effect(stragglers.worst, "Mw")}),
     }
     writers: dict[str, files.Writer] = {
         f"{name}.json": files.text(json.dumps(content, indent=2))
@@ -89,43 +91,43 @@ def write_trace(content: Mapping[str, Any], path: Path) -> None:
 def show(result: StragglerResult) -> None:
     """Print the slowdown, who brings it, and the heat map of workers."""
     console = plain_console()
-    found = result.stragglers
-    for line in _lines(found) + _what_if_lines(found, result.changed):
+    stragglers = result.stragglers
+    for line in _lines(stragglers) + _what_if_lines(stragglers, result.changed):
         say(console, line, hanging=2)
-    if found.blocking is None or found.workers is None:
+    if stragglers.blocking is None or stragglers.workers is None:
         return
     for kind, title in zip(KINDS, ("data rank", "stage", "operation"), strict=True):
-        console.print(_table(title, found.blocking[kind]))
-    console.print(_heat(found.workers))
+        console.print(_table(title, stragglers.blocking[kind]))
+    console.print(_heat(stragglers.workers))
 
 
-def _what_if_lines(found: Stragglers, changed: JobTimes | None) -> list[str]:
+def _what_if_lines(stragglers: Stragglers, changed: JobTimes | None) -> list[str]:
     if changed is None:
         return []
-    mean, before = float(changed.whole.mean()), float(found.nodelay.whole.mean())
+    mean, before = float(changed.whole.mean()), float(stragglers.nodelay.whole.mean())
     return [
         f"[bold]what if:[/] {format_ns(mean)} a step, {signed_percent(mean / before - 1, 2)}"
     ]
 
 
-def _lines(found: Stragglers) -> list[str]:
+def _lines(stragglers: Stragglers) -> list[str]:
     base, nodelay, ideal = (
         format_ns(float(each.mean()))
-        for each in (found.base, found.nodelay.whole, found.ideal.whole)
+        for each in (stragglers.base, stragglers.nodelay.whole, stragglers.ideal.whole)
     )
-    last = "n/a" if found.last_stage.rem is None else percent(found.last_stage.rem)
+    last = "n/a" if stragglers.last_stage.rem is None else percent(stragglers.last_stage.rem)
     # Without the sign of a rounded nought.
-    delays = round(found.launch_slowdown - 1, 4) + 0.0
+    delays = round(stragglers.launch_slowdown - 1, 4) + 0.0
     lines = [
-        f"[bold]slowdown {found.slowdown:.4f}:[/] a step takes {nodelay}, and {ideal} if every "
-        "operation took its ideal time",
+        f"[bold]slowdown {stragglers.slowdown:.4f}:[/] a step takes {nodelay}, and {ideal} if "
+        "every operation took its ideal time",
         f"recorded: {base} a step, of which launch delays are {percent(delays, 2)}",
         f"last stage (M_S): {last} of the slowdown goes if it is ideal",
     ]
-    if found.worst is None or found.worst.rem is None:
+    if stragglers.worst is None or stragglers.worst.rem is None:
         return [*lines, "too little slowdown to ask who brings it"]
-    ranks = ", ".join(map(str, found.worst_ranks))
-    return [*lines, f"worst ranks (M_W): {percent(found.worst.rem)}, rank {ranks}"]
+    ranks = ", ".join(map(str, stragglers.worst_ranks))
+    return [*lines, f"worst ranks (M_W): {percent(stragglers.worst.rem)}, rank {ranks}"]
 
 
 def _table(title: str, part: Attribution) -> TerminalTable:

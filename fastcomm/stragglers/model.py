@@ -1,16 +1,19 @@
 """A table of operations with its graph: what its steps take with any times of operations.
 
-Times are float64 nanoseconds, arrays are ops x data ranks x steps.
+Times are float64 nanoseconds, arrays are ops x data ranks x steps. Changed steps can be written
+as a Chrome trace.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from fastcomm.errors import FastcommError
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.graph.edits import DurationChange
 from fastcomm.stragglers.operation_graph import OperationGraph, graph
-from fastcomm.stragglers.operations import OperationTable
+from fastcomm.stragglers.operations import POINT_TO_POINT, OperationTable
 from fastcomm_kernels.arrays import Flags, Floats
 from fastcomm_kernels.simulate import ALONE, simulate
 
@@ -73,35 +76,26 @@ class JobModel:
         )
 
     def only(self, at: list[int]) -> "JobModel":
-        """The same for some of the steps, by position."""
+        """Return the model of some of the steps, by position, with ideal times of their own."""
+        chosen = self._at(at, tuple(self.table.steps[i] for i in at))
+        return replace(chosen, ideal_ns=_ideal(chosen.table, chosen.measured))
+
+    def parts(self) -> "Iterator[JobModel]":
+        """Yield a few steps at a time, with the ideal times of all; nothing is copied."""
+        for at in _few(self.measured.shape):
+            yield self._at(at, self.table.steps[at])
+
+    def _at(self, at: list[int] | slice, steps: tuple[int, ...]) -> "JobModel":
+        """Return the model of steps at some places, with the ideal times of all."""
         table = replace(
             self.table,
             start=self.table.start[:, :, at],
             end=self.table.end[:, :, at],
             duration=self.table.duration[:, :, at],
-            steps=tuple(self.table.steps[i] for i in at),
+            steps=steps,
         )
-        measured = self.measured[:, :, at]
-        return replace(
-            self,
-            table=table,
-            measured=measured,
-            delays=self.delays[:, :, at],
-            ideal_ns=_ideal(table, measured),
-        )
-
-    def parts(self) -> "Iterator[JobModel]":
-        """A few steps at a time, with the ideal times of all; nothing is copied."""
-        for at in _few(self.measured.shape):
-            table = replace(
-                self.table,
-                start=self.table.start[:, :, at],
-                end=self.table.end[:, :, at],
-                duration=self.table.duration[:, :, at],
-                steps=self.table.steps[at],
-            )
-            measured, delays = self.measured[:, :, at], self.delays[:, :, at]
-            yield replace(self, table=table, measured=measured, delays=delays)
+        measured, delays = self.measured[:, :, at], self.delays[:, :, at]
+        return replace(self, table=table, measured=measured, delays=delays)
 
     def of_type(self, optype: str) -> Flags:
         """Which operations are of a type."""
@@ -188,8 +182,8 @@ def _delays(table: OperationTable, made: OperationGraph) -> Floats:
         own = before[first[op] : first[op + 1]]
         if len(own):
             ready[op] = table.end[own].max(axis=0)
-    found = table.start - ready
-    return np.where(found <= _CLAMP_NS, 0, found)
+    delays = table.start - ready
+    return np.where(delays <= _CLAMP_NS, 0, delays)
 
 
 def chosen(model: JobModel, steps: list[int]) -> JobModel:
@@ -198,3 +192,123 @@ def chosen(model: JobModel, steps: list[int]) -> JobModel:
     if absent:
         raise FastcommError(f"step {absent[0]} is not in the table, or lacks operations")
     return model.only([model.table.steps.index(step) for step in sorted(set(steps))])
+
+
+_NUMBERS = ("rank", "dp_rank", "stage", "step")
+
+
+def changed_times(model: JobModel, changes: Mapping[str, DurationChange]) -> Floats:
+    """The measured changed_times with all changes; one that means no operation is an error."""
+    out, ideal = model.measured.copy(), model.ideal_times()
+    for key, change in changes.items():
+        chosen = _selected(model, key)
+        if not chosen.any():
+            raise ConfigError(f"{key!r} means no operation of the table")
+        base = np.where(chosen & change.is_ideal, ideal, out)
+        out = np.where(chosen, change.applied(base), out)
+    return out
+
+
+def _selected(model: JobModel, key: str) -> Flags:
+    """Which operations a key means: ops x data ranks x steps."""
+    chosen = np.ones(model.measured.shape, bool)
+    for part in key.split("+"):
+        chosen &= _selected_part(model, part.strip(), key)
+    return chosen
+
+
+def _selected_part(model: JobModel, part: str, key: str) -> Flags:
+    table = model.table
+    word, colon, value = part.partition(":")
+    if part == "all":
+        return np.ones((1, 1, 1), bool)
+    types = {op.optype for op in model.table.ops}
+    if not colon and part in types:
+        return model.of_type(part)[:, None, None]
+    if word == "op" and value:
+        return np.array([op.name == value for op in table.ops])[:, None, None]
+    if word in _NUMBERS and value.isdecimal():
+        return _numbered(model, word, int(value))
+    known = ", ".join(sorted(types))
+    raise ConfigError(
+        f"{key!r}: found {part!r}, wanted all, a type ({known}), "
+        "op:NAME, or rank:, dp_rank:, stage:, step: and a number"
+    )
+
+
+def _numbered(model: JobModel, word: str, number: int) -> Flags:
+    """The operations of a rank, a data rank, a stage or a step."""
+    table = model.table
+    stage = np.array([op.stage for op in table.ops])
+    chosen: Flags
+    if word == "rank":
+        chosen = (table.rank_of[:, stage] == number).T[:, :, None]
+    elif word == "stage":
+        chosen = (stage == number)[:, None, None]
+    elif word == "dp_rank":
+        chosen = (np.arange(table.ranks) == number)[None, :, None]
+    else:
+        chosen = (np.array(table.steps) == number)[None, None, :]
+    return chosen
+
+
+_US = 1e3
+_SPACE = 1.1
+_CLASSES = ("compute", "pp-comm", "tp-comm", "dp-comm", "misc")
+_MISC = 4
+_CLASS = {
+    **dict.fromkeys(("forward-compute", "backward-compute"), 0),
+    **dict.fromkeys((*POINT_TO_POINT, "embedding-grads-all-reduce"), 1),
+    "layernorm-grads-all-reduce": 2,
+    **dict.fromkeys(
+        ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce"), 3
+    ),
+}
+
+
+def job_trace(model: JobModel, changed_times: Floats) -> dict[str, Any]:
+    """All steps, if the operations took `changed_times`."""
+    start, end = model.times(changed_times)
+    waited = (model.graph.group_of != ALONE)[:, None, None]
+    begin = np.where(waited, end - np.maximum(changed_times, 0), start)
+    length = end.max(axis=(0, 1)) - start.min(axis=(0, 1))
+    offset = np.concatenate(([0.0], np.cumsum(length * _SPACE)[:-1]))
+    rows = list(_names(model))
+    for step, number in enumerate(model.table.steps):
+        ts, dur = begin[:, :, step] + offset[step], (end - begin)[:, :, step]
+        rows += [
+            {
+                "ph": "X",
+                "name": op.name,
+                "cat": op.optype,
+                "ts": float(ts[k, rank]) / _US,
+                "dur": float(dur[k, rank]) / _US,
+                "pid": rank,
+                "tid": _thread(model, rank, op.stage, _CLASS.get(op.optype, _MISC)),
+                "args": {"step": number, "stage": op.stage},
+            }
+            for k, op in enumerate(model.table.ops)
+            for rank in range(model.table.ranks)
+            if dur[k, rank] > 0
+        ]
+    return {"traceEvents": rows, "displayTimeUnit": "ms"}
+
+
+def _thread(model: JobModel, rank: int, stage: int, kind: int) -> int:
+    return int(model.table.rank_of[rank, stage]) * len(_CLASSES) + kind
+
+
+def _names(model: JobModel) -> list[dict[str, Any]]:
+    """What processes and threads are called."""
+    rows: list[dict[str, Any]] = []
+    for rank in range(model.table.ranks):
+        labels: dict[str, Any] = {"ph": "M", "pid": rank}
+        rows.append({**labels, "name": "process_name", "args": {"name": f"data rank {rank}"}})
+        for stage in range(model.table.stages):
+            for kind, word in enumerate(_CLASSES):
+                name = f"rank {int(model.table.rank_of[rank, stage])} {word}"
+                tid = _thread(model, rank, stage, kind)
+                rows.append(
+                    {**labels, "name": "thread_name", "tid": tid, "args": {"name": name}}
+                )
+    return rows

@@ -72,8 +72,8 @@ class _Making:
 
     def ordered(self, stage: int, *optypes: str) -> list[int]:
         """Operations of several types on a stage, by start."""
-        found = [op for optype in optypes for op in self.get(stage, optype)]
-        return sorted(found, key=lambda i: _key(self.ops[i]))
+        operations = [op for optype in optypes for op in self.get(stage, optype)]
+        return sorted(operations, key=lambda i: _key(self.ops[i]))
 
 
 def _key(op: Op) -> tuple[float, int, str]:

@@ -75,7 +75,7 @@ class OperationTable:
 
 
 def notes(left_out: Sequence[int]) -> tuple[str, ...]:
-    """What is to be said of steps that reading had to leave out."""
+    """Return a warning of steps that reading had to leave out."""
     if not left_out:
         return ()
     steps = ranges(list(left_out))
@@ -84,17 +84,17 @@ def notes(left_out: Sequence[int]) -> tuple[str, ...]:
 
 def meta(path: Path) -> dict[str, Any]:
     """The description of a job; its sizes are positive."""
-    said = inputs.yaml(path)
-    if not isinstance(said, dict):
-        raise TraceFileError(f"{path}: found {said!r}, wanted dp_size, pp_size and the rest")
+    sizes = inputs.yaml(path)
+    if not isinstance(sizes, dict):
+        raise TraceFileError(f"{path}: found {sizes!r}, wanted dp_size, pp_size and the rest")
     for name in _SIZES:
-        size = said.get(name, 1)
+        size = sizes.get(name, 1)
         if type(size) is not int or not RANKS.holds(size):
             raise TraceFileError(
                 f"{path}: {name}: found {shortened(size)}, wanted a whole number from 1 to "
                 f"{RANKS.most}"
             )
-    return said
+    return sizes
 
 
 def read(path: Path) -> OperationTable:
@@ -107,15 +107,15 @@ def read(path: Path) -> OperationTable:
         present = parquet.names(path)
         if missing := [name for name in _COLUMNS if name not in present]:
             raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {present}")
-        wanted = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
-        table = parquet.read(path, wanted)
+        names = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
+        table = parquet.read(path, names)
     except OSError as error:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
     except pa.ArrowException as error:
         raise TraceFileError(f"{path}: {error}") from error
     if not table.num_rows:
         raise TraceFileError(f"{path}: the table has no rows")
-    if nulls := [name for name in wanted if table[name].null_count]:
+    if nulls := [name for name in names if table[name].null_count]:
         raise TraceFileError(f"{path}: column {nulls[0]} has nulls")
     _check_kinds(table, path)
     _check_times(table, path)
@@ -135,15 +135,15 @@ def _refuse_traces(path: Path) -> None:
     readers_detection.refuse_standard_input(path)
     if remedy := packed(path):
         raise TraceFileError(remedy)
-    found = detection.format_of(path, Config())
-    if found in (None, "optable") and not path.is_dir():
+    format_ = detection.format_of(path, Config())
+    if format_ in (None, "optable") and not path.is_dir():
         return
-    what = "a directory" if found is None else f"a trace ({found})"
-    instead = "stats" if found == "dpro" else "metrics"
+    what = "a directory" if format_ is None else f"a trace ({format_})"
+    instead = "stats" if format_ == "dpro" else "metrics"
     raise TraceFileError(
         f"{path}: {what}; `fastcomm stragglers` reads a table of operations (.parquet). For "
         f"traces use `fastcomm {instead} {quote(str(path))}`"
-        + ("" if found == "dpro" else ", which names the straggler and what it costs")
+        + ("" if format_ == "dpro" else ", which names the straggler and what it costs")
     )
 
 
@@ -152,9 +152,9 @@ def _check_kinds(table: pa.Table, path: Path) -> None:
     for name in table.column_names:
         column = table[name]
         kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        wanted = {"optype": pa.types.is_string, "start_ts": pa.types.is_floating}
-        wanted["duration"] = pa.types.is_floating
-        if not wanted.get(name, pa.types.is_integer)(kind):
+        is_kind = {"optype": pa.types.is_string, "start_ts": pa.types.is_floating}
+        is_kind["duration"] = pa.types.is_floating
+        if not is_kind.get(name, pa.types.is_integer)(kind):
             raise TraceFileError(f"{path}: column {name}: found {kind}, wanted another type")
         ends = pc.min_max(column) if name in _PLACES else None
         if ends is not None and not 0 <= ends["min"].as_py() <= ends["max"].as_py() <= _MOST:
@@ -195,16 +195,16 @@ def of_table(table: pa.Table, place: str = "table") -> OperationTable:
     code = (kind * (stage.max() + 1) + stage) * size + columns["seq_id"]
     rows = np.flatnonzero((dp == 0) & (at == _template(dp, at)))
     op_codes, row_of = np.unique(code[rows], return_index=True)
-    found = np.searchsorted(op_codes, code)
-    known = (found < len(op_codes)) & (op_codes[np.minimum(found, len(op_codes) - 1)] == code)
+    op = np.searchsorted(op_codes, code)
+    known = (op < len(op_codes)) & (op_codes[np.minimum(op, len(op_codes) - 1)] == code)
     shape = len(op_codes), int(dp.max()) + 1, len(steps)
-    whole = _whole(found, known, dp, at, shape)
+    whole = _whole(op, known, dp, at, shape)
     if not whole.any():
         raise TraceFileError(f"{place}: in no step have all data ranks the same operations")
     kept = np.flatnonzero(known & whole[at])
     times = _times(columns)
     cubes = np.empty((len(times), *shape))
-    cubes[:, found[kept], dp[kept], at[kept]] = times[:, kept]
+    cubes[:, op[kept], dp[kept], at[kept]] = times[:, kept]
     rank_of = np.full((shape[1], int(stage.max()) + 1), -1, np.int64)
     rank_of[dp, stage] = columns["rank"]
     return OperationTable(
@@ -271,11 +271,11 @@ def _template(dp: Ints, at: Ints) -> int:
 
 
 def _whole(
-    found: Ints, known: NDArray[np.bool_], dp: Ints, at: Ints, shape: tuple[int, int, int]
+    op: Ints, known: NDArray[np.bool_], dp: Ints, at: Ints, shape: tuple[int, int, int]
 ) -> NDArray[np.bool_]:
     """The steps in which every data rank has every operation once, and no other."""
     seen = np.zeros(shape, np.int64)
-    np.add.at(seen, (found[known], dp[known], at[known]), 1)
+    np.add.at(seen, (op[known], dp[known], at[known]), 1)
     whole: NDArray[np.bool_] = (seen == 1).all(axis=(0, 1))
     whole[at[~known]] = False
     return whole

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fastcomm.errors import ConfigError
-from fastcomm.readers.dpro.nccl import Topology
+from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.statistics import send_receive, step_ids
 from fastcomm.readers.dpro.uniform import UniformTrace
 from fastcomm.units import format_ns
@@ -47,10 +47,10 @@ class Pairs:
 
     def bounds(self, hosts: int) -> Floats:
         """How far a sender's shift may exceed a receiver's at most; inf without pairs."""
-        found = np.full((hosts, hosts), np.inf)
+        most = np.full((hosts, hosts), np.inf)
         gap = self.receive[1] - self.send[1]
-        np.minimum.at(found, (self.send_host, self.receive_host), gap)
-        return found
+        np.minimum.at(most, (self.send_host, self.receive_host), gap)
+        return most
 
 
 def by_sync(
@@ -87,15 +87,15 @@ def by_causality(
     mode: str, trace: UniformTrace, topology: Topology | None, hosts: Mapping[str, str]
 ) -> Shifts:
     """Shifts that SEND and RECV between hosts tell; the first host keeps its clock."""
-    found = None if topology is None else pairs_of(trace, topology, hosts)
-    if found is None or not len(found.send_host):
+    pairs = None if topology is None else pairs_of(trace, topology, hosts)
+    if pairs is None or not len(pairs.send_host):
         return Shifts(
             by_pid={},
             warnings=("no Sync, and no SEND and RECV between hosts: clocks are not aligned",),
         )
     warnings = ["no Sync in every comm.json: clocks are aligned by SEND and RECV"]
     names = list(dict.fromkeys(hosts.values()))
-    shift, violated = solve(found, len(names), "causality" if mode == "auto" else mode)
+    shift, violated = solve(pairs, len(names), "causality" if mode == "auto" else mode)
     if violated >= 1:
         warnings.append(
             f"no shift of clocks lets every RECV end after its SEND: {format_ns(violated)} lack"
@@ -134,9 +134,9 @@ def pairs_of(trace: UniformTrace, topology: Topology, hosts: Mapping[str, str]) 
     )
 
 
-def solve(found: Pairs, hosts: int, mode: str) -> tuple[Floats, float]:
+def solve(pairs: Pairs, hosts: int, mode: str) -> tuple[Floats, float]:
     """Shifts by host, that of the first 0, and by how much they violate causality at least."""
-    bounds = found.bounds(hosts) / _US
+    bounds = pairs.bounds(hosts) / _US
     sender, receiver = np.nonzero(np.isfinite(bounds))
     most = bounds[sender, receiver]
     sides = np.zeros((len(most), hosts))
@@ -147,7 +147,7 @@ def solve(found: Pairs, hosts: int, mode: str) -> tuple[Floats, float]:
     most = most + violated
     shift = _drift(sides, most, hosts) if mode == "drift" else _smallest(sides, most)
     if mode == "variance":
-        shift = _least_variance(found, sides, most, shift)
+        shift = _least_variance(pairs, sides, most, shift)
     return np.concatenate(([0.0], shift)) * _US, violated * _US
 
 
@@ -172,9 +172,9 @@ def _smallest(sides: Floats, most: Floats) -> Floats:
     if (most >= 0).all():
         return np.zeros(sides.shape[1])
     scale = float(np.abs(most).max())
-    wanted = np.append(np.zeros(sides.shape[1]), 1.0)
+    target = np.append(np.zeros(sides.shape[1]), 1.0)
     system = np.vstack((-sides.T, -most / scale))
-    left = system @ nnls(system, wanted)[0] - wanted
+    left = system @ nnls(system, target)[0] - target
     shift: Floats = -left[:-1] / left[-1] * scale
     return shift
 
@@ -193,20 +193,20 @@ def _drift(sides: Floats, most: Floats, hosts: int) -> Floats:
     high = np.concatenate((most, np.zeros(2 * hosts)))
     cost = np.append(np.zeros(hosts - 1), np.ones(hosts))
     limits = [(None, None)] * (hosts - 1) + [(0, None)] * hosts
-    found: Floats = linprog(cost, A_ub=rows, b_ub=high, bounds=limits).x[: hosts - 1]
-    return found
+    shift: Floats = linprog(cost, A_ub=rows, b_ub=high, bounds=limits).x[: hosts - 1]
+    return shift
 
 
-def _least_variance(found: Pairs, sides: Floats, most: Floats, begin: Floats) -> Floats:
+def _least_variance(pairs: Pairs, sides: Floats, most: Floats, begin: Floats) -> Floats:
     """From the smallest shifts on, downhill to where long RECVs vary least."""
     from scipy.optimize import minimize
 
-    dur = (found.receive[1] - found.receive[0]) / _US
+    dur = (pairs.receive[1] - pairs.receive[0]) / _US
     long = dur > _LONG * median(dur.tolist())
     if not long.any():
         return begin
-    reach = (found.receive[1] - found.send[0])[long] / _US
-    sender, receiver, dur = found.send_host[long], found.receive_host[long], dur[long]
+    reach = (pairs.receive[1] - pairs.send[0])[long] / _US
+    sender, receiver, dur = pairs.send_host[long], pairs.receive_host[long], dur[long]
 
     def variance(shift: Floats) -> float:
         whole = np.concatenate(([0.0], shift))

@@ -1,17 +1,264 @@
-"""Read a dPRO trial, a uniform trace or a run as a uniform trace."""
+"""Read a dPRO trial, a uniform trace or a run of a profiler's traces as a uniform trace.
 
+Of a run come the work of devices and communication, named as operations.
+"""
+
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 
-from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro import detection, run_trace, trial, uniform, uniform_scan
-from fastcomm.readers.dpro.nccl import Topology
-from fastcomm.readers.dpro.steps import with_steps
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.exchange import clocks
+from fastcomm.readers.dpro import claims, json_files, trial
+from fastcomm.readers.dpro.job import Topology
+from fastcomm.readers.dpro.statistics import with_steps
 from fastcomm.readers.dpro.trial import Trial
-from fastcomm.readers.dpro.uniform import UniformTrace
+from fastcomm.readers.dpro.uniform import Event, UniformTrace, of_events
 from fastcomm.readers.kineto import head
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.trace.run import ReadRanks
+from fastcomm.trace.events import EventRows
+from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, warnings_of_run
+from fastcomm.trace.schema import KIND, OPS, TAGS
+from fastcomm.trace.trace import Trace
+from fastcomm.units import counted, plural
+from fastcomm_kernels import intervals
+from fastcomm_kernels.arrays import Flags, Ints
+
+FORWARD, BACKWARD, UPDATE = range(3)
+OP_CATS = ("FW", "BW", "UPDATE_")
+
+_FORWARD = re.compile(r"(?i)forward|(?<![a-z])fwd")
+_BACKWARD = re.compile(r"(?i)backward|(?<![a-z])bwd|^autograd::engine")
+_UPDATE = re.compile(r"(?i)optimizer")
+_ENGINE = "autograd::engine"
+_STEP = re.compile(r"^ProfilerStep#|(?i:optimizer)")
+
+
+@dataclass(frozen=True)
+class Naming:
+    """The operations of one rank's trace; all by row of its events."""
+
+    trace: Trace
+
+    @cached_property
+    def events(self) -> EventRows:
+        """The events of the trace."""
+        return EventRows.of(self.trace)
+
+    @cached_property
+    def is_work(self) -> Flags:
+        """Which events are work of a device."""
+        return self.events.of_kind("kernel", "memcpy", "memset")
+
+    @cached_property
+    def at(self) -> Ints:
+        """The call that launched each piece of work; of all else, and where unknown, itself."""
+        at = np.arange(len(self.events))
+        work = np.flatnonzero(self.is_work)
+        launch = self.events.launch_of(work)
+        at[work] = np.where(launch >= 0, launch, work)
+        return at
+
+    @cached_property
+    def operator(self) -> Ints:
+        """The innermost operator around each event's call, an operator's own row; or -1."""
+        return self.events.enclosing(self.events.rows("cpu_op"), self.at)
+
+    @cached_property
+    def op_cat(self) -> Ints:
+        """FORWARD, BACKWARD or UPDATE."""
+        op_cats = self._by_name(_class)
+        is_op = self.events.kind == KIND["cpu_op"]
+        is_mark = is_op & (op_cats == BACKWARD)
+        is_mark |= (self.events.kind == KIND["annotation"]) & (op_cats >= 0)
+        mark = self.events.enclosing(np.flatnonzero(is_mark), self.at)
+        return np.where(mark >= 0, op_cats[mark], self._of_thread[self.events.lane[self.at]])
+
+    def _by_name(self, answer: Callable[[str], int]) -> Ints:
+        """The answer to each event's name, asked once a name."""
+        return np.array([answer(word) for word in self.events.texts], np.int64)[
+            self.events.name
+        ]
+
+    @cached_property
+    def _of_thread(self) -> Ints:
+        """By lane: BACKWARD on a thread of autograd's engine, unless it takes steps as well."""
+        engine = self._by_name(lambda word: word.startswith(_ENGINE)) == 1
+        steps = self._by_name(lambda word: _STEP.search(word) is not None) == 1
+        op_cat = np.full(self.trace.lanes.num_rows, FORWARD, np.int64)
+        op_cat[self.events.lane[engine]] = BACKWARD
+        op_cat[self.events.lane[steps]] = FORWARD
+        return op_cat
+
+    @cached_property
+    def step(self) -> Ints:
+        """The iteration in which each was called, from 0 on; -1 outside of all."""
+        table = self.trace.iterations
+        if not table.num_rows:
+            return np.zeros(len(self.events), np.int64)
+        begin = self.events.start[self.at]
+        order = np.argsort(begin, kind="stable")
+        step = np.empty(len(begin), np.int64)
+        step[order] = intervals.segment_of(
+            begin[order], table["start"].to_numpy(), table["stop"].to_numpy()
+        )
+        return step
+
+    @cached_property
+    def communication(self) -> dict[int, str]:
+        """Standard names of communication by row: tag, group, place in the step, operation."""
+        comm, groups = self.trace.comm, self.trace.groups["name"].to_pylist()
+        count: dict[tuple[object, ...], int] = {}
+        names = {}
+        columns = (comm[name].to_pylist() for name in ("event", "op", "tag", "group"))
+        for row, op, tag, group in zip(*columns, strict=True):
+            key = (op, group, int(self.step[row]))
+            place = count[key] = count.get(key, -1) + 1
+            label = "none" if group is None else groups[group] or f"group{group}"
+            names[row] = f"Comm.{TAGS[tag]}-{plain(label)}-{place}.{OPS[op]}"
+        return names
+
+    def standard(self, row: int) -> str:
+        """The standard name of an operation."""
+        if row in self.communication:
+            return self.communication[row]
+        source = row if self.operator[row] < 0 else int(self.operator[row])
+        return f"{OP_CATS[self.op_cat[row]]}.{plain(self.word(source))}"
+
+    def word(self, row: int) -> str:
+        """The name of an event."""
+        return self.events.texts[int(self.events.name[row])]
+
+    @cached_property
+    def outermost(self) -> Flags:
+        """Which operators no other of their thread encloses."""
+        events, ops = self.events, self.events.rows("cpu_op")
+        ops = ops[np.lexsort((-events.stop[ops], events.start[ops], events.lane[ops]))]
+        is_outermost = np.zeros(len(events), bool)
+        for lane in np.unique(events.lane[ops]).tolist():
+            own = ops[events.lane[ops] == lane]
+            before = np.maximum.accumulate(events.stop[own])
+            before = np.append(events.start[own[:1]], before[:-1])
+            is_outermost[own] = events.start[own] >= before
+        return is_outermost
+
+
+def _class(word: str) -> int:
+    """What a mark's name says; -1 for nothing, or for two things."""
+    rules = ((_UPDATE, UPDATE), (_BACKWARD, BACKWARD), (_FORWARD, FORWARD))
+    classes = [number for rule, number in rules if rule.search(word)]
+    return classes[0] if len(classes) == 1 else -1
+
+
+@lru_cache(maxsize=1 << 16)
+def plain(text: str) -> str:
+    """A text as part of a name: without what separates names."""
+    return re.sub(r"~>|->|\.", "_", text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniformRun:
+    """A run as a uniform trace, and how many of its operations are in no iteration."""
+
+    trace: UniformTrace
+    left_out: int
+    warnings: tuple[str, ...]
+    read: ReadRanks
+
+
+def pid(rank: int) -> str:
+    """What a rank is called."""
+    return f"host0.rank{rank}"
+
+
+def converted(run: RunTraces, *, keep_going: bool = False) -> UniformRun:
+    """Read every rank of a run as operations.
+
+    Raises the error of the first rank that cannot be read; with `keep_going` such ranks are in
+    `read.failed`, and it is raised only if no rank is left.
+    """
+    events: list[Event] = []
+    ends, left_out, skipped = [], 0, list(run.skipped)
+    warnings: list[str] = []
+    own_warnings: list[tuple[int, tuple[str, ...]]] = []
+    for source in run.sources:
+        try:
+            trace = source.read()
+        except FastcommError as error:
+            if not keep_going or len(run.sources) == 1:
+                raise
+            path = str(source.path)
+            skipped.append(SkippedRank(rank=source.rank, path=path, error=str(error)))
+            continue
+        own_warnings.append((source.rank, trace.meta.warnings))
+        ends.append(clocks.ends(trace))
+        own = list(operations(trace))
+        events += (each for each in own if each.step is not None)
+        left_out += sum(each.step is None for each in own)
+    if not ends:
+        raise FastcommError(f"no rank could be read: {skipped[0].error}")
+    if left_out:
+        warnings.append(
+            f"{counted(left_out, 'operation')} {plural(left_out, 'is')} in no iteration and "
+            f"{plural(left_out, 'is')} left out"
+        )
+    offsets = clocks.clock_offsets(pa.concat_tables(ends))
+    shifts = {pid(each.rank): -each.offset_ns for each in offsets if each.applies}
+    trace_ = of_events(events, shifts)
+    return UniformRun(
+        trace=trace_,
+        left_out=left_out,
+        warnings=(*run.warnings, *warnings_of_run(own_warnings), *warnings),
+        read=ReadRanks.of(run, [rank for rank, _ in own_warnings], skipped),
+    )
+
+
+def operations(trace: Trace) -> Iterator[Event]:
+    """One rank's operations in order of time; the step is None outside of the iterations."""
+    named, rank = Naming(trace), pid(trace.meta.rank)
+    kept = named.is_work.copy()
+    kept[list(named.communication)] = True
+    if not named.is_work.any():
+        kept |= named.outermost
+    communication = _communication(trace)
+    threads = trace.lanes["thread"].to_pylist()
+    numbers: dict[int, int] = {}
+    for row in np.flatnonzero(kept).tolist():
+        lane, step = int(named.events.lane[row]), int(named.step[row])
+        is_comm = row in communication
+        if not is_comm:
+            numbers.setdefault(lane, len(numbers))
+        yield Event(
+            name=named.standard(row),
+            pid=rank,
+            start=int(named.events.start[row]),
+            dur=int(named.events.stop[row] - named.events.start[row]),
+            lane="Comm" if is_comm else f"operator{numbers[lane]}",
+            cat="Comm" if is_comm else "operator",
+            step=None if step < 0 else step,
+            extra={
+                "event": named.word(row),
+                "lane": threads[lane],
+                **communication.get(row, {}),
+            },
+        )
+
+
+def _communication(trace: Trace) -> dict[int, dict[str, int]]:
+    """What is known of each piece of communication, by row of the events."""
+    columns = ("event", "seq", "payload_bytes")
+    rows = zip(*(trace.comm[name].to_pylist() for name in columns), strict=True)
+    return {
+        event: {
+            key: value for key, value in (("seq", seq), ("bytes", size)) if value is not None
+        }
+        for event, seq, size in rows
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +291,12 @@ def read(
     if is_run(path):
         options = replace(options or OpenOptions(), whole=True)
         run = open_run(path, options=options)
-        found = run_trace.converted(run, keep_going=options.keep_going)
-        return Input(trace=found.trace, warnings=found.warnings, read=found.read)
+        run_trace = converted(run, keep_going=options.keep_going)
+        return Input(trace=run_trace.trace, warnings=run_trace.warnings, read=run_trace.read)
     if path.is_dir():
         read_trial = trial.read(path, rule=rule, align=align)
         return Input(trace=read_trial.trace, trial=read_trial, warnings=read_trial.warnings)
-    trace = uniform.read(path) if whole else uniform_scan.read(path)
+    trace = json_files.read(path) if whole else json_files.scan(path)
     if not len(trace):
         raise TraceFileError(f"{path}: no events")
     return Input(trace=with_steps(trace, rule))
@@ -60,11 +307,11 @@ def is_run(path: Path) -> bool:
     if not path.exists():
         raise TraceFileError(f"{path}: no such file or folder")
     if path.is_dir():
-        return not detection.claims(path) and any(path.iterdir())
+        return not claims(path) and any(path.iterdir())
     if not path.name.lower().endswith(head.SUFFIXES):
         return True
-    found = head.peek(path)
+    start = head.peek(path)
     # A JSON file without a mark of the profiler: reading it as a uniform trace says what it is.
-    return found.kind == "profiler" or (
-        found.kind == "damaged" and head.is_rank_name(path.name)
+    return start.kind == "profiler" or (
+        start.kind == "damaged" and head.is_rank_name(path.name)
     )

@@ -1,22 +1,237 @@
-"""Statistics of a uniform trace by long name and by category.
+"""Steps and operations of a uniform trace: which step an event is of, how long each takes.
 
-`compat` is dPRO to the digit: categories by substring, RECV clipped in all steps but the last
-and its mean taken from those alone. The default clips every step and describes what is left.
+A step of a rank goes from its first operator's start to the end of its operators. With NCCL's
+topology a RECV counts from its SEND on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from fastcomm.errors import FastcommError
-from fastcomm.readers.dpro.names import Name, category, category_by_substring, long_name
-from fastcomm.readers.dpro.nccl import Topology
-from fastcomm.readers.dpro.uniform import UniformTrace
+from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.readers.dpro.job import Topology
+from fastcomm.readers.dpro.uniform import Name, UniformTrace, category, coarse, long_name
 from fastcomm_kernels import durations
 from fastcomm_kernels.arrays import NULL, Floats, Ints
+
+_BEGINS = frozenset({"I/O", "operator.FW"})
+_UPDATE = "operator.UPDATE"
+_GAP_NS = 5_000_000
+
+
+def by_previous(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
+    """The seed's rule: a step begins with the first input or forward op after anything else."""
+    return _walk(cats, _after_other, lambda cat: True)
+
+
+def by_operator(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
+    """The seed's rule as dPRO had it for a while: only operators move the cursor."""
+    return _walk(cats, _after_other, lambda cat: cat.startswith("operator"))
+
+
+def by_update(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
+    """A step begins with the first input or forward op after an update."""
+    return _walk(cats, _after_update, lambda cat: cat.startswith("operator") or cat == "I/O")
+
+
+def _after_other(before: str, cat: str) -> bool:
+    return before not in _BEGINS and cat in _BEGINS
+
+
+def _after_update(before: str, cat: str) -> bool:
+    return before == _UPDATE and cat in _BEGINS
+
+
+def _walk(
+    cats: Sequence[str], begins: Callable[[str, str], bool], moves: Callable[[str], bool]
+) -> list[int]:
+    """Steps of one pid; a late update belongs to the step before."""
+    step, before, steps = 0, "", []
+    for cat in cats:
+        if before:
+            step += int(begins(before, cat)) - int(before in _BEGINS and cat == _UPDATE)
+        steps.append(step)
+        before = cat if moves(cat) else before
+    return steps
+
+
+def by_gap(cats: Sequence[str], start: Sequence[int], dur: Sequence[int]) -> list[int]:
+    """A step begins with a forward op 5 ms after the last op, once it had an update."""
+    step, end, steps = 0, None, []
+    backward = update = 0
+    for cat, begun, length in zip(cats, start, dur, strict=True):
+        late = end is not None and begun - end > _GAP_NS
+        if cat in _BEGINS and late and backward > 0 and update > 0:
+            step, backward, update = step + 1, 0, 0
+        steps.append(step)
+        backward += length if cat == "operator.BW" else 0
+        update += length if cat == _UPDATE else 0
+        end = begun + length if cat.startswith("operator") else end
+    return steps
+
+
+RULES: dict[str, Callable[[Sequence[str], Sequence[int], Sequence[int]], list[int]]] = {
+    "update": by_update,
+    "seed": by_previous,
+    "operator": by_operator,
+    "gap": by_gap,
+    "none": lambda cats, start, dur: [0] * len(cats),
+}
+
+
+def with_steps(trace: UniformTrace, rule: str = "update") -> UniformTrace:
+    """The trace with a step for every event: given ones win, else `rule` makes them."""
+    if rule not in RULES:
+        raise ConfigError(f"step rule {rule!r}: wanted one of {', '.join(RULES)}")
+    cats = [category(name) for name in trace.names]
+    step = trace.step.copy()
+    pid_of = {pid: i for i, pid in enumerate(trace.pids)}
+    pids = np.array([pid_of[pid] for pid in trace.key_pid], np.int64)[trace.key]
+    for pid in range(len(trace.pids)):
+        rows = np.flatnonzero((pids == pid) & trace.counts)
+        given = step[rows]
+        if (given != NULL).any():
+            step[rows] = _forward(given)
+        else:
+            kinds = [cats[key] for key in trace.key[rows]]
+            step[rows] = RULES[rule](
+                kinds, trace.start[rows].tolist(), trace.dur[rows].tolist()
+            )
+    return replace(trace, step=step)
+
+
+def _forward(given: Ints) -> Ints:
+    """An event without a step takes that of the last one that has one, 0 before any."""
+    last = np.maximum.accumulate(np.where(given == NULL, -1, np.arange(len(given))))
+    return np.where(last < 0, 0, given[np.maximum(last, 0)])
+
+
+_PARTS = {"fw": "operator.FW", "bw": "operator.BW", "update": "operator.UPDATE"}
+_RANKS = ("host", "traces_", "default")
+_SPREAD = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSteps:
+    """Nanoseconds of each step of a rank: the whole, and sums of its operators by part."""
+
+    time: tuple[int, ...]
+    parts: Mapping[str, tuple[int, ...]]
+
+    def mean_ns(self, part: str) -> float:
+        """Mean over steps of what a part sums to."""
+        return sum(self.parts[part]) / len(self.parts[part])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOperators:
+    """Operators of a rank, step by step and in order of time; step k is `bounds[k:k + 2]`."""
+
+    start: Ints
+    stop: Ints
+    category: NDArray[np.str_]
+    bounds: Ints
+    begin: Ints  # of each step
+
+    def rank_steps(self, end: Ints, step: Ints) -> RankSteps:
+        """Return steps that end at `end`; `step` is the place of each operator's step."""
+        parts = {}
+        for part, kind in _PARTS.items():
+            own = self.category == kind
+            sums = np.zeros(len(self.begin), np.int64)
+            np.add.at(sums, step[own], (self.stop - self.start)[own])
+            parts[part] = tuple(sums.tolist())
+        return RankSteps(time=tuple((end - self.begin).tolist()), parts=parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """The step time of a run: mean over ranks of each step, of which mean or median."""
+
+    ranks: Mapping[str, RankSteps]
+    steps: tuple[float, ...]
+    time_ns: float
+    opt_step: int
+
+
+def to_last_end(operators: StepOperators) -> RankSteps:
+    """Measure steps that end with the last of their operators."""
+    bounds = operators.bounds
+    step = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    return operators.rank_steps(np.maximum.reduceat(operators.stop, bounds[:-1]), step)
+
+
+def step_time(
+    trace: UniformTrace,
+    category_of: Callable[[str], str] = category,
+    measure: Callable[[StepOperators], RankSteps] = to_last_end,
+) -> StepTime:
+    """Measure the steps that every rank has.
+
+    `category_of` takes standard names, `measure` the operators of a rank.
+    Raises FastcommError where no rank has an operator.
+    """
+    cats = np.array([category_of(name) for name in trace.names])
+    operator = np.array([coarse(cat) == "operator" for cat in cats], bool)
+    numbers = {each: i for i, each in enumerate(trace.pids)}
+    pid = np.array([numbers[each] for each in trace.key_pid], np.int64)
+    ranks = {}
+    for number, name in enumerate(trace.pids):
+        if not name.startswith(_RANKS):
+            continue
+        kept = (pid[trace.key] == number) & trace.counts & operator[trace.key]
+        rows = np.flatnonzero(kept & (trace.step != NULL))
+        if len(rows):
+            ranks[name] = measure(_operators(trace, rows, cats))
+    return _over_all(ranks)
+
+
+def _operators(trace: UniformTrace, rows: Ints, cats: NDArray[np.str_]) -> StepOperators:
+    """Sort operators, which are in time order, into steps; `cats` are by key."""
+    rows = rows[np.argsort(trace.step[rows], kind="stable")]
+    bounds = np.flatnonzero(np.diff(trace.step[rows], prepend=NULL, append=NULL))
+    own, start = cats[trace.key[rows]], trace.start[rows]
+    begin = start[bounds[:-1]]
+    barrier = np.array(["input_barrier" in name for name in trace.names], bool)
+    if barrier.any():
+        is_barrier = barrier[trace.key[rows]]
+        for k, (low, high) in enumerate(pairwise(bounds.tolist())):
+            begin[k] = start[low + _first_operator(own[low:high], is_barrier[low:high])]
+    stop = start + trace.dur[rows]
+    return StepOperators(start=start, stop=stop, category=own, bounds=bounds, begin=begin)
+
+
+def _first_operator(cats: NDArray[np.str_], is_barrier: NDArray[np.bool_]) -> int:
+    """Return where a step begins: at its first op, or the first forward op after a barrier."""
+    barriers = np.flatnonzero(is_barrier)
+    after = int(barriers[-1]) + 1 if len(barriers) else 0
+    forward = np.flatnonzero(cats[after:] == "operator.FW")
+    return after + int(forward[0]) if after and len(forward) else 0
+
+
+def _over_all(ranks: Mapping[str, RankSteps]) -> StepTime:
+    """Means over ranks; where steps differ by more than a tenth the median step counts."""
+    if not ranks:
+        raise FastcommError(
+            "no operator of any rank in the trace: wanted FW, BW or UPDATE events"
+        )
+    fewest = min(len(each.time) for each in ranks.values())
+    steps = np.array([each.time[:fewest] for each in ranks.values()], np.float64).mean(axis=0)
+    time = float(steps.mean())
+    if steps.std() / time > _SPREAD:
+        time = float(np.median(steps))
+    return StepTime(
+        ranks=ranks,
+        steps=tuple(steps.tolist()),
+        time_ns=time,
+        opt_step=int(np.argmin(np.abs(steps - time))),
+    )
+
 
 MS = 1e6
 _MOST_CELLS = 1 << 28  # of operations times steps: 2 GiB
@@ -41,26 +256,6 @@ class Statistics:
     categories: Mapping[str, Mapping[str, Any]]
     trace: UniformTrace
 
-    def ops(self) -> dict[str, dict[str, Any]]:
-        """By long name, in ms, under dPRO's keys."""
-        return {name: self.op(k) for k, name in enumerate(self.names)}
-
-    def op(self, k: int) -> dict[str, Any]:
-        """One row in ms, under dPRO's keys."""
-        times = self.times[self.first[k] : self.first[k + 1]]
-        return {
-            "avg": float(self.avg[k]) / MS,
-            "cnt": int(self.count[k]),
-            "time": [each / MS for each in times.tolist()],
-            "min_t": int(self.least[k]) / MS,
-            "max_t": int(self.most[k]) / MS,
-            "median": int(self.median[k]) / MS,
-            "var": float(self.variance[k]) / MS**2,
-            "id": k,
-            "step_ids": [None if i < 0 else i for i in self.step_ids[k].tolist()],
-            "cat": self.category[k],
-        }
-
     def table(self) -> pa.Table:
         """One row a long name; times in ns."""
         parts = [Name.of(name) for name in self.names]
@@ -80,23 +275,16 @@ class Statistics:
         )
 
 
-def statistics(
-    trace: UniformTrace, topology: Topology | None = None, *, compat: bool = False
-) -> Statistics:
+def statistics(trace: UniformTrace, topology: Topology | None = None) -> Statistics:
     """Describe every long name; with a topology, RECV counts from its SEND on."""
     if topology is None:
-        return _statistics(trace, compat=compat)
-    ids = step_ids(trace)
+        return describe(trace)
     pairs = send_receive(trace, topology)
-    steps = max(ids.shape[1] - int(compat), 0)
-    clipped, cut = _clipped(trace, ids[:, :steps], pairs)
-    if not compat:
-        return _statistics(_sorted(clipped), compat=False)
-    return _with_clipped(_statistics(trace, compat=True), clipped, pairs[1], steps, cut)
+    return describe(_sorted(clip_receives(trace, step_ids(trace), pairs)))
 
 
-def _statistics(trace: UniformTrace, *, compat: bool) -> Statistics:
-    """What the events say as they are."""
+def describe(trace: UniformTrace, category_of: Callable[[str], str] = category) -> Statistics:
+    """Describe every long name by its events; `category_of` takes standard names."""
     key, dur = trace.key, trace.dur
     if not trace.counts.all():
         key, dur = key[trace.counts], dur[trace.counts]
@@ -105,10 +293,9 @@ def _statistics(trace: UniformTrace, *, compat: bool) -> Statistics:
     total, least, most, median, variance = durations.described(first, times)
     count = np.diff(first)
     kept = np.flatnonzero(count)
-    rule = category_by_substring if compat else category
-    known = {name: rule(name) for name in set(trace.names)}
+    known = {name: category_of(name) for name in set(trace.names)}
     ids = step_ids(trace)
-    found = Statistics(
+    statistics = Statistics(
         names=tuple(trace.keys[k] for k in kept),
         category=tuple(known[trace.names[k]] for k in kept),
         count=count[kept],
@@ -124,21 +311,21 @@ def _statistics(trace: UniformTrace, *, compat: bool) -> Statistics:
         categories={},
         trace=trace,
     )
-    return replace(found, categories=_categories(found))
+    return replace(statistics, categories=_categories(statistics))
 
 
-def _categories(found: Statistics) -> dict[str, dict[str, Any]]:
+def _categories(statistics: Statistics) -> dict[str, dict[str, Any]]:
     """By fine category, in ms; the largest is that of the key with the largest mean."""
     rows: dict[str, list[int]] = {}
-    for k, cat in enumerate(found.category):
+    for k, cat in enumerate(statistics.category):
         rows.setdefault(cat, []).append(k)
     out: dict[str, dict[str, Any]] = {}
     for cat, ks in rows.items():
-        at = ks[int(np.argmax(found.avg[ks]))]
-        time, cnt = float(found.total[ks].sum()) / MS, int(found.count[ks].sum())
+        at = ks[int(np.argmax(statistics.avg[ks]))]
+        time, cnt = float(statistics.total[ks].sum()) / MS, int(statistics.count[ks].sum())
         out[cat] = {
-            "max_t": float(found.avg[at]) / MS,
-            "max_name": found.names[at],
+            "max_t": float(statistics.avg[at]) / MS,
+            "max_name": statistics.names[at],
             "time": time,
             "cnt": cnt,
             "op_cnt": len(ks),
@@ -177,10 +364,12 @@ def send_receive(trace: UniformTrace, topology: Topology) -> tuple[Ints, Ints]:
     return np.array(sends, np.int64), np.array(receives, np.int64)
 
 
-def _clipped(
-    trace: UniformTrace, ids: Ints, pairs: tuple[Ints, Ints]
-) -> tuple[UniformTrace, int]:
-    """The trace with each RECV beginning no earlier than its SEND, and the ns that this cut."""
+def clip_receives(trace: UniformTrace, ids: Ints, pairs: tuple[Ints, Ints]) -> UniformTrace:
+    """Return the trace with each RECV beginning no earlier than its SEND.
+
+    `ids` has the event of each key in the steps that are clipped, `pairs` the keys of each SEND
+    and of its RECV.
+    """
     start, dur = trace.start.copy(), trace.dur.copy()
     send, receive = ids[pairs[0]].ravel(), ids[pairs[1]].ravel()
     both = (send >= 0) & (receive >= 0)
@@ -188,9 +377,8 @@ def _clipped(
     early = start[send] > start[receive]
     send, receive = send[early], receive[early]
     left = np.maximum(0, dur[receive] - (start[send] - start[receive]))
-    cut = int((dur[receive] - left).sum())
     dur[receive], start[receive] = left, start[send]
-    return trace.with_times(start, dur), cut
+    return trace.with_times(start, dur)
 
 
 def _sorted(trace: UniformTrace) -> UniformTrace:
@@ -200,27 +388,8 @@ def _sorted(trace: UniformTrace) -> UniformTrace:
     return replace(trace, **{name: getattr(trace, name)[order] for name in columns})
 
 
-def _with_clipped(
-    found: Statistics, clipped: UniformTrace, receives: Ints, steps: int, cut: int
-) -> Statistics:
-    """As dPRO: mean and variance of a RECV from the clipped steps, the rest as before."""
-    avg, variance = found.avg.copy(), found.variance.copy()
-    row = {name: k for k, name in enumerate(found.names)}
-    for key in receives.tolist():
-        k = row[clipped.keys[key]]
-        at = found.step_ids[k, :steps]
-        values = clipped.dur[at[at >= 0]]
-        if len(values):
-            avg[k], variance[k] = values.mean(), values.var()
-    categories = {name: dict(each) for name, each in found.categories.items()}
-    if cut and "Comm.RECV" in categories:
-        each = categories["Comm.RECV"]
-        each["time"] -= cut / MS
-        each["avg"] = each["time"] / each["cnt"]
-    return replace(found, avg=avg, variance=variance, categories=categories, trace=clipped)
-
-
-def sort_rows(found: Statistics, *, by_avg: bool, head: int | None) -> Sequence[int]:
+def sort_rows(statistics: Statistics, *, by_avg: bool, head: int | None) -> Sequence[int]:
     """Rows to print: by falling mean, or in their order."""
-    order = np.argsort(-found.avg, kind="stable") if by_avg else np.arange(len(found.names))
+    avg = statistics.avg
+    order = np.argsort(-avg, kind="stable") if by_avg else np.arange(len(avg))
     return [int(k) for k in order[:head]]

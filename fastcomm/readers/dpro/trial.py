@@ -6,13 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro import alignment, byteps, horovod, mxnet, nccl, tensorflow, uniform
-from fastcomm.readers.dpro.dataflow import LocalGraph, one_after_the_other
-from fastcomm.readers.dpro.detection import TRACES
-from fastcomm.readers.dpro.nccl import Topology
-from fastcomm.readers.dpro.parameters import Parameter, ParameterDict, listed
-from fastcomm.readers.dpro.steps import with_steps
-from fastcomm.readers.dpro.uniform import Event, UniformTrace, read_json, whole
+from fastcomm.readers.dpro import TRACES, alignment, communication, frameworks
+from fastcomm.readers.dpro.job import (
+    LocalGraph,
+    Parameter,
+    ParameterDict,
+    Topology,
+    listed,
+    one_after_the_other,
+    read_topology,
+)
+from fastcomm.readers.dpro.json_files import event_rows, ns, read_json, whole
+from fastcomm.readers.dpro.statistics import with_steps
+from fastcomm.readers.dpro.uniform import Event, UniformTrace, of_events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +35,7 @@ def rank_folders(path: Path) -> list[RankFolder]:
     """The folders of ranks, below a trial, a host, or a GPU; [] where there are none."""
     for pattern in ("", "*", "*/*"):
         folders = sorted(path.glob(pattern)) if pattern else [path]
-        found = [
+        ranks = [
             RankFolder(
                 host=folder.resolve().parent.name,
                 pid=f"{folder.resolve().parent.name}.rank{folder.resolve().name}",
@@ -41,21 +47,21 @@ def rank_folders(path: Path) -> list[RankFolder]:
             for trace in [next((folder / t for t in TRACES if (folder / t).exists()), None)]
             if trace is not None
         ]
-        if found:
-            return found
+        if ranks:
+            return ranks
     return []
 
 
-def first(found: Sequence[RankFolder], name: str) -> Path | None:
+def first(ranks: Sequence[RankFolder], name: str) -> Path | None:
     """The first file of a name, in the order of hosts, then GPUs."""
-    return next((r.folder / name for r in found if (r.folder / name).exists()), None)
+    return next((r.folder / name for r in ranks if (r.folder / name).exists()), None)
 
 
-def content(found: Sequence[RankFolder], name: str) -> dict[str, Any]:
+def content(ranks: Sequence[RankFolder], name: str) -> dict[str, Any]:
     """The object in the first file of a name; empty where no rank has it."""
-    path = first(found, name)
-    said = None if path is None else read_json(path)
-    return said if isinstance(said, dict) else {}
+    path = first(ranks, name)
+    document = None if path is None else read_json(path)
+    return document if isinstance(document, dict) else {}
 
 
 _SYMBOL = "symbol_debug_str.txt"
@@ -113,24 +119,24 @@ def read(
         raise TraceFileError(f"{path}: no <host>/<gpu>/trace.json.gz or temp.json below it")
     files = {rank.pid: rank.folder / "nccl_rank_graph.json" for rank in ranks}
     known = {pid: file for pid, file in files.items() if file.exists()}
-    topology = nccl.topology(known, algorithm) if known and algorithm != NONE else None
+    topology = read_topology(known, algorithm) if known and algorithm != NONE else None
     job = _job(ranks, coarse=topology is None, merge=merge, clip_updates=clip_updates)
-    found = {rank.pid: _read_rank(rank, job) for rank in ranks}
-    events = [event for rank in found.values() for event in rank.events]
-    if (path / byteps.COMM).exists():
-        with whole(path / byteps.COMM):
-            events += byteps.events(path, job.parameters.ids)
+    read_ranks = {rank.pid: _read_rank(rank, job) for rank in ranks}
+    events = [event for rank in read_ranks.values() for event in rank.events]
+    if (path / communication.COMM).exists():
+        with whole(path / communication.COMM):
+            events += communication.byteps_events(path, job.parameters.ids)
     hosts = {rank.pid: rank.host for rank in ranks}
-    syncs = {pid: rank.last_sync for pid, rank in found.items()}
+    syncs = {pid: rank.last_sync for pid, rank in read_ranks.items()}
     shifts = alignment.by_sync(align, hosts, syncs)
     if shifts is None:
-        plain = with_steps(uniform.of_events(events), rule)
+        plain = with_steps(of_events(events), rule)
         shifts = alignment.by_causality(align, plain, topology, hosts)
     return Trial(
-        trace=with_steps(uniform.of_events(events, shifts.by_pid), rule),
+        trace=with_steps(of_events(events, shifts.by_pid), rule),
         graph=job.graph,
         topology=topology,
-        counts=next((rank.counts for rank in found.values() if rank.counts), {}),
+        counts=next((rank.counts for rank in read_ranks.values() if rank.counts), {}),
         shifts=shifts.by_pid,
         parameters=job.parameters,
         warnings=shifts.warnings,
@@ -145,22 +151,22 @@ def _job(
     tensors = _tensors(ranks, metadata)
     if first(ranks, _SYMBOL) is not None or "opt_aggregate_num" in metadata:
         known = _mxnet_parameters(ranks, tensors, metadata)
-        graph = mxnet.local_graph(_file(ranks, "dag.gml", _SYMBOL), known)
+        graph = frameworks.mxnet_graph(_file(ranks, "dag.gml", _SYMBOL), known)
         joins = merge is not False
         return _Job(
             graph=graph,
             parameters=known,
-            events=lambda path, pid: mxnet.events(path, pid, graph, merge=joins),
+            events=lambda path, pid: frameworks.mxnet_events(path, pid, graph, merge=joins),
             coarse=coarse,
         )
-    graph = tensorflow.local_graph(_file(ranks, "dag.gml"))
+    graph = frameworks.tensorflow_graph(_file(ranks, "dag.gml"))
     with whole(ranks[0].folder / "metadata.json"):
-        known = tensorflow.parameters(tensors, metadata, graph)
+        known = frameworks.tensorflow_parameters(tensors, metadata, graph)
 
     def events(path: Path, pid: str) -> list[Event]:
         joins = path.name == _PIECES if merge is None else merge
-        found = tensorflow.events(path, pid, graph, merge=joins)
-        return one_after_the_other(found) if clip_updates else found
+        operations = frameworks.tensorflow_events(path, pid, graph, merge=joins)
+        return one_after_the_other(operations) if clip_updates else operations
 
     return _Job(graph=graph, parameters=known, events=events, coarse=coarse)
 
@@ -175,14 +181,14 @@ def _mxnet_parameters(
             f"{place}: no gradient_name_list: without it the ids of tensors mean nothing"
         )
     with whole(place):
-        return mxnet.parameters(tensors, int(metadata.get("opt_aggregate_num") or 0))
+        return frameworks.mxnet_parameters(tensors, int(metadata.get("opt_aggregate_num") or 0))
 
 
 def _file(ranks: Sequence[RankFolder], *names: str) -> Path:
     """The first file of the first of the names that there is."""
     for name in names:
-        if found := first(ranks, name):
-            return found
+        if path := first(ranks, name):
+            return path
     raise TraceFileError(
         f"{ranks[0].folder}: no {' and no '.join(names)}, neither there nor in any other rank"
     )
@@ -190,8 +196,8 @@ def _file(ranks: Sequence[RankFolder], *names: str) -> Path:
 
 def _tensors(ranks: Sequence[RankFolder], metadata: Mapping[str, Any]) -> tuple[Parameter, ...]:
     """The tensors, by id."""
-    for said in (content(ranks, "gradient_name_list.json"), metadata):
-        names = said.get("gradient_name_list")
+    for document in (content(ranks, "gradient_name_list.json"), metadata):
+        names = document.get("gradient_name_list")
         if isinstance(names, list | str):
             with whole(ranks[0].folder / "gradient_name_list"):
                 return listed(names)
@@ -215,16 +221,16 @@ def _read_rank(rank: RankFolder, job: _Job) -> _Rank:
     slices: list[Event] = []
     if detail.exists():
         with whole(detail):
-            slices = horovod.detail(detail, rank.pid, span)
+            slices = communication.detail(detail, rank.pid, span)
     last_sync = None
     if timeline.exists():
         with whole(timeline):
-            said, last_sync = horovod.timeline(
+            activities, last_sync = communication.timeline(
                 timeline, rank.pid, span, job.parameters.ids, coarse=job.coarse
             )
-        slices = [*slices, *said]
+        slices = [*slices, *activities]
     with whole(detail):
-        counts = horovod.counts(slices)
+        counts = communication.counts(slices)
     return _Rank(events=[*events, *slices], counts=counts, last_sync=last_sync)
 
 
@@ -235,9 +241,8 @@ def _span(events: Sequence[Event]) -> tuple[int, int]:
 
 def _inputs(path: Path, pid: str, span: tuple[int, int]) -> list[Event]:
     """Events of the data loader."""
-    said = uniform.read_json(path)
-    rows = said.get("traceEvents", []) if isinstance(said, dict) else said
-    starts = [(uniform.ns(row["ts"]), uniform.ns(row["dur"])) for row in rows]
+    rows = event_rows(read_json(path))
+    starts = [(ns(row["ts"]), ns(row["dur"])) for row in rows]
     return [
         Event(name="I/O", pid=pid, start=start, dur=dur, lane="I/O", cat="I/O")
         for start, dur in sorted(starts)

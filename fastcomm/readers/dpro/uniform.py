@@ -1,12 +1,12 @@
-"""The uniform trace: events of every framework as columns, and its JSON file."""
+"""The uniform trace: events of every framework by name, as columns.
 
-import gzip
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+Names are ``[pid->]op_cat.op_name[.sub_op][~>suffix]``. Every text is a name: what has no dot is
+an operation of that whole name.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,32 +14,133 @@ import orjson
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro.names import long_name
-from fastcomm.readers.kineto.stream import CutShortError, document
+from fastcomm.trace.schema import OPS
 from fastcomm_kernels.arrays import NULL, Ints
 
-_STRANGE = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+SERVER = ("COPY_FIRST", "SUM", "COPY_MERGED")
+REQUESTS = ("PUSH_REQ", "PUSH_RES", "PULL_REQ", "PULL_RES")
+COMPUTATION = frozenset(
+    {
+        "operator.FW",
+        "operator.BW",
+        "operator.FW+BW",
+        "operator.UPDATE",
+        "operator.OUTPUT",
+        "ServerOp",
+    }
+)
+OTHER = "other"
+# What communication does, as the last part of its name tells; all else is OTHER.
+TRANSFERS = frozenset({"SEND", "RECV", *(op for op in OPS if op.lower() != OTHER)})
+COMMUNICATION = frozenset(f"Comm.{each}" for each in (*TRANSFERS, *REQUESTS))
+HOST = "HOST"
+# What a group of tensors goes through before and behind the network.
+IN, OUT = "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
+STAGES = ("QUEUE", IN, OUT)
+# Without NCCL's own events: the wait of all ranks for each other, and all of the communication.
+COARSE = ("NEGOTIATE_ALLREDUCE", "ALLREDUCE")
+
+_FUSED = re.compile(r"\+(?=(?:[^+>]*->)?(?:FW|BW|Comm|UPDATE_)\.)")
+_UNDOTTED = ("UPDATE_", "OUTPUT", "I/O")
+_DOTTED = 2
+_WITH_SUB_OP = 3
 
 
-@contextmanager
-def whole(path: Path) -> Iterator[None]:
-    """TraceFileError where an event lacks something, or has a value of another kind."""
-    try:
-        yield
-    except _STRANGE as error:
-        raise TraceFileError(
-            f"{path}: an event that is none: {type(error).__name__}: {str(error)[:200]}"
-        ) from error
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Name:
+    """A long name in its parts; what it does not have is None."""
+
+    pid: str | None
+    standard: str
+    op_cat: str
+    op_name: str
+    sub_op: str | None
+    suffix: str | None
+
+    @classmethod
+    def of(cls, text: str) -> "Name":
+        """Split a long or a standard name."""
+        pid, arrow, rest = text.partition("->")
+        if not arrow:
+            pid, rest = "", text
+        standard, tilde, suffix = rest.partition("~>")
+        cat, op, sub = _parts(standard)
+        return cls(
+            pid=pid if arrow else None,
+            standard=standard,
+            op_cat=cat,
+            op_name=op,
+            sub_op=sub,
+            suffix=suffix if tilde else None,
+        )
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """The tensor ids of a communication; () for everything else."""
+        ids = self.op_name.split("+") if self.op_cat == "Comm" else []
+        return tuple(map(int, ids)) if all(each.isdecimal() for each in ids) else ()
+
+    def __str__(self) -> str:
+        return long_name(self.pid, self.standard, self.suffix)
+
+
+def _parts(standard: str) -> tuple[str, str, str | None]:
+    """Category, operation and sub-operation of a standard name."""
+    parts = standard.split(".")
+    if len(parts) == 1:
+        cat = next((cat for cat in _UNDOTTED if standard.startswith(cat)), "")
+        return ("END" if standard == "END" else cat), standard, None
+    if len(parts) == _DOTTED:
+        return parts[0], parts[1], None
+    return parts[0], ".".join(parts[1:-1]), parts[-1]
+
+
+def is_rank(pid: str) -> bool:
+    """Whether a pid is of a rank: not of a link between two hosts, nor of a server's thread."""
+    return bool(pid) and "::" not in pid and not pid.startswith("server_")
+
+
+def long_name(pid: str | None, standard: str, suffix: str | None = None) -> str:
+    """The parts joined."""
+    head = "" if pid is None else f"{pid}->"
+    return head + standard + ("" if suffix is None else f"~>{suffix}")
+
+
+def fused(text: str) -> tuple[Name, ...]:
+    """The operations that a fused one joins by "+"; the pid is that of the first."""
+    first, *rest = (Name.of(part) for part in _FUSED.split(text))
+    return (first, *(Name.of(long_name(first.pid, n.standard, n.suffix)) for n in rest))
+
+
+def category(standard: str) -> str:  # noqa: PLR0911
+    """The fine category, by the tokens of the name."""
+    name = Name.of(standard)
+    if name.sub_op in SERVER:
+        return "ServerOp"
+    if name.sub_op in REQUESTS:
+        return f"Comm.{name.sub_op}"
+    if name.op_cat == "Comm":
+        return f"Comm.{name.sub_op if name.sub_op in TRANSFERS else OTHER}"
+    if name.op_cat == HOST:
+        return "host"
+    if name.op_cat in {"FW", "BW", "COMM", "COMP"}:
+        return f"operator.{name.op_cat}"
+    if name.op_cat.startswith("I/O"):
+        return "I/O"
+    if name.op_cat.startswith("UPDATE"):
+        return "operator.UPDATE"
+    if name.op_cat.startswith("OUTPUT"):
+        return "operator.OUTPUT"
+    return "virtual" if standard == "END" else OTHER
+
+
+def coarse(fine: str) -> str:
+    """The coarse category of a fine one: operator, Comm, I/O, ServerOp, virtual."""
+    return fine.partition(".")[0]
 
 
 Codes = NDArray[np.int32]
 Integers = NDArray[np.integer[Any]]
-
-_IDS = ("loopId", "channelId", "chunkId", "sliceId")
-# Above this a float64 does not hold thousandths of its unit.
-_PRECISE = 1 << 43
-_LATEST = 1 << 61
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,120 +312,3 @@ def occurrences(key: Ints | Codes, size: int) -> Ints:
     out = np.empty(len(key), np.int64)
     out[order] = np.arange(len(key)) - first[key[order]]
     return out
-
-
-def read(path: Path) -> UniformTrace:
-    """Read a uniform trace: an object with traceEvents, or a bare list."""
-    said = read_json(path)
-    rows = said.get("traceEvents") if isinstance(said, dict) else said
-    if not isinstance(rows, list):
-        raise TraceFileError(f"{path}: no traceEvents, and no list of events")
-    starts = (row.get("ts") for row in rows if isinstance(row, dict))
-    if any(type(ts) is float and abs(ts) > _PRECISE for ts in starts):
-        # Absolute microseconds with a fraction: a float64 has lost it.
-        said = json.loads(whole_text(path), parse_float=Decimal)
-        rows = said["traceEvents"] if isinstance(said, dict) else said
-    return of_events(_event(row, path, i) for i, row in enumerate(rows))
-
-
-def _event(row: Any, path: Path, index: int) -> Event:
-    """One event of a file."""
-    try:
-        args = dict(row.get("args") or {})
-        _, tilde, suffix = str(args.pop("name", row["name"])).partition("~>")
-        step = args.pop("step", None)
-        args.pop("cnt", None)
-        if not tilde and all(name in args for name in _IDS):
-            tilde, suffix = "~>", "_".join(str(args[name]) for name in _IDS)
-        return Event(
-            name=_word(row["name"]),
-            pid=str(row["pid"]),
-            start=_whole(ns(row["ts"])),
-            dur=_whole(ns(row.get("dur", 0))),
-            lane=str(row.get("tid", "")),
-            cat=str(row.get("cat", "")),
-            suffix=suffix if tilde else None,
-            step=None if step is None else _whole(step),
-            phase=_word(row.get("ph", "X")),
-            extra=args,
-        )
-    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise TraceFileError(
-            f"{path}: event {index}: {error!r} in {str(row)[:120]}, "
-            "wanted name, pid, ts and dur"
-        ) from error
-
-
-def _word(found: Any) -> str:
-    if not isinstance(found, str):
-        raise TypeError(f"{str(found)[:40]!r} is no text")
-    return found
-
-
-def _whole(found: Any) -> int:
-    """A whole number of which two can be added."""
-    if type(found) is not int or abs(found) > _LATEST:
-        raise TypeError(f"{str(found)[:40]!r} is no time and no number of a step")
-    return found
-
-
-def ns(microseconds: float | Decimal) -> int:
-    """Whole nanoseconds."""
-    whole = int(microseconds)
-    time = whole * 1000 + round((microseconds - whole) * 1000)
-    if abs(time) > _LATEST:
-        raise OverflowError(f"{microseconds} us is no time of a trace")
-    return time
-
-
-def read_json(path: Path) -> Any:
-    """A whole JSON document, gzipped or not."""
-    try:
-        return orjson.loads(whole_text(path))
-    except orjson.JSONDecodeError as error:
-        raise TraceFileError(f"{path}: {error}") from error
-
-
-def whole_text(path: Path) -> bytes:
-    """The text of a file, gzipped or not."""
-    try:
-        return document(path)
-    except CutShortError as error:
-        raise TraceFileError(f"{path}: the compressed file ends before its end") from error
-
-
-def to_bytes(trace: UniformTrace) -> bytes:
-    """The JSON text of it, as dPRO reads it."""
-    events = orjson.dumps([_row(trace, i) for i in range(len(trace))])
-    return b'{"traceEvents":' + events + b',"all_prefix":' + orjson.dumps(trace.pids) + b"}\n"
-
-
-def compressed(text: bytes) -> bytes:
-    """The same text gzipped, and the same bytes at any time of day."""
-    return gzip.compress(text, mtime=0)
-
-
-def _row(trace: UniformTrace, i: int) -> dict[str, Any]:
-    """One event as JSON has it."""
-    key = trace.key[i]
-    name = trace.names[key]
-    args: dict[str, Any] = {"name": trace.keys[key].partition("->")[2]}
-    if trace.step[i] != NULL:
-        args["step"] = int(trace.step[i])
-    args |= orjson.loads(trace.extras[trace.extra[i]])
-    return {
-        "name": name,
-        "ph": trace.phases[trace.phase[i]],
-        "ts": _us(int(trace.start[i])),
-        "dur": _us(int(trace.dur[i])),
-        "pid": trace.key_pid[key],
-        "tid": trace.lanes[trace.lane[i]],
-        "cat": trace.cats[trace.cat[i]],
-        "args": {**args, "cnt": int(trace.cnt[i])},
-    }
-
-
-def _us(time: int) -> Any:
-    """Microseconds to the nanosecond, whatever their size."""
-    whole, rest = divmod(time, 1000)
-    return whole if not rest else orjson.Fragment(f"{whole}.{rest:03d}")

@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
+from fastcomm.replay.predictions import Removed
 from fastcomm.replay.replayer import Replayed
-from fastcomm.replay.result import Removed, Session
+from fastcomm.replay.result import Session
 from fastcomm.report.html import words
 from fastcomm.report.html.drawing import bars, grid_spec, heat, height_of, shown
 from fastcomm.report.html.page import (

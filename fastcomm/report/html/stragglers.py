@@ -29,7 +29,7 @@ from fastcomm.report.html.page import (
     unknown_section,
 )
 from fastcomm.report.html.words import Fact
-from fastcomm.stragglers.stragglers import Stragglers
+from fastcomm.stragglers import Stragglers
 
 _MS = 1e6
 _MOST_ROWS = 96
