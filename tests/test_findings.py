@@ -299,6 +299,7 @@ def test_the_share_of_two_ranks_counts_the_collectives_that_they_are_late_at(pai
 def test_ranks_that_tie_and_are_late_at_different_collectives_cost_the_sum():
     (found,) = own_work(known_of({3: 4, 5: 4}, together={3: 4 * MS, 5: 4 * MS}))
     assert told([found]) == [((3, 5), 8)]
+    assert "+4.00 ms compute per step each, in turns: together 8.00 ms (8.0 % of" in found.text
     (found,) = own_work(known_of({3: 4, 5: 4}, together={3: 1 * MS, 5: 1 * MS}))
     assert told([found]) == [((3, 5), 5)]
 

@@ -112,6 +112,11 @@ def _of_source(source: Source, window: Window) -> CriticalPath:
     with of_rank(source):
         trace = source.read()
         path = analyse(trace, window)
+    if not len(path.graph.time):
+        raise WindowError(
+            f"{trace.meta.path}: the window has no event that a path could go through; choose "
+            "another with --step or --annotation"
+        )
     path.warnings = trace.meta.warnings
     return path
 

@@ -156,9 +156,14 @@ class Suspect:
     share: float = 1.0  # of the cost, where other suspects delay the same steps
 
     @property
+    def longer(self) -> float:
+        """How much longer its own work takes than that of its peers, in ns."""
+        return self.mean - self.middle
+
+    @property
     def cost(self) -> float:
         """What the suspect delays a step, in ns, before others share it."""
-        return (self.mean - self.middle) * self.together
+        return self.longer * self.together
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -231,7 +231,7 @@ def _compute_finding(known: Known, of: Suspect) -> Finding:
             f"{_its(of)} peers, +{work}."
         )
         return _finding(known, "hot_expert", of.ranks, cost, text, evidence)
-    work = _per_step(cost, known.step_ns, "compute", excess)
+    work = _per_step(cost, known.step_ns, "compute", excess, of.longer)
     what = "is a straggler" if count == 1 else "are stragglers"
     text = f"{_named(of)} {what}: same work as {_its(of)} peers, +{work}."
     return _finding(known, "straggler", of.ranks, cost, text, evidence)
@@ -249,7 +249,7 @@ def _idle_finding(known: Known, of: Suspect) -> Finding:
     hosts = f"The hosts of {ranks} launch" if of.tied else f"The host of {ranks} launches"
     text = (
         f"{hosts} late: the device is idle longer than {_its(of)} peers, "
-        f"+{_per_step(cost, known.step_ns, excess=of.cost)}."
+        f"+{_per_step(cost, known.step_ns, excess=of.cost, each=of.longer)}."
     )
     return _finding(known, "jittery_host", of.ranks, cost, text, evidence)
 
@@ -315,18 +315,30 @@ def _finding(
     )
 
 
-def _per_step(cost: float, step: float, what: str = "", excess: float | None = None) -> str:
+def _per_step(
+    cost: float,
+    step: float,
+    what: str = "",
+    excess: float | None = None,
+    each: float | None = None,
+) -> str:
     """Return a cost in words: "2.16 ms compute per step (2.7 % of the step)".
 
-    `excess` is how much longer the work takes, where others share its cost.
+    `excess` is how much longer the work takes, where others share its cost; `each` how much
+    longer that of each rank takes, where several are late in turns.
     """
-    share = f"{percent(cost / step)} of the step"
-    if excess is None or cost >= _WHOLE * excess:
-        return f"{format_ns(cost)}{what and ' '}{what} per step ({share})"
-    return (
-        f"{format_ns(excess)}{what and ' '}{what} per step; others delay the same steps, its "
-        f"share is {format_ns(cost)} ({share})"
-    )
+    share = f"{format_ns(cost)} ({percent(cost / step)} of the step)"
+    unit = f"{what and ' '}{what} per step"
+    whole = cost if excess is None or cost >= _WHOLE * excess else excess
+    is_in_turns = each is not None and each < _WHOLE * whole
+    if whole == cost and not is_in_turns:
+        return f"{format_ns(cost)}{unit} ({percent(cost / step)} of the step)"
+    if not is_in_turns:
+        return f"{format_ns(whole)}{unit}; others delay the same steps, its share is {share}"
+    longer = f"{format_ns(each or 0)}{unit} each, in turns: together"
+    if whole == cost:
+        return f"{longer} {share}"
+    return f"{longer} {format_ns(whole)}; others delay the same steps, their share is {share}"
 
 
 def _steps(known: Known, measure: str, of: Suspect) -> dict[str, Any]:

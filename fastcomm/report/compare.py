@@ -45,8 +45,9 @@ def write(found: Comparison, folder: str | Path, *, xlsx: bool = False) -> list[
 def show(found: Comparison, conditions: Sequence[str]) -> None:
     """Print the step, what its change consists of, and what else changed most."""
     console = plain_console()
-    say(console, _headline(found))
-    for line in found.incomplete:
+    first, others = found.incomplete[:1], found.incomplete[1:]
+    say(console, " ".join([_headline(found), *(f"[red]({escape(line)})[/]" for line in first)]))
+    for line in others:
         say(console, f"[red]{escape(line)}[/]", hanging=2)
     if found.parts and not found.is_same:
         console.print(_parts(found))

@@ -65,7 +65,8 @@ def _ranks(found: Info) -> str:
 
 def _read(found: Info) -> str:
     ranks = ranges([each.rank for each in found.details])
-    more = "" if len(found.details) == len(found.ranks) else "; --all reads all"
+    unread = len(found.ranks) - len(found.details) - len(found.failed)
+    more = "; --all reads all" if unread > 0 else ""
     return (
         f"{plural(len(found.details), 'rank')} {ranks}, {counted(found.events, 'event')}{more}"
     )
