@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable
 from shlex import quote
 
 _ASCII = 128
@@ -37,6 +38,11 @@ def shell_quoted(text: str) -> str:
     except UnicodeEncodeError:  # halves of letters, which no name of a file has
         content = utf8(text).encode()
     return f"$'{''.join(map(_escaped, content))}'"
+
+
+def shell_joined(words: Iterable[str]) -> str:
+    """Return a command of these words, as a shell takes it."""
+    return " ".join(map(shell_quoted, words))
 
 
 def _escaped(byte: int) -> str:

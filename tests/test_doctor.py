@@ -73,7 +73,7 @@ def test_a_crash_of_the_self_test_is_told_by_its_kind_alone(monkeypatch):
     def broken():
         raise RuntimeError("of /home/somebody")
 
-    monkeypatch.setattr("fastcomm.executors.warm.run_kernels", broken)
+    monkeypatch.setattr("fastcomm.analyses.warm.run_kernels", broken)
     said = found(code=1)["self-test"]
     assert said == {"found": "failed: RuntimeError", "state": "bad"}
 

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from fastcomm.analyses import warm
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
-from fastcomm.executors import warm
 from fastcomm.executors.versions import installed, versions
 from fastcomm.remote import place
 from fastcomm.result import TableResult

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from fastcomm.analyses import warm
 from fastcomm.analyses.critical_path import path_for_page
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.errors import FastcommError
-from fastcomm.executors import warm
 from fastcomm.metrics.result import Metrics
 from fastcomm.trace.run import RunTraces
 

@@ -102,10 +102,9 @@ def _chakra(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
-    from fastcomm.analyses import chakra
+    from fastcomm.analyses import chakra, warm
     from fastcomm.analyses.opening import open_traces
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.executors import warm
     from fastcomm.report.console import progress
 
     with executor_for(execution) as engine:

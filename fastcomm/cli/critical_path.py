@@ -143,7 +143,7 @@ def _rules(
     options: OneRankOptions,
 ) -> "tuple[Callable[[Trace, PathOptions], CriticalPath], type[Drawing]]":
     """Return the analysis by the rules that were asked for, compiled, and how to draw it."""
-    from fastcomm.executors import warm
+    from fastcomm.analyses import warm
 
     if options.compat:
         from fastcomm.compat import hta

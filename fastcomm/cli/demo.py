@@ -1,11 +1,12 @@
 """``fastcomm demo``."""
 
-import shlex
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+
+from fastcomm.inert import shell_joined, shell_quoted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,8 +90,8 @@ def run(
     else:
         paths = write(job, Path(directory))
     said = "".join(f" --{name} {size}" for name, size in sizes.items())
-    place = shlex.quote(str(directory))
-    command = f"fastcomm metrics {place}{said} --link-bandwidth {shlex.quote(link_bandwidth)}"
+    place = shell_quoted(str(directory))
+    command = f"fastcomm metrics {place}{said} --link-bandwidth {shell_quoted(link_bandwidth)}"
     say(f"wrote {counted(len(paths), 'trace')} to {directory}; now: {command}", "")
     ctx.invoke(
         metrics.run, paths=tuple(map(str, paths)), link_bandwidth=link_bandwidth, **sizes
@@ -122,6 +123,6 @@ def _table(ctx: click.Context, folder: "Path", ranks: int, fault: str) -> None:
     if slowdown is None:
         raise ConfigError(f"--format table knows no --fault {fault}; wanted slow-gpu or none")
     table, meta = write_table(TableJob.of(ranks, slowdown), folder)
-    command = shlex.join(["fastcomm", "stragglers", str(table), "--meta", str(meta)])
+    command = shell_joined(["fastcomm", "stragglers", str(table), "--meta", str(meta)])
     say(f"wrote {table} and {meta}; now: {command}", "")
     ctx.invoke(stragglers.run, table=str(table), meta=str(meta), threshold=1.03)

@@ -59,9 +59,9 @@ def run(
 def _seen(
     paths: tuple[str, ...], reading: ReadOptions, executor: "Executor", *, all_ranks: bool
 ) -> "Info":
+    from fastcomm.analyses import warm
     from fastcomm.analyses.info import info
     from fastcomm.analyses.opening import open_traces
-    from fastcomm.executors import warm
     from fastcomm.report.console import progress
 
     found_run = open_traces(paths, reading, executor)

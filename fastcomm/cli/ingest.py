@@ -66,9 +66,9 @@ def _stored(
 ) -> "Ingested":
     from functools import partial
 
+    from fastcomm.analyses import warm
     from fastcomm.analyses.ingest import ingest, plan
     from fastcomm.analyses.opening import worker_paths
-    from fastcomm.executors import warm
     from fastcomm.readers.formats import OpenOptions
     from fastcomm.remote import is_url
     from fastcomm.report.console import progress

@@ -187,9 +187,9 @@ def _of_run(
     path: Path, options: PathOptions, reading: ReadOptions, execution: ExecutionOptions
 ) -> "Session":
     """Replay a step of a run as it was."""
+    from fastcomm.analyses import warm
     from fastcomm.analyses.opening import open_traces
     from fastcomm.analyses.replay import session_of, step_of
-    from fastcomm.executors import warm
     from fastcomm.report.console import progress
 
     # --workers are threads, of the search for the bottleneck.

@@ -89,9 +89,9 @@ def measure(
     executor: "Executor",
 ) -> "Metrics":
     """Measure the run at the paths, with a progress bar."""
+    from fastcomm.analyses import warm
     from fastcomm.analyses.measure import compute_metrics
     from fastcomm.analyses.opening import open_traces
-    from fastcomm.executors import warm
     from fastcomm.report.console import progress
 
     run = open_traces(paths, reading, executor)

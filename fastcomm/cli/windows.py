@@ -95,10 +95,10 @@ def find_path(
 
     Warnings of the run and the skipped ranks are printed to stderr.
     """
+    from fastcomm.analyses import warm
     from fastcomm.analyses.critical_path import critical_path
     from fastcomm.analyses.opening import open_traces
     from fastcomm.cli.messages import say, warn
-    from fastcomm.executors import warm
     from fastcomm.report.console import progress
 
     with executor_for(execution) as executor:

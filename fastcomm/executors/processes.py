@@ -48,7 +48,7 @@ B = TypeVar("B")
 # taken by what it appends.
 _LONGEST_PATH = 70
 # What a worker needs; the server that they are forked from imports it once.
-_PRELOAD = ["fastcomm.executors.preload"]
+_PRELOAD = ["fastcomm.analyses.preload"]
 
 
 def start_early() -> None:

@@ -4,10 +4,10 @@ A command is suggested only where the run has what the command needs. A path thr
 needs process groups that are matched across ranks; each critical path times of compute.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fastcomm.inert import shell_joined
 from fastcomm.metrics.findings import Finding, Kind
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import PathOptions, ReadOptions
@@ -82,7 +82,7 @@ class Suggestions:
 
     def _line(self, name: str, *options: str) -> str:
         more = ["--keep-going"] if self.metrics.failed else []
-        return shlex.join(["fastcomm", name, *self.arguments, *options, *more])
+        return shell_joined(["fastcomm", name, *self.arguments, *options, *more])
 
 
 # Options that change which events are read, or what parallelism they have. Not the clock of

@@ -1,6 +1,5 @@
 """What a run is, on one screen."""
 
-import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fastcomm.analyses.info import Info, RankInfo, kinds
+from fastcomm.inert import shell_joined, shell_quoted
 from fastcomm.report.console import (
     TerminalTable,
     group_name,
@@ -144,10 +144,10 @@ def _lines(found: Info) -> list[str]:
 
 def _next(found: Info, paths: tuple[str, ...]) -> list[str]:
     """The commands to run next, one a line."""
-    words = escape(shlex.join(paths))
+    words = escape(shell_joined(paths))
     commands = [f"fastcomm metrics {words}"]
     if not found.stored:
         name = Path(paths[0]).name.partition(".")[0]
-        store = shlex.quote(f"{name}-store" if name else "store")
+        store = shell_quoted(f"{name}-store" if name else "store")
         commands.append(f"fastcomm ingest {words} -o {escape(store)}")
     return ["[bold]next:[/]", *(f"    {command}" for command in commands)]

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from fastcomm import inputs, parquet
 from fastcomm.checks import RANKS, shortened
 from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.inert import shell_quoted
 from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Floats, Ints
 
@@ -142,7 +142,7 @@ def _refuse_traces(path: Path) -> None:
     instead = "stats" if format_ == "dpro" else "metrics"
     raise TraceFileError(
         f"{path}: {what}; `fastcomm stragglers` reads a table of operations (.parquet). For "
-        f"traces use `fastcomm {instead} {quote(str(path))}`"
+        f"traces use `fastcomm {instead} {shell_quoted(str(path))}`"
         + ("" if format_ == "dpro" else ", which names the straggler and what it costs")
     )
 

@@ -1,10 +1,10 @@
 """The pages of `fastcomm critical-path` and `fastcomm what-if`."""
 
-import shlex
 from collections.abc import Sequence
 
 from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.what_if import EditSweep, WhatIf
+from fastcomm.inert import shell_joined, shell_quoted
 from fastcomm.report.critical_path import WORDS
 from fastcomm.report.html import path as path_
 from fastcomm.report.html import words
@@ -55,7 +55,7 @@ def page(found: CriticalPath, paths: Sequence[str], options: Sequence[str] = ())
         source=" ".join(paths),
         headline=(share, f" of the critical path is {WORDS.get(most, most)}."),
         facts=tuple(facts),
-        findings=_findings(found, shlex.join([*paths, *options])),
+        findings=_findings(found, shell_joined([*paths, *options])),
         sections=(path_.section(found),),
     )
 
@@ -67,7 +67,7 @@ def _findings(found: CriticalPath, run: str) -> tuple[PageFinding, ...]:
             f"{tag} communication on the path takes ",
             ns,
             found,
-            f"fastcomm what-if {where} --scale comm:{shlex.quote(tag)}=0.5",
+            f"fastcomm what-if {where} --scale comm:{shell_quoted(tag)}=0.5",
             "how much shorter the step is if it takes half its time",
         )
         for tag, ns in found.by_tag_ns().items()
