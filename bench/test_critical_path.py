@@ -25,7 +25,7 @@ from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job
 from fastcomm.synthetic import write as write_job
-from fastcomm_kernels import binding
+from fastcomm_kernels import graph as graphs
 
 REAL = Path(__file__).parents[2] / "shared/data/kineto/nccl_2rank_rank0.json.gz"
 TIMES = 37  # a million events
@@ -70,7 +70,7 @@ def definition(document):
 def bound(trace):
     built = corrected.build(trace, WHOLE)
     graph = built.graph
-    return graph, binding.binding(
+    return graph, graphs.binding(
         len(graph.event) - 1, graph.into[0], graph.source, graph.time, built.on_device
     )
 

@@ -10,7 +10,7 @@ from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.stragglers import Some, each_rank, operations
 from fastcomm.stragglers.model import JobModel
 from fastcomm.synthetic import TableJob, write_table
-from fastcomm_kernels import durations, replay, simulate
+from fastcomm_kernels import durations, replay
 
 EVENTS = 1_000_000
 NODES = 1_000_000
@@ -162,7 +162,7 @@ def test_simulate(bar):
     before = np.array([k for i in range(1, ops) for k in {i - 1, max(0, i - 8)}], np.int64)
     count = np.array([0, *(len({i - 1, max(0, i - 8)}) for i in range(1, ops))])
     first = np.concatenate(([0], np.cumsum(count))).astype(np.int64)
-    closes = np.full(ops, simulate.ALONE, np.int64)
+    closes = np.full(ops, replay.ALONE, np.int64)
     closes[::4] = np.arange(len(closes[::4]))
     members = np.arange(len(closes[::4]) + 1), np.arange(0, ops, 4), np.ones(ops // 4, np.int64)
     delay, order = np.zeros_like(time), np.arange(ops)
@@ -179,7 +179,7 @@ def test_simulate(bar):
 
     bar(
         "simulate",
-        lambda: simulate.simulate(
+        lambda: replay.simulate(
             order, (first, before), closes, members, time, delay, np.int64(ranks)
         ),
         numpys,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fastcomm.errors import FastcommError
 from fastcomm.graph.graph import EDGE_KINDS, Graph, acyclic_order, longest_path
-from fastcomm_kernels import binding, graph
+from fastcomm_kernels import graph
 from fastcomm_kernels.graph import NONE
 
 NODES = 8
@@ -107,7 +107,7 @@ def test_a_replay_reaches_each_node_behind_the_last_of_its_predecessors(edges):
     edges = sorted(edges, key=lambda edge: edge[1])
     source, target, weight = (column((e[k] for e in edges), np.int64) for k in range(3))
     first, _ = graph.index(target.astype(np.int32), NODES)
-    time, through = binding.replay(first, source.astype(np.int32), weight, 100)
+    time, through = graph.replay(first, source.astype(np.int32), weight, 100)
     for node in range(NODES):
         into = [(time[s] + w, e) for e, (s, t, w) in enumerate(edges) if t == node]
         best = max((at for at, _ in into), default=100)
@@ -145,6 +145,6 @@ def test_of_constraints_met_at_one_time_work_on_a_device_binds_then_the_last():
     time = column([5, 5, 5, 6], np.int64)
     for is_device, bound in (([1, 0, 0, 0], 0), ([1, 1, 0, 0], 1), ([0, 0, 0, 0], 2)):
         flags = np.array(is_device, np.bool_)
-        path, slack = binding.binding(3, first, source, time, flags)
+        path, slack = graph.binding(3, first, source, time, flags)
         assert path.tolist() == [bound]
         assert slack.tolist() == [0]

@@ -20,7 +20,7 @@ from fastcomm.report import stragglers as report
 from fastcomm.stragglers import operation_graph, operations
 from fastcomm.stragglers.model import JobModel
 from fastcomm.synthetic import TableJob, write_table
-from fastcomm_kernels.simulate import simulate
+from fastcomm_kernels.replay import simulate
 
 TABLE = FOLDER / "straggler" / "trace-ST.parquet"
 META = FOLDER / "straggler" / "meta-ST.yaml"

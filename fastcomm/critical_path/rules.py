@@ -18,7 +18,7 @@ from fastcomm.trace.columns import filled
 from fastcomm.trace.events import lane_streams
 from fastcomm.trace.schema import KINDS, OPS, TAGS
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels import binding
+from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.graph import Numbers
 
@@ -261,7 +261,7 @@ def _bound_path(
     if not len(graph.event):
         return LongestPath(nodes=graph.event, edges=graph.source), np.empty(0, np.int64)
     last = len(graph.event) - 1
-    edges, slack = binding.binding(last, graph.into[0], graph.source, graph.time, on_device)
+    edges, slack = graphs.binding(last, graph.into[0], graph.source, graph.time, on_device)
     nodes = np.append(graph.source[edges], np.int32(last))
     return LongestPath(nodes=nodes, edges=edges), slack
 

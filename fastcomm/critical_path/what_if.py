@@ -20,7 +20,6 @@ from fastcomm.graph.graph import EDGE_KIND, Graph, LongestPath, measured_delays
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank
 from fastcomm.units import format_ns
-from fastcomm_kernels import binding
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import Flags, Ints
 from fastcomm_kernels.graph import NONE, Numbers
@@ -189,7 +188,7 @@ class Replay:
 
     def times(self, weight: Ints) -> tuple[Ints, Numbers]:
         """When each node is reached, from 0 on, and the edge that binds it."""
-        return binding.replay(self.first, self.found.graph.source, weight, 0)
+        return graphs.replay(self.first, self.found.graph.source, weight, 0)
 
     def span(self, edits: Sequence[Edit]) -> int:
         """How long the step takes after the edits."""
@@ -317,7 +316,7 @@ class Reordering:
     def _span(self, weight: Ints, moves: np.ndarray) -> int:
         stays = (self.stays == NONE) | ~moves[self.stays]
         weight[self.extra] = np.where(moves[self.moves] & stays, self.on, self.off)
-        time, _ = binding.replay(self.first, self.source, weight, 0)
+        time, _ = graphs.replay(self.first, self.source, weight, 0)
         return int(time.max(initial=0))
 
     def _own(self, piece: StepOperator) -> Ints:

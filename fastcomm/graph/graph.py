@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import FastcommError
-from fastcomm_kernels import binding
 from fastcomm_kernels import graph as kernels
 from fastcomm_kernels import replay as device_kernels
 from fastcomm_kernels.arrays import Flags, Floats, Ints
@@ -187,14 +186,14 @@ def measured_delays(graph: Graph, on_device: Flags) -> Ints:
 
 def _delays(graph: Graph, on_device: Flags, least: Ints) -> Ints:
     nodes = graph.time, on_device
-    return binding.delays(nodes, graph.into[0], graph.source, graph.kind, least)
+    return kernels.delays(nodes, graph.into[0], graph.source, graph.kind, least)
 
 
 def slack(graph: Graph, on_device: Flags) -> Ints:
     """By how many ns each node could be reached later without the last one being so."""
     end = np.int64(graph.time.max(initial=0))
     weight = measured_delays(graph, on_device)
-    return binding.latest(graph.into[0], graph.source, weight, end) - graph.time
+    return kernels.latest(graph.into[0], graph.source, weight, end) - graph.time
 
 
 class DeviceSchedule(NamedTuple):

@@ -15,7 +15,7 @@ from fastcomm.graph.edits import DurationChange
 from fastcomm.stragglers.operation_graph import OperationGraph, graph
 from fastcomm.stragglers.operations import POINT_TO_POINT, OperationTable
 from fastcomm_kernels.arrays import Flags, Floats
-from fastcomm_kernels.simulate import ALONE, simulate
+from fastcomm_kernels.replay import ALONE, simulate
 
 _CLAMP_NS = -1e7
 _AT_ONCE = 1 << 16  # times in one call of the kernel

@@ -15,7 +15,7 @@ from fastcomm.graph.graph import acyclic_order
 from fastcomm.stragglers.operations import POINT_TO_POINT, Op, OperationTable
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.graph import index
-from fastcomm_kernels.simulate import ALONE
+from fastcomm_kernels.replay import ALONE
 
 _EPSILON_NS = 5e4
 _COMPUTE = ("forward-compute", "backward-compute")

@@ -1,14 +1,19 @@
-"""Replay of a graph of operations on devices that do one at a time.
+"""Replay of a graph of operations: on devices that do one at a time, or many times at once.
 
-Nodes are numbered from 0, `graph` is their successors: where each node's begin, which they
+For `replay`: nodes are numbered from 0, `graph` is their successors: where each node's begin, which they
 are, what comes between the node and the successor, and 1 where the successor waits for the
 node's start alone. `work` is of each node: device, priority (least first), duration, how long
 the device stays busy after it, group, and 1 where it releases the device. `kind` is of each
 device: 0 does one operation at a time, 1 any number, 2 one at a time and of one group until
 that releases it. No time is negative.
+
+For `simulate`, a lane is one instance of the graph, `data rank * steps + step`. An operation starts
+when all before it have ended. One of a group ends its own time after the whole group has
+started; some groups are common to all data ranks of a step.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 from fastcomm_kernels.arrays import Floats, Ints
@@ -196,3 +201,70 @@ def _in_time(
                     push_choice(queues, d, shut[room[d] + shuts[d]])
         limit = BEFORE if kind[d] == UNLIMITED else frees[d]
         promise(queues, d, soon_of(queues, d, frees[d], limit))
+
+
+Lanes = NDArray[np.float64]
+
+ALONE = -1
+
+
+@kernel
+def _together(last: Lanes, ranks: np.int64) -> None:
+    """Make each lane the largest of its step over all data ranks; writes into `last`."""
+    steps = len(last) // ranks
+    for d in range(1, ranks):
+        for s in range(steps):
+            last[s] = max(last[s], last[d * steps + s])
+    for d in range(1, ranks):
+        for s in range(steps):
+            last[d * steps + s] = last[s]
+
+
+@kernel
+def simulate(
+    order: Ints,
+    before: tuple[Ints, Ints],
+    closes: Ints,
+    members: tuple[Ints, Ints, Ints],
+    time: Lanes,
+    delay: Lanes,
+    ranks: np.int64,
+) -> tuple[Lanes, Lanes]:
+    """Return start and end of every operation on every lane.
+
+    `closes[i]` is the group whose last member is `order[i]`, `ALONE` of an operation in no
+    group, and anything less of a member that is not the last. `members` are the groups' bounds,
+    their operations, and 1 for a group common to all data ranks. `delay` precedes each start.
+    """
+    first, earlier = before
+    bounds, grouped, common = members
+    lanes = time.shape[1]
+    start, end = np.zeros(time.shape, np.float64), np.zeros(time.shape, np.float64)
+    last = np.empty(lanes, np.float64)
+    for i in range(len(order)):
+        op = order[i]
+        for k in range(first[op], first[op + 1]):
+            other = earlier[k]
+            for lane in range(lanes):
+                start[op, lane] = max(start[op, lane], end[other, lane])
+        for lane in range(lanes):
+            start[op, lane] += delay[op, lane]
+        group = closes[i]
+        if group == ALONE:
+            for lane in range(lanes):
+                end[op, lane] = start[op, lane] + time[op, lane]
+        if group < 0:
+            continue
+        for lane in range(lanes):
+            last[lane] = start[op, lane]
+        for m in range(bounds[group], bounds[group + 1]):
+            member = grouped[m]
+            for lane in range(lanes):
+                last[lane] = max(last[lane], start[member, lane])
+        if common[group]:
+            _together(last, ranks)
+        for m in range(bounds[group], bounds[group + 1]):
+            member = grouped[m]
+            for lane in range(lanes):
+                end[member, lane] = last[lane] + time[member, lane]
+    return start, end
