@@ -1,11 +1,11 @@
 """Replay of a graph of operations: on devices that do one at a time, or many times at once.
 
-For `replay`: nodes are numbered from 0, `graph` is their successors: where each node's begin,
-which they are, what comes between the node and the successor, and 1 where the successor waits for the
-node's start alone. `work` is of each node: device, priority (least first), duration, how long
-the device stays busy after it, group, and 1 where it releases the device. `kind` is of each
-device: 0 does one operation at a time, 1 any number, 2 one at a time and of one group until
-that releases it. No time is negative.
+For `replay`: nodes are numbered from 0, `graph` is their successors: where each node's
+begin, which they are, what comes between the node and the successor, and 1 where the
+successor waits for the node's start alone. `work` is of each node: device, priority (least
+first), duration, how long the device stays busy after it, group, and 1 where it releases
+the device. `kind` is of each device: 0 does one operation at a time, 1 any number, 2 one at
+a time and of one group until that releases it. No time is negative.
 
 For `simulate`, a lane is one instance of the graph, `data rank * steps + step`. An operation
 starts when all before it have ended. One of a group ends its own time after the whole group has
