@@ -14,13 +14,16 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from fastcomm import parquet
 from fastcomm.analyses import warm
-from fastcomm.errors import ClusterError, ConfigError, FastcommError
+from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileError
 from fastcomm.executors.versions import installed, versions
 from fastcomm.remote import place
 from fastcomm.result import TableResult
-from fastcomm.store.check import faults
-from fastcomm.store.layout import read_manifest
+from fastcomm.store import reader
+from fastcomm.store.files import StoredFile, footer_sha256, listed, table_file
+from fastcomm.store.layout import Entry, Manifest, TableFile, read_manifest, table_name
+from fastcomm.trace.run import SkippedRank
 from fastcomm.units import counted, format_bytes
 from fastcomm_kernels import _jit
 
@@ -252,3 +255,43 @@ def _store(folder: Path) -> Check:
 def _failed(name: str, error: BaseException) -> Check:
     kind = "runs another fastcomm" if isinstance(error, FastcommError) else type(error).__name__
     return Check(name=name, found=f"failed: {kind}", state="bad")
+
+
+def faults(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Yield what is wrong with a store, without a path: a line a file. Reads all of it."""
+    if not manifest.complete:
+        yield "not whole: run the same `fastcomm ingest` again"
+        return
+    for entry, file in zip(manifest.ranks, listed(folder, manifest), strict=True):
+        if fault := _fault(entry, file):
+            yield f"rank {entry.rank}: {fault}"
+    for table in manifest.tables or ():
+        if not _is_whole(folder, table):
+            yield f"{table_name(table.name)}: missing, or not what was written; ingest again"
+
+
+def _is_whole(folder: Path, table: TableFile) -> bool:
+    try:
+        return table_file(folder, table.name) == table
+    except OSError:
+        return False
+
+
+def _fault(entry: Entry, file: StoredFile | SkippedRank) -> str:
+    if isinstance(file, SkippedRank):
+        return "its file has another size than the manifest says"
+    try:
+        if entry.footer not in (None, footer_sha256(file.path)):
+            return "its file has another footer than the manifest says"
+        _read_pages(file)
+    except (OSError, TraceFileError):
+        return "its file is missing or damaged"
+    return ""
+
+
+def _read_pages(file: StoredFile) -> None:
+    """Read every page, which has a checksum; TraceFileError where one is wrong."""
+    with reader.opened(file.path) as pages:
+        parquet.check(pages.metadata, file.size, file.path)
+        for group in range(pages.metadata.num_row_groups):
+            pages.read_row_group(group)
