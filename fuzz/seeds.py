@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
+from fastcomm.compat import dpro
 from fastcomm.compat.isp_space import config_file
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.saved import load, save
@@ -93,13 +94,13 @@ def _table(path: Path) -> None:
 
 def _stats(path: Path) -> None:
     said = inputs.read(path)
-    statistics(said.trace, said.topology).ops()
+    dpro.operations(statistics(said.trace, said.topology))
     step_time(said.trace)
 
 
 def _scanned(path: Path) -> None:
     said = inputs.read(path, whole=False)
-    statistics(said.trace, said.topology).ops()
+    dpro.operations(statistics(said.trace, said.topology))
 
 
 def _stragglers(path: Path) -> None:

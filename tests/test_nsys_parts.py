@@ -15,6 +15,8 @@ from fastcomm.readers.nsys.communicators import (
     Membership,
     global_ranks,
     join,
+    sizes_of_operations,
+    sizes_of_parts,
     world_size,
 )
 from fastcomm.readers.nsys.events import read_waits
@@ -162,9 +164,9 @@ def test_another_thread_is_matched_by_order_only_where_all_are_there():
 def parts_of(made, communicators=None, marked=None):
     found = operations.find_operations(made)
     known = communicators or {5: Communicator(size=4, rank=1, ranks=(0, 1, 2, 3))}
-    alone = communicators.sizes_of_operations(found, known)
+    alone = sizes_of_operations(found, known)
     marks = np.full(len(found.row), -1 if marked is None else OP[marked], np.int8)
-    parts = communicators.sizes_of_parts(found, alone, known, marks)
+    parts = sizes_of_parts(found, alone, known, marks)
     return [
         (OPS[op], *(None if value == NULL else value for value in row))
         for op, *row in zip(

@@ -260,12 +260,22 @@ def _check_file(path: Path) -> tuple[int, bool]:
     return page, _LOGGED in header[18:20]
 
 
+def _is_in_use(journal: Path) -> bool:
+    """Whether a journal has something in it, or is no regular file.
+
+    SQLite would take one that is none for its own, and write beside it.
+    """
+    if not is_local(journal):
+        return journal.exists() and journal.stat().st_size > 0
+    return os.path.lexists(journal) and not (journal.is_file() and not journal.stat().st_size)
+
+
 def _check_unlocked(path: Path, *, is_logged: bool) -> None:
     # Behind a link, SQLite writes beside the file itself.
-    for file, suffix in product({path, path.resolve()}, ("-journal", "-wal")):
+    files = {path, path.resolve()} if is_local(path) else {path}
+    for file, suffix in product(files, ("-journal", "-wal")):
         journal = file.with_name(file.name + suffix)
-        # One that is no regular file SQLite would take for its own, and write beside it.
-        if os.path.lexists(journal) and not (journal.is_file() and not journal.stat().st_size):
+        if _is_in_use(journal):
             raise TraceFileError(
                 f"{path}: {journal.name} lies beside it: the export is still being written, or "
                 "was interrupted; wait for it, or export the report again"
