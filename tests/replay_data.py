@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "shared" / "data" / "replay"
+TRIAL = FOLDER / "trial" / "trace"
 
 needed = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no reference data at {FOLDER}")
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_data import FOLDER, assert_same, document, needed
+from replay_data import TRIAL, assert_same, document, needed
 
 import fastcomm
 from fastcomm.cli import main
@@ -26,7 +26,6 @@ from fastcomm.replay.replayer import Options, Replayer, execution_graph
 from fastcomm.replay.result import session
 from fastcomm_kernels import replay as kernels
 
-TRIAL = FOLDER / "trial" / "trace"
 OPT_STEP = 2
 
 

@@ -8,13 +8,12 @@ import oracle_trials as oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_data import FOLDER, needed
+from replay_data import TRIAL, needed
 
 from fastcomm.errors import ConfigError
 from fastcomm.readers.dpro import alignment, trial
 from fastcomm.readers.dpro.alignment import Pairs
 
-TRIAL = FOLDER / "trial" / "trace"
 LEAST = {
     "causality": lambda shift: sum(each**2 for each in shift),
     "drift": lambda shift: sum(abs(a - b) for a, b in zip(shift, [*shift[1:], 0], strict=True)),

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_data import FOLDER, document, needed
+from replay_data import TRIAL, document, needed
 
 from fastcomm.cli import main
 from fastcomm.compat import dpro
@@ -19,8 +19,6 @@ from fastcomm.replay import fusion as replay_fusion
 from fastcomm.replay.predictions import daydream, on_hosts
 from fastcomm.replay.replayer import RULES, Options
 from fastcomm.replay.result import session
-
-TRIAL = FOLDER / "trial" / "trace"
 
 
 def written(folder, **how):

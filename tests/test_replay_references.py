@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_data import FOLDER, needed
+from replay_data import FOLDER, TRIAL, needed
 
 from fastcomm import stragglers
 from fastcomm.compat import dpro
@@ -23,7 +23,6 @@ from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel
 from fastcomm_kernels.arrays import NULL
 
-TRIAL = FOLDER / "trial" / "trace"
 MATMUL = "host0.rank0->FW.net/dense1/MatMul"
 SLICE = "host0.rank0->Comm.2.RECV~>0_0_0_0"
 PIDS = ("host0.rank0", "host0.rank1", "host1.rank0", "host1.rank1")
