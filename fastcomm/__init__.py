@@ -8,21 +8,17 @@ The public names are those of `__init__.pyi`; each is loaded when it is first us
 `import fastcomm` does not wait for numba and pyarrow.
 """
 
-import ast
 from importlib import import_module
-from pkgutil import get_data
 from typing import Any
 
 
 def _homes() -> dict[str, tuple[str, str]]:
     """Return the module and the name there of each public name."""
-    stub = ast.parse(get_data(__name__, "__init__.pyi") or b"")
-    return {
-        name.asname or name.name: (str(line.module), name.name)
-        for line in stub.body
-        if isinstance(line, ast.ImportFrom)
-        for name in line.names
-    }
+    loader: Any = __spec__.loader  # pkgutil, which asks it too, takes 5 ms to import
+    stub = loader.get_data(f"{__path__[0]}/__init__.pyi").decode()
+    # Each line is "from MODULE import NAME as PUBLIC"; parsing Python takes 10 ms.
+    lines = (line.partition("#")[0].split() for line in stub.splitlines())
+    return {public: (module, name) for _, module, _, name, _, public in lines}
 
 
 _HOMES = _homes()

@@ -16,6 +16,7 @@ from fastcomm import version
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+ISP = "isp --model 7B --world-size 64 --seq-len 4Ki --global-batch 4Mi".split()
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 
 
@@ -155,3 +156,27 @@ def test_the_package_is_imported_in_an_instant():
     # Measured against a module that everyone has; ours alone takes a few milliseconds.
     yardstick = processor_seconds("import email.message, json, logging, tempfile, decimal")
     assert processor_seconds("import fastcomm") < yardstick
+
+
+@pytest.mark.parametrize(
+    ("words", "unneeded"),
+    [
+        (["--help"], {"numpy", "numba", "pyarrow", "rich", "fastcomm.options"}),
+        (ISP, {"numba", "fastcomm_kernels", "fastcomm.readers", "fastcomm.metrics"}),
+    ],
+)
+def test_a_command_loads_only_what_it_needs(words, unneeded):
+    code = f"""
+import sys
+sys.argv = ["fastcomm", *{words}]
+from fastcomm.__main__ import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code
+print(*sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not unneeded & set(done.stderr.split())

@@ -21,25 +21,26 @@ from fastcomm.outputs import guarded
 from fastcomm.signals import interruptible
 from fastcomm.version import __version__
 
-# A command is a module of its name, - as _: loaded when it is called for, or its help is.
-COMMANDS = (
-    "info",
-    "metrics",
-    "report",
-    "compare",
-    "critical-path",
-    "what-if",
-    "replay",
-    "stragglers",
-    "stats",
-    "isp",
-    "dispatch",
-    "ingest",
-    "convert",
-    "demo",
-    "doctor",
-    "completion",
-)
+# What each command is for, in a line of the main help. A command is a module of its name, - as
+# _: loaded when it is called for.
+COMMANDS = {
+    "info": "Say what a run is: format, ranks, steps, process groups",
+    "metrics": "Measure where a step's time goes, by parallelism and rank",
+    "report": "Write one page of all that is measured, causes first",
+    "compare": "Say what changed between two runs, by its effect",
+    "critical-path": "Find the chain of work that sets the time of a step",
+    "what-if": "Ask how long a step would take, were some work faster",
+    "replay": "Replay a step on its devices, or with other communication",
+    "stragglers": "Find what holds a production job up, from its operations",
+    "stats": "Describe the operations of a run: how often, how long",
+    "isp": "Find the parallel strategy that trains fastest and fits",
+    "dispatch": "Simulate the all-to-all of a mixture of experts",
+    "ingest": "Store a run as Parquet, which every command reads faster",
+    "convert": "Write a run in another format, for other tools",
+    "demo": "Write a made-up training job with a fault to find",
+    "doctor": "Say what fastcomm runs on, and whether it works",
+    "completion": "Print the script for completion in a shell",
+}
 
 # Commands that print tables.
 _PRINTING = (
@@ -61,6 +62,11 @@ class _Group(SuggestingGroup):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # Their own first lines would be cut, and loading all commands takes 50 ms.
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

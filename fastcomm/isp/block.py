@@ -7,7 +7,9 @@ from numpy.typing import NDArray
 
 from fastcomm.isp.model import Layer, Model
 from fastcomm.isp.question import Question
-from fastcomm_kernels.arrays import Ints
+
+# As in `fastcomm_kernels.arrays`, whose package loads numba, which a search does without.
+Ints = NDArray[np.int64]
 
 NONE, FULL, SELECTIVE = 0, 1, 2
 

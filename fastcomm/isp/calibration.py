@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -29,10 +29,11 @@ from fastcomm.hardware.measurements import (
     read_tables,
 )
 from fastcomm.options import SearchOptions
-from fastcomm.readers.kineto import reader
-from fastcomm.readers.kineto.shapes import ShapedCall, calls
-from fastcomm.trace.run import RunTraces
 from fastcomm.trace.schema import OPS
+
+if TYPE_CHECKING:
+    from fastcomm.readers.kineto.shapes import ShapedCall
+    from fastcomm.trace.run import RunTraces
 
 _HALF = ("c10::BFloat16", "c10::Half")
 # Where an operator has its two factors.
@@ -66,7 +67,7 @@ class Timed(NamedTuple):
     left_out: Counter[str]
 
 
-def timed(calls: list[ShapedCall]) -> Timed:
+def timed(calls: "list[ShapedCall]") -> Timed:
     """Return the work of calls in half precision, which curves describe."""
     found = Timed([], [], Counter())
     for call in calls:
@@ -80,7 +81,7 @@ def timed(calls: list[ShapedCall]) -> Timed:
     return found
 
 
-def product(call: ShapedCall) -> Product | str:
+def product(call: "ShapedCall") -> Product | str:
     """Return the product of two matrices, or of a batch of them, or why it is none."""
     first = _PRODUCTS[call.name]
     if len(call.dims) < first + 2 or not call.types[first : first + 1]:
@@ -96,7 +97,7 @@ def product(call: ShapedCall) -> Product | str:
     return Product(flops, call.seconds) if flops else "products of nothing"
 
 
-def attention(call: ShapedCall) -> Attended | str:
+def attention(call: "ShapedCall") -> Attended | str:
     """Return the causal attention of whole sequences with themselves, or why it is none."""
     how = _ATTENTION[call.name]
     if len(call.dims) < how.query + 2 or len(call.types) <= how.query:
@@ -119,7 +120,7 @@ def attention(call: ShapedCall) -> Attended | str:
 _RANKS = 8
 
 
-def messages(run: RunTraces, most_ranks: int = _RANKS) -> list[TimedMessage]:
+def messages(run: "RunTraces", most_ranks: int = _RANKS) -> list[TimedMessage]:
     """Collectives of the first ranks: operation, group size, payload, duration."""
     found: list[TimedMessage] = []
     for rank in run.ranks[:most_ranks]:
@@ -142,11 +143,15 @@ def messages(run: RunTraces, most_ranks: int = _RANKS) -> list[TimedMessage]:
     return found
 
 
-def work(run: RunTraces, most_ranks: int = 1) -> Timed:
+def work(run: "RunTraces", most_ranks: int = 1) -> Timed:
     """Products and attention of the first ranks, where their traces have shapes.
 
     Ranks do the same work on equal GPUs: one tells all.
     """
+    # Few searches read traces, and what reads them takes long to load.
+    from fastcomm.readers.kineto import reader
+    from fastcomm.readers.kineto.shapes import calls
+
     found: list[ShapedCall] = []
     for source in run.sources[:most_ranks]:
         if reader.claims(source.path):

@@ -6,10 +6,9 @@ from functools import cache
 
 import numpy as np
 
-from fastcomm.isp.block import FULL, NONE, SELECTIVE, Block
+from fastcomm.isp.block import FULL, NONE, SELECTIVE, Block, Ints
 from fastcomm.isp.question import Question
 from fastcomm.units import format_gib
-from fastcomm_kernels.arrays import Ints
 
 _REASONS = ("heads", "experts", "batch", "schedule", "memory")
 

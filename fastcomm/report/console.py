@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -21,7 +21,9 @@ from rich.text import Text
 
 from fastcomm import units
 from fastcomm.inert import inert
-from fastcomm.trace.run import RunTraces, Source
+
+if TYPE_CHECKING:
+    from fastcomm.trace.run import RunTraces, Source
 
 # Print every column, however wide the lines get (`--wide`).
 WIDE: ContextVar[bool] = ContextVar("WIDE", default=False)
@@ -108,7 +110,7 @@ _LOG = logging.getLogger("fastcomm")
 
 
 @contextmanager
-def progress(run: RunTraces) -> Iterator[Callable[[Source], None] | None]:
+def progress(run: "RunTraces") -> "Iterator[Callable[[Source], None] | None]":
     """A bar of the bytes read; it gives the function that counts one rank done."""
     if not sys.stderr.isatty() or not _LOG.isEnabledFor(logging.INFO):
         yield None
@@ -133,7 +135,7 @@ def progress(run: RunTraces) -> Iterator[Callable[[Source], None] | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total, done=0, ranks=len(run.sources))
 
-        def advance(source: Source) -> None:
+        def advance(source: "Source") -> None:
             done = bar.tasks[0].fields["done"] + 1
             bar.update(task, advance=source.size, done=done)
 

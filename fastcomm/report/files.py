@@ -15,7 +15,6 @@ import pyarrow.csv as pa_csv
 from fastcomm import parquet
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert
-from fastcomm.metrics.result import Metrics
 from fastcomm.outputs import aside, check_no_input, check_replaceable
 from fastcomm.remote import refuse_output
 from fastcomm.report import json_text
@@ -23,6 +22,8 @@ from fastcomm.report import json_text
 if TYPE_CHECKING:
     from xlsxwriter import Workbook
     from xlsxwriter.worksheet import Worksheet
+
+    from fastcomm.metrics.result import Metrics
 
 # What `inert` may change: control and format characters, and the separators of lines.
 _ACTIVE = r"[\pC\p{Zl}\p{Zp}]"
@@ -181,7 +182,7 @@ def text(content: str) -> Writer:
     return partial(Path.write_text, data=content, encoding="utf-8")
 
 
-def write_metrics(found: Metrics, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
+def write_metrics(found: "Metrics", folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write metrics.json and a CSV and a Parquet file a table; give their paths."""
     text = json_text.text(found.to_dict())
     book = "metrics" if xlsx else None
