@@ -16,7 +16,8 @@ from fastcomm import version
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-ISP = "isp --model 7B --world-size 64 --seq-len 4Ki --global-batch 4Mi".split()
+ISP = ["isp", "--model", "7B", "--world-size", "64", "--seq-len", "4Ki"]
+ISP += ["--global-batch", "4Mi"]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 
 

@@ -207,7 +207,7 @@ def _notes(found: Metrics, *, full: bool, spec: bool) -> Iterator[str]:
             " Wait and transfer count overlapped time, too." if found.across.waits else ""
         )
     if any(not each.is_symptom for each in found.findings):
-        yield "Cost: about what a step gains by the fix; ranks that are late together share it."
+        yield "Cost: about what a fix gains a step; ranks that are late together share it."
     if details.culprits(found).row_count:
         yield "Wait caused: in all collectives, also where overlapped or passed on."
     if guessed_tags(found):
