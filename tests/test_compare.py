@@ -235,7 +235,8 @@ def test_ranks_that_both_runs_have_are_compared_and_said_once(runs, metrics, tmp
     next(partly.glob("*rank1*")).unlink()
     done = call(whole, partly)
     lines = ["after: 3 of 4 ranks", "after: no trace of rank 1"]
-    assert done.stdout.splitlines()[1:3] == lines
+    assert done.stdout.splitlines()[0].endswith(f" ({lines[0]})")
+    assert done.stdout.splitlines()[1] == lines[1]
     assert "compared are the 3 ranks that both runs have (rank 1 only before)" in done.stdout
     assert "no trace here" not in done.stderr
     assert "totals are not comparable" not in done.stdout

@@ -2,6 +2,7 @@
 
 import kineto_text as k
 import pytest
+from commands import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 from path_events import US, call, finder, op, read, steps, sync, work
@@ -173,3 +174,12 @@ def test_waits_without_their_records_are_guessed(path_of):
         work("b", 66, 10, 2, stream=8),
     ]
     assert path_of(*events).graph.counts()["inferred"] == 1
+
+
+@pytest.mark.parametrize("command", [["critical-path"], ["what-if", "--scale", "compute=0.5"]])
+def test_a_window_without_events_is_an_error(tmp_path, command):
+    events = [call("cudaLaunchKernel", 1, 2, 5), work("gemm", 4, 5, 5)]
+    late = [k.mark("ProfilerStep#0", 0, 20), k.mark("ProfilerStep#9", 1000, 20)]
+    path = k.write(tmp_path / "rank0.json", [*events, *late])
+    error = invoke(*command, path, "--step", "9", code=1).stderr
+    assert f"{path}: the window has no event that a path could go through" in error

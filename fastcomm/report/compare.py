@@ -45,9 +45,11 @@ def write(found: Comparison, folder: str | Path, *, xlsx: bool = False) -> list[
 def show(found: Comparison, conditions: Sequence[str]) -> None:
     """Print the step, what its change consists of, and what else changed most."""
     console = plain_console()
-    first, others = found.incomplete[:1], found.incomplete[1:]
-    say(console, " ".join([_headline(found), *(f"[red]({escape(line)})[/]" for line in first)]))
-    for line in others:
+    headline = _headline(found)
+    if found.incomplete:
+        headline = f"{headline.removesuffix('.')} [red]({escape(found.incomplete[0])})[/]"
+    say(console, headline)
+    for line in found.incomplete[1:]:
         say(console, f"[red]{escape(line)}[/]", hanging=2)
     if found.parts and not found.is_same:
         console.print(_parts(found))
