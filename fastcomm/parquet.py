@@ -68,6 +68,8 @@ def read_open(
     """The same of an open file of `size` bytes, that errors call `path`."""
     with pq.ParquetFile(source) as file:
         metadata, found = file.metadata, file.schema_arrow
+        if len(set(found.names)) < len(found.names):
+            raise TraceFileError(f"{path}: two columns of one name; found {found.names}")
         if missing := [name for name in columns or () if name not in found.names]:
             raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {found.names}")
         wanted = list(found.names if columns is None else columns)

@@ -69,3 +69,11 @@ def test_a_range_is_projected_on_all_that_was_launched_in_it(ranges, launches, d
     )
     rows = zip(*(column.tolist() for column in found), strict=True)
     assert list(rows) == [oracles.projected(each, launches, work) for each in ranges]
+
+
+def test_launches_behind_the_last_work_lengthen_its_queue():
+    launches, works = np.array([0, 2, 3]), np.array([1])
+    start = np.array([0, 10, 20, 30])
+    stream = np.array([0, 0, 0, 0], np.int32)
+    found = attribution.queue_lengths(launches, works, stream, start, 1)
+    assert found.tolist() == [1, 0, 1, 2]

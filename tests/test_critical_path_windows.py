@@ -14,6 +14,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.options import Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
+from fastcomm_kernels.hta import SYNC
 
 
 @pytest.fixture
@@ -183,3 +184,18 @@ def test_a_window_without_events_is_an_error(tmp_path, command):
     path = k.write(tmp_path / "rank0.json", [*events, *late])
     error = invoke(*command, path, "--step", "9", code=1).stderr
     assert f"{path}: the window has no event that a path could go through" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "api"),
+    [("Event Sync", "cudaEventSynchronize"), ("Stream Sync", "cudaStreamSynchronize")],
+)
+def test_a_wait_for_nothing_that_is_known_binds_nothing_by_the_rules_of_hta(path_of, name, api):
+    waits = {"wait_on_cuda_event_record_corr_id": 77, "wait_on_stream": 9}
+    events = [
+        op("outer", 0, 30),
+        *(call("cudaLaunchKernel", 1, 2, 5), work("gemm", 4, 5, 5)),
+        *(call(api, 10, 10, 6), sync(name, 10, 9, 6, stream=9, **waits)),
+    ]
+    found = path_of(*events, by=hta.find_path)
+    assert SYNC not in found.graph.kind.tolist()

@@ -110,3 +110,10 @@ def test_row_groups_that_are_not_read_do_not_count(monkeypatch):
     parquet.check(found, 1, PATH, groups=[3])
     with pytest.raises(TraceFileError, match="wanted no bomb"):
         parquet.check(found, 1, PATH, groups=[3, 4])
+
+
+def test_two_columns_of_one_name_are_an_error(tmp_path):
+    path = tmp_path / "twice.parquet"
+    pq.write_table(pa.table([["x"], ["y"]], names=["a", "a"]), path)
+    with pytest.raises(TraceFileError, match="two columns of one name"):
+        parquet.read(path)
