@@ -46,8 +46,9 @@ def _messages(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
         words, body = file.read(size), file.tell()
         yield words, body
         length = _value(words, _follow(words, 0), _BODY, "q")
-        if length < 0:
-            raise ValueError(f"a body of {length} bytes")
+        # Arrow takes that much memory before it reads.
+        if not 0 <= length <= end - body:
+            raise ValueError(f"a body of {length} bytes, and {end - body} are left")
         file.seek(body + length)
 
 

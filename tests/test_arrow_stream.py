@@ -63,6 +63,12 @@ def test_the_stream_of_old_without_its_mark_is_understood():
     assert said(content[:-4]) == said(content), "no end of stream"
 
 
+def test_a_body_that_is_longer_than_the_file_is_an_error():
+    content = stream()
+    with pytest.raises(ValueError, match=r"a body of .* bytes, and .* are left"):
+        said(content[: len(content) * 2 // 3])
+
+
 def test_an_offset_that_leads_nowhere_is_an_error():
     content = stream("zstd")
     table = 8 + int.from_bytes(content[8:12], "little")
