@@ -327,18 +327,17 @@ def _per_step(
     `excess` is how much longer the work takes, where others share its cost; `each` how much
     longer that of each rank takes, where several are late in turns.
     """
-    share = f"{format_ns(cost)} ({percent(cost / step)} of the step)"
-    unit = f"{what and ' '}{what} per step"
-    whole = cost if excess is None or cost >= _WHOLE * excess else excess
-    is_in_turns = each is not None and each < _WHOLE * whole
-    if whole == cost and not is_in_turns:
-        return f"{format_ns(cost)}{unit} ({percent(cost / step)} of the step)"
-    if not is_in_turns:
-        return f"{format_ns(whole)}{unit}; others delay the same steps, its share is {share}"
-    longer = f"{format_ns(each or 0)}{unit} each, in turns: together"
-    if whole == cost:
-        return f"{longer} {share}"
-    return f"{longer} {format_ns(whole)}; others delay the same steps, their share is {share}"
+    total = cost if excess is None or cost >= _WHOLE * excess else excess
+    unit, whose = f"{what and ' '}{what} per step", "its"
+    work = f"{format_ns(total)}{unit}"
+    if each is not None and each < _WHOLE * total:
+        work, whose = (
+            f"{format_ns(each)}{unit} each, in turns: together {format_ns(total)}",
+            "their",
+        )
+    if total != cost:
+        work += f"; others delay the same steps, {whose} share is {format_ns(cost)}"
+    return f"{work} ({percent(cost / step)} of the step)"
 
 
 def _steps(known: Known, measure: str, of: Suspect) -> dict[str, Any]:

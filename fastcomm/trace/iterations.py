@@ -309,26 +309,26 @@ def on_device_clock(found: Iterations, work: DeviceWork, kept: int | None = None
     busy, first, last = busy[order], first[order], last[order]
     is_next = np.diff(busy) == 1
     ends = np.where(is_next, first[1:], np.minimum(last[:-1], first[1:]))
-    rows = busy < kept
+    stops, rows = np.append(ends, last[-1]), busy < kept
     return Iterations(
         number=found.number[busy[rows]],
         start=first[rows],
-        stop=np.append(ends, last[-1])[rows],
+        stop=stops[rows],
         found_by=found.found_by,
         warnings=(
             *_without_work(found.number[:kept][(high <= low)[:kept]]),
-            *_launched_before(work, int(found.number[busy[0]]), first[0], ends[:1]),
+            *_launched_before(work, int(found.number[busy[0]]), first[0], stops[0]),
         ),
     )
 
 
-def _launched_before(work: DeviceWork, number: int, start: np.int64, end: Ints) -> list[str]:
+def _launched_before(work: DeviceWork, number: int, start: int, stop: int) -> list[str]:
     """Return a warning where work without a launch is much of the first window.
 
     The queue of the device at the beginning of a recording was launched before it, and runs
     beside the first work of the first step.
     """
-    inside = (work.start >= start) & (work.start < end) if len(end) else work.start >= start
+    inside = (work.start >= start) & (work.start < stop)
     took = work.stop - work.start
     lacking = inside & (work.launch == NULL)
     share = took[lacking].sum() / max(1, took[inside].sum())
