@@ -1,4 +1,4 @@
-"""Ranges projected on the device: from the first to the last work launched inside of each."""
+"""Project ranges on the device: from the first to the last work launched inside each."""
 
 from pathlib import Path
 
@@ -17,22 +17,25 @@ from fastcomm_kernels.arrays import NULL
 
 
 def project(path: Path, process: int | None = None) -> pa.Table:
-    """A row a range, of one process or of all; `nsys.project` says what is in it."""
+    """Return one row per range of a process, or of all; see `fastcomm.readers.nsys.project`."""
     export = Export(path)
     report = read_report(export)
     chosen = [p for p in report.processes if process in (None, layout.process_of(p))]
-    return pa.concat_tables([_project(export, each, report.ends) for each in chosen])
+    return pa.concat_tables([_project(export, process, report.ends) for process in chosen])
 
 
 def _project(export: Export, process: int, ends: frozenset[int]) -> pa.Table:
     ranges = read_ranges(export, process, ends, operators=True, numbered=True)
-    own = read_events(export, process, ranges, whole=False)
-    events, points = own.events, launch_points(own, read_creations(export, process))
+    process_events = read_events(export, process, ranges, whole=False)
+    events, points = (
+        process_events.events,
+        launch_points(process_events, read_creations(export, process)),
+    )
     work = events.rows("kernel", "memcpy", "memset")
     work = work[points.thread[work] != NULL]
     rows = np.flatnonzero(ranges.kind == layout.PUSH_POP)
-    both = np.concatenate([ranges.thread[rows], points.thread[work]])
-    lanes: NDArray[np.int32] = np.unique(both, return_inverse=True)[1].astype(np.int32)
+    threads = np.concatenate([ranges.thread[rows], points.thread[work]])
+    lanes: NDArray[np.int32] = np.unique(threads, return_inverse=True)[1].astype(np.int32)
     range_lane, lane = lanes[: len(rows)], lanes[len(rows) :]
     order = np.lexsort((-ranges.stop[rows], ranges.start[rows], range_lane))
     rows, range_lane = rows[order], range_lane[order]
@@ -43,8 +46,8 @@ def _project(export: Export, process: int, ends: frozenset[int]) -> pa.Table:
         (lane, points.start[work], points.stop[work]),
         (events.start[work], events.stop[work]),
     )
-    kept = np.flatnonzero(count > 0)
-    rows = rows[kept]
+    projected = np.flatnonzero(count > 0)
+    rows = rows[projected]
     thread = ranges.thread[rows]
     return pa.table(
         {
@@ -53,8 +56,8 @@ def _project(export: Export, process: int, ends: frozenset[int]) -> pa.Table:
             "name": ranges.name.take(pa.array(rows)).cast(pa.string()),
             "start": ranges.start[rows],
             "stop": ranges.stop[rows],
-            "first": first[kept],
-            "last": last[kept],
-            "count": count[kept],
+            "first": first[projected],
+            "last": last[projected],
+            "count": count[projected],
         }
     )
