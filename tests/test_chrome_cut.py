@@ -162,7 +162,7 @@ def test_a_file_cut_at_any_byte_is_an_error_that_says_where(tmp_path, tail):
         if n % (7 if INTERPRETED else 3) == 0:
             scanned = scan(tmp_path, text[:n], allow_truncated=True)
             assert_rows(scanned, expected_of(*whole))
-            assert scanned.seen == len(whole)
+            assert scanned.event_count == len(whole)
             assert f"at byte {n} after {len(whole)} whole" in scanned.warnings[0]
             assert len(scanned.warnings) == 1
             if head is HEAD:

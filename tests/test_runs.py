@@ -41,7 +41,7 @@ def test_a_rank_that_cannot_be_told_lists_what_was_tried(tmp_path):
     for name in ("a.json", "b.json"):
         k.write(tmp_path / name, STEP, distributedInfo={})
     with pytest.raises(
-        TraceFileError, match=r"a\.json: of which rank is it.*rankN.*kineto_trace_N"
+        TraceFileError, match=r"a\.json: cannot determine the rank.*rankN.*kineto_trace_N"
     ):
         open_run(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Open a run: a directory, files or globs become one source a rank."""
+"""Open a run: directories, files or globs become one source per rank."""
 
 import os
 import stat
@@ -22,7 +22,7 @@ _State = tuple[tuple[str, int, int, int], ...]
 
 
 def steady(source: Source) -> Source:
-    """The same source, whose reading fails if somebody changes its file meanwhile."""
+    """Return the source, with an error if its file changes while it is read."""
     narrow = source.read_narrow
     return replace(
         source,
@@ -32,6 +32,7 @@ def steady(source: Source) -> Source:
 
 
 def _read(path: Path, read: Callable[[], Trace]) -> Trace:
+    """Read a trace; TraceFileError with the path for damaged tables and changed files."""
     before = _state(path)
     try:
         trace = read()
@@ -46,7 +47,7 @@ def _read(path: Path, read: Callable[[], Trace]) -> Trace:
 
 
 def _check(path: Path, before: _State, error: Exception | None) -> None:
-    """TraceFileError where the file is another one than before, or longer, or newer."""
+    """Raise TraceFileError if the file changed since `before`."""
     if before and _state(path) != before:
         raise TraceFileError(
             f"{path}: changed while it was read; wait until it is written, and read it again"
@@ -54,20 +55,20 @@ def _check(path: Path, before: _State, error: Exception | None) -> None:
 
 
 def _state(path: Path) -> _State:
-    """Name, place, size and age of a file, or of the files of a directory; empty: none."""
+    """Return name, inode, size and time of a file, or of the files of a directory."""
     try:
         status = path.stat()
         if not stat.S_ISDIR(status.st_mode):
-            return (_of(path.name, status),)
+            return (_file_state(path.name, status),)
         if not is_local(path):
-            return tuple(sorted(_of(each.name, each.stat()) for each in path.iterdir()))
+            return tuple(sorted(_file_state(file.name, file.stat()) for file in path.iterdir()))
         with os.scandir(path) as entries:
-            return tuple(sorted(_of(entry.name, entry.stat()) for entry in entries))
+            return tuple(sorted(_file_state(entry.name, entry.stat()) for entry in entries))
     except OSError:
-        return ()  # reading it says what is wrong
+        return ()  # reading the file reports the error
 
 
-def _of(name: str, status: os.stat_result) -> tuple[str, int, int, int]:
+def _file_state(name: str, status: os.stat_result) -> tuple[str, int, int, int]:
     return name, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -77,31 +78,42 @@ __all__ = ["FORMATS", "OpenOptions", "open_run"]
 def open_run(
     *paths: str | Path, options: OpenOptions | None = None, use_card: bool = True
 ) -> RunTraces:
-    """Find the traces of a run and the rank of each; nothing is read but what tells that.
+    """Find the traces of a run and the rank of each, without reading whole traces.
 
-    A path is a directory (searched to the bottom), a file or a glob. A workload card in a
-    directory fills what the configuration leaves open, unless `use_card` is off. Raises
-    `FastcommError` where there is no trace, a rank cannot be told, a rank's trace cannot be
-    read, two files have one rank, or files contradict the world size. With
-    `options.keep_going` files that cannot be read are in `RunTraces.skipped`.
+    Parameters
+    ----------
+    *paths
+        Directories (searched recursively), files or globs.
+    options
+        Configuration, and whether to go on without unreadable files (`keep_going`), which are
+        then in `RunTraces.skipped`.
+    use_card
+        Whether a workload card in a directory fills in what the configuration leaves open.
+
+    Raises
+    ------
+    FastcommError
+        If there is no trace, a rank is unknown or unreadable, two files have one rank, or files
+        contradict the world size.
+
     """
     options = options or OpenOptions()
     config, card_warnings = with_card(options.config, paths if use_card else ())
     options = replace(options, config=config)
     detected = detect(paths, config, keep_going=options.keep_going)
-    found = _found(detected.format, detected.files, options)
-    note_inputs(each.path for each in found.sources if is_local(each.path))
+    sources = _rank_sources(detected.format, detected.files, options)
+    note_inputs(source.path for source in sources.sources if is_local(source.path))
     run = RunTraces(
-        sources=tuple(map(steady, found.sources)),
-        world_size=found.world_size,
+        sources=tuple(map(steady, sources.sources)),
+        world_size=sources.world_size,
         warnings=(
             *detected.warnings,
-            *found.warnings,
+            *sources.warnings,
             *card_warnings,
-            *_assumed(config, [each.rank for each in found.sources], found.world_size),
+            *_assumed(config, [source.rank for source in sources.sources], sources.world_size),
         ),
-        link_bandwidth=found.link_bandwidth if config.bandwidth is None else config.bandwidth,
-        skipped=_numbered([*detected.skipped, *found.skipped], found),
+        link_bandwidth=sources.link_bandwidth if config.bandwidth is None else config.bandwidth,
+        skipped=_numbered([*detected.skipped, *sources.skipped], sources),
     )
     return replace(
         run,
@@ -110,31 +122,32 @@ def open_run(
     )
 
 
-def _numbered(skipped: Sequence[SkippedRank], found: RankSources) -> tuple[SkippedRank, ...]:
-    """Give the one skipped file of unknown rank the only rank of the world that is left."""
-    unknown = [each for each in skipped if each.rank is None]
-    if len(unknown) != 1 or found.world_size is None or place(unknown[0].path).is_dir():
+def _numbered(skipped: Sequence[SkippedRank], sources: RankSources) -> tuple[SkippedRank, ...]:
+    """Give a single skipped file of unknown rank the only missing rank of the world."""
+    unknown = [file for file in skipped if file.rank is None]
+    if len(unknown) != 1 or sources.world_size is None or place(unknown[0].path).is_dir():
         return tuple(skipped)
-    known = {*(each.rank for each in found.sources), *(each.rank for each in skipped)}
-    rest = [rank for rank in range(found.world_size) if rank not in known]
-    rank = rest[0] if len(rest) == 1 else None
-    return tuple(replace(each, rank=rank) if each is unknown[0] else each for each in skipped)
+    present = {*(source.rank for source in sources.sources), *(file.rank for file in skipped)}
+    absent_ranks = [rank for rank in range(sources.world_size) if rank not in present]
+    rank = absent_ranks[0] if len(absent_ranks) == 1 else None
+    return tuple(replace(file, rank=rank) if file is unknown[0] else file for file in skipped)
 
 
 def _assumed(config: Config, ranks: Sequence[int], world: int | None) -> Iterator[str]:
-    """Warn where the sizes of the parallelism need more ranks than have a trace."""
+    """Warn if the sizes of the parallelism need more ranks than have a trace."""
     if world is not None or config.parallel.dp is not None:
         return
     size = config.parallel.assumed_world(ranks)
     if size is not None and size > max(ranks) + 1:
+        options = config.parallel.options_text()
         yield (
-            f"no trace says how many ranks there are: {config.parallel.words()} is taken for "
-            f"{size} ranks; give --dp if there are more"
+            f"no trace says how many ranks there are: {options} is taken for {size} ranks. "
+            "Pass --dp if there are more"
         )
 
 
-def _found(name: str, files: Sequence[Path], options: OpenOptions) -> RankSources:
-    """The ranks in files of one format; with `keep_going` without those that fail to open."""
+def _rank_sources(name: str, files: Sequence[Path], options: OpenOptions) -> RankSources:
+    """Return the ranks in files of one format; `keep_going` skips those that fail to open."""
     find = module(name).find
     try:
         return find(files, options)
@@ -144,14 +157,14 @@ def _found(name: str, files: Sequence[Path], options: OpenOptions) -> RankSource
         failures = {path: _failure(name, path, options) for path in files}
         readable = [path for path in files if failures[path] is None]
         if not readable or len(readable) == len(files):
-            raise  # the files contradict each other, or none is left
-        found = find(readable, options)
-    skipped = tuple(each for each in failures.values() if each is not None)
-    return replace(found, skipped=(*found.skipped, *skipped))
+            raise  # the files contradict each other, or none is readable
+        sources = find(readable, options)
+    skipped = tuple(failure for failure in failures.values() if failure is not None)
+    return replace(sources, skipped=(*sources.skipped, *skipped))
 
 
 def _failure(name: str, path: Path, options: OpenOptions) -> SkippedRank | None:
-    """Why a file cannot be opened by itself; None where it can."""
+    """Return why a file cannot be opened by itself, or None."""
     try:
         module(name).find([path], options)
     except TraceFileError as error:
@@ -161,39 +174,57 @@ def _failure(name: str, path: Path, options: OpenOptions) -> SkippedRank | None:
 
 
 def missing(ranks: Sequence[int], world: int | None) -> list[str]:
-    """A warning that names the ranks without a trace, if there are any.
+    """Return a warning about ranks without a trace, if there are any.
 
-    Without a world size it names those below the last rank, and no number of all ranks.
+    Without a world size, the warning names the missing ranks below the last rank, without a
+    total.
     """
     size = world if world is not None else max(ranks) + 1
-    count, words = absent(sorted(set(ranks)), size)
-    of_all = "ranks" if world is None else f"{count} of {size} ranks"
-    have = "have" if world is None else plural(count, "has")
-    return [f"{of_all} {have} no trace here: {words}"] if count else []
+    count, text = absent(sorted(set(ranks)), size)
+    subject = "ranks" if world is None else f"{count} of {size} ranks"
+    verb = "have" if world is None else plural(count, "has")
+    return [f"{subject} {verb} no trace here: {text}"] if count else []
 
 
 def with_world(
     warnings: Sequence[str], untold: Sequence[int], world: int | None
 ) -> tuple[str, ...]:
-    """Return a run's warnings once its traces are read: missing ranks are those of the world.
+    """Return a run's warnings once its traces are read and tell the world size.
 
-    `untold` is that of the run, and `world` what the traces say.
+    Parameters
+    ----------
+    warnings
+        The warnings from opening the run.
+    untold
+        The ranks of the run if its size was unknown then, else empty.
+    world
+        The world size that the traces state; None if unknown.
+
     """
     if world is None or not untold:
         return tuple(warnings)
     guessed = missing(untold, None)
-    kept = (text for text in warnings if text not in guessed)
-    return (*kept, *missing(untold, world))
+    others = (text for text in warnings if text not in guessed)
+    return (*others, *missing(untold, world))
 
 
 def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tuple[str, ...]]:
-    """The configuration over the workload card that lies in one of the directories."""
+    """Merge a configuration over the workload card in one of the directories.
+
+    Returns
+    -------
+    Config
+        The merged configuration.
+    tuple of str
+        Warnings about the card.
+
+    """
     for path in map(place, paths):
         if not path.is_dir() or not any(path.glob("*.yaml")):
             continue
-        from fastcomm.readers import cards  # most runs have none, and need no YAML
+        from fastcomm.readers import cards  # slow import, and few runs have a card
 
         if (card := cards.find_card(path)) is not None:
             read = cards.read_card(card)
-            return config.with_given().over(read.config), read.warnings
-    return config.with_given(), ()
+            return config.with_user_sizes().over(read.config), read.warnings
+    return config.with_user_sizes(), ()

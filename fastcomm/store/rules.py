@@ -13,7 +13,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.options import StepClock
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import Collectives, Partners
-from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, named
+from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, match_name
 from fastcomm.trace import schema
 from fastcomm.trace.bytes import Sizes
 from fastcomm.trace.columns import filled
@@ -181,7 +181,7 @@ def _named(
         if key not in place:
             table = PEER_COPIES if key[1] else (*patterns, *PATTERNS)
             place[key] = len(names)
-            names.append(named(events.texts[key[0]], table) or _SILENT)
+            names.append(match_name(events.texts[key[0]], table) or _SILENT)
         answers[at] = place[key]
     return tuple(names), answers
 

@@ -204,7 +204,7 @@ def scan(path: Path) -> UniformTrace:
     except TraceFileError:
         return read(path)  # whose message is about this format
     columns = scanned.columns
-    whole = scanned.seen == len(columns["start"]) and not scanned.warnings
+    whole = scanned.event_count == len(columns["start"]) and not scanned.warnings
     if not whole or any((columns[each] == NULL).any() for each in ("name", "process")):
         return read(path)
     return of_columns(_columns(scanned))

@@ -1,4 +1,4 @@
-"""The part of a text that is at hand while a kernel scans it."""
+"""Keep the part of a text in memory that a kernel scans."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,35 +9,36 @@ from numpy.typing import NDArray
 from fastcomm.readers.kineto.stream import CutShortError, UnreadBytesError
 from fastcomm_kernels._llvm import PADDING
 
-# Most of it is never touched; but an allocator that has seen it freed once keeps as much at
-# hand, and the next of thousands of files finds its pages there.
+# Larger than most files need: allocators reuse a buffer of this size, with its pages, for the
+# next of thousands of files.
 _WINDOW = 1 << 23
 
 
 @dataclass(slots=True)
 class TextWindow:
-    """The part of the text that is at hand: `n` bytes, and NULs that a kernel may look at."""
+    """A moving part of the text: `n` bytes, followed by NULs that kernels may read."""
 
     source: Iterator[bytes]
     text: NDArray[np.uint8] = field(default_factory=lambda: np.empty(_WINDOW, np.uint8))
     n: int = 0
-    base: int = 0  # where in the file the window begins
-    cut: bool = False  # a compressed file ended early
-    behind: UnreadBytesError | None = None  # what follows the end of the gzip data
+    base: int = 0  # offset of the window in the text
+    cut: bool = False  # whether a compressed file ended early
+    behind: UnreadBytesError | None = None  # other bytes follow the gzip data
 
     def more(self, keep_from: int) -> bool:
-        """Forget what is before `keep_from` and append a block; False at the end.
+        """Drop the text before `keep_from` and append blocks; return False at the end.
 
-        At least as much comes as is left: what is long is not read over and over.
+        At least as much text is appended as is kept, so that long events are not scanned
+        repeatedly.
         """
-        rest = self.n - keep_from
-        self.text[:rest] = self.text[keep_from : self.n].copy()
+        remaining = self.n - keep_from
+        self.text[:remaining] = self.text[keep_from : self.n].copy()
         self.base += keep_from
-        self.n = rest
-        while self.n < max(1, 2 * rest) and (block := self._next()):
+        self.n = remaining
+        while self.n < max(1, 2 * remaining) and (block := self._next()):
             self._append(block)
         self.text[self.n : self.n + PADDING] = 0
-        return self.n > rest
+        return self.n > remaining
 
     def _next(self) -> bytes:
         try:
@@ -58,5 +59,5 @@ class TextWindow:
         self.n = size
 
     def bytes(self) -> bytes:
-        """Return a copy of the text at hand."""
+        """Return a copy of the text in the window."""
         return self.text[: self.n].tobytes()

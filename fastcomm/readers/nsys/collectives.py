@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.communication import Collectives, communication
+from fastcomm.readers.communication import Collectives, find_communication
 from fastcomm.readers.nsys import operations as operations_
 from fastcomm.readers.nsys.communicators import (
     Communicator,
@@ -85,7 +85,7 @@ def find_collectives(
         How the communication events were matched with NCCL operations.
 
     """
-    rows, name, names = communication(events, options.patterns)
+    rows, name, names = find_communication(events, options.patterns)
     points = Points(
         thread=launches.thread[rows], start=launches.start[rows], stop=launches.stop[rows]
     )

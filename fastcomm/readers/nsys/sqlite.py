@@ -163,7 +163,8 @@ class Database:
                     tables.setdefault(table, []).append(column)
         except (sqlite3.Error, ValueError) as error:
             raise TraceFileError(
-                f"{self.path}: cannot be read as an SQLite file ({error}); export the report again"
+                f"{self.path}: cannot be read as an SQLite file ({error}); "
+                "export the report again"
             ) from error
         if computed:
             raise TraceFileError(
@@ -258,7 +259,8 @@ def _check_file(path: Path) -> tuple[int, bool]:
     pages = int.from_bytes(header[28:32], "big") if header[24:28] == header[92:96] else 0
     if size < page * pages:
         raise TraceFileError(
-            f"{path}: truncated: {size} bytes, its header states {page * pages}; export it again"
+            f"{path}: truncated: {size} bytes, its header states {page * pages}; "
+            "export it again"
         )
     if pages and size > page * pages:
         with opened(path) as file:
