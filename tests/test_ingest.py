@@ -291,10 +291,10 @@ def test_a_store_of_a_store_is_the_same_run(traces, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "damaged, no JSON"),
+        ("", "damaged, not JSON"),
         ("[]", "damaged, no object"),
         ('{"layout": 99}', "written in layout 99 by a newer fastcomm; this one reads layouts"),
-        ("{}", "layout None, wanted a number"),
+        ("{}", "layout None, expected a number"),
         ('{"layout": 1}', "damaged"),
         ('{"layout": 1, "version": "1", "complete": true, "ranks": [], "more": 1}', "damaged"),
         (

@@ -70,7 +70,7 @@ def test_a_manifest_holds_finite_numbers(run, value):
     text = path.read_text()
     path.write_text(text.replace('"link_bandwidth": null', f'"link_bandwidth": {value}'))
     assert path.read_text() != text
-    with pytest.raises(TraceFileError, match=f"damaged, .*found {value}, wanted a finite"):
+    with pytest.raises(TraceFileError, match=f"damaged, .*found {value}, expected a finite"):
         store_layout.read_manifest(run / "store")
 
 
@@ -147,7 +147,7 @@ def with_about(**changes):
         (other_parquet, "damaged, or no file of a store"),
         (other_rank, "the file says rank 0, the store rank 1"),
         (with_about(layout=99), "layout 99 by a newer fastcomm"),
-        (with_about(layout="1"), "layout '1', wanted a number"),
+        (with_about(layout="1"), "layout '1', expected a number"),
         (with_about(reading={}), r"damaged, or no file of a store \(KeyError"),
         (with_about(lanes={"process": []}), r"rank-00001.parquet: damaged|lanes: no column"),
         (with_about(iterations={"number": [1], "start": [5], "stop": [1]}), "stops before"),

@@ -24,8 +24,8 @@ from fastcomm.store.files import LOCK, footer_sha256, locked
 from fastcomm.store.layout import (
     MANIFEST,
     ClockNote,
-    Left,
     Manifest,
+    UnstoredRank,
     file_name,
     read_manifest,
     to_json,
@@ -263,11 +263,11 @@ def _kept(path: Path, wanted: dict[str, Any]) -> Trace | None:
         return None  # damaged: it is written again
 
 
-def _left(each: SkippedRank, folder: Path) -> Left:
+def _left(each: SkippedRank, folder: Path) -> UnstoredRank:
     if each.rank is not None:
         # What an earlier source of the rank left is not of this run.
         (folder / file_name(each.rank)).unlink(missing_ok=True)
-    return Left(rank=each.rank, source=each.path, error=each.error)
+    return UnstoredRank(rank=each.rank, source=each.path, error=each.error)
 
 
 def _finished(

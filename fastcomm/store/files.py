@@ -1,4 +1,4 @@
-"""The files of a store: those that its manifest lists, and the lock of whoever writes them."""
+"""Check the files of a store against its manifest, and lock the store for a writer."""
 
 import fcntl
 import hashlib
@@ -22,16 +22,19 @@ _TAIL = 8  # bytes at the end of a Parquet file: the length of the footer, and "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """The file of a rank, and what its footer has to repeat."""
+    """The file of a rank, as the manifest lists it."""
 
     rank: int
     path: Path
-    size: int  # bytes; 0 where there is no file, which reading it reports
-    provenance: dict[str, Any] | None = None
+    size: int  # bytes; 0 if the file is missing, which reading it reports
+    provenance: dict[str, Any] | None = None  # entries that its footer must have
 
 
 def listed(folder: Path, manifest: Manifest) -> Iterator[StoredFile | SkippedRank]:
-    """Yield each rank of a store: its file, or why that is not the one that was written."""
+    """Yield the file of each rank of a store, or why it is not the file that was written.
+
+    Raises `TraceFileError` if a file is a link that leads out of the store.
+    """
     for entry in manifest.ranks:
         path = _inside(folder, entry.file)
         size = size_of(path)
@@ -47,7 +50,7 @@ def listed(folder: Path, manifest: Manifest) -> Iterator[StoredFile | SkippedRan
 
 
 def size_of(path: Path) -> int | None:
-    """The size of a file in bytes; None where there is none."""
+    """Return the bytes of a file; None if it is missing."""
     try:
         return path.stat().st_size
     except OSError:
@@ -55,7 +58,10 @@ def size_of(path: Path) -> int | None:
 
 
 def footer_sha256(path: Path) -> str:
-    """Hash the footer of a Parquet file, which has the place of every page; OSError."""
+    """Return the SHA-256 of the footer of a Parquet file, which locates every page.
+
+    Raises `OSError` if the file cannot be read.
+    """
     with path.open("rb") as file:
         file.seek(-_TAIL, os.SEEK_END)
         tail = file.read(_TAIL)
@@ -64,34 +70,41 @@ def footer_sha256(path: Path) -> str:
 
 
 def table_file(folder: Path, name: str) -> TableFile:
-    """Return size and hash of a table of the whole run; OSError."""
+    """Return size and hash of a table of the whole run; OSError if it cannot be read."""
     with opened(folder / table_name(name)) as file:
         content = file.read()
     return TableFile(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A file of the store; TraceFileError where it is a link that leads out of it."""
+    """Return the path of a file; TraceFileError if it is a link out of the store."""
     path = folder / name
     if path.is_symlink() and path.resolve().parent != folder.resolve():
         raise TraceFileError(
-            f"{path}: a link out of the store; wanted the file itself, or a link to the store"
+            f"{path}: a link out of the store. Copy the file into the store, or link the whole "
+            "store"
         )
     return path
 
 
 def _provenance(entry: Entry, manifest: Manifest) -> dict[str, Any]:
-    found: dict[str, Any] = {"fingerprint": asdict(entry.fingerprint)}
+    """Return the source and the options that the manifest states for a rank."""
+    provenance: dict[str, Any] = {"fingerprint": asdict(entry.fingerprint)}
     if manifest.reading is not None:
-        found["reading"] = manifest.reading
-    return found
+        provenance["reading"] = manifest.reading
+    return provenance
 
 
-def check_provenance(about: dict[str, Any], wanted: dict[str, Any] | None, path: Path) -> None:
-    """TraceFileError where a file says that it is of another source than the manifest says."""
-    if wanted and any(about.get(name) != value for name, value in wanted.items()):
+def check_provenance(
+    about: dict[str, Any], expected: dict[str, Any] | None, path: Path
+) -> None:
+    """Raise TraceFileError if a file has another source or options than the manifest states.
+
+    `about` is the metadata of the file, and `expected` the provenance in the manifest.
+    """
+    if expected and any(about.get(name) != value for name, value in expected.items()):
         raise TraceFileError(
-            f"{path}: of another source, or read with other options, than the manifest says: "
+            f"{path}: has another source or other options than the manifest states: "
             "written by another ingest; ingest its trace again"
         )
 
@@ -103,10 +116,10 @@ _LOG = logging.getLogger("fastcomm")
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a store; False, with a warning, where the file system has no locks.
+    """Hold the lock of a store; yield False, after a warning, on file systems without locks.
 
-    The system releases the lock when the process ends, however it ends: the file may stay, and
-    is no lock by itself. FastcommError where another process holds it.
+    The system releases the lock when the process ends: the file alone is not a lock. Raises
+    `FastcommError` if another process holds the lock.
     """
     path = folder / LOCK
     try:
@@ -123,19 +136,21 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 def _acquired(path: Path) -> int | None:
-    """The open file with the lock; None where there are no locks."""
+    """Return the open file with the lock; None on file systems without locks."""
     while True:
         descriptor = os.open(path, _LOCK_FLAGS, 0o644)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise FastcommError(f"{path}: no regular file, and no lock; remove it")
+            raise FastcommError(
+                f"{path}: not a regular file, so it cannot be a lock; remove it"
+            )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is(descriptor, path):
+            if _is_same_file(descriptor, path):
                 _sign(descriptor)
                 return descriptor
         except BlockingIOError as error:
-            raise _held(descriptor, path) from error
+            raise _locked_error(descriptor, path) from error
         except OSError as error:
             _LOG.warning(
                 "warning: %s: this file system has no locks (%s); let no other ingest write "
@@ -143,14 +158,15 @@ def _acquired(path: Path) -> int | None:
                 path.parent,
                 error.strerror,
             )
-            if not os.fstat(descriptor).st_size:  # nobody else's
+            if not os.fstat(descriptor).st_size:  # no other process wrote to it
                 path.unlink(missing_ok=True)
             os.close(descriptor)
             return None
-        os.close(descriptor)  # its holder has just removed it
+        os.close(descriptor)  # its holder has just removed it, so try again
 
 
-def _is(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    """Return whether an open file is still the one with this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -158,15 +174,17 @@ def _is(descriptor: int, path: Path) -> bool:
 
 
 def _sign(descriptor: int) -> None:
-    with suppress(OSError):  # a full disk: nobody can read who holds the lock
+    """Write process and host into the lock, for the messages of others."""
+    with suppress(OSError):  # a full disk: messages cannot name the holder
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
 
-def _held(descriptor: int, path: Path) -> FastcommError:
+def _locked_error(descriptor: int, path: Path) -> FastcommError:
+    """Return the error about a lock that another process holds."""
     holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "a process"
     os.close(descriptor)
     return FastcommError(
-        f"{path.parent}: another ingest ({holder}) writes this store; wait until it has ended, "
+        f"{path.parent}: another ingest ({holder}) writes this store; wait until it ends, "
         "or choose another --output"
     )

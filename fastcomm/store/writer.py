@@ -1,4 +1,4 @@
-"""Write one rank's trace as one Parquet file, with a fingerprint of its source."""
+"""Write one rank's trace as one Parquet file, and identify its source by a fingerprint."""
 
 import hashlib
 import json
@@ -24,14 +24,17 @@ from fastcomm.store.layout import Fingerprint
 from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
 
-_ENDS = 1 << 16  # bytes
+_ENDS = 1 << 16  # bytes of the beginning and of the end that are hashed
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """The fingerprint of a file, or of a directory by the files in it."""
+    """Return the fingerprint of a file, or of the files in a directory.
+
+    Raises `TraceFileError` if the path cannot be read.
+    """
     try:
         if path.is_dir():
-            return _of_directory(path)
+            return _directory_fingerprint(path)
         status = path.stat()
         with inputs.opened(path) as file:
             text = file.read(_ENDS)
@@ -46,31 +49,44 @@ def fingerprint(path: Path) -> Fingerprint:
     )
 
 
-def _of_directory(path: Path) -> Fingerprint:
+def _directory_fingerprint(path: Path) -> Fingerprint:
+    """Return the fingerprint of the names, sizes and times of all files in a directory."""
     if is_local(path):
         below = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
     else:
         below = [file for file in path.rglob("*") if file.is_file()]
-    files = sorted(below)
-    seen = [(str(file.relative_to(path)), file.stat()) for file in files]
-    text = repr([(name, status.st_size, status.st_mtime_ns) for name, status in seen])
+    states = [(str(file.relative_to(path)), file.stat()) for file in sorted(below)]
+    text = repr([(name, status.st_size, status.st_mtime_ns) for name, status in states])
     return Fingerprint(
-        size=sum(status.st_size for _, status in seen),
-        mtime_ns=max((status.st_mtime_ns for _, status in seen), default=0),
+        size=sum(status.st_size for _, status in states),
+        mtime_ns=max((status.st_mtime_ns for _, status in states), default=0),
         sha256=hashlib.sha256(text.encode()).hexdigest(),
     )
 
 
 Rows = NDArray[np.int64]
 
-_COMM_WORDS = {"op": OPS, "tag": TAGS, "tag_source": TAG_SOURCES}
+_COMM_TEXTS = {"op": OPS, "tag": TAGS, "tag_source": TAG_SOURCES}
 _LANE_COLUMNS = ("process", "thread", "device", "is_device")
 
 
 def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
-    """Write the trace, aside and renamed when it is whole.
+    """Write a trace as the file of a rank, which appears when it is complete.
 
-    `provenance` is kept with it as JSON: where it comes from, and how it was read.
+    Parameters
+    ----------
+    trace
+        The trace.
+    path
+        The file.
+    provenance
+        The source of the trace and how it was read, for the metadata of the file.
+
+    Raises
+    ------
+    SchemaError
+        If the communication does not fit the events.
+
     """
     comm = _ordered(trace)
     sections = _sections(trace, comm)
@@ -96,13 +112,14 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
 
 
 def _parts(sections: list[Rows]) -> Iterator[Rows]:
+    """Yield the rows of each row group."""
     for rows in sections:
         for first in range(0, len(rows), layout.ROW_GROUP):
             yield rows[first : first + layout.ROW_GROUP]
 
 
 def _compact(table: pa.Table) -> pa.Table:
-    """The table with the words that it uses: a row group has its own dictionary."""
+    """Return a table with only the texts that it uses: a row group has its own dictionary."""
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             column = table[field.name].combine_chunks()
@@ -128,27 +145,27 @@ def _writer(path: Path, schema: pa.Schema) -> AbstractContextManager[pq.ParquetW
         },
         use_dictionary=[name for name in schema.names if name not in growing],
         column_encoding=dict.fromkeys(growing, "DELTA_BINARY_PACKED"),
-        write_statistics=list(layout.CHOSEN_BY),
+        write_statistics=list(layout.FILTER_COLUMNS),
         write_page_checksum=True,
-        # What a reader needs stands in Parquet's own schema; Arrow's takes kilobytes a file.
+        # Parquet's own schema suffices; Arrow's takes kilobytes per file.
         store_schema=False,
     )
 
 
 def _leaf(field: pa.Field) -> str:
-    """The name that Parquet has for what a column holds."""
+    """Return the name in Parquet of the values of a column."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
 
 
 def _ordered(trace: Trace) -> pa.Table:
-    """The communication in the order of its events; SchemaError where two are one event."""
+    """Return the communication by event; SchemaError if two rows are of one event."""
     event = trace.comm["event"].to_numpy()
     comm = trace.comm
     if (event[1:] < event[:-1]).any():
         comm = comm.take(pa.array(np.argsort(event, kind="stable")))
         event = comm["event"].to_numpy()
     if (event[1:] == event[:-1]).any():
-        raise SchemaError("comm.event: two rows of one event, wanted one")
+        raise SchemaError("comm.event: two rows of one event, expected one")
     times = trace.events.select(["start", "stop"]).take(comm["event"].combine_chunks())
     if not times.equals(comm.select(["start", "stop"])):
         raise SchemaError("comm: start and stop differ from those of its events")
@@ -156,7 +173,7 @@ def _ordered(trace: Trace) -> pa.Table:
 
 
 def _sections(trace: Trace, comm: pa.Table) -> list[Rows]:
-    """The rows of each section, by start."""
+    """Return the rows of each section, by start."""
     section_of = np.empty(len(KINDS), np.int8)
     for place, kinds in enumerate(layout.SECTIONS.values()):
         section_of[[KIND[kind] for kind in kinds]] = place
@@ -166,17 +183,17 @@ def _sections(trace: Trace, comm: pa.Table) -> list[Rows]:
 
 
 def _table(trace: Trace, comm: pa.Table) -> pa.Table:
-    """All columns of the file, rows as in the trace."""
+    """Return all columns of the file, with the rows of the trace."""
     events, rows = trace.events, trace.events.num_rows
     lane = events["lane"].combine_chunks()
-    at = np.full(rows, -1, np.int64)
-    at[comm["event"].to_numpy()] = np.arange(comm.num_rows)
-    place = pa.array(at, mask=at < 0)
+    index = np.full(rows, -1, np.int64)
+    index[comm["event"].to_numpy()] = np.arange(comm.num_rows)
+    place = pa.array(index, mask=index < 0)
     columns = {
         **{layout.EVENT_NAMES.get(name, name): events[name] for name in events.column_names},
         **{name: trace.lanes[name].combine_chunks().take(lane) for name in _LANE_COLUMNS},
         **{
-            layout.COMM_NAMES.get(name, name): _words(comm, name).take(place)
+            layout.COMM_NAMES.get(name, name): _texts(comm, name).take(place)
             for name in comm.column_names
             if name not in ("start", "stop", "event")
         },
@@ -189,15 +206,15 @@ def _table(trace: Trace, comm: pa.Table) -> pa.Table:
     return pa.table([columns[name] for name in schema.names], schema.names).cast(schema)
 
 
-def _words(comm: pa.Table, name: str) -> pa.Array:
-    """A column of the communication, numbers that stand for words as these."""
-    if name in _COMM_WORDS:
-        return _dictionary(comm[name].to_numpy(), _COMM_WORDS[name])
+def _texts(comm: pa.Table, name: str) -> pa.Array:
+    """Return a column of the communication, with texts for codes."""
+    if name in _COMM_TEXTS:
+        return _dictionary(comm[name].to_numpy(), _COMM_TEXTS[name])
     return comm[name].combine_chunks()
 
 
-def _dictionary(codes: NDArray[np.int8], words: tuple[str, ...]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(words))
+def _dictionary(codes: NDArray[np.int8], texts: tuple[str, ...]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(texts))
 
 
 def _device_iterations(trace: Trace) -> dict[str, Any] | None:
@@ -206,5 +223,5 @@ def _device_iterations(trace: Trace) -> dict[str, Any] | None:
 
 
 def _meta(trace: Trace) -> dict[str, Any]:
-    """What is known of the rank, but for the path, which the provenance has."""
+    """Return the metadata of the trace without its path, which the provenance has."""
     return {name: value for name, value in asdict(trace.meta).items() if name != "path"}
