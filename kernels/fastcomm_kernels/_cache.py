@@ -1,11 +1,10 @@
-"""Machine code of kernels on disk, checked before it is used.
+"""Keep the machine code of kernels on disk, and check it before it is used.
 
-Numba's own cache trusts its files, keeps an index that two processes may overwrite for each
-other, and needs a folder that can be written to even where nothing is left to compile. Here
-each file has the code of one kernel for one signature, its key and its checksum. What cannot be
-read is compiled and written again; what cannot be written goes to a second folder, or stays in
-memory. Code is run, so that folders and files of other users, and those that other users can
-write to, are not read.
+Numba's own cache trusts its files, has an index that concurrent processes may overwrite, and
+requires a writable folder even if nothing is left to compile. Here each file has the code of
+one kernel for one signature, its key and its checksum. Unreadable code is compiled and written
+again; code that cannot be written goes to a second folder, or stays in memory. Since the code
+is run, folders and files that other users own or can write to are not read.
 """
 
 import errno
@@ -40,12 +39,12 @@ _VERSION = f"{numba.__version__}-{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 class UnsafeError(OSError):
-    """A folder or file that is not this user's or root's, or that others can write to."""
+    """A folder or file that another user owns or can write to."""
 
 
 @contextmanager
 def _opened(path: Path, flags: int, inside: int | None = None) -> Iterator[int]:
-    """Open a folder or a regular file; UnsafeError where another user may have written it."""
+    """Open a folder or regular file; UnsafeError if another user may have written it."""
     try:
         number = os.open(path if inside is None else path.name, flags, dir_fd=inside)
     except OSError as error:
@@ -67,7 +66,7 @@ def _opened(path: Path, flags: int, inside: int | None = None) -> Iterator[int]:
 
 @contextmanager
 def _opened_folder(folder: Path) -> Iterator[int]:
-    """Open the folder of this version in that of all versions, if both are safe."""
+    """Open the folder of this version, if it and the folder of all versions are safe."""
     with (
         _opened(folder.parent, _FOLDER) as parent,
         _opened(folder, _FOLDER, parent) as number,
@@ -76,6 +75,7 @@ def _opened_folder(folder: Path) -> Iterator[int]:
 
 
 def _content(path: Path) -> bytes:
+    """Return the contents of a safe file."""
     with (
         _opened_folder(path.parent) as inside,
         _opened(path, _FILE, inside) as number,
@@ -85,14 +85,14 @@ def _content(path: Path) -> bytes:
 
 
 def _is_safe(folder: Path) -> bool:
-    """Whether code in a folder may be run."""
+    """Return whether code in a folder may be run."""
     with suppress(OSError), _opened_folder(folder):
         return True
     return False
 
 
 class Folders:
-    """Where code is kept: in the user's cache, else in a temporary folder, else in memory."""
+    """The folders for code: in the user's cache, else a temporary folder, else none."""
 
     def __init__(self, home: Path | None, name: str) -> None:
         self._first = None if home is None else home / name
@@ -101,13 +101,14 @@ class Folders:
         self._has_warned = False
 
     def _readable(self) -> Iterator[Path]:
+        """Yield the folders from which code may be read."""
         if self._first is not None:
             yield self._first
         if (spare := self._spare()) is not None and _is_safe(spare):
             yield spare
 
     def _spare(self, *, make: bool = False) -> Path | None:
-        """The temporary folder. Its name is known to all: it may be a trap of another user."""
+        """Return the temporary folder. Others know its name, so another user may own it."""
         try:
             folder = Path(tempfile.gettempdir()) / f"fastcomm-{os.geteuid()}"
             if make:
@@ -117,7 +118,7 @@ class Folders:
         return folder / self._name
 
     def read(self, name: str) -> bytes | None:
-        """The content of a safe file whose checksum is right; None where there is none."""
+        """Return the data of a safe file with a valid checksum, or None."""
         damaged: list[Path] = []
         for folder in self._readable():
             try:
@@ -132,15 +133,15 @@ class Folders:
                 continue
             checksum, data = content[:_CHECKSUM], content[_CHECKSUM:]
             if hashlib.sha256(data).digest() == checksum:
-                for each in damaged:
-                    _write(each, name, content)
+                for other in damaged:
+                    _write(other, name, content)
                 return data
             self.warn(f"{folder / name}: damaged compiled code; written again")
             damaged.append(folder)
         return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file with its checksum, where that can be done."""
+        """Write a file with its checksum to the first writable folder."""
         content = hashlib.sha256(data).digest() + data
         if self._is_first_writable:
             failure = _write(self._first, name, content)
@@ -156,18 +157,19 @@ class Folders:
             self._write_spare(name, content)
 
     def _write_spare(self, name: str, content: bytes) -> bool:
+        """Write a file to the temporary folder; return whether that succeeded."""
         if self._is_spare_writable:
             self._is_spare_writable = not _write(self._spare(make=True), name, content)
         return self._is_spare_writable
 
     def warn(self, message: str) -> None:
-        """Warn once, and not again in each worker process."""
+        """Log a warning once, and only in the main process."""
         if not self._has_warned and multiprocessing.parent_process() is None:
             _LOG.warning("warning: %s", message)
         self._has_warned = True
 
     def has(self, mark: str) -> bool:
-        """Whether there is a mark."""
+        """Return whether an earlier process left a mark."""
         return any(
             _is_safe(folder) and (folder / f"{mark}-{_VERSION}").exists()
             for folder in self._readable()
@@ -183,27 +185,27 @@ class Folders:
 
     @property
     def writable(self) -> Path | None:
-        """The folder in the user's cache; None where it cannot be written to."""
+        """The folder in the user's cache; None if it is not writable."""
         return self._first if self._first is not None and _is_writable(self._first) else None
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether files can be made in a folder that is safe, or it can be made itself."""
+    """Return whether files can be created in a safe folder, which is created if missing."""
     with suppress(OSError):
         _make(folder)
     return _is_safe(folder) and os.access(folder, os.W_OK)
 
 
 def _make(folder: Path) -> None:
-    """Make the folder of this version; only this user can write to it, whatever the umask."""
+    """Create the folder of this version, writable only by this user, whatever the umask."""
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
-    for each in (folder.parent, folder):
+    for part in (folder.parent, folder):
         with suppress(FileExistsError):
-            each.mkdir(mode=_OWN_FOLDER)
+            part.mkdir(mode=_OWN_FOLDER)
 
 
 def _write(folder: Path | None, name: str, content: bytes) -> str:
-    """Write aside and rename, so that a reader sees all or nothing; says what went wrong."""
+    """Write a file atomically, by renaming it when complete; return an error text, or ""."""
     if folder is None:
         return "no folder for compiled code"
     unfinished = folder / f".{name}.{os.getpid()}-{secrets.token_hex(4)}"
@@ -224,7 +226,7 @@ def _write(folder: Path | None, name: str, content: bytes) -> str:
 
 
 class KernelCache(FunctionCache):
-    """The code of one kernel, as numba's dispatcher asks for it."""
+    """The code of one kernel, with the interface of numba's caches."""
 
     def __init__(self, function: Any, folders: Folders) -> None:
         self._py_func, self._folders = function, folders
@@ -236,25 +238,25 @@ class KernelCache(FunctionCache):
         return str(self._folders.writable)
 
     def flush(self) -> None:
-        """Nothing: what is compiled again is written again."""
+        """Do nothing: code that is compiled again overwrites its file."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the code for a signature; None where it has to be compiled."""
+        """Return the code for a signature; None if it must be compiled."""
         target_context.refresh()
         key = self._key(sig, target_context.codegen())
         data = self._folders.read(self._file(key))
         if data is None:
             return None
         try:
-            found, payload = pickle.loads(data)
-            if found == key:
+            stored_key, payload = pickle.loads(data)
+            if stored_key == key:
                 return _rebuild(target_context, *payload)
         except Exception as error:
             self._folders.warn(f"{self._file(key)}: {error!r}; compiled again")
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled for a signature."""
+        """Write the code that was compiled for a signature."""
         if data.lifted or data.library.has_dynamic_globals:
             return  # numba cannot keep such code
         key = self._key(sig, data.codegen)

@@ -19,19 +19,23 @@ def enclosing(
     start: Ints,
     stop: Ints,
 ) -> Ints:
-    """Return the row of the innermost range around each launch, or -1."""
+    """Return the row of the innermost range that encloses each launch on its lane, or -1.
+
+    Ranges and launches are sorted by lane, then by start; a range comes before one that it
+    encloses.
+    """
     rows = np.empty(len(lane), np.int64)
-    # Open ranges, innermost on top. Each stops before the one below it: a range that outlives
-    # an earlier one encloses all that the earlier one could from here on, and is more inward.
+    # Open ranges, innermost on top; each stops before the one below it. A range that outlives
+    # an earlier one replaces it: it encloses all later launches that the earlier one could.
     stack = np.empty(len(range_lane), np.int64)
     depth = r = 0
-    here = -1
+    current = -1
     for q in range(len(lane)):
-        if lane[q] != here:
-            here, depth = lane[q], 0
-            while r < len(range_lane) and range_lane[r] < here:
+        if lane[q] != current:
+            current, depth = lane[q], 0
+            while r < len(range_lane) and range_lane[r] < current:
                 r += 1
-        while r < len(range_lane) and range_lane[r] == here and range_start[r] <= start[q]:
+        while r < len(range_lane) and range_lane[r] == current and range_start[r] <= start[q]:
             while depth and range_stop[stack[depth - 1]] <= range_stop[r]:
                 depth -= 1
             stack[depth] = r
@@ -40,7 +44,7 @@ def enclosing(
         while depth and range_stop[stack[depth - 1]] < start[q]:
             depth -= 1
         top = depth
-        # Real ranges nest, and this loop ends at once; where they overlap it walks down.
+        # Ranges usually nest, and this loop ends at once.
         while top and range_stop[stack[top - 1]] < stop[q]:
             top -= 1
         rows[q] = stack[top - 1] if top else -1
@@ -54,10 +58,21 @@ Lanes = tuple[Lane, Ints, Ints]  # lane, start, stop
 def projected(
     ranges: Lanes, launches: Lanes, work: tuple[Ints, Ints]
 ) -> tuple[Ints, Ints, Ints]:
-    """For each range the first start and last stop of the work launched in it, and how much.
+    """Return first start, last stop and number of the device events launched in each range.
 
-    `work` has the start and stop of what each launch led to; a launch that led to several
-    pieces has several rows. Without any work: 0, 0, 0.
+    Parameters
+    ----------
+    ranges, launches
+        Lane, start and stop; sorted by lane, then by start.
+    work
+        Start and stop of the device event of each launch; a launch with several events has
+        several rows.
+
+    Returns
+    -------
+    tuple of ndarray
+        Three int64 columns, one entry per range; 0 for a range without device events.
+
     """
     range_lane, range_start, range_stop = ranges
     lane, start, stop = launches
@@ -65,84 +80,94 @@ def projected(
     first = np.zeros(len(range_lane), np.int64)
     last = np.zeros(len(range_lane), np.int64)
     count = np.zeros(len(range_lane), np.int64)
-    # Ranges that may still enclose a launch, in no order: unlike in `enclosing`, those that
-    # another outlives count, too.
+    # Ranges that may still enclose a launch, in no order. Unlike in `enclosing`, ranges that
+    # another one outlives count as well.
     open_ = np.empty(len(range_lane), np.int64)
     depth = r = 0
-    here = -1
+    current = -1
     for q in range(len(lane)):
-        if lane[q] != here:
-            here, depth = lane[q], 0
-            while r < len(range_lane) and range_lane[r] < here:
+        if lane[q] != current:
+            current, depth = lane[q], 0
+            while r < len(range_lane) and range_lane[r] < current:
                 r += 1
-        while r < len(range_lane) and range_lane[r] == here and range_start[r] <= start[q]:
+        while r < len(range_lane) and range_lane[r] == current and range_start[r] <= start[q]:
             open_[depth] = r
             depth += 1
             r += 1
-        kept = 0
+        remaining = 0
         for k in range(depth):
             row = open_[k]
             if range_stop[row] < start[q]:
                 continue
-            open_[kept] = row
-            kept += 1
+            open_[remaining] = row
+            remaining += 1
             if range_stop[row] >= stop[q]:
                 first[row] = min(first[row], work_start[q]) if count[row] else work_start[q]
                 last[row] = max(last[row], work_stop[q]) if count[row] else work_stop[q]
                 count[row] += 1
-        depth = kept
+        depth = remaining
     return first, last, count
 
 
 @kernel
 def partners(code: Numbers, codes: int, is_device: Flags, position: Ints) -> Numbers:
-    """The row that each row is linked to: the last of the other side with its code, or NONE.
+    """Return the row that each row is linked to, or NONE.
 
-    Codes are less than `codes`; a row of code NONE has no partner.
+    This is the row of the other side (device or host) with the same code and the last position.
+    Codes are less than `codes`; a row with code NONE has no partner.
     """
     last = np.full((2, codes), NONE, np.int32)
     for row in range(len(code)):
         if code[row] >= 0:
             side = int(is_device[row])
-            known = last[side, code[row]]
-            if known < 0 or position[known] < position[row]:
+            other = last[side, code[row]]
+            if other < 0 or position[other] < position[row]:
                 last[side, code[row]] = row
-    found = np.full(len(code), NONE, np.int32)
+    partner = np.full(len(code), NONE, np.int32)
     for row in range(len(code)):
         if code[row] >= 0:
-            found[row] = last[1 - int(is_device[row]), code[row]]
-    return found
+            partner[row] = last[1 - int(is_device[row]), code[row]]
+    return partner
 
 
 @kernel
 def queue_lengths(
     launches: Ints, works: Ints, stream: Numbers, start: Ints, streams: int
 ) -> Numbers:
-    """How long a stream's queue is behind each launch and each start; -1 for other rows.
+    """Return the length of a stream's queue after each launch and each start, else -1.
 
-    `launches` and `works` are rows in order of time; `stream` is that of the work. A launch
-    comes before a start at the same time.
+    Parameters
+    ----------
+    launches, works
+        Rows of launches and of device events, in order of time.
+    stream
+        Stream of each row, less than `streams`.
+    start
+        Start of each row. A launch precedes a start at the same time.
+    streams
+        Number of streams.
+
     """
     length = np.zeros(streams, np.int32)
-    found = np.full(len(start), NONE, np.int32)
+    result = np.full(len(start), NONE, np.int32)
     i = 0
     for k in range(len(works)):
         work = works[k]
         while i < len(launches) and start[launches[i]] <= start[work]:
-            i = launched(launches, i, stream, length, found)
+            i = launched(launches, i, stream, length, result)
         length[stream[work]] -= 1
-        found[work] = length[stream[work]]
+        result[work] = length[stream[work]]
     while i < len(launches):
-        i = launched(launches, i, stream, length, found)
-    return found
+        i = launched(launches, i, stream, length, result)
+    return result
 
 
 @kernel
-def launched(launches: Ints, i: int, stream: Numbers, length: Numbers, found: Numbers) -> int:
-    """Count the launch `i` in `length` and `found`; the next launch."""
+def launched(launches: Ints, i: int, stream: Numbers, length: Numbers, result: Numbers) -> int:
+    """Count launch `i` in `length`, write the length to `result`, and return ``i + 1``."""
     row = launches[i]
     length[stream[row]] += 1
-    found[row] = length[stream[row]]
+    result[row] = length[stream[row]]
     return i + 1
 
 
@@ -150,32 +175,36 @@ def launched(launches: Ints, i: int, stream: Numbers, length: Numbers, found: Nu
 def launches_before(
     launches: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], start: Ints, lanes: int
 ) -> Numbers:
-    """For each mark the last launch on its lane at or before it, or NONE.
+    """Return the last launch on the lane of each mark, at its time or before, or NONE.
 
     Launches and marks are pairs: rows in order of time, and their lanes, less than `lanes`.
+    `start` is the time of each row.
     """
     last = np.full(lanes, NONE, np.int32)
-    found = np.full(len(marks[0]), NONE, np.int32)
+    result = np.full(len(marks[0]), NONE, np.int32)
     i = 0
-    for k in range(len(found)):
+    for k in range(len(result)):
         while i < len(launches[0]) and start[launches[0][i]] <= start[marks[0][k]]:
             last[launches[1][i]] = launches[0][i]
             i += 1
-        found[k] = last[marks[1][k]]
-    return found
+        result[k] = last[marks[1][k]]
+    return result
 
 
 @kernel
 def launches_behind(
     launches: tuple[Ints, Numbers], marks: tuple[Ints, Numbers], start: Ints, lanes: int
 ) -> Numbers:
-    """For each mark the first launch on its lane that is later, or NONE."""
+    """Return the first launch on the lane of each mark that is later, or NONE.
+
+    Arguments are those of `launches_before`.
+    """
     following = np.full(lanes, NONE, np.int32)
-    found = np.full(len(marks[0]), NONE, np.int32)
+    result = np.full(len(marks[0]), NONE, np.int32)
     i = len(launches[0]) - 1
-    for k in range(len(found) - 1, -1, -1):
+    for k in range(len(result) - 1, -1, -1):
         while i >= 0 and start[launches[0][i]] > start[marks[0][k]]:
             following[launches[1][i]] = launches[0][i]
             i -= 1
-        found[k] = following[marks[1][k]]
-    return found
+        result[k] = following[marks[1][k]]
+    return result

@@ -1,7 +1,7 @@
-"""Loads of a mixture-of-experts layer, counted over its tokens in one pass.
+"""Count the loads of a mixture-of-experts layer over its tokens, in one pass.
 
-Token i lies on GPU ``src[i]`` and goes to the experts ``expert[i, :]``, which differ. The loops
-have no branch that depends on the routing: what a token has seen is a mark of its own number.
+Token i is on GPU ``src[i]`` and goes to the different experts ``expert[i, :]``. Loops avoid
+branches that depend on the routing: marks hold the number of the last token.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ Matrix = NDArray[np.int64]
 
 @kernel
 def copies(src: Ids, expert: Ids, out: Counts) -> None:
-    """Add to `out` [GPU, expert] how many tokens of a GPU go to an expert."""
+    """Add to `out` [GPU, expert] the number of tokens of the GPU that go to the expert."""
     for i in range(len(src)):
         row = out[src[i]]
         for k in range(expert.shape[1]):
@@ -28,69 +28,74 @@ def copies(src: Ids, expert: Ids, out: Counts) -> None:
 
 @kernel
 def distinct_few(src: Ids, expert: Ids, bit: Counts, out: Counts) -> None:
-    """Add to `out` [GPU, set of places] how many tokens reach exactly that set.
+    """Add to `out` [GPU, set of places] the number of tokens that reach exactly this set.
 
-    `bit` is the place of each expert as a power of two. For few places this beats `distinct`.
+    `bit` is the place of each expert as a power of two. For few places this is faster than
+    `distinct`.
     """
     for i in range(len(src)):
-        seen = bit[expert[i, 0]]
+        reached = bit[expert[i, 0]]
         for k in range(1, expert.shape[1]):
-            seen |= bit[expert[i, k]]
-        out[src[i], seen] += 1
+            reached |= bit[expert[i, k]]
+        out[src[i], reached] += 1
 
 
 @kernel
 def distinct(src: Ids, expert: Ids, place: Place, out: Counts) -> None:
-    """Add to `out` [GPU, place] how many tokens of a GPU reach a place, each counted once.
+    """Add to `out` [GPU, place] the number of tokens of the GPU that reach the place.
 
-    `place` holds the place of each expert: its GPU, or its node.
+    `place` is the place of each expert: its GPU or its node. A token counts once per place.
     """
     last = np.full(out.shape[1], -1, np.int64)
     for i in range(len(src)):
         row = out[src[i]]
         for k in range(expert.shape[1]):
-            at = place[expert[i, k]]
-            row[at] += np.int32(last[at] != i)
-            last[at] = i
+            target = place[expert[i, k]]
+            row[target] += np.int32(last[target] != i)
+            last[target] = i
 
 
 @kernel
 def leaving(src: Ids, expert: Ids, home: Place, out: Counts) -> None:
-    """Add to `out` [GPU] how many of its tokens have an expert on another GPU."""
+    """Add to `out` [GPU] the number of its tokens with an expert on another GPU.
+
+    `home` is the GPU of each expert.
+    """
     for i in range(len(src)):
         s = src[i]
-        away = False
+        leaves = False
         for k in range(expert.shape[1]):
-            away |= home[expert[i, k]] != s
-        out[s] += np.int32(away)
+            leaves |= home[expert[i, k]] != s
+        out[s] += np.int32(leaves)
 
 
 @kernel
 def repair(expert: Ids, experts: int, drawn: NDArray[np.int64]) -> int:
-    """Replace repeated experts in each row by those `drawn`; return how many that took.
+    """Replace repeated experts in each row of `expert` by drawn ones, in place.
 
-    -1 if `drawn` is too short; the rows are then half done. Writes into `expert`.
+    Return the number of draws used, or -1 if `drawn` is too short; some rows are then
+    unfinished.
     """
     used = 0
     last = np.full(experts, -1, np.int64)
     for i in range(len(expert)):
         row = expert[i]
-        kept = 0
+        size = 0
         for k in range(len(row)):
             value = row[k]
             if last[value] != i:
                 last[value] = i
-                row[kept] = value
-                kept += 1
-        while kept < len(row):
+                row[size] = value
+                size += 1
+        while size < len(row):
             if used == len(drawn):
                 return -1
-            found = drawn[used]
+            replacement = drawn[used]
             used += 1
-            if last[found] != i:
-                last[found] = i
-                row[kept] = found
-                kept += 1
+            if last[replacement] != i:
+                last[replacement] = i
+                row[size] = replacement
+                size += 1
     return used
 
 
@@ -103,11 +108,24 @@ def balanced_loads(
     likes: tuple[int, int],
     out: Matrix,
 ) -> None:
-    """Add to `out` [GPU, 4] inter and intra sends and receives when NICs share the load.
+    """Add the loads of NICs that share traffic to `out` [GPU, 4].
 
-    Each token goes once to a node, by the NICs of one rank on both sides: one that is a target
-    and the source's own if there is, else by `likes`, how much to like a (target, own rank), as
-    long as `quota` [source node, node, rank] lasts. Writes into `quota` and `out`.
+    The columns of `out` are sends and receives between nodes, and sends and receives inside
+    nodes. Each token goes once to a node, by the NICs of one local rank on both sides. If the
+    source's own rank has a target GPU and quota, it is used; else the rank with quota that has
+    the highest score.
+
+    Parameters
+    ----------
+    src, expert, home
+        Source and experts of each token, and the GPU of each expert.
+    quota
+        Tokens [source node, node, local rank] that may still use a rank; written.
+    likes
+        Scores of a rank with a target GPU, and of the source's own rank.
+    out
+        Loads; written.
+
     """
     width = quota.shape[2]
     node_mark = np.full(quota.shape[0], -1, np.int64)
@@ -123,18 +141,18 @@ def balanced_loads(
             node_mark[n] = i
             hub = s
             if n != s // width:
-                left = quota[s // width, n]
+                available = quota[s // width, n]
                 rank = s % width
-                if left[rank] == 0 or gpu_mark[n * width + rank] != i:
+                if available[rank] == 0 or gpu_mark[n * width + rank] != i:
                     best, to = -1, rank
                     for r in range(width):
                         fit = likes[0] * int(gpu_mark[n * width + r] == i)
                         fit += likes[1] * int(r == rank)
-                        if left[r] > 0 and fit > best:
+                        if available[r] > 0 and fit > best:
                             best = fit
                             to = r
                     rank = to
-                left[rank] -= 1
+                available[rank] -= 1
                 sender = s - s % width + rank
                 hub = n * width + rank
                 out[sender, 0] += 1
