@@ -1,19 +1,23 @@
 """Files that somebody else wrote: opened if they are files at all, and read up to a limit.
 
-The limits come from the environment, so that workers have the same.
+The limits come from the environment, so that workers have the same. A path is a `pathlib.Path`,
+or universal-pathlib's `UPath` of a URL (s3://, gs://, memory://, ...), which has the same
+methods; `is_local` tells them apart.
 """
 
 import errno
 import os
+import re
 import stat
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 
-from fastcomm import remote
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.inert import is_utf8
 from fastcomm.outputs import note_inputs
 
 RATIO, TEXT, DOCUMENT = (
@@ -28,6 +32,9 @@ SMALL = 64 << 20
 _GIB = 1 << 30
 _LARGEST = 1 << 20  # bytes of a file that people write
 _ALIASES, _DEPTH = 16, 32  # of YAML: a bomb needs more, a person fewer
+# A `Path` of a URL has but one slash.
+_LIKE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_EXTRA = "pip install 'fastcomm[remote]'"
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISFIFO, "a pipe"),
@@ -88,8 +95,8 @@ def opened(path: Path) -> BinaryIO:
 
     Opening a pipe would wait for a writer, and it could be read only once.
     """
-    if not remote.is_local(path):
-        return remote.opened(path)
+    if not is_local(path):
+        return open_remote(path)
     # O_NONBLOCK means nothing to a regular file; Windows knows neither it nor pipes of names.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
@@ -106,7 +113,7 @@ def opened(path: Path) -> BinaryIO:
 
 def check(path: Path) -> None:
     """OSError where a library that opens a file by its name should not."""
-    if remote.is_local(path):
+    if is_local(path):
         opened(path).close()
 
 
@@ -179,3 +186,74 @@ def _check_plain(words: str, path: Path) -> None:
 
 def _malformed(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}")
+
+
+def is_url(word: object) -> bool:
+    """Whether a word of a user is a URL."""
+    return "://" in str(word)
+
+
+def is_local(path: Path) -> bool:
+    """Whether a path is of this machine's file system."""
+    return isinstance(path, Path)
+
+
+def place(word: str | Path) -> Path:
+    """The path that a user means; ConfigError where the package for its kind is missing."""
+    if not isinstance(word, str) or not is_url(word):
+        return word if not isinstance(word, str) else Path(word)
+    try:
+        from upath import UPath
+    except ImportError as error:
+        raise ConfigError(f"{word}: a URL needs the extra: {_EXTRA} ({error})") from error
+    try:
+        found = UPath(word)
+        _ = found.fs  # imports what reads it
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"{word}: {error}; wanted a URL of fsspec whose package is installed, such as s3fs "
+            "for s3://, gcsfs for gs://"
+        ) from error
+    return cast("Path", found)
+
+
+def matches(word: str) -> list[Path]:
+    """What a glob among URLs matches, sorted; nothing where it is no glob."""
+    if not any(mark in word for mark in "*?["):
+        return []
+    import fsspec
+
+    place(word)
+    system, pattern = fsspec.core.url_to_fs(word)
+    return [place(system.unstrip_protocol(each)) for each in sorted(system.glob(pattern))]
+
+
+def open_remote(path: Path) -> BinaryIO:
+    """A file that lies elsewhere, to read; OSError where that fails, whatever its kind."""
+    try:
+        return cast("BinaryIO", path.open("rb"))
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # of the package of that kind of URL
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def named(path: Path) -> Iterator[Path | BinaryIO]:
+    """What a library takes that opens files by name: the path, or an open file of elsewhere."""
+    if is_local(path) and is_utf8(str(path)):
+        yield path
+        return
+    with open_remote(path) as file:
+        yield file
+
+
+def refuse_output(option: str, word: object) -> None:
+    """ConfigError for a URL, or an empty name, where something is to be written."""
+    if not str(word):
+        raise ConfigError(f"{option}: found an empty name, wanted a file or a directory")
+    if _LIKE_URL.match(str(word)):
+        raise ConfigError(
+            f"{option} {word}: a URL can be read and not written; wanted a name on this "
+            "machine, or of a file system that the workers share"
+        )

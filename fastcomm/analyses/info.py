@@ -9,7 +9,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm import parquet
+from fastcomm import arrow_files
 from fastcomm.errors import TraceFileError
 from fastcomm.executors.executor import Executor, Progress, Task, both
 from fastcomm.executors.local import executor_of
@@ -359,6 +359,6 @@ def _of_store(run: RunTraces, manifests: dict[Path, Manifest]) -> Info:
 
 def _table(path: Path) -> pa.Table:
     try:
-        return parquet.read(path)
+        return arrow_files.read(path)
     except (OSError, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}; ingest the traces again") from error

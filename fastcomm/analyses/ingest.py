@@ -15,10 +15,10 @@ from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileE
 from fastcomm.exchange.clocks import clock_offsets
 from fastcomm.executors.executor import Executor, Progress, Task, both
 from fastcomm.executors.local import executor_of
+from fastcomm.inputs import is_local, place, refuse_output
 from fastcomm.outputs import aside, left_behind
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.runs import OpenOptions, missing, open_run, with_card
-from fastcomm.remote import is_local, place, refuse_output
 from fastcomm.store import reader, rules, writer
 from fastcomm.store.files import LOCK, footer_sha256, locked
 from fastcomm.store.layout import (

@@ -17,8 +17,7 @@ from fastcomm.metrics.partial import (
 from fastcomm.metrics.result import Metrics, answer
 from fastcomm.options import ByteKind, ClockKind, MetricsOptions
 from fastcomm.readers.runs import with_world
-from fastcomm.spread import Spread
-from fastcomm.trace.run import RunTraces, SkippedRank, agreed_size, ranges
+from fastcomm.trace.run import RunTraces, SkippedRank, Spread, agreed_size, ranges
 
 
 def compute_metrics(

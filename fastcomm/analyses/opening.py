@@ -6,10 +6,10 @@ from pathlib import Path
 
 from fastcomm.executors.executor import Executor
 from fastcomm.executors.local import Local
+from fastcomm.inputs import is_url
 from fastcomm.options import ReadOptions
 from fastcomm.readers.formats import OpenOptions
 from fastcomm.readers.runs import open_run
-from fastcomm.remote import is_url
 from fastcomm.trace.run import RunTraces
 
 

@@ -25,8 +25,7 @@ from fastcomm.replay.predictions import predictions
 from fastcomm.replay.replayer import RULES, Options, critical_path
 from fastcomm.replay.result import Session, session
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
-from fastcomm.spread import Spread
-from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank
+from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, Spread
 from fastcomm.trace.trace import Trace
 
 

@@ -18,8 +18,8 @@ from fastcomm.executors.executor import Executor
 from fastcomm.executors.local import Local
 from fastcomm.graph import edits
 from fastcomm.graph.edits import DurationChange
+from fastcomm.inputs import place
 from fastcomm.options import StragglerOptions
-from fastcomm.remote import place
 from fastcomm.result import Result
 from fastcomm.stragglers import JobDescription, Stragglers, analysis, operations
 from fastcomm.stragglers.model import JobModel, JobTimes, changed_times, chosen, job_trace

@@ -18,7 +18,7 @@ from fastcomm.cli.messages import OutputError, SuggestingGroup, fitted, talk, wh
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert_lines
 from fastcomm.outputs import guarded
-from fastcomm.signals import interruptible
+from fastcomm.process import interruptible
 from fastcomm.version import __version__
 
 # What each command is for, in a line of the main help. A command is a module of its name, - as

@@ -133,7 +133,7 @@ def _metrics(name: str, path: str, measure_now: "Callable[[], Metrics]") -> dict
     Errors say which of the two runs they are of.
     """
     from fastcomm.analyses import compare as analyses_compare
-    from fastcomm.remote import is_local, place
+    from fastcomm.inputs import is_local, place
 
     try:
         where = place(path)

@@ -69,8 +69,8 @@ def _stored(
     from fastcomm.analyses import warm
     from fastcomm.analyses.ingest import ingest, plan
     from fastcomm.analyses.opening import worker_paths
+    from fastcomm.inputs import is_url
     from fastcomm.readers.formats import OpenOptions
-    from fastcomm.remote import is_url
     from fastcomm.report.console import progress
 
     folder, *traces = worker_paths((output, *paths), executor)

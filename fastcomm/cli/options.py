@@ -149,7 +149,7 @@ class Output(click.Path):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         """Return the path; ConfigError for a URL or an empty name, before anything is done."""
-        from fastcomm.remote import refuse_output
+        from fastcomm.inputs import refuse_output
 
         refuse_output(option_name(param), value)
         return super().convert(value, param, ctx)

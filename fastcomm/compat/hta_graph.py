@@ -11,8 +11,8 @@ import numpy as np
 
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.graph.graph import Graph
+from fastcomm.inputs import place
 from fastcomm.readers.kineto.stream import find
-from fastcomm.remote import place
 from fastcomm.trace.columns import codes, codes_in_order, pair_codes
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import KIND

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fastcomm import inputs, parquet
+from fastcomm import arrow_files, inputs
 from fastcomm.critical_path.result import CriticalPath, PathSource
 from fastcomm.critical_path.rules import CORRECTED, EVENT, PathRules, SavedEvents
 from fastcomm.critical_path.window import TimeRange
@@ -186,7 +186,7 @@ def _path(table: pa.Table, graph: Graph, last: Any) -> tuple[GraphPath, Any]:
 def _table(archive: zipfile.ZipFile, name: str, path: Path) -> pa.Table:
     """A table, once its own words say that it fits into memory."""
     content = archive.read(f"{name}.parquet")
-    table = parquet.read_open(io.BytesIO(content), len(content), path)
+    table = arrow_files.read_open(io.BytesIO(content), len(content), path)
     return checked(table, _SCHEMAS[name], f"{path}: {name}")
 
 

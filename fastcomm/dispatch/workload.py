@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fastcomm import inputs, parquet, remote
+from fastcomm import arrow_files, inputs
 from fastcomm.dispatch import sampler
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.traffic import Ids, LayerTokens
@@ -162,7 +162,7 @@ def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Pat
     )
     with (
         aside(path) as unfinished,
-        parquet.writer(unfinished, schema, compression="zstd") as writer,
+        arrow_files.writer(unfinished, schema, compression="zstd") as writer,
     ):
         for _ in range(recipe.num_layers):
             src, expert = next(layers)
@@ -214,7 +214,7 @@ def _files(path: Path) -> tuple[Path, ...]:
 def _recipe(path: Path) -> Recipe | None:
     try:
         inputs.check(path)
-        with remote.named(path) as source:
+        with inputs.named(path) as source:
             said = (pq.read_schema(source).metadata or {}).get(_KEY)
         return None if said is None else Recipe.of(**json.loads(said))
     except (*_RECIPE_DAMAGE, pa.ArrowException) as error:
@@ -238,7 +238,7 @@ def _read(path: Path, recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
 
 def _columns(path: Path) -> tuple[Ids, Ids]:
     try:
-        table = parquet.read(path)
+        table = arrow_files.read(path)
     except (OSError, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}") from error
     src, expert = (

@@ -14,8 +14,7 @@ from distributed.node import ServerNode
 from fastcomm.checks import MOST_WORKERS, shortened
 from fastcomm.errors import ClusterError, ConfigError
 from fastcomm.executors.processes import held_back
-from fastcomm.import_path import safe_children
-from fastcomm.temporary import temporary_folder
+from fastcomm.process import safe_children, temporary_folder
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from fastcomm.errors import ClusterError, FastcommError
 from fastcomm.executors.executor import Task
 from fastcomm.executors.local import WIDTH
 from fastcomm.executors.versions import check_code, code
-from fastcomm.spread import Spread, one_by_one
+from fastcomm.trace.run import Spread, one_by_one
 
 if TYPE_CHECKING:
     from distributed import Future

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.spread import Spread
-from fastcomm.trace.run import RunTraces, SkippedRank, Source
+from fastcomm.trace.run import RunTraces, SkippedRank, Source, Spread
 from fastcomm.trace.trace import Trace
 
 S = TypeVar("S")

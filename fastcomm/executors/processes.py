@@ -18,10 +18,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from fastcomm.errors import FastcommError
-from fastcomm.import_path import safe_children
-from fastcomm.signals import SIGNALS, deferred
-from fastcomm.spread import one_by_one
-from fastcomm.temporary import temporary_folder
+from fastcomm.process import SIGNALS, deferred, safe_children, temporary_folder
+from fastcomm.trace.run import one_by_one
 
 
 @contextmanager

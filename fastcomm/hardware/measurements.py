@@ -108,11 +108,11 @@ def _table(text: str, path: Path) -> list[TimedMessage]:
 def _events(path: Path) -> list[TimedMessage]:
     import pyarrow as pa
 
-    from fastcomm import parquet  # Arrow takes long to load, and few need it
+    from fastcomm import arrow_files  # Arrow takes long to load, and few need it
 
     columns = ["op", "group_size", "bytes", "duration_ns"]
     try:
-        rows = parquet.read(path, columns).to_pylist()
+        rows = arrow_files.read(path, columns).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
     return of_events(

@@ -29,7 +29,7 @@ from fastcomm.metrics import ungrouped
 from fastcomm.metrics.pieces import Cells, Piece
 from fastcomm.metrics.skew import MatchedCollectives, Skews, Transfers, WaitSums, skews
 from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped
-from fastcomm.spread import Spread
+from fastcomm.trace.run import Spread
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from fastcomm.errors import FastcommError, TraceFileError
+from fastcomm.inputs import is_local, is_url, matches, place
 from fastcomm.readers.config import Config
 from fastcomm.readers.files import (
     is_packed,
@@ -21,7 +22,6 @@ from fastcomm.readers.files import (
     unexported,
 )
 from fastcomm.readers.formats import Format
-from fastcomm.remote import is_local, is_url, matches, place
 from fastcomm.trace.run import SkippedRank
 
 _DEEPEST = 100

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.inputs import place
 from fastcomm.options import ReadOptions
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.config import read as read_config
-from fastcomm.remote import place
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.run import MOST_RANKS, SkippedRank, Source
 

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from fastcomm.errors import SchemaError, TraceFileError
+from fastcomm.inputs import is_local, place
 from fastcomm.outputs import note_inputs
 from fastcomm.readers.config import Config
 from fastcomm.readers.detection import FORMATS, detect, module
 from fastcomm.readers.files import rank_from_name
 from fastcomm.readers.formats import OpenOptions, RankSources
-from fastcomm.remote import is_local, place
 from fastcomm.trace.run import RunTraces, SkippedRank, Source, absent
 from fastcomm.trace.trace import Trace
 from fastcomm.units import plural

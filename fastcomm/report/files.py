@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from fastcomm import parquet
+from fastcomm import arrow_files
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert
+from fastcomm.inputs import refuse_output
 from fastcomm.outputs import aside, check_no_input, check_replaceable
-from fastcomm.remote import refuse_output
 from fastcomm.report import json_text
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def write_tables(
     """
     writers: dict[str, Writer] = {}
     for name, table in tables.items():
-        writers[f"{name}.parquet"] = partial(parquet.write, table)
+        writers[f"{name}.parquet"] = partial(arrow_files.write, table)
         writers[f"{name}.csv"] = partial(write_csv, table)
     if book is not None:
         writers[f"{book}.xlsx"] = partial(write_workbook, tables)

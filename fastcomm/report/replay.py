@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from fastcomm import parquet
+from fastcomm import arrow_files
 from fastcomm.replay.predictions import Predictions
 from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.result import Session, graphml
@@ -143,7 +143,10 @@ def write(session: Session, folder: Path) -> None:
     """Write nodes.parquet, edges.parquet, graph.graphml, and last replay.json."""
     tables = session.to_arrow()
     writers: dict[str, files.Writer] = {
-        **{f"{name}.parquet": partial(parquet.write, table) for name, table in tables.items()},
+        **{
+            f"{name}.parquet": partial(arrow_files.write, table)
+            for name, table in tables.items()
+        },
         "graph.graphml": files.text(graphml(session.changed or session.replayed)),
         "replay.json": files.text(json_text.dumps(session.to_dict())),
     }

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm import parquet
+from fastcomm import arrow_files
 from fastcomm.exchange import clocks
 from fastcomm.inert import utf8
 from fastcomm.outputs import aside
@@ -98,7 +98,7 @@ def write_tables(
     }
     for name, table in tables.items():
         with aside(folder / table_name(name)) as path:
-            parquet.write(table, path, compression=COMPRESSION, store_schema=False)
+            arrow_files.write(table, path, compression=COMPRESSION, store_schema=False)
     return tuple(table_file(folder, name) for name in tables)
 
 

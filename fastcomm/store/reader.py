@@ -13,7 +13,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm import inputs, remote
+from fastcomm import inputs
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.options import StepClock
 from fastcomm.readers.assembly import TraceOptions
@@ -166,7 +166,7 @@ def read(
     `provenance`: what the manifest says that the rank was read from, and how.
     TraceFileError where the file is damaged or lacks what is asked for.
     """
-    from fastcomm import parquet
+    from fastcomm import arrow_files
 
     with opened(path) as file:
         said = _about(file, path)
@@ -190,7 +190,7 @@ def read(
         found = file.schema_arrow
         columns = _columns(found, said, is_narrow=is_narrow, is_whole=is_whole)
         _check_texts(found, columns)
-        parquet.check(file.metadata, path.stat().st_size, path, columns, groups)
+        arrow_files.check(file.metadata, path.stat().st_size, path, columns, groups)
         trace = _trace(_rows(file, groups, columns), said, path, is_narrow=is_narrow)
     if anew:
         wanted = replace(wanted, iterations=replace(wanted.iterations, clock=clock))
@@ -224,13 +224,13 @@ def opened(path: Path) -> Iterator["pq.ParquetFile"]:
     try:
         inputs.check(path)
         with (
-            remote.named(path) as source,
+            inputs.named(path) as source,
             pq.ParquetFile(
                 source,
                 read_dictionary=_WORDS,
                 page_checksum_verification=True,
                 # Ahead of time, in other threads: worth it where a read is a request.
-                pre_buffer=not remote.is_local(path),
+                pre_buffer=not inputs.is_local(path),
             ) as file,
         ):
             yield file
@@ -307,7 +307,7 @@ def _columns(
 
 def _rows(file: "pq.ParquetFile", groups: range, columns: list[str]) -> pa.Table:
     """Their rows by place among all events."""
-    from fastcomm import parquet
+    from fastcomm import arrow_files
 
     # Ranks are read side by side; for a small one, handing columns to threads costs more.
     table = file.read_row_groups(
@@ -315,7 +315,7 @@ def _rows(file: "pq.ParquetFile", groups: range, columns: list[str]) -> pa.Table
     )
     # Words are joined by their codes; where they are not, `_in_numbers` looks at all but these.
     names = table.schema.names if len(groups) > 1 else {"name"} & set(columns)
-    parquet.check_words(table.select(names))
+    arrow_files.check_words(table.select(names))
     if len(groups) > 1:
         table = table.unify_dictionaries().combine_chunks()
     if "event" in columns:

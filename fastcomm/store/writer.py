@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fastcomm import inputs, parquet
+from fastcomm import arrow_files, inputs
 from fastcomm.errors import SchemaError, TraceFileError
+from fastcomm.inputs import is_local
 from fastcomm.outputs import aside
-from fastcomm.remote import is_local
 from fastcomm.store import layout
 from fastcomm.store.layout import Fingerprint
 from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG_SOURCES, TAGS
@@ -119,7 +119,7 @@ def _writer(path: Path, schema: pa.Schema) -> AbstractContextManager[pq.ParquetW
         _leaf(field): "snappy" if field.name in layout.QUICK else layout.COMPRESSION
         for field in schema
     }
-    return parquet.writer(
+    return arrow_files.writer(
         path,
         schema,
         compression=packed,

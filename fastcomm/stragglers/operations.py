@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm import inputs, parquet
+from fastcomm import arrow_files, inputs
 from fastcomm.checks import RANKS, shortened
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.inert import shell_quoted
@@ -104,11 +104,11 @@ def read(path: Path) -> OperationTable:
     """
     _refuse_traces(path)
     try:
-        present = parquet.names(path)
+        present = arrow_files.names(path)
         if missing := [name for name in _COLUMNS if name not in present]:
             raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {present}")
         names = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
-        table = parquet.read(path, names)
+        table = arrow_files.read(path, names)
     except OSError as error:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
     except pa.ArrowException as error:

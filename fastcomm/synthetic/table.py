@@ -11,7 +11,7 @@ from random import Random
 
 import pyarrow as pa
 
-from fastcomm import parquet
+from fastcomm import arrow_files
 from fastcomm.outputs import aside
 
 _FORWARD, _BACKWARD, _MESSAGE = 0.020, 0.040, 0.0005
@@ -81,7 +81,7 @@ def write_table(job: TableJob, folder: Path) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "table.parquet", folder / "meta.yaml"
     with aside(paths[0]) as unfinished:
-        parquet.write(table(job), unfinished)
+        arrow_files.write(table(job), unfinished)
     sizes = {"dp": job.dp, "pp": job.pp, "tp": 1, "dsp": 1, "vpp": 1}
     lines = [f"{name}_size: {size}" for name, size in sizes.items()]
     lines = ["trial_name: demo", "run_id: 0", *lines, f"world_size: {job.dp * job.pp}", ""]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm import arrow_stream, inputs, parquet
+from fastcomm import arrow_files, inputs
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.nsys import layout, sqlite
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, SUFFIXES, TEXT
@@ -64,7 +64,7 @@ class Folder:
 def _names_of(file: Path) -> tuple[str, ...]:
     with _errors_of(file):
         if file.suffix == ".parquet":
-            return tuple(parquet.names(file))
+            return tuple(arrow_files.names(file))
         inputs.check(file)
         with inputs.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
             return tuple(reader.schema.names)
@@ -73,12 +73,12 @@ def _names_of(file: Path) -> tuple[str, ...]:
 def _table_of(file: Path, columns: Sequence[str]) -> pa.Table:
     with _errors_of(file):
         if file.suffix == ".parquet":
-            return parquet.read(file, columns, utf8=False)
+            return arrow_files.read(file, columns, utf8=False)
         table = _stream(file, columns)
         # A stream is taken as it is: what it says of its buffers has to be checked.
         for column in table.columns:
             for chunk in column.chunks:
-                parquet.as_bytes(chunk).validate(full=True)
+                arrow_files.as_bytes(chunk).validate(full=True)
         return table
 
 
@@ -91,7 +91,7 @@ def _stream(file: Path, columns: Sequence[str]) -> pa.Table:
     limits = inputs.Limits.of_environment()
     inputs.check(file)
     with inputs.opened(file) as stream:
-        arrow_stream.inflated(stream, lambda inflated: limits.check(inflated, size, file))
+        arrow_files.inflated(stream, lambda inflated: limits.check(inflated, size, file))
     with inputs.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
         schema, batches = reader.schema, []
         for batch in reader:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from fastcomm import parquet
+from fastcomm import arrow_files
 from fastcomm.analyses.report import RunPath
 from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import RankMeans
@@ -180,7 +180,9 @@ def write(tables: Mapping[str, pa.Table], page: Path) -> list[tuple[str, str]]:
     """Write the tables to `<page>-data`; the names to link to, and what each has."""
     folder = page.with_name(f"{page.stem}-data")
     names = {f"{name}.parquet": table for name, table in tables.items()}
-    files.write(folder, {name: partial(parquet.write, table) for name, table in names.items()})
+    files.write(
+        folder, {name: partial(arrow_files.write, table) for name, table in names.items()}
+    )
     return [
         (f"{folder.name}/{name}", many(table.num_rows, "row")) for name, table in names.items()
     ]
