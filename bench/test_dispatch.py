@@ -9,7 +9,7 @@ from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.simulation import simulate
 from fastcomm.dispatch.workload import Workload
 from fastcomm.hardware.cluster import Cost
-from fastcomm_kernels import dispatch, routing
+from fastcomm_kernels import dispatch
 
 TOKENS = 1 << 18
 PYTHON_TOKENS = 1 << 11
@@ -91,7 +91,7 @@ def test_drawing(bar):
     key = np.uint64(7)
     bar(
         "dispatch_draw",
-        lambda: routing.routed(0, key, threshold, alias, True, out),
+        lambda: dispatch.routed(0, key, threshold, alias, True, out),
         lambda: random.zipf(1.2, (few, 4)),
         count=TOKENS,
         yardstick_count=few,

@@ -10,7 +10,7 @@ from fastcomm.dispatch import fast, sampler, schedules
 from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds, sum_by_node
 from fastcomm.hardware.cluster import GpuLinks
-from fastcomm_kernels import dispatch, routing
+from fastcomm_kernels import dispatch
 from fastcomm_kernels import permutations as fastcomm_kernels_permutations
 
 
@@ -109,7 +109,7 @@ def test_a_token_is_a_function_of_its_number(key, topk, uniform, first):
     alias = np.array([0, 0, 1, 4, 2], np.int16)
     out = np.empty((6, topk), np.int16)
     with np.errstate(over="ignore"):
-        routing.routed(first, np.uint64(key), threshold, alias, uniform, out)
+        dispatch.routed(first, np.uint64(key), threshold, alias, uniform, out)
     for number, row in enumerate(out.tolist()):
         assert row == oracle.routed(
             first + number, key, threshold.tolist(), alias.tolist(), topk, uniform=uniform
@@ -133,9 +133,9 @@ def test_a_gate_takes_the_best_experts_of_the_best_groups():
     weight = np.array([[1.0, 1, 1, 1, 1, 1, 0, 0]])
     law = np.zeros(200, np.int32)
     with np.errstate(over="ignore"):
-        routing.raced(0, np.uint64(3), law, weight, (4, 2), out)
+        dispatch.raced(0, np.uint64(3), law, weight, (4, 2), out)
         again = np.empty((100, 3), np.int16)
-        routing.raced(100, np.uint64(3), law[100:], weight, (4, 2), again)
+        dispatch.raced(100, np.uint64(3), law[100:], weight, (4, 2), again)
     assert (out[100:] == again).all()
     for row in out.tolist():
         assert len(set(row)) == 3
@@ -219,7 +219,7 @@ def test_a_token_takes_a_replica_of_its_expert(rule):
     out = np.empty((120, 2), np.int32)
     with np.errstate(over="ignore"):
         tables = start, physical, node
-        routing.replicated(0, np.uint64(9), src_node, expert, tables, rule, out)
+        dispatch.replicated(0, np.uint64(9), src_node, expert, tables, rule, out)
     assert set(out[:, 0].tolist()) == {5}
     assert set(out[:, 1].tolist()) == {0, 2, 3}
     if rule == 1:

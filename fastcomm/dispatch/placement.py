@@ -16,7 +16,7 @@ from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm.result import TableResult
-from fastcomm_kernels import routing
+from fastcomm_kernels import dispatch
 
 Loads = NDArray[np.float64]
 Table = NDArray[np.int64]
@@ -166,7 +166,7 @@ def _chosen(layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np
     out = np.empty(layer.expert.shape, np.int32)
     src_node = (layer.src // layer.width).astype(layer.src.dtype)
     with np.errstate(over="ignore"):
-        routing.replicated(0, key, src_node, layer.expert, tables, rule, out)
+        dispatch.replicated(0, key, src_node, layer.expert, tables, rule, out)
     return out
 
 

@@ -10,7 +10,6 @@ from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.traffic import Ids
 from fastcomm.errors import ConfigError
 from fastcomm_kernels import dispatch as kernels
-from fastcomm_kernels import routing
 
 Shares = NDArray[np.float64]
 _COIN = 2.0**32
@@ -132,7 +131,7 @@ def layer_key(seed: int, iteration: int, number: int) -> np.uint64:
     key = np.uint64(seed & _WORD)
     with np.errstate(over="ignore"):
         for word in (iteration, number):
-            key = routing.mixed(key ^ np.uint64(0x9E3779B97F4A7C15)) + np.uint64(word)
+            key = kernels.mixed(key ^ np.uint64(0x9E3779B97F4A7C15)) + np.uint64(word)
     return np.uint64(key)
 
 
@@ -167,7 +166,7 @@ def _drawing(recipe: Recipe, src: Ids, popularity: Sequence[float] | None) -> Dr
 
     def draw(first: int, key: np.uint64, out: Ids) -> None:
         with np.errstate(over="ignore"):
-            routing.routed(first, key, threshold, alias, uniform, out)
+            kernels.routed(first, key, threshold, alias, uniform, out)
 
     return draw
 
@@ -186,7 +185,7 @@ def _racing(
     def draw(first: int, key: np.uint64, out: Ids) -> None:
         with np.errstate(over="ignore"):
             part = law[first : first + len(out)]
-            routing.raced(first, key, part, weight, gate, out)
+            kernels.raced(first, key, part, weight, gate, out)
 
     return draw
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fastcomm_kernels import alignment
+from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import Ints
 
 NONE = -1
@@ -160,7 +160,7 @@ def nearest(all_: _Items, own: _Items, apart: int) -> Ints:
     for k in np.flatnonzero(several).tolist():
         here, there = slice(a[k], a[k + 1]), slice(b[k], b[k + 1])
         columns = (all_[0][here], all_[1][here], own[0][there], own[1][there])
-        found = alignment.align(*columns, MOST_LOST, apart)
+        found = matching.align(*columns, MOST_LOST, apart)
         place[there] = np.where(found == NONE, NONE, found + a[k])
     return place
 

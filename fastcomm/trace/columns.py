@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm_kernels.arrays import NULL, Ints
-from fastcomm_kernels.kinds import kinds
+from fastcomm_kernels.grouping import kinds
 
 Integers = NDArray[np.signedinteger[Any]]
 Codes = NDArray[np.int32]

@@ -52,7 +52,7 @@ from fastcomm_kernels.json_text import (
     spells_letters,
     string_end,
 )
-from fastcomm_kernels.json_wanted import (
+from fastcomm_kernels.words import (
     ARG_KEYS,
     ARGS,
     COLUMNS,
@@ -65,13 +65,16 @@ from fastcomm_kernels.json_wanted import (
     OTHER,
     POSITION,
     PROCESS,
+    REFUSED,
     START,
     STOP,
     THREAD,
+    Strings,
+    find,
+    intern,
     keeps,
     kind_of,
 )
-from fastcomm_kernels.words import REFUSED, Strings, find, intern
 
 Rows = NDArray[np.int64]
 

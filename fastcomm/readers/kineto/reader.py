@@ -33,7 +33,7 @@ from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import Meta, Trace
 from fastcomm_kernels.arrays import NULL, Ints
 from fastcomm_kernels.json_scan import WORD
-from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NAMED, KEEP_NONE
+from fastcomm_kernels.words import KEEP_ALL, KEEP_NAMED, KEEP_NONE
 
 # Names of the host's calls into the collective libraries.
 COLLECTIVE_CALLS = (b"record_p", b"c10d::", b"nccl:", b"gloo:", *PREFIXES)

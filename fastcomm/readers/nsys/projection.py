@@ -12,7 +12,7 @@ from fastcomm.readers.nsys.events import read_creations, read_events
 from fastcomm.readers.nsys.export import Export
 from fastcomm.readers.nsys.nvtx import read_ranges
 from fastcomm.readers.nsys.report import read_report
-from fastcomm_kernels import attribution
+from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL
 
 
@@ -38,7 +38,7 @@ def _project(export: Export, process: int, ends: frozenset[int]) -> pa.Table:
     rows, range_lane = rows[order], range_lane[order]
     by_launch = np.lexsort((points.start[work], lane))
     work, lane = work[by_launch], lane[by_launch]
-    first, last, count = attribution.projected(
+    first, last, count = matching.projected(
         (range_lane, ranges.start[rows], ranges.stop[rows]),
         (lane, points.start[work], points.stop[work]),
         (events.start[work], events.stop[work]),
