@@ -24,7 +24,7 @@ from fastcomm.graph import edits
 from fastcomm.hardware import cluster, measurements
 from fastcomm.isp import presets
 from fastcomm.options import Window, WorkloadOptions
-from fastcomm.readers import cards, config, execution_trace
+from fastcomm.readers import config, execution_trace, runs
 from fastcomm.readers.dpro import inputs
 from fastcomm.readers.dpro.statistics import statistics, step_time
 from fastcomm.readers.runs import OpenOptions, open_run
@@ -371,7 +371,7 @@ _SEEDS = (
     Seed(name="changes.json", make=_text('{"FW.a": {"delay": 1.5}}'), read=edits.read_changes),
     Seed(name="et.json", make=_execution, read=execution_trace.read),
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
-    Seed(name="card.yaml", make=_text(_CARD), read=cards.read_card),
+    Seed(name="card.yaml", make=_text(_CARD), read=runs.read_card),
     Seed(name="cluster.toml", make=_cluster, read=cluster.load),
     Seed(name="links.toml", make=_cluster, read=lambda p: cluster.load_links(p, 8)),
     Seed(name="model.toml", make=_text(_MODEL), read=presets.load),

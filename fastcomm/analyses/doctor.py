@@ -17,7 +17,7 @@ import pyarrow as pa
 from fastcomm import arrow_files
 from fastcomm.analyses import warm
 from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileError
-from fastcomm.executors.versions import installed, versions
+from fastcomm.executors.processes import installed, versions
 from fastcomm.inputs import place
 from fastcomm.result import TableResult
 from fastcomm.store import reader

@@ -13,8 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.metrics import pieces
-from fastcomm.metrics.grouping import Groups
 from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, sets, tag_bit
+from fastcomm.trace.columns import Groups
 from fastcomm.trace.schema import TAGS
 from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Floats, Ints

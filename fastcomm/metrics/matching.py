@@ -23,7 +23,7 @@ from fastcomm.exchange.arrivals import (
 )
 from fastcomm.exchange.clocks import Apart, ClockOffset, by_rank, matched_apart, offsets
 from fastcomm.exchange.matching import NONE
-from fastcomm.exchange.ungrouped import LEAST
+from fastcomm.exchange.sequences import LEAST
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import ungrouped
 from fastcomm.metrics.pieces import Cells, Piece

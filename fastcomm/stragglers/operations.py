@@ -130,7 +130,7 @@ def _refuse_traces(path: Path) -> None:
     from fastcomm.readers import detection
     from fastcomm.readers import detection as readers_detection
     from fastcomm.readers.config import Config
-    from fastcomm.readers.files import packed
+    from fastcomm.readers.formats import packed
 
     readers_detection.refuse_standard_input(path)
     if remedy := packed(path):

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.files import described, unpack
+from fastcomm.readers.formats import described, unpack
 from fastcomm.readers.kineto import stream
-from fastcomm.readers.kineto.stream import blocks, find
-from fastcomm.readers.kineto.window import TextWindow
+from fastcomm.readers.kineto.stream import TextWindow, blocks, find
 from fastcomm_kernels import json_scan, words
 from fastcomm_kernels.arrays import NULL, Ints
 

@@ -13,8 +13,14 @@ from numpy.typing import NDArray
 from fastcomm.errors import TraceFileError
 from fastcomm.readers import communication
 from fastcomm.readers.assembly import DEVICE_KINDS, TraceOptions, assemble
-from fastcomm.readers.files import NAME_PATTERNS, rank_from_name
-from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world, check_count
+from fastcomm.readers.formats import (
+    NAME_PATTERNS,
+    OpenOptions,
+    RankSources,
+    agreed_world,
+    check_count,
+    rank_from_name,
+)
 from fastcomm.readers.kineto import head
 from fastcomm.readers.kineto.categories import (
     SCANNED,

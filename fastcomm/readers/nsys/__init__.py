@@ -57,6 +57,6 @@ def project(path: Path, process: int | None = None) -> "pa.Table":
     its device work (ns of the file), how many rows of device work that is. Of one `process`
     (its number in the operating system) or of all.
     """
-    from fastcomm.readers.nsys import projection
+    from fastcomm.readers.nsys import ranks
 
-    return projection.project(path, process)
+    return ranks.project(path, process)
