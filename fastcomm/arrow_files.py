@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.errors import TraceFileError
 
 _CELL = 8  # bytes of most values in memory
@@ -30,8 +30,8 @@ _CODEC_VALUES = rb"\x15[\x80-\xff]*[\x00-\x7f]\x16([\x80-\xff]*[\x00-\x7f])"
 
 def names(path: Path) -> list[str]:
     """The names of the columns; OSError or ArrowException where the file is none."""
-    inputs.check(path)
-    with _words_of(path), inputs.named(path) as source:
+    files.check(path)
+    with _words_of(path), files.named(path) as source:
         return list(pq.read_schema(source).names)
 
 
@@ -40,8 +40,8 @@ def read(path: Path, columns: Sequence[str] | None = None, *, utf8: bool = True)
 
     Texts that are no UTF-8 are an error too, but without `utf8`.
     """
-    inputs.check(path)
-    with _words_of(path), inputs.named(path) as source:
+    files.check(path)
+    with _words_of(path), files.named(path) as source:
         return read_open(source, path.stat().st_size, path, columns, utf8=utf8)
 
 
@@ -94,7 +94,7 @@ class Spelled:
         self, size: int, path: Path, texts: Sequence[str], *, utf8: bool = True
     ) -> None:
         self.size, self.path, self.texts, self.utf8 = size, path, texts, utf8
-        self.limits = inputs.Limits.of_environment()
+        self.limits = files.Limits.of_environment()
         self.made = 0.0
 
     def table(self, table: pa.Table) -> pa.Table:
@@ -161,7 +161,7 @@ def check(
     made = sum(width * each.num_rows + each.total_byte_size for each in found)
     if many := [each for each in leaves if each.many]:
         made += _CELL * _values(metadata, many, path)
-    inputs.Limits.of_environment().check(made, size, path)
+    files.Limits.of_environment().check(made, size, path)
     return [each.name for each in leaves if each.kind == _TEXT]
 
 

@@ -16,8 +16,7 @@ from commands import contents, invoke
 
 import fastcomm
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
-from fastcomm.executors import dask, processes
-from fastcomm.executors.executor import Task
+from fastcomm.executors import Task, dask, processes
 from fastcomm.readers.runs import open_run
 
 pytestmark = pytest.mark.compiled

@@ -13,7 +13,7 @@ from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.rules import TraceEvents
 from fastcomm.critical_path.window import WindowError
 from fastcomm.errors import FastcommError
-from fastcomm.executors.executor import Executor, Progress, Task, of_rank
+from fastcomm.executors import Executor, Progress, Task, of_rank
 from fastcomm.executors.local import executor_of
 from fastcomm.options import PathOptions, Window
 from fastcomm.trace.run import (

@@ -18,7 +18,7 @@ from fastcomm import arrow_files
 from fastcomm.analyses import warm
 from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileError
 from fastcomm.executors.processes import installed, versions
-from fastcomm.inputs import place
+from fastcomm.files import place
 from fastcomm.result import TableResult
 from fastcomm.store import reader
 from fastcomm.store.files import StoredFile, footer_sha256, listed, table_file

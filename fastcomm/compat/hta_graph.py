@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastcomm.critical_path.window import TimeRange
-from fastcomm.graph.graph import Graph
-from fastcomm.inputs import place
+from fastcomm.files import place
+from fastcomm.graph import Graph
 from fastcomm.readers.kineto.stream import find
 from fastcomm.trace.columns import codes, codes_in_order, pair_codes
 from fastcomm.trace.events import EventRows

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 
 from fastcomm.critical_path.window import TimeRange
-from fastcomm.graph.graph import EDGE_KINDS, Graph
+from fastcomm.graph import EDGE_KINDS, Graph
 from fastcomm.trace.columns import Integers, codes, filled, lookup, pair_codes
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import KIND

@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastcomm.errors import ClusterError, FastcommError
+from fastcomm.executors import Fold, Held, Progress, Task, by_rank, died, lost
 from fastcomm.executors.dask_cluster import (
     FORMS,
     Scratch,
@@ -27,7 +28,6 @@ from fastcomm.executors.dask_cluster import (
     require,
     where_is,
 )
-from fastcomm.executors.executor import Fold, Held, Progress, Task, by_rank, died, lost
 from fastcomm.executors.processes import check_code, check_same, code, versions
 from fastcomm.process import temporary_folder
 from fastcomm.trace.run import RunTraces, SkippedRank, Source

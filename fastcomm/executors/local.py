@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from fastcomm.errors import FastcommError
-from fastcomm.executors.executor import (
+from fastcomm.executors import (
     Executor,
     Fold,
     Held,

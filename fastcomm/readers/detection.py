@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.inputs import is_local, is_url, matches, place
+from fastcomm.files import is_local, is_url, matches, place
 from fastcomm.readers.config import Config
 from fastcomm.readers.formats import (
     Format,

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from fastcomm.errors import TraceFileError
-from fastcomm.inputs import place
+from fastcomm.files import place
 from fastcomm.readers.kineto.stream import CutShortError, document
 from fastcomm.trace.trace import Trace
 

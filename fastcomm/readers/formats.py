@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.files import place
 from fastcomm.inert import shell_quoted
-from fastcomm.inputs import place
 from fastcomm.options import ReadOptions
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.config import Config, Parallel

@@ -14,11 +14,10 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.checks import refuse
 from fastcomm.errors import SchemaError, TraceFileError
-from fastcomm.inputs import is_local, place
-from fastcomm.outputs import note_inputs
+from fastcomm.files import is_local, note_inputs, place
 from fastcomm.readers.config import Config, Parallel, whole
 from fastcomm.readers.detection import FORMATS, detect, module
 from fastcomm.readers.formats import OpenOptions, RankSources, rank_from_name
@@ -256,7 +255,7 @@ def read_card(path: Path) -> Card:
 
 def _load(path: Path) -> Mapping[str, Any]:
     """The mapping in a YAML file, parsed safely."""
-    data = inputs.yaml(path)
+    data = files.yaml(path)
     if not isinstance(data, dict):
         refuse(f"{path}:", "card", data, "a mapping of keys to values")
     return data

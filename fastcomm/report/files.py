@@ -12,12 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from fastcomm import arrow_files
+from fastcomm import arrow_files, result
 from fastcomm.errors import FastcommError
+from fastcomm.files import aside, check_no_input, check_replaceable, refuse_output
 from fastcomm.inert import inert
-from fastcomm.inputs import refuse_output
-from fastcomm.outputs import aside, check_no_input, check_replaceable
-from fastcomm.report import json_text
 
 if TYPE_CHECKING:
     from xlsxwriter import Workbook
@@ -184,6 +182,6 @@ def text(content: str) -> Writer:
 
 def write_metrics(found: "Metrics", folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write metrics.json and a CSV and a Parquet file a table; give their paths."""
-    text = json_text.text(found.to_dict())
+    text = result.text(found.to_dict())
     book = "metrics" if xlsx else None
     return write_tables(folder, {"metrics.json": text}, found.to_arrow(), book)

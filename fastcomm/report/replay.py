@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.markup import escape
 
-from fastcomm import arrow_files
+from fastcomm import arrow_files, result
 from fastcomm.replay.predictions import Predictions
 from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.result import Session, graphml
-from fastcomm.report import files, json_text
+from fastcomm.report import files
 from fastcomm.report.console import plain_console, say, table
 from fastcomm.units import counted, format_ns, signed_percent
 
@@ -148,6 +148,6 @@ def write(session: Session, folder: Path) -> None:
             for name, table in tables.items()
         },
         "graph.graphml": files.text(graphml(session.changed or session.replayed)),
-        "replay.json": files.text(json_text.dumps(session.to_dict())),
+        "replay.json": files.text(result.dumps(session.to_dict())),
     }
     files.write(folder, writers)

@@ -13,15 +13,14 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.options import StepClock
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world
-from fastcomm.store import layout, rules
-from fastcomm.store.files import StoredFile, check_provenance, listed
+from fastcomm.store import layout
+from fastcomm.store.files import StoredFile, check_provenance, listed, over, reapplied, restored
 from fastcomm.store.layout import Manifest, read_manifest
-from fastcomm.store.rules import reapplied
 from fastcomm.trace import schema
 from fastcomm.trace.run import SkippedRank, Source, ranges
 from fastcomm.trace.trace import Meta, Trace
@@ -178,9 +177,9 @@ def read(
             raise TraceFileError(
                 f"{path}: holds only what metrics need; ingest the traces again for the rest"
             )
-        stored = rules.restored(said["reading"])
+        stored = restored(said["reading"])
         check_provenance(said, provenance, path)
-        wanted = rules.over(options, stored)
+        wanted = over(options, stored)
         clock = _clock(said, options.iterations.clock, stored.iterations.clock)
         anew = wanted != stored or not _has_windows(said, clock, stored.iterations.clock)
         is_narrow = is_narrow and not anew
@@ -222,15 +221,15 @@ def opened(path: Path) -> Iterator["pq.ParquetFile"]:
     import pyarrow.parquet as pq  # every run asks this module first, and few are stores
 
     try:
-        inputs.check(path)
+        files.check(path)
         with (
-            inputs.named(path) as source,
+            files.named(path) as source,
             pq.ParquetFile(
                 source,
                 read_dictionary=_WORDS,
                 page_checksum_verification=True,
                 # Ahead of time, in other threads: worth it where a read is a request.
-                pre_buffer=not inputs.is_local(path),
+                pre_buffer=not files.is_local(path),
             ) as file,
         ):
             yield file

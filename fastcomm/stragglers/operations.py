@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm import arrow_files, inputs
+from fastcomm import arrow_files, files
 from fastcomm.checks import RANKS, shortened
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.inert import shell_quoted
@@ -84,7 +84,7 @@ def notes(left_out: Sequence[int]) -> tuple[str, ...]:
 
 def meta(path: Path) -> dict[str, Any]:
     """The description of a job; its sizes are positive."""
-    sizes = inputs.yaml(path)
+    sizes = files.yaml(path)
     if not isinstance(sizes, dict):
         raise TraceFileError(f"{path}: found {sizes!r}, wanted dp_size, pp_size and the rest")
     for name in _SIZES:

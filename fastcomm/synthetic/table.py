@@ -12,7 +12,7 @@ from random import Random
 import pyarrow as pa
 
 from fastcomm import arrow_files
-from fastcomm.outputs import aside
+from fastcomm.files import aside
 
 _FORWARD, _BACKWARD, _MESSAGE = 0.020, 0.040, 0.0005
 _GATHER, _SCATTER, _NORMS, _EMBEDDING, _CLIP, _OPTIMIZER = (

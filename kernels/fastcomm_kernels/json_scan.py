@@ -1,9 +1,8 @@
 """Text of a Chrome-trace JSON, block by block, into rows of integers.
 
 What a text and an index are, `json_text` says. Keys, phases and categories are compared as
-bytes: no writer spells a letter or digit as an escape, and an event where one does is broken.
-Of a key that comes twice the last value counts; only the first category or name that rules an
-event out does so at once.
+bytes: an event where one has an escape is broken. Of a key that comes twice the last value
+counts; only the first category or name that rules an event out does so at once.
 
 These kernels write into their arguments: what one block leaves, the next goes on from.
 """

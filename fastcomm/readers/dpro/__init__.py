@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
-from fastcomm.inputs import is_local
+from fastcomm.files import is_local
 from fastcomm.readers.formats import OpenOptions, RankSources
 
 # A trial is <trial>/<host>/<gpu>/<one of these>.

@@ -17,7 +17,7 @@ import orjson
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.inputs import Limits, opened
+from fastcomm.files import Limits, opened
 from fastcomm_kernels._llvm import PADDING
 
 _engine: Any

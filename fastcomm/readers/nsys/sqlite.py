@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.inputs import Limits, is_local, opened
+from fastcomm.files import Limits, is_local, opened
 from fastcomm.process import make_folder, remove_folder
 from fastcomm.readers.formats import described, unpack
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TABLES, TEXT
