@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.checks import check_keys, choice, refuse
 from fastcomm.errors import ConfigError
 from fastcomm.readers.patterns import Pattern
@@ -137,7 +137,7 @@ def read(path: Path) -> Config:
 
     Raises `ConfigError`, with path and key, for an unknown key or an invalid value.
     """
-    data = inputs.toml(path)
+    data = files.toml(path)
     check_keys(
         data, ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table"), str(path)
     )

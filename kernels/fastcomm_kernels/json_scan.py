@@ -1,9 +1,8 @@
 """Scan the text of Chrome-trace JSON, block by block, into rows of integers.
 
-`json_text` defines texts and addresses. Keys, phases and categories are compared as bytes: no
-writer spells letters or digits as escapes, and an event with such escapes counts as broken. Of
-repeated keys the last value counts, except that the first category or name that rules an event
-out does so at once.
+`json_text` defines texts and addresses. Keys, phases and categories are compared as bytes, and
+an event with escapes in these counts as broken. Of repeated keys the last value counts, except
+that the first category or name that rules an event out does so at once.
 
 Functions take the index `i` of a byte in the text and return the index to go on from, or
 ``~index`` at a byte that does not fit. They write into their arguments, so that the scan of a
@@ -54,7 +53,7 @@ from fastcomm_kernels.json_text import (
     spells_letters,
     string_end,
 )
-from fastcomm_kernels.json_wanted import (
+from fastcomm_kernels.words import (
     ARG_KEYS,
     ARGS,
     COLUMNS,
@@ -67,13 +66,16 @@ from fastcomm_kernels.json_wanted import (
     OTHER,
     POSITION,
     PROCESS,
+    REFUSED,
     START,
     STOP,
     THREAD,
+    Strings,
+    find,
+    intern,
     keeps,
     kind_of,
 )
-from fastcomm_kernels.words import REFUSED, Strings, find, intern
 
 Rows = NDArray[np.int64]
 

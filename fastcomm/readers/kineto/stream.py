@@ -1,6 +1,7 @@
 """Read a Kineto file as decompressed blocks of text, and the members around its events.
 
 Offsets are bytes of the decompressed text, unless they are said to be of the file.
+A `TextWindow` is the part of a text in memory that a kernel scans.
 """
 
 import json
@@ -8,13 +9,17 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.inputs import Limits, opened
+from fastcomm.files import Limits, opened
+from fastcomm_kernels._llvm import PADDING
 
 _engine: Any
 try:
@@ -30,6 +35,10 @@ _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZSTD_BLOCK = 1 << 16  # most bytes of text that a truncated file loses
+
+# Larger than most files need: allocators reuse a buffer of this size, with its pages, for the
+# next of thousands of files.
+_WINDOW = 1 << 23
 
 
 class CutShortError(Exception):
@@ -388,3 +397,52 @@ def recovered_members(text: bytes) -> dict[str, Any]:
             except (ValueError, RecursionError):
                 continue
     return recovered
+
+
+@dataclass(slots=True)
+class TextWindow:
+    """A moving part of the text: `n` bytes, followed by NULs that kernels may read."""
+
+    source: Iterator[bytes]
+    text: NDArray[np.uint8] = field(default_factory=lambda: np.empty(_WINDOW, np.uint8))
+    n: int = 0
+    base: int = 0  # offset of the window in the text
+    cut: bool = False  # whether a compressed file ended early
+    behind: UnreadBytesError | None = None  # other bytes follow the gzip data
+
+    def more(self, keep_from: int) -> bool:
+        """Drop the text before `keep_from` and append blocks; return False at the end.
+
+        At least as much text is appended as is kept, so that long events are not scanned
+        repeatedly.
+        """
+        remaining = self.n - keep_from
+        self.text[:remaining] = self.text[keep_from : self.n].copy()
+        self.base += keep_from
+        self.n = remaining
+        while self.n < max(1, 2 * remaining) and (block := self._next()):
+            self._append(block)
+        self.text[self.n : self.n + PADDING] = 0
+        return self.n > remaining
+
+    def _next(self) -> bytes:
+        try:
+            return next(self.source, b"")
+        except CutShortError:
+            self.cut = True
+        except UnreadBytesError as error:
+            self.behind = error
+        return b""
+
+    def _append(self, block: bytes) -> None:
+        size = self.n + len(block)
+        if size + PADDING > len(self.text):
+            wider = np.empty(2 * size + PADDING, np.uint8)
+            wider[: self.n] = self.text[: self.n]
+            self.text = wider
+        self.text[self.n : size] = np.frombuffer(block, np.uint8)
+        self.n = size
+
+    def bytes(self) -> bytes:
+        """Return a copy of the text in the window."""
+        return self.text[: self.n].tobytes()

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.readers.nsys.layout import EXPORT, MAGIC, NVTX, STRINGS, SUFFIXES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastcomm.readers.formats import OpenOptions, RankSources
+    from fastcomm.readers import OpenOptions, RankSources
 
 __all__ = ["claims", "find", "project"]
 
@@ -34,7 +34,7 @@ def claims(path: Path) -> bool:
 
 def _has_magic(path: Path) -> bool:
     try:
-        with inputs.opened(path) as file:
+        with files.opened(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
@@ -88,6 +88,6 @@ def project(path: Path, process: int | None = None) -> "pa.Table":
         and end of its last device work (ns of the file), number of rows of device work.
 
     """
-    from fastcomm.readers.nsys import projection
+    from fastcomm.readers.nsys import ranks
 
-    return projection.project(path, process)
+    return ranks.project(path, process)
