@@ -44,7 +44,7 @@ def test_a_device_and_a_socket_are_refused(folder):
 @pytest.mark.parametrize("name", ["rank0.json", "nsys_0.sqlite", "rank-00000.parquet"])
 def test_a_directory_named_like_a_file_is_searched_and_found_empty(folder, name):
     (folder / name).mkdir()
-    assert f"{name}: no trace; wanted" in refused("metrics", folder / name)
+    assert f"{name}: no trace; expected" in refused("metrics", folder / name)
 
 
 @pytest.mark.parametrize(

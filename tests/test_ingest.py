@@ -291,7 +291,7 @@ def test_a_store_of_a_store_is_the_same_run(traces, tmp_path):
     ("text", "message"),
     [
         ("", "damaged, not JSON"),
-        ("[]", "damaged, no object"),
+        ("[]", "damaged, not a JSON object"),
         ('{"layout": 99}', "written in layout 99 by a newer fastcomm; this one reads layouts"),
         ("{}", "layout None, expected a number"),
         ('{"layout": 1}', "damaged"),

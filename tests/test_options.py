@@ -151,7 +151,7 @@ def test_an_empty_path_is_not_this_directory(tmp_path, monkeypatch, inputs):
     monkeypatch.chdir(inputs["run"])
     for name in ("metrics", "info", "stats", "replay", "ingest"):
         words = ["-o", tmp_path / "store"] if name == "ingest" else []
-        assert "an empty path; wanted a trace" in refused(name, "", *words)
+        assert "an empty path; pass a trace" in refused(name, "", *words)
 
 
 API = [

@@ -1,8 +1,8 @@
-"""From a file to a `Trace`: one module a format; `runs.open_run` finds format and ranks.
+"""Read files as traces: one module per format; `runs.open_run` finds the format and the ranks.
 
-A format is a module with `claims`, which looks at a file's name and first bytes, and `find`,
-which tells the ranks. What it finds is read later, on any machine that sees the path. Here is
-what a format offers and gets, and what a file's name and first bytes tell.
+A format is a module with `claims`, which checks a file's name and first bytes, and `find`,
+which finds the ranks. Ranks are read later, on any machine that can access the path. This
+module defines the interface of formats, and what names and first bytes of files tell.
 """
 
 import re
@@ -20,14 +20,14 @@ from fastcomm.readers.config import read as read_config
 from fastcomm.trace.iterations import IterationRule
 from fastcomm.trace.run import MOST_RANKS, SkippedRank, Source
 
-# What the name may hold, in words for a message; N is the rank.
+# The patterns of names below, for messages; N is the rank.
 NAME_PATTERNS = ("rankN", "rank-N", "rank_N", "rank[N]", "workerN", "kineto_trace_N",
                  "torch_et_N", "nsys_N", "_rN.")  # fmt: skip
 
 _N = r"([0-9]{1,7})(?![0-9])"
-# A rank inside of a node or of one parallelism is not that of the job.
+# Excludes ranks inside a node or along one parallelism.
 _PART = r"(?<!local[-_ ])(?<!node[-_ ])(?<![tpcde]p[-_ ])"
-# torch's default "<host>_<pid>.<time>": a host called worker3 is no rank.
+# Excludes torch's default "<host>_<pid>.<time>", where worker3 is a host, not a rank.
 _DEFAULT = r"(?!_[0-9]+\.[0-9]+\.pt\.trace)"
 _PATTERNS = tuple(
     re.compile(text, re.IGNORECASE)
@@ -41,16 +41,16 @@ _PATTERNS = tuple(
 
 
 def rank_from_name(name: str) -> int | None:
-    """The rank that the last part of a path names; None where it names none, or two."""
+    """Return the rank in the last part of a path; None if it names none, or two."""
     base = re.split(r"[/\\]", name)[-1]
     for pattern in _PATTERNS:
-        if found := {int(match[1]) for match in pattern.finditer(base)}:
-            return found.pop() if len(found) == 1 else None
+        if ranks := {int(match[1]) for match in pattern.finditer(base)}:
+            return ranks.pop() if len(ranks) == 1 else None
     return None
 
 
-_TAR_AT = 257  # where the header of a tar archive has its mark
-# Begin of the text, what it is, and the command that makes it readable ({} is the file).
+_TAR_AT = 257  # offset of the mark in the header of a tar archive
+# Test of the first bytes, kind of the file, and remedy ({} is the file).
 _KINDS: tuple[tuple[Callable[[bytes], bool], str, str], ...] = (
     (
         lambda head: head[_TAR_AT : _TAR_AT + 5] == b"ustar",
@@ -94,10 +94,10 @@ _PRINTABLE = frozenset(range(32, 127)) | frozenset(b"\t\r\n")
 
 
 def unpack(head: bytes, path: Path) -> str | None:
-    """Return what a file of a known other kind is and what to do with it; None for others."""
-    for is_kind, words, remedy in _KINDS:
+    """Return the kind of an unsupported file, with a remedy; None for unknown kinds."""
+    for is_kind, kind, remedy in _KINDS:
         if is_kind(head):
-            return f"{words}; {remedy.format(shell_quoted(str(path)))}"
+            return f"{kind}; {remedy.format(shell_quoted(str(path)))}"
     return None
 
 
@@ -123,7 +123,7 @@ _TOOLS = {
 
 
 def packed(path: Path) -> str | None:
-    """Return what to do with an archive or a compression that is not read; None for others."""
+    """Return a message with a remedy for an archive or unsupported compression, or None."""
     name = shell_quoted(str(path))
     if _ARCHIVE.search(path.name):
         tool = "unzip" if path.name.lower().endswith(".zip") else "tar xf"
@@ -136,7 +136,7 @@ def packed(path: Path) -> str | None:
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a packed file is a trace by its name: an export, or named after a rank."""
+    """Return whether a packed file may be a trace: an export, or named after a rank."""
     if _DATABASE.search(path.name):
         return True
     is_trace = ".pt.trace.json" in path.name or rank_from_name(path.name) is not None
@@ -144,17 +144,17 @@ def is_packed(path: Path) -> bool:
 
 
 def is_unpacked_beside(path: Path, files: Iterable[Path]) -> bool:
-    """Whether one of the files is what unpacking this one would give."""
+    """Return whether one of the files is what unpacking a file would create."""
     stem = _ARCHIVE.sub("", path.name)
     stem = path.stem if stem == path.name else stem
     return any(
-        (each.parent == path.parent and each.name.startswith((f"{stem}.", f"{stem}_")))
-        or each == path.with_name(stem)
-        for each in files
+        (file.parent == path.parent and file.name.startswith((f"{stem}.", f"{stem}_")))
+        or file == path.with_name(stem)
+        for file in files
     )
 
 
-# Exports of other kinds, and the kind to ask for.
+# Suffixes of unsupported exports, and the kind to export instead.
 _UNREAD = {
     ".arrows": "arrowdir",
     ".h5": "parquetdir",
@@ -163,19 +163,19 @@ _UNREAD = {
 
 
 def unexported(path: Path) -> str | None:
-    """What to do with a report, or with an export of a kind that is not read; None: neither."""
+    """Return a message with a remedy for a report or an unsupported export, or None."""
     if path.suffix.lower() == ".nsys-rep":
         return _not_exported(path)
     if (kind := _UNREAD.get(path.suffix.lower())) is not None:
         return (
-            f"{path}: an export that fastcomm does not read; wanted sqlite, parquetdir or "
-            f"arrowdir: nsys export --type={kind} ..."
+            f"{path}: an unsupported kind of export; export the report as sqlite, parquetdir "
+            f"or arrowdir: nsys export --type={kind} ..."
         )
     return None
 
 
 def _not_exported(path: Path) -> str:
-    """What to do with a report that was never exported."""
+    """Return the message about a report that was never exported."""
     return (
         f"{path}: a report that only nsys can read. Export it, with the payloads of NCCL, and "
         "give fastcomm the new file:\n"
@@ -187,20 +187,20 @@ def _not_exported(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenOptions:
-    """What the user said about a run as a whole."""
+    """What the user states about a run as a whole."""
 
     config: Config = field(default_factory=Config)
     guess_tags: bool = False
     iterations: IterationRule = field(default_factory=IterationRule)
     allow_truncated: bool = False
-    whole: bool = False  # read every event, not only what metrics need
-    keep_going: bool = False  # skip files that cannot be read: `RunTraces.skipped`
+    whole: bool = False  # whether to read all events, not only what metrics need
+    keep_going: bool = False  # whether to skip unreadable files (`RunTraces.skipped`)
 
     @classmethod
     def of(cls, options: ReadOptions, *, whole: bool = False) -> Self:
-        """Return what a user's options say, with the configuration file read.
+        """Return the user's options with the configuration file read.
 
-        ConfigError where the file is damaged or options contradict it.
+        Raises `ConfigError` if the file is invalid or contradicts the options.
         """
         sizes = Parallel(
             tp=options.tp,
@@ -226,22 +226,26 @@ class OpenOptions:
 
     @property
     def world(self) -> int | None:
-        """The number of ranks, where the sizes of the job say it."""
+        """The number of ranks, if the sizes of the job tell it."""
         parallel = self.config.parallel
         if parallel.dp is None:
             return None
         return parallel.dp * (parallel.tp or 1) * (parallel.pp or 1) * (parallel.cp or 1)
 
     def reading(self, world: int | None, ranks: Collection[int] = ()) -> TraceOptions:
-        """Return the options for one rank.
+        """Return the options for reading one rank.
 
         Parameters
         ----------
         world
-            How many ranks there are, where something says it.
+            Number of ranks; None if unknown.
         ranks
-            The ranks that have a trace, by which the world goes otherwise, or where it is too
-            small for them.
+            The ranks with a trace, for an assumption if the world size is unknown or too small.
+
+        Raises
+        ------
+        ConfigError
+            If the sizes of the parallelism do not fit the world.
 
         """
         if world is None or max(ranks, default=0) >= world:
@@ -264,12 +268,12 @@ class OpenOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSources:
-    """The ranks that one format found, sorted."""
+    """The ranks that one format found, in ascending order."""
 
     sources: tuple[Source, ...]
     world_size: int | None = None
     warnings: tuple[str, ...] = ()
-    link_bandwidth: float | None = None  # bytes per second, where the files say it
+    link_bandwidth: float | None = None  # bytes per second, if the files state it
     skipped: tuple[SkippedRank, ...] = ()  # with `OpenOptions.keep_going`
 
 
@@ -277,33 +281,44 @@ class Format(Protocol):
     """A module that reads one format."""
 
     def claims(self, path: Path) -> bool:
-        """Whether this file or directory is of the format, by its name and first bytes."""
+        """Return whether a path is of the format, by its name and first bytes."""
         ...
 
     def is_damaged(self, path: Path) -> bool:
-        """Whether a file that `claims` refuses cannot be read, so that it might be one."""
+        """Return whether a file that `claims` rejects is unreadable, so that it may be one."""
         ...
 
     def find(self, paths: Sequence[Path], options: OpenOptions) -> RankSources:
-        """The ranks in these files; nothing is read but what tells them."""
+        """Find the ranks in files of the format, reading no more than needed for that."""
         ...
 
 
-def agreed_world(said: Mapping[Path, int | None], ranks: Mapping[int, Path]) -> int | None:
-    """The world size that the files agree on; None where none says it.
+def agreed_world(stated: Mapping[Path, int | None], ranks: Mapping[int, Path]) -> int | None:
+    """Return the world size that the files agree on; None if no file states it.
 
-    Raises `TraceFileError` where they contradict each other or a rank.
+    Parameters
+    ----------
+    stated
+        The world size that each file states, or None.
+    ranks
+        The file of each rank.
+
+    Raises
+    ------
+    TraceFileError
+        If files contradict each other, or a rank.
+
     """
     sizes: dict[int, Path] = {}
-    for path, size in said.items():
+    for path, size in stated.items():
         if size is not None:
             check_count(size, path, "world size")
             sizes.setdefault(size, path)
     for rank, path in ranks.items():
         check_count(rank, path, "rank")
     if len(sizes) > 1:
-        words = " and ".join(f"{size} ({path})" for size, path in sizes.items())
-        raise TraceFileError(f"the files contradict each other about the world size: {words}")
+        text = " and ".join(f"{size} ({path})" for size, path in sizes.items())
+        raise TraceFileError(f"the files contradict each other about the world size: {text}")
     world = next(iter(sizes), None)
     if world is not None and max(ranks) >= world:
         raise TraceFileError(
@@ -312,9 +327,9 @@ def agreed_world(said: Mapping[Path, int | None], ranks: Mapping[int, Path]) -> 
     return world
 
 
-def check_count(number: int, path: Path, what: str) -> None:
-    """TraceFileError where a rank or a number of ranks is above what any job has."""
+def check_count(number: int, path: Path, name: str) -> None:
+    """Raise TraceFileError for a rank or number of ranks above any job's; `name` says which."""
     if number > MOST_RANKS:
         raise TraceFileError(
-            f"{path}: found a {what} of more than {MOST_RANKS}; no job has so many ranks"
+            f"{path}: found a {name} of more than {MOST_RANKS}; no job has so many ranks"
         )

@@ -281,7 +281,7 @@ def unused_patterns(events: Events, patterns: Sequence[Pattern]) -> Iterator[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRows:
-    """Device work, a row each; NULL is unknown."""
+    """Device work in any order; NULL is unknown. Times are ns."""
 
     start: Ints
     stop: Ints
@@ -289,12 +289,12 @@ class DeviceRows:
     name: Ints  # index into `texts`
     texts: Sequence[str]
     lane: Ints  # index into `lanes`
-    lanes: Sequence[str]  # streams, or whatever events stand one after another on
+    lanes: Sequence[str]  # names of streams, or of other sequences of events
     stream: Ints
-    offset: Ints  # of the row's text in its file
+    offset: Ints  # byte offset of the row in its file
 
     def events(self) -> tuple[Events, pa.Table, Ints]:
-        """The events sorted by start, their lanes, and the row that each event was."""
+        """Return the events sorted by start, their lanes, and the row of each event."""
         order = np.lexsort((self.stop, self.start))
         lanes = pa.table(
             {
@@ -319,22 +319,22 @@ class DeviceRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationColumns:
-    """What is known of each row of a `Work` that communicates; others have NULL as `op`."""
+    """The communication of `DeviceRows`; `op` is NULL for rows that do not communicate."""
 
     op: Ints
     seq: Ints
-    group: Ints  # index into `groups`, -1 where nothing is known
+    group: Ints  # index into `groups`; -1 is unknown
     groups: tuple[ProcessGroup, ...]
-    message: Ints  # bytes, as handed to the library's call
+    message: Ints  # bytes, as passed to the library's call
     name: Ints  # index into `named`
     named: tuple[Named, ...]
 
     def collectives(self, order: Ints) -> Collectives:
-        """The same of the sorted events, `order` being the row that each was."""
+        """Return the communication of sorted events; `order` is the row of each event."""
         row = np.flatnonzero(self.op[order] != NULL)
         chosen = order[row]
         op, group = self.op[chosen].astype(np.int8), self.group[chosen].astype(np.int32)
-        members = [NULL if each.members is None else each.members for each in self.groups]
+        members = [NULL if entry.members is None else entry.members for entry in self.groups]
         size = np.array([*members, NULL], np.int64)[group]
         return Collectives(
             row=row,
@@ -349,14 +349,14 @@ class CommunicationColumns:
 
 
 def sizes_of_messages(op: NDArray[np.int8], message: Ints, size: Ints) -> byte_rules.Sizes:
-    """The three counts of bytes, from what was handed to the call and the group's size.
+    """Return the three byte counts from the bytes passed to calls, and the sizes of the groups.
 
-    A message is what goes to, or comes from, one peer where an operation has a part for each.
+    The bytes are those to or from one peer for operations with a part per peer.
     """
     whole = byte_rules.byte_counts(message, size)
     unknown = np.full(len(message), NULL, np.int64)
-    given, got = message.copy(), message.copy()
-    for name, gives, gets in (
+    bytes_in, bytes_out = message.copy(), message.copy()
+    for name, input_bytes, output_bytes in (
         ("AllGather", message, unknown),
         ("ReduceScatter", unknown, message),
         ("AllToAll", whole, whole),
@@ -364,5 +364,8 @@ def sizes_of_messages(op: NDArray[np.int8], message: Ints, size: Ints) -> byte_r
         ("Scatter", unknown, message),
     ):
         chosen = op == OP[name]
-        given, got = np.where(chosen, gives, given), np.where(chosen, gets, got)
-    return byte_rules.sizes(op, given, got, size)
+        bytes_in, bytes_out = (
+            np.where(chosen, input_bytes, bytes_in),
+            np.where(chosen, output_bytes, bytes_out),
+        )
+    return byte_rules.sizes(op, bytes_in, bytes_out, size)

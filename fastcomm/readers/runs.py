@@ -251,15 +251,15 @@ def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A card: what it says of the job, and what of it cannot be right."""
+    """A workload card: the job's layout, and warnings about entries that cannot be right."""
 
     config: Config
-    total_count: int | None = None  # ranks of the job
+    total_count: int | None = None  # number of ranks of the job
     warnings: tuple[str, ...] = ()
 
 
 def find_card(directory: Path) -> Path | None:
-    """`<name>/<name>.yaml`, else the only `*.yaml` of the directory."""
+    """Return `<name>/<name>.yaml`, else the only `*.yaml` of the directory, or None."""
     named = directory / f"{directory.resolve().name}.yaml"
     if named.is_file():
         return named
@@ -268,7 +268,10 @@ def find_card(directory: Path) -> Path | None:
 
 
 def read_card(path: Path) -> Card:
-    """Read a card; ConfigError where it is no card at all, or a size in it no number."""
+    """Read a workload card.
+
+    Raises `ConfigError` if the file is not a card, or a size in it is not a number.
+    """
     data = _load(path)
     plan = _section(data, path, "Model-executor", "model_plan_parallelization")
     hardware = _section(data, path, "workload", "hardware")
@@ -285,7 +288,7 @@ def read_card(path: Path) -> Card:
 
 
 def _load(path: Path) -> Mapping[str, Any]:
-    """The mapping in a YAML file, parsed safely."""
+    """Return the mapping in a YAML file, parsed safely."""
     data = files.yaml(path)
     if not isinstance(data, dict):
         refuse(f"{path}:", "card", data, "a mapping of keys to values")
@@ -293,68 +296,69 @@ def _load(path: Path) -> Mapping[str, Any]:
 
 
 def _section(data: Mapping[str, Any], path: Path, *keys: str) -> Mapping[str, Any]:
-    """The mapping under these keys; an empty one where there is none."""
+    """Return the mapping under some keys; empty if it is missing."""
     for key in keys:
-        found = data.get(key)
-        if found is not None and not isinstance(found, dict):
-            refuse(f"{path}:", key, found, "a mapping")
-        data = found or {}
+        section = data.get(key)
+        if section is not None and not isinstance(section, dict):
+            refuse(f"{path}:", key, section, "a mapping")
+        data = section or {}
     return data
 
 
 def _parallel(plan: Mapping[str, Any], where: str) -> Parallel:
-    """The sizes of a card; a dp_shard of -1 is what the others leave."""
+    """Return the sizes of a card; with a dp_shard of -1, dp follows from the others."""
     replicate = whole(plan, "dp_replicate", where)
-    rest = plan.get("dp_shard") == -1
-    shard = None if rest else whole(plan, "dp_shard", where)
+    is_inferred = plan.get("dp_shard") == -1
+    shard = None if is_inferred else whole(plan, "dp_shard", where)
     dp = whole(plan, "dp", where)
-    if not rest and (shard or replicate):
+    if not is_inferred and (shard or replicate):
         dp = (shard or 1) * (replicate or 1)
     tp, pp, cp, ep = (whole(plan, name, where) for name in ("tp", "pp", "cp", "ep"))
     return Parallel(tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, dp_replicate=replicate)
 
 
 def _laid_out(parallel: Parallel, name: object, path: Path, warnings: list[str]) -> Parallel:
-    """The sizes with the order of the framework of that name."""
+    """Return the sizes with the order of the named framework."""
     text = str(name or "").lower()
-    known = next((part for part in FRAMEWORKS if part in text), None)
-    if known is None:
+    key = next((part for part in FRAMEWORKS if part in text), None)
+    if key is None:
         if text:
             warnings.append(
                 f"{path}: framework {text[:40]!r} is not one of {', '.join(FRAMEWORKS)}:"
-                " ranks are taken to be laid out as Megatron's"
+                " assuming the rank order of Megatron"
             )
         return parallel
-    etp = 1 if known in _SERVING and (parallel.ep or 1) > 1 else None
-    return replace(parallel, framework=FRAMEWORKS[known], etp=etp)
+    etp = 1 if key in _SERVING and (parallel.ep or 1) > 1 else None
+    return replace(parallel, framework=FRAMEWORKS[key], etp=etp)
 
 
 def _check_total(
     parallel: Parallel, total: int | None, path: Path, warnings: list[str]
 ) -> None:
+    """Warn if the sizes do not multiply to the number of ranks."""
     sizes = {name: getattr(parallel, name) or 1 for name in ("dp", "tp", "pp", "cp")}
     if total is not None and parallel.dp is not None and prod(sizes.values()) != total:
-        words = " * ".join(f"{name} {size}" for name, size in sizes.items())
+        product = " * ".join(f"{name} {size}" for name, size in sizes.items())
         warnings.append(
-            f"{path}: total_count is {total}, but {words} is {prod(sizes.values())}"
+            f"{path}: total_count is {total}, but {product} is {prod(sizes.values())}"
         )
 
 
 def _bandwidths(
-    found: object, path: Path, warnings: list[str]
+    value: object, path: Path, warnings: list[str]
 ) -> tuple[float | None, float | None]:
-    """Bytes per second between and inside nodes, from [scale_out, scale_up] in Gbit/s."""
-    if found is None:
+    """Return bytes per second between and inside nodes, from two numbers in Gbit/s."""
+    if value is None:
         return None, None
-    if isinstance(found, list) and len(found) == 2 and all(map(_is_speed, found)):  # noqa: PLR2004
-        return found[0] * _GBPS, found[1] * _GBPS
+    if isinstance(value, list) and len(value) == 2 and all(map(_is_speed, value)):  # noqa: PLR2004
+        return value[0] * _GBPS, value[1] * _GBPS
     warnings.append(
-        f"{path}: bandwidth_gbps is not two numbers [scale_out, scale_up]: not used"
+        f"{path}: bandwidth_gbps is not two numbers [scale_out, scale_up], so it is ignored"
     )
     return None, None
 
 
-def _is_speed(found: object) -> TypeGuard[float]:
+def _is_speed(value: object) -> TypeGuard[float]:
     return (
-        isinstance(found, int | float) and not isinstance(found, bool) and 0 < found < _FASTEST
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _FASTEST
     )

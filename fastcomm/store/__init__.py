@@ -1,4 +1,7 @@
-"""A run as a store, a directory of Parquet that every command opens: its files and manifest."""
+"""Define the files, columns and manifest of a store: a run as a directory of Parquet files.
+
+Every command opens a store like the traces that it was written from.
+"""
 
 import json
 import re

@@ -212,9 +212,9 @@ def _locked_error(descriptor: int, path: Path) -> FastcommError:
 
 
 def as_json(options: TraceOptions) -> dict[str, Any]:
-    """The options as plain objects; equal options give equal ones."""
+    """Return the options as plain JSON objects; equal options give equal ones."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(options)))
-    # Who said it, and how, changes nothing.
+    # The origin of sizes and rules does not change the result of reading.
     del plain["tags"]["grid_words"], plain["tags"]["order_words"]
     for rule in plain["tags"]["explicit"]:
         del rule["is_given"]
@@ -222,7 +222,7 @@ def as_json(options: TraceOptions) -> dict[str, Any]:
 
 
 def restored(plain: Mapping[str, Any]) -> TraceOptions:
-    """The options of `as_json`; KeyError, TypeError or ValueError where it is none."""
+    """Return the options from `as_json`; KeyError, TypeError or ValueError if invalid."""
     tags, marks = plain["tags"], plain["iterations"]
     return TraceOptions(
         allow_truncated=bool(plain["allow_truncated"]),
@@ -241,11 +241,11 @@ def restored(plain: Mapping[str, Any]) -> TraceOptions:
     )
 
 
-def _clock(word: str) -> StepClock:
+def _clock(text: str) -> StepClock:
     for clock in get_args(StepClock):
-        if clock == word:
+        if clock == text:
             return cast("StepClock", clock)
-    raise ValueError(f"clock {word!r}")
+    raise ValueError(f"clock {text!r}")
 
 
 def _rule(plain: Mapping[str, Any]) -> TagRule:
@@ -254,66 +254,68 @@ def _rule(plain: Mapping[str, Any]) -> TagRule:
     return TagRule(field=plain["field"], value=value, tag=plain["tag"])
 
 
-def over(said: TraceOptions, stored: TraceOptions) -> TraceOptions:
-    """What holds when a store is opened with `said`; equal to `stored` where that adds nothing.
+def over(user: TraceOptions, stored: TraceOptions) -> TraceOptions:
+    """Return the options that hold when a store is opened with `user` options.
 
-    The clock of iterations is left as it is stored: `store.reader.read` chooses it.
-
-    ConfigError for patterns of kernels, which only the first reading can apply.
+    They equal `stored` if the user's options add nothing. The clock of iterations is the stored
+    one: `store.reader.read` chooses it. Raises `ConfigError` for patterns of kernels, which
+    only the first reading of traces can apply.
     """
-    if strange := [each.regex for each in said.patterns if each not in stored.patterns]:
+    if new := [p.regex for p in user.patterns if p not in stored.patterns]:
         raise ConfigError(
-            f"[[kernels]]: {', '.join(strange)}: what is communication is decided when a run "
+            f"[[kernels]]: {', '.join(new)}: what is communication is decided when a run "
             "is stored; ingest the traces again with this configuration"
         )
     return replace(
         stored,
-        iterations=_marks(said.iterations, stored.iterations),
-        tags=_tags(said.tags, stored.tags),
+        iterations=_marks(user.iterations, stored.iterations),
+        tags=_tags(user.tags, stored.tags),
     )
 
 
-def _marks(said: IterationRule, stored: IterationRule) -> IterationRule:
-    named = said if said.regex is not None or said.ranges else stored
-    return replace(named, clock=stored.clock)
+def _marks(user: IterationRule, stored: IterationRule) -> IterationRule:
+    """Return the user's rule for iterations, if any, else the stored one."""
+    chosen = user if user.regex is not None or user.ranges else stored
+    return replace(chosen, clock=stored.clock)
 
 
-def _tags(said: TagRules, stored: TagRules) -> TagRules:
-    """The rules of both, those said later first."""
-    older = tuple(rule for rule in stored.explicit if rule not in said.explicit)
+def _tags(user: TagRules, stored: TagRules) -> TagRules:
+    """Return the rules of both, the user's first."""
+    older = tuple(rule for rule in stored.explicit if rule not in user.explicit)
     return TagRules(
-        explicit=(*said.explicit, *older),
-        grid=said.grid or stored.grid,
-        guess=said.guess or stored.guess,
-        grid_words=said.grid_words,
-        order_words=said.order_words,
+        explicit=(*user.explicit, *older),
+        grid=user.grid or stored.grid,
+        guess=user.guess or stored.guess,
+        grid_words=user.grid_words,
+        order_words=user.order_words,
     )
 
 
-_SILENT = Named(library="", op="OTHER", tag=None, fused=False)
+_UNKNOWN_NAME = Named(library="", op="OTHER", tag=None, fused=False)
 
 
-def reapplied(trace: Trace, wanted: TraceOptions, stored: TraceOptions) -> Trace:
-    """The trace as the first reading would have made it of `wanted` instead of `stored`."""
+def reapplied(trace: Trace, options: TraceOptions, stored: TraceOptions) -> Trace:
+    """Return the trace as reading its source with `options` instead of `stored` would."""
     events = _events(trace)
-    found = _collectives(trace, events, wanted.patterns)
+    collectives = _collectives(trace, events, options.patterns)
     bare = replace(trace.meta, warnings=())
     whole = trace.args is not None
-    # What the first reading warned of by its rules is no longer so.
-    before = assemble(events, trace.lanes, found, replace(stored, whole=whole), bare)
-    kept = tuple(note for note in trace.meta.warnings if note not in before.meta.warnings)
-    meta = replace(trace.meta, warnings=kept)
-    return assemble(events, trace.lanes, found, replace(wanted, whole=whole), meta)
+    # Warnings that follow from the stored rules are dropped.
+    before = assemble(events, trace.lanes, collectives, replace(stored, whole=whole), bare)
+    warnings = tuple(note for note in trace.meta.warnings if note not in before.meta.warnings)
+    meta = replace(trace.meta, warnings=warnings)
+    return assemble(events, trace.lanes, collectives, replace(options, whole=whole), meta)
 
 
 def _events(trace: Trace) -> Events:
+    """Return the stored events as a reader returns them."""
     name = trace.events["name"].combine_chunks()
     args = trace.args
-    more = {} if args is None else {each: filled(args[each]) for each in args.column_names}
+    more = {} if args is None else {arg: filled(args[arg]) for arg in args.column_names}
     stream = np.full(trace.events.num_rows, NULL, np.int64)
     stream[trace.comm["event"].to_numpy()] = filled(trace.comm["stream"])
     start, stop, correlation, offset = (
-        filled(trace.events[each]) for each in ("start", "stop", "correlation", "offset")
+        filled(trace.events[key]) for key in ("start", "stop", "correlation", "offset")
     )
     return Events(
         start=start,
@@ -328,6 +330,7 @@ def _events(trace: Trace) -> Events:
 
 
 def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> Collectives:
+    """Return the stored communication as a reader returns it."""
     comm = trace.comm
     row = comm["event"].to_numpy().astype(np.int64)
     group = filled(comm["group"])
@@ -357,19 +360,19 @@ def _partners(comm: pa.Table) -> Partners:
 def _named(
     events: Events, row: Ints, patterns: Sequence[Pattern]
 ) -> tuple[tuple[Named, ...], Ints]:
-    """What the names of the communication say, each once, and which is each event's."""
+    """Return what the different names tell, and the index of each event's name in these."""
     names: list[Named] = []
-    place: dict[tuple[int, bool], int] = {}
+    index_of: dict[tuple[int, bool], int] = {}
     copies = events.kind[row] == schema.KIND["memcpy"]
-    answers = np.empty(len(row), np.int64)
+    index = np.empty(len(row), np.int64)
     codes = events.name[row].tolist()
-    for at, key in enumerate(zip(codes, copies.tolist(), strict=True)):
-        if key not in place:
+    for k, key in enumerate(zip(codes, copies.tolist(), strict=True)):
+        if key not in index_of:
             table = PEER_COPIES if key[1] else (*patterns, *PATTERNS)
-            place[key] = len(names)
-            names.append(match_name(events.texts[key[0]], table) or _SILENT)
-        answers[at] = place[key]
-    return tuple(names), answers
+            index_of[key] = len(names)
+            names.append(match_name(events.texts[key[0]], table) or _UNKNOWN_NAME)
+        index[k] = index_of[key]
+    return tuple(names), index
 
 
 def _groups(trace: Trace) -> tuple[ProcessGroup, ...]:
@@ -387,5 +390,5 @@ def _groups(trace: Trace) -> tuple[ProcessGroup, ...]:
 
 
 def _communicator(name: str) -> int | None:
-    """The number of a communicator, which is the name of its group where nothing else is."""
+    """Return the id of a communicator from the name of its group, or None."""
     return int(name, 16) if re.fullmatch("0x[0-9a-f]{16}", name) else None

@@ -243,25 +243,25 @@ def _meta(trace: Trace) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRank:
-    """One stored rank."""
+    """One rank of a store, with its rows of the tables of the whole run."""
 
     entry: Entry
     world_size: int | None
-    fresh: bool  # written now, not kept from before
+    fresh: bool  # whether it was written now, not by an earlier ingest
     groups: pa.Table
     iterations: pa.Table
     ends: pa.Table  # `clocks.ENDS`
 
     @classmethod
     def of(cls, trace: Trace, folder: Path) -> Self:
-        """See a rank whose file is in the store."""
+        """Describe a rank whose file is in the store."""
         path = folder / file_name(trace.meta.rank)
-        said = reader.about(path)
+        metadata = reader.about(path)
         meta = trace.meta
         entry = Entry(
             rank=meta.rank,
             file=path.name,
-            events=said["events"],
+            events=metadata["events"],
             start=pc.min(trace.events["start"]).as_py(),
             stop=pc.max(trace.events["stop"]).as_py(),
             size=path.stat().st_size,
@@ -274,8 +274,8 @@ class StoredRank:
             untagged=untagged(trace),
             warnings=meta.warnings,
             lacks=meta.lacks,
-            source=said["source"],
-            fingerprint=Fingerprint(**said["fingerprint"]),
+            source=metadata["source"],
+            fingerprint=Fingerprint(**metadata["fingerprint"]),
             footer=footer_sha256(path),
         )
         return cls(
@@ -289,19 +289,30 @@ class StoredRank:
 
 
 def without_bytes(trace: Trace) -> int:
-    """How many communication events have no known size."""
+    """Return the number of communication events of unknown size."""
     return int(trace.comm["payload_bytes"].null_count)
 
 
 def untagged(trace: Trace) -> int:
-    """Of how many communication events no parallelism is known."""
+    """Return the number of communication events of unknown parallelism."""
     return int((trace.comm["tag"].to_numpy() == TAG["OTHER"]).sum())
 
 
 def write_tables(
     folder: Path, parts: Sequence[StoredRank], notes: Mapping[int, ClockNote]
 ) -> tuple[TableFile, ...]:
-    """Write the tables of the whole run and say what was written; parts are sorted by rank."""
+    """Write the tables of the whole run, and return the size and hash of each.
+
+    Parameters
+    ----------
+    folder
+        The store.
+    parts
+        Ranks, sorted.
+    notes
+        Evidence about clocks, by rank.
+
+    """
     tables = {
         "ranks": _ranks([part.entry for part in parts], notes),
         "groups": pa.concat_tables([part.groups for part in parts]),
@@ -314,13 +325,14 @@ def write_tables(
 
 
 def _ranks(entries: Sequence[Entry], notes: Mapping[int, ClockNote]) -> pa.Table:
+    """Return the table of ranks."""
     column = partial(_column, entries)
-    found = [notes.get(entry.rank) for entry in entries]
+    rank_notes = [notes.get(entry.rank) for entry in entries]
 
     def note(name: str, kind: pa.DataType) -> pa.Array:
-        return pa.array([each and getattr(each, name) for each in found], kind)
+        return pa.array([entry and getattr(entry, name) for entry in rank_notes], kind)
 
-    correction = [each and (each.offset_ns if each.applies else 0) for each in found]
+    correction = [entry and (entry.offset_ns if entry.applies else 0) for entry in rank_notes]
     return pa.table(
         {
             "rank": column("rank", pa.int32()),
@@ -342,14 +354,14 @@ def _ranks(entries: Sequence[Entry], notes: Mapping[int, ClockNote]) -> pa.Table
 
 def _column(entries: Sequence[Entry], name: str, kind: pa.DataType) -> pa.Array:
     values = [getattr(entry, name) for entry in entries]
-    return pa.array([utf8(each) if isinstance(each, str) else each for each in values], kind)
+    return pa.array([utf8(v) if isinstance(v, str) else v for v in values], kind)
 
 
 def group_table(trace: Trace) -> pa.Table:
-    """The groups that communicated, tags in words, with what they did."""
+    """Return the groups of a rank, with texts for tags and the number of their events."""
     groups, comm = trace.groups, trace.comm
     used = filled(comm["group"], -1)
-    words = [
+    candidates = [
         "/".join(TAGS[tag] for tag in fits or ()) for fits in groups["candidates"].to_pylist()
     ]
     table = pa.table(
@@ -361,9 +373,9 @@ def group_table(trace: Trace) -> pa.Table:
             "size": groups["size"],
             "tag": pa.array([TAGS[tag] for tag in groups["tag"].to_pylist()], pa.string()),
             "tag_source": pa.array(
-                [TAG_SOURCES[each] for each in groups["tag_source"].to_pylist()], pa.string()
+                [TAG_SOURCES[code] for code in groups["tag_source"].to_pylist()], pa.string()
             ),
-            "candidates": pa.array(words, pa.string()),
+            "candidates": pa.array(candidates, pa.string()),
             "events": pa.array(np.bincount(used[used >= 0], minlength=groups.num_rows)),
         }
     )
@@ -371,6 +383,6 @@ def group_table(trace: Trace) -> pa.Table:
 
 
 def with_rank(table: pa.Table, rank: int) -> pa.Table:
-    """The table with the rank as its first column."""
+    """Return a table with the rank as its first column."""
     column = pa.array(np.full(table.num_rows, rank, np.int32))
     return table.add_column(0, "rank", column)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 
-Words = NDArray[np.uint64]
+Bits = NDArray[np.uint64]
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
@@ -34,7 +34,7 @@ Matrix = NDArray[np.int64]
 
 @kernel
 def mixed(word: np.uint64) -> np.uint64:
-    """The output function of splitmix64."""
+    """Return the output function of splitmix64."""
     word = (word ^ (word >> _S30)) * _FIRST
     word = (word ^ (word >> _S27)) * _SECOND
     return word ^ (word >> _S31)
@@ -42,46 +42,55 @@ def mixed(word: np.uint64) -> np.uint64:
 
 @kernel
 def routed(
-    first: int, key: np.uint64, threshold: Words, alias: Ids, uniform: bool, out: Ids
+    first: int, key: np.uint64, threshold: Bits, alias: Ids, uniform: bool, out: Ids
 ) -> None:
-    """Draw the distinct experts of the tokens from `first` on, into `out` [tokens, top-k].
+    """Draw distinct experts for the tokens from number `first` on, into `out` [token, top-k].
 
-    `threshold` and `alias` are an alias table. What repeats is drawn anew: from all experts
-    alike if `uniform`, else from the table.
+    Parameters
+    ----------
+    first, key
+        Number of the first token, and key of the random numbers.
+    threshold, alias
+        Alias table of the experts' popularity.
+    uniform
+        Whether repeated experts are redrawn uniformly, rather than from the table.
+    out
+        Experts; written.
+
     """
     experts = np.uint64(len(threshold))
     for i in range(len(out)):
         state = mixed(key + np.uint64(first + i) * _STEP)
         row = out[i]
-        repeats = 0
+        repeat_count = 0
         for k in range(len(row)):
             state += _STEP
             word = mixed(state)
             column = np.int64(((word >> _S32) * experts) >> _S32)
             other = alias[column]
-            found = column if (word & _LOW) < threshold[column] else np.int64(other)
+            drawn = column if (word & _LOW) < threshold[column] else np.int64(other)
             for j in range(k):
-                repeats += int(np.int64(row[j]) == found)
-            row[k] = found
-        if repeats == 0:
+                repeat_count += int(np.int64(row[j]) == drawn)
+            row[k] = drawn
+        if repeat_count == 0:
             continue
-        # Keep the first of each, then draw on.
-        kept = 0
+        # Keep the first of each expert, then draw more.
+        distinct_count = 0
         tries = 0
-        while kept < len(row):
-            found = np.int64(row[min(tries, len(row) - 1)])
+        while distinct_count < len(row):
+            drawn = np.int64(row[min(tries, len(row) - 1)])
             if tries >= len(row):
                 state += _STEP
                 word = mixed(state)
                 column = np.int64(((word >> _S32) * experts) >> _S32)
                 stays = uniform or (word & _LOW) < threshold[column]
-                found = column if stays else np.int64(alias[column])
+                drawn = column if stays else np.int64(alias[column])
             tries += 1
             is_new = True
-            for j in range(kept):
-                is_new &= np.int64(row[j]) != found
-            row[kept] = found
-            kept += int(is_new)
+            for j in range(distinct_count):
+                is_new &= np.int64(row[j]) != drawn
+            row[distinct_count] = drawn
+            distinct_count += int(is_new)
 
 
 @kernel
@@ -95,9 +104,20 @@ def raced(
 ) -> None:
     """Draw experts without replacement, in proportion to ``weight[law[i]]``, into `out`.
 
-    `gate` is (groups, kept): only the experts of the best `kept` groups, those with the best
-    single experts, are taken; the groups are of equal size. An expert of weight 0 is never
-    taken as long as others are left.
+    Parameters
+    ----------
+    first, key
+        Number of the first token, and key of the random numbers.
+    law
+        Row of `weight` for each token.
+    weight
+        Weights of the experts, shape (laws, experts); an expert of weight 0 is drawn last.
+    gate
+        Number of groups of equal size, and how many of them are used: those with the best
+        experts.
+    out
+        Experts, shape (tokens, top-k); written.
+
     """
     experts = weight.shape[1]
     size = experts // gate[0]
@@ -118,9 +138,9 @@ def raced(
             for e in range(worst * size, (worst + 1) * size):
                 score[e] = np.inf
         for k in range(out.shape[1]):
-            taken = np.argmin(score)
-            out[i, k] = taken
-            score[taken] = np.inf
+            winner = np.argmin(score)
+            out[i, k] = winner
+            score[winner] = np.inf
 
 
 @kernel
@@ -135,9 +155,20 @@ def replicated(
 ) -> None:
     """Choose a replica of each expert, into `out`.
 
-    `replicas` are (start, physical, node): those of expert e are ``physical[start[e] :
-    start[e + 1]]``, each on a node. `rule` is 0 random, 1 round robin, 2 random among those of
-    the source's node, and of all where it has none.
+    Parameters
+    ----------
+    first, key
+        Number of the first token, and key of the random numbers.
+    src_node, expert
+        Node and experts of each token.
+    replicas
+        Start, physical expert and node: the replicas of expert e are
+        ``physical[start[e]:start[e + 1]]``.
+    rule
+        0 random; 1 round robin; 2 random among replicas on the source's node, if it has any.
+    out
+        Physical experts; written.
+
     """
     start, physical, node = replicas
     for i in range(len(expert)):

@@ -1,7 +1,7 @@
-"""Rows numbered so that equal rows have one number, their kind; statistics of values by key.
+"""Number rows so that equal rows have one number, their *kind*; compute statistics by key.
 
-A hash finds the kind of a row and the values of the kind's first row prove it. Columns are the
-rows of a matrix of 64-bit integers.
+A hash finds the kind of a row, and the values of the kind's first row confirm it. Columns are
+the rows of a matrix of 64-bit integers.
 """
 
 import numpy as np
@@ -13,14 +13,14 @@ from fastcomm_kernels.arrays import Floats, Ints
 
 Matrix = NDArray[np.int64]
 
-_SLOTS = 64  # to begin with; a power of two
+_SLOTS = 64  # initial number, a power of two
 
 Codes = NDArray[np.int32]
 
 
 @kernel
 def slot_of(columns: Matrix, row: int, slots: Ints, first: Ints) -> int:
-    """The slot that holds the kind of a row, or the empty one (-1) where it belongs."""
+    """Return the slot of a row's kind, or the empty slot (-1) for a new kind."""
     key, last = 0, len(slots) - 1
     for c in range(len(columns)):
         key = mix(key, columns[c, row])
@@ -32,7 +32,7 @@ def slot_of(columns: Matrix, row: int, slots: Ints, first: Ints) -> int:
 
 @kernel
 def equal(columns: Matrix, a: int, b: int) -> bool:
-    """Whether two rows agree in every column."""
+    """Return whether two rows agree in every column."""
     c = 0
     while c < len(columns) and columns[c, a] == columns[c, b]:
         c += 1
@@ -41,12 +41,12 @@ def equal(columns: Matrix, a: int, b: int) -> bool:
 
 @kernel
 def kinds(columns: Matrix) -> tuple[Ints, Ints]:
-    """Return the kind of each row, in the order of their appearance; each kind's first row."""
+    """Return the kind of each row, numbered by first appearance, and each kind's first row."""
     rows, count = columns.shape[1], 0
     kind, first = np.empty(rows, np.int64), np.empty(rows, np.int64)
     slots = np.full(_SLOTS, -1, np.int64)
     for row in range(rows):
-        # What follows each other is often alike, and then no hash is needed.
+        # Consecutive rows are often equal, and then need no hash.
         if row > 0 and equal(columns, row, row - 1):
             kind[row] = kind[row - 1]
             continue
@@ -58,14 +58,17 @@ def kinds(columns: Matrix) -> tuple[Ints, Ints]:
         kind[row] = slots[slot]
         if 2 * count > len(slots):
             slots = np.full(4 * len(slots), -1, np.int64)
-            for each in range(count):
-                slots[slot_of(columns, first[each], slots, first)] = each
+            for k in range(count):
+                slots[slot_of(columns, first[k], slots, first)] = k
     return kind, first[:count].copy()
 
 
 @kernel
 def grouped(key: Codes, value: Ints, size: np.int64) -> tuple[Ints, Ints]:
-    """Return where each key's values begin, and the values by key, in their order."""
+    """Return where the values of each key begin, and the values by key, in their order.
+
+    Keys are less than `size`.
+    """
     first = np.zeros(size + 1, np.int64)
     for i in range(len(key)):
         first[key[i] + 1] += 1
@@ -81,7 +84,10 @@ def grouped(key: Codes, value: Ints, size: np.int64) -> tuple[Ints, Ints]:
 
 @kernel
 def described(first: Ints, value: Ints) -> tuple[Ints, Ints, Ints, Ints, Floats]:
-    """Return sum, least, most, upper median and population variance of each group's values."""
+    """Return sum, least, most, upper median and population variance of each group.
+
+    Groups are those of `grouped`; an empty group has zeros.
+    """
     size = len(first) - 1
     total, least, most = (
         np.zeros(size, np.int64),
@@ -101,7 +107,7 @@ def described(first: Ints, value: Ints) -> tuple[Ints, Ints, Ints, Ints, Floats]
         for i in range(begin, end):
             variance[k] += (value[i] - mean) * (value[i] - mean)
         variance[k] /= count
-        # Shell's sort: groups are as many values as a run has steps.
+        # Shell sort: groups are small, with a value per step of a run.
         gap = 1
         while gap < count:
             gap = 3 * gap + 1

@@ -1,4 +1,4 @@
-"""What belongs to what: a range to a launch, a launch to an event, items of two sequences."""
+"""Match ranges with launches, launches with device events, and items of two sequences."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -215,47 +215,51 @@ def launches_behind(
 def align(
     a_code: Ints, a_time: Ints, b_code: Ints, b_time: Ints, widest: int, apart: int
 ) -> Ints:
-    """Return for each item of b its place in a, or -1: as many as can be, as near as can be.
+    """Return the index in a of the item that matches each item of b, or -1.
 
-    Two items are the same only if their codes are and their times differ by `apart` at most.
-    `widest` is how many more items of one than of the other may lack before any place.
+    Order is kept, and the matching has as many items as possible, as close in time as possible.
+    Two items match only if their codes are equal and their times differ by at most `apart`. At
+    any place, at most `widest` more items may be missing from one sequence than from the other,
+    beyond the difference of the lengths.
     """
     n, m = len(a_code), len(b_code)
     low = min(0, n - m) - widest
     width = max(0, n - m) + widest - low + 1
-    best = np.full(width + 1, _NEVER, np.int64)  # of items so far, by how far a is ahead of b
-    way = np.zeros((m + 1, width), np.uint8)
+    best = np.full(
+        width + 1, _NEVER, np.int64
+    )  # score so far, by how many more items of a than of b were used
+    steps = np.zeros((m + 1, width), np.uint8)
     for c in range(width):
         if 0 <= c + low <= n:
             best[c] = 0
-            way[0, c] = _SKIP_A
+            steps[0, c] = _SKIP_A
     for j in range(1, m + 1):
         for c in range(width):
             i = j + low + c
             if i < 0 or i > n:
                 best[c] = _NEVER
                 continue
-            # Row by row in one array: what lies at c is still that of the item before.
-            score, how = _NEVER, _SKIP_B
+            # One array for all rows: the entry at c is still that of the previous item of b.
+            score, step = _NEVER, _SKIP_B
             if i > 0 and a_code[i - 1] == b_code[j - 1]:
                 gap = abs(a_time[i - 1] - b_time[j - 1])
                 if gap <= apart and best[c] > _NEVER:
-                    score, how = best[c] + 2 * apart - gap + 1, _MATCH
+                    score, step = best[c] + 2 * apart - gap + 1, _MATCH
             if c > 0 and best[c - 1] > score:
-                score, how = best[c - 1], _SKIP_A
+                score, step = best[c - 1], _SKIP_A
             if best[c + 1] > score:
-                score, how = best[c + 1], _SKIP_B
+                score, step = best[c + 1], _SKIP_B
             best[c] = score
-            way[j, c] = how
-    found = np.full(m, -1, np.int64)
+            steps[j, c] = step
+    match_of = np.full(m, -1, np.int64)
     i, j = n, m
     while j > 0:
-        how = way[j, i - j - low]
-        if how == _MATCH:
+        step = steps[j, i - j - low]
+        if step == _MATCH:
             i, j = i - 1, j - 1
-            found[j] = i
-        elif how == _SKIP_A:
+            match_of[j] = i
+        elif step == _SKIP_A:
             i -= 1
         else:
             j -= 1
-    return found
+    return match_of

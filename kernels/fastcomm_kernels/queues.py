@@ -132,9 +132,14 @@ def promise(queues: Queues, d: int, when: int) -> None:
     put(queues.soon, d, when)
     entry = (queues.leaf + d) // 2
     while entry > 0:
-        left, right = get(queues.first, 2 * entry), get(queues.first, 2 * entry + 1)
+        first_child, second_child = (
+            get(queues.first, 2 * entry),
+            get(queues.first, 2 * entry + 1),
+        )
         # Without a branch, which would be unpredictable.
-        winner = left + (right - left) * (get(queues.soon, right) < get(queues.soon, left))
+        winner = first_child + (second_child - first_child) * (
+            get(queues.soon, second_child) < get(queues.soon, first_child)
+        )
         if winner == get(queues.first, entry) and winner != d:
             break
         put(queues.first, entry, winner)
