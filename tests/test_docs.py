@@ -5,6 +5,7 @@ import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +15,7 @@ from docs import drawings, pages
 from fastcomm import inputs
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import COMMANDS, main
+from fastcomm.metrics.findings import Kind
 from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, StragglerOptions
 from fastcomm.readers import config
 from fastcomm.readers.files import NAME_PATTERNS
@@ -129,6 +131,12 @@ def test_the_python_page_knows_every_option_and_name():
             "rank",
             "with_tables",
         } <= known
+
+
+def test_the_glossary_has_every_parallelism_part_of_a_step_and_kind_of_finding():
+    known = words(text_of("docs/glossary.md"))
+    assert {*TAGS, *get_args(Kind)} - {"OTHER"} <= known
+    assert {"exposed_mixed", "memcpy", "idle", "payload", "bus", "msg"} <= known
 
 
 def pages_of_metrics():
