@@ -138,6 +138,16 @@ def test_the_glossary_has_every_parallelism_part_of_a_step_and_kind_of_finding()
     assert {"exposed_mixed", "memcpy", "idle", "payload", "bus", "msg"} <= known
 
 
+def test_every_name_in_the_glossary_is_a_key_a_column_an_option_or_in_the_code():
+    pages_of_names = ("docs/cli.md", "docs/python.md", "docs/store.md")
+    files = (*(ROOT / "docs/schemas").glob("*.json"), *(ROOT / "fastcomm").rglob("*.py"))
+    names = "".join(text_of(path) for path in (*pages_of_names, *files))
+    columns = re.findall(r"^\|[^|]*\|[^|]*\|([^|]*)\|$", text_of("docs/glossary.md"), re.M)
+    listed = {name for column in columns for name in re.findall(r"`([^`]+)`", column)}
+    assert len(listed) > 150
+    assert {name for name in listed if name.split()[0] not in names} == set()
+
+
 def pages_of_metrics():
     return "\n".join(
         page.read_text("utf-8") for page in ALL if "metrics" in (page.stem, page.parent.name)
