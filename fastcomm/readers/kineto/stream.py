@@ -232,7 +232,10 @@ _INFO = re.compile(rb'"distributedInfo"\s*:\s*(?=\{)')
 _MISSING = re.compile(rb":\s*(?=[,}])")
 _MAYBE_END = re.compile(rb"\](?=\s*(?:[\"}]|,\s*\"|\0*$))")
 # A list behind a trace that is a bare list: no value or event can begin there.
-BARE_LIST = re.compile(rb"(?:\][\s,;]*|[^:,\[\s]\s*)(\[)\s*\{")
+BARE_LIST = re.compile(
+    rb"(?:\][\s,;]*|[^:,\[\s]\s*)(\[)\s*\{\s*"
+    rb'"(?:ph|name|cat|pid|tid|ts|dur|id|bp|s|args)"\s*:'
+)
 EVENTS_LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BEGIN = re.compile(rb'\{\s*"schemaVersion"\s*:')
 # Unfinished strings match as well, which keeps the time linear.
