@@ -103,8 +103,8 @@ def test_a_faster_straggler_is_a_faster_step_until_another_rank_is_last(tmp_path
     found = path_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE)
     replay = Replay(found)
     assert replay.run([]).replay_error_ns == 0
-    assert replay.span([Edit(action="scale", what="name:gemm", value=0.5)]) == 75 * US
-    assert replay.span([Edit(action="scale", what="comm", value=0)]) == 115 * US
+    assert replay.span([Edit(action="scale", target="name:gemm", value=0.5)]) == 75 * US
+    assert replay.span([Edit(action="scale", target="comm", value=0)]) == 115 * US
 
 
 def test_clocks_are_aligned_first(tmp_path):

@@ -224,8 +224,8 @@ def test_bottlenecks_are_sorted_by_what_their_absence_saves(read, workers):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "wanted"),
-        ('{"DELAY_ALL": 3}', "wanted delay and ratio"),
+        ("[]", "expected an object"),
+        ('{"DELAY_ALL": 3}', "expected an object with delay and ratio"),
         ('{"DELAY_ALL": {"ratio": "x"}}', "found 'x', wanted a number"),
         ('{"DELAY_ALL": {"ratio": true}}', "found True"),
         ('{"DELAY_ALL": {"ratio": -1}}', "found -1, wanted a number from 0"),

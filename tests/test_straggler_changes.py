@@ -133,9 +133,9 @@ def test_changes_follow_each_other(model):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[]", 'wanted {"<key>'),
-        ('{"gc": 3}', "wanted delay and ratio"),
-        ('{"gc": {"ideal": 1}}', "wanted true or false"),
+        ("[]", 'expected an object {"<key>'),
+        ('{"gc": 3}', "expected an object with delay and ratio"),
+        ('{"gc": {"ideal": 1}}', "expected true or false"),
         ('{"nothing": {}}', "found 'nothing', wanted all, a type"),
         ('{"rank:77": {}}', "means no operation"),
         ('{"op:": {}}', "op:NAME"),

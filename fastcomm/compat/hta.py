@@ -141,7 +141,7 @@ class CPGraph(CriticalPath):
             raise FastcommError(f"the graph has no edge from node {source} to node {target}")
         changed = self.graph.weight.copy()
         changed[at] = weight
-        self.graph = self.graph.weighing(changed)
+        self.graph = self.graph.with_weights(changed)
         self._forget()
 
     def _forget(self) -> None:

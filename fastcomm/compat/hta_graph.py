@@ -202,7 +202,7 @@ def build(
     count = kernels.stack_edges(starts, stops, packed, nodes, edges, count)
     count = kernels.device_edges(device, packed, nodes, edges, count)
     graph, number = Graph.of(nodes, edges, count), np.append(rows.row, NONE).astype(np.int32)
-    return graph.owned_by(number[graph.event], number[graph.owner])
+    return graph.with_events(number[graph.event], number[graph.owner])
 
 
 def _nodes(clipped: Clipped, data_load: Sequence[str]) -> kernels.HtaNodes:

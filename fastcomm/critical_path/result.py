@@ -260,7 +260,7 @@ class CriticalPath(Result):
             **(self._rank_contents() if self.is_joined else {"rank": about.rank}),
             "window": {"start_ns": about.window.start, "stop_ns": about.window.stop},
             "events": about.clipped,
-            "nodes": graph.used,
+            "nodes": graph.connected_nodes,
             "nodes_listed": len(graph.event),
             "edges": edges,
             "path": {

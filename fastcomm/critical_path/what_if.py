@@ -53,7 +53,7 @@ class EditSweep:
     @property
     def name(self) -> str:
         """What is edited."""
-        return f"{self.edit.action} {self.edit.what}"
+        return f"{self.edit.action} {self.edit.target}"
 
     def to_arrow(self) -> pa.Table:
         """One row a value."""
@@ -133,7 +133,7 @@ class Replay:
             )
         graph = found.graph
         self.found = found
-        self.first = graph.into[0]
+        self.first = graph.incoming[0]
         self.weight = measured_delays(graph, found.on_device)
         self.rows, self.owner = np.unique(graph.owner, return_inverse=True)
         self.events: pa.Table = found.events.describe(self.rows)
@@ -143,7 +143,7 @@ class Replay:
         weight = self.weight.copy()
         for edit in edits:
             if edit.action == "remove":
-                weight[self.found.graph.kind == EDGE_KIND[_REMOVED[edit.what]]] = 0
+                weight[self.found.graph.kind == EDGE_KIND[_REMOVED[edit.target]]] = 0
             elif edit.action == "fuse":
                 self._fuse(weight, edit.value)
             else:
@@ -157,9 +157,9 @@ class Replay:
         return own
 
     def _stretch(self, weight: Ints, edit: Edit) -> None:
-        chosen = selected(self.events, edit.what)
+        chosen = selected(self.events, edit.target)
         if not chosen.any():
-            raise ConfigError(f"{edit}: no event of the window is meant by {edit.what!r}")
+            raise ConfigError(f"{edit}: no event of the window is meant by {edit.target!r}")
         edges = np.flatnonzero(self._own() & chosen[self.owner])
         if edit.action == "scale":
             weight[edges] = _whole_ns(weight[edges] * edit.value, edit)
@@ -321,7 +321,7 @@ class Reordering:
 
     def _own(self, piece: StepOperator) -> Ints:
         """The edges that are the time of a piece: on its thread, and of its work."""
-        graph, first = self.graph, self.graph.into[0]
+        graph, first = self.graph, self.graph.incoming[0]
         edges = np.arange(first[piece.start + 1], first[piece.stop + 1])
         thread = self.lane[piece.start]
         on_thread = (self.lane[graph.source[edges]] == thread) & (

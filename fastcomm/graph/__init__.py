@@ -1,1 +1,1 @@
-"""Events as nodes and typed edges: what has to wait for what."""
+"""Graphs of events and of operations, and what-if edits of their durations."""

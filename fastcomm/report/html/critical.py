@@ -165,7 +165,7 @@ def _sweeps(found: WhatIf, sweeps: Sequence[EditSweep]) -> Section:
 
 
 def _sweep(place: int, each: EditSweep, before_ns: int) -> Figure:
-    name = f"{each.edit.action} {each.edit.what}"
+    name = f"{each.edit.action} {each.edit.target}"
     rows = tuple(
         (
             text(f"{value:g}"),
