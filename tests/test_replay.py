@@ -240,7 +240,7 @@ def test_bad_what_ifs_say_what_is_wrong(tmp_path, text, message):
 
 def test_a_what_if_of_nothing_is_an_error():
     made = Replayer.of(graph_of([("p->FW.a", "p->BW.b")]), measured_of(2))
-    with pytest.raises(ConfigError, match=r"'p->FW\.c' fits no operation"):
+    with pytest.raises(ConfigError, match=r"'p->FW\.c' matches no operation"):
         predictions.durations(made, {"p->FW.c": DurationChange()})
 
 

@@ -47,9 +47,9 @@ def ring_of(size):
 
 def graph_of(topology, counts=None):
     def communicate(pid, group):
-        return dependency.through_network(pid, group, ONE_TENSOR, counts or {}, topology)
+        return dependency.network_edges(pid, group, ONE_TENSOR, counts or {}, topology)
 
-    return dependency.joined(topology.pid_of.values(), ONE_TENSOR, [(0,)], communicate)
+    return dependency.combined(topology.pid_of.values(), ONE_TENSOR, [(0,)], communicate)
 
 
 @st.composite
