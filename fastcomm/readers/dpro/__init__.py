@@ -1,4 +1,4 @@
-"""dPRO trials and uniform traces: recognize them here, read them by the modules."""
+"""Recognize dPRO trials and uniform traces; the modules of this package read them."""
 
 import os
 from collections.abc import Sequence
@@ -14,22 +14,22 @@ _DEPTH = 2
 
 
 def claims(path: Path) -> bool:
-    """Whether this is a trial, a host or GPU of one, or a uniform trace."""
+    """Return whether a path is a trial, a host or GPU of one, or a uniform trace."""
     from fastcomm.readers.kineto import head  # most runs have neither
 
     if path.name.lower().endswith(head.SUFFIXES) and path.is_file():
         return head.peek(path).kind == "uniform"
     traces = _traces(path)
-    return bool(traces) and all(head.peek(each).kind != "profiler" for each in traces)
+    return bool(traces) and all(head.peek(file).kind != "profiler" for file in traces)
 
 
 def is_damaged(_: Path) -> bool:
-    """Return False: a file that cannot be read is no uniform trace."""
+    """Return False: files that cannot be read are not claimed as uniform traces."""
     return False
 
 
 def _traces(path: Path) -> list[Path]:
-    """The traces of ranks that lie where a trial has them."""
+    """Return the traces of ranks in the directories where a trial has them."""
     if not is_local(path) or not path.is_dir():
         return []
     folders = [path]
@@ -43,7 +43,7 @@ def _traces(path: Path) -> list[Path]:
 
 
 def _folders(path: Path) -> list[Path]:
-    """The directories in a directory, but for hidden ones; none where it cannot be listed."""
+    """Return the directories in a directory that are not hidden; none if it is unreadable."""
     try:
         with os.scandir(path) as entries:
             return [
@@ -56,10 +56,10 @@ def _folders(path: Path) -> list[Path]:
 
 
 def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
-    """Raise `TraceFileError`: these are no traces of a profiler."""
+    """Raise TraceFileError: trials and uniform traces are no traces of a profiler."""
     del options
     if paths[0].is_dir():
-        what = "a dPRO trial, which `fastcomm stats`, `replay` and `convert` read"
+        kind = "a dPRO trial, which `fastcomm stats`, `replay` and `convert` read"
     else:
-        what = "a uniform trace, which `fastcomm stats` and `convert` read"
-    raise TraceFileError(f"{paths[0]}: {what}; other commands need the traces of a profiler")
+        kind = "a uniform trace, which `fastcomm stats` and `convert` read"
+    raise TraceFileError(f"{paths[0]}: {kind}; other commands need the traces of a profiler")
