@@ -146,7 +146,7 @@ def test_a_sweep_has_a_row_a_value(step):
 def test_only_the_corrected_rules_can_be_replayed(tmp_path):
     path = k.write(tmp_path / "rank0.json", EVENTS)
     trace = reader.read(path, TraceOptions(whole=True))
-    with pytest.raises(FastcommError, match="found those of hta"):
+    with pytest.raises(FastcommError, match="of the corrected rules, not of hta"):
         Replay(hta.find_path(trace, Window(annotation="")))
 
 
@@ -158,7 +158,7 @@ def test_only_the_corrected_rules_can_be_replayed(tmp_path):
         ("op:Foo", "invalid value 'Foo': expected one of AllReduce"),
         ("name:(", "invalid regular expression"),
         ("stream:x", "invalid condition 'stream:x'"),
-        ("name:nobody", "no event of the window is meant by 'name:nobody'"),
+        ("name:nobody", "'name:nobody' matches no event of the window"),
     ],
 )
 def test_a_selection_that_means_nothing_is_an_error(step, text, said):

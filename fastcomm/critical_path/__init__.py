@@ -1,1 +1,1 @@
-"""Which chain of work sets the time of a step."""
+"""Critical paths: the chain of work that determines the time of a step."""

@@ -1,7 +1,6 @@
-"""What the graph of a critical path means: its events, the classes of its edges, its search.
+"""Rules for the graph of a critical path: its events, the classes of its edges, its search.
 
-An analysis makes a graph and says here how to read it. `CORRECTED` are the rules of this
-package; whoever reproduces another tool brings rules of its own.
+`CORRECTED` are fastcomm's own rules; `compat` has rules that reproduce other tools.
 """
 
 import re
@@ -22,10 +21,10 @@ from fastcomm_kernels import graph as graphs
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.graph import Numbers
 
-# The columns of descriptions of events.
+# Columns that describe events.
 EVENT = pa.schema(
     [
-        pa.field("id", pa.int64()),  # its place in the file
+        pa.field("id", pa.int64()),  # position in the file
         pa.field("name", pa.string()),
         pa.field("kind", pa.string()),
         pa.field("process", pa.string()),
@@ -41,7 +40,7 @@ EVENT = pa.schema(
 
 
 class EventDescriptions(Protocol):
-    """What describes the events of a graph: a trace, several, or a saved table."""
+    """Describes the events of a graph: from one trace, several traces, or a saved table."""
 
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
         """Return columns of `EVENT` of the events of these rows; row -1 is all null."""
@@ -61,10 +60,11 @@ class TraceEvents:
     def describe(self, rows: Numbers, columns: Sequence[str] = EVENT.names) -> pa.Table:
         """Return columns of `EVENT` of the events of these rows; row -1 is all null."""
         at = pa.array(rows, mask=rows < 0)
-        wanted = pa.schema([EVENT.field(name) for name in columns])
-        return pa.table({name: self._column(name, rows, at) for name in columns}).cast(wanted)
+        schema = pa.schema([EVENT.field(name) for name in columns])
+        return pa.table({name: self._column(name, rows, at) for name in columns}).cast(schema)
 
     def _column(self, name: str, rows: Numbers, at: pa.Array) -> pa.Array | pa.ChunkedArray:
+        """Return one column; `at` are the rows, null for -1."""
         events, lanes = self.trace.events, self.trace.lanes
         match name:
             case "id":
@@ -81,7 +81,7 @@ class TraceEvents:
                 return events[name].take(at)
 
     def ids(self, rows: Numbers) -> Ints:
-        """The places of these rows in the file; of an unknown place the row itself."""
+        """Return the positions of these rows in the file, or the rows if they are unknown."""
         args = self.trace.args
         if args is None or "position" not in args.column_names or not args.num_rows:
             return rows.astype(np.int64)
@@ -95,13 +95,13 @@ class TraceEvents:
         return args["on_stream"].take(pa.array(rows, mask=rows < 0))
 
     def _communication(self, name: str, rows: Numbers) -> pa.Array | pa.ChunkedArray:
-        """The operation or the tag of each row; null where it does not communicate."""
+        """Return the operation or the tag of each row; null for rows without communication."""
         comm = self.trace.comm
         place = np.full(self.trace.events.num_rows + 1, -1, np.int32)
         place[comm["event"].to_numpy()] = np.arange(comm.num_rows)
         at = place[rows]
-        words = pa.array(OPS if name == "op" else TAGS)
-        return words.take(comm[name].take(pa.array(at, mask=at < 0)).cast(pa.int32()))
+        labels = pa.array(OPS if name == "op" else TAGS)
+        return labels.take(comm[name].take(pa.array(at, mask=at < 0)).cast(pa.int32()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,10 @@ CLASSES = (
     "gpu_memory_bound",  # copies and memsets
     "host_gap",  # between operators
     "sync_wait",  # from the end of work to the return of the call that waited for it
-    "unexplained",  # nothing in the trace says what was waited for
+    "unexplained",  # the trace does not show what was waited for
 )
 
-# What an event does itself; the rest is between events.
+# Classes of time within an event; the others are between events.
 OWN = tuple(name for name in CLASSES if name.endswith("_bound") or name == "data_loading")
 
 TYPES = {
@@ -152,31 +152,31 @@ def short_name(name: str) -> str:
     """Return a kernel's name without templates, arguments and return type, as HTA does."""
     if _PLAIN.match(name) or not ("<" in name or "(" in name):
         return name
-    kept: list[str] = []
+    letters: list[str] = []
     for letter in name.replace("->", ""):
         opening = {">": "<", ")": "("}.get(letter)
         if opening is None:
-            kept.append(letter)
+            letters.append(letter)
         else:
-            while kept and kept.pop() != opening:
+            while letters and letters.pop() != opening:
                 pass
-    return "".join(kept).rpartition(" ")[2]
+    return "".join(letters).rpartition(" ")[2]
 
 
 def short_names(names: pa.ChunkedArray) -> pa.Array:
-    """Return the short names of a column; each name is shortened once."""
+    """Return the short names of a column of names."""
     encoded = names.combine_chunks().dictionary_encode()
     short = pa.array([short_name(name) for name in encoded.dictionary.to_pylist()], pa.string())
     return short.take(encoded.indices)
 
 
-# What is asked of the owner of an edge.
+# Columns of an edge's owner that determine the class of the edge.
 FACTS = ("name", "kind", "stream", "is_device", "op")
 Fact = Sequence[object]
-# The path, or None where the graph has no valid one; the slack of its edges, if it is known.
+# Returns the path, or None if the graph has no valid one, and the slack of its edges, if known.
 Search = Callable[[Graph, EventDescriptions, Flags], tuple[LongestPath | None, Ints | None]]
-# The class of an edge: from its kind, whether it leads to the device, its owner, and what
-# loads data.
+# Returns the class of an edge by its kind, whether it leads to the device, its owner's facts,
+# and regular expressions of events that load data.
 EdgeClass = Callable[[str, bool, Fact, Sequence[str]], str]
 
 
@@ -187,10 +187,24 @@ def classes(
     targets: pa.Table,
     loads: Sequence[str],
 ) -> pa.Array:
-    """Return the class of each edge, asking `edge_class` once for edges that are equal."""
+    """Return the class of each edge.
+
+    Parameters
+    ----------
+    edge_class
+        Classifies an edge; called once for edges with equal facts.
+    kinds
+        Kind of each edge.
+    owners
+        Table of the owner of each edge, with the columns `FACTS`.
+    targets
+        Table of the target event of each edge, with the column `is_device`.
+    loads
+        Regular expressions of names of events that load data.
+
+    """
     facts = [owners[name].combine_chunks() for name in FACTS]
     to_device = targets["is_device"].combine_chunks()
-    # Equal edges are asked about once.
     number = kinds.astype(np.int64)
     for column in (to_device, *facts):
         encoded = column.dictionary_encode()
@@ -198,7 +212,7 @@ def classes(
         number = _numbered(number * (len(encoded.dictionary) + 1) + code)
     first = np.empty(int(number.max(initial=-1)) + 1, np.int64)
     first[number[::-1]] = np.arange(len(number))[::-1]
-    found = [
+    names = [
         edge_class(
             EDGE_KINDS[kinds[k]],
             bool(to_device[k].as_py()),
@@ -207,13 +221,13 @@ def classes(
         )
         for k in first.tolist()
     ]
-    return pa.array(found, pa.string()).take(pa.array(number))
+    return pa.array(names, pa.string()).take(pa.array(number))
 
 
 def _numbered(key: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number keys from 0 on, in order of their first appearance."""
-    found: NDArray[np.int64] = pa.array(key).dictionary_encode().indices.to_numpy()
-    return found.astype(np.int64)
+    """Number keys from 0, in the order of their first appearance."""
+    numbers: NDArray[np.int64] = pa.array(key).dictionary_encode().indices.to_numpy()
+    return numbers.astype(np.int64)
 
 
 def _corrected_class(kind: str, on_device: bool, owner: Fact, loads: Sequence[str]) -> str:
@@ -243,21 +257,24 @@ def _owner_class(owner: Fact, loads: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathRules:
-    """How a graph is searched and read."""
+    """Search for the path in a graph, and meaning of its edges."""
 
     name: str  # in JSON and on the terminal
     search: Search
     edge_class: EdgeClass
-    edge_kinds: tuple[str, ...]  # that a graph may have, as JSON lists them
-    # Each edge is a constraint that the times confirm: the path tiles the window, edges are in
-    # order of time, and the graph can be replayed.
+    edge_kinds: tuple[str, ...]  # that a graph may have, in the order of JSON
+    # Whether each edge is a constraint that the measured times satisfy: then the path covers
+    # the window, edges are in order of time, and the graph can be replayed.
     is_exact: bool
 
 
 def _bound_path(
     graph: Graph, _: EventDescriptions, on_device: Flags
 ) -> tuple[LongestPath, Ints]:
-    """Follow from the last node backwards the constraint that was met last; with its slack."""
+    """Return the path that follows, backward from the last node, the last satisfied constraint.
+
+    Also returns the slack of each edge of the path, in ns.
+    """
     if not len(graph.event):
         return LongestPath(nodes=graph.event, edges=graph.source), np.empty(0, np.int64)
     last = len(graph.event) - 1

@@ -43,7 +43,7 @@ def page(found: CriticalPath, paths: Sequence[str], options: Sequence[str] = ())
         words.fact(
             "path.coverage", length / wall if wall else 1.0, words.percent, label="covered"
         ),
-        words.fact("path.edges", len(found.found.edges), words.whole, label="edges"),
+        words.fact("path.edges", len(found.valid_path.edges), words.whole, label="edges"),
     ]
     if found.is_joined:
         crossings = words.fact(
