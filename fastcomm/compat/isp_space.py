@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.checks import DTYPE_BYTES, PENALTY, build
 from fastcomm.errors import ConfigError
-from fastcomm.isp.question import Question
+from fastcomm.isp import Question
 from fastcomm.options import SearchOptions
 from fastcomm.units import parse_quantity
 from fastcomm_kernels.arrays import Ints
@@ -314,7 +314,7 @@ def config_file(path: Path) -> SearchOptions:
 
     Raises ConfigError for other keys, and invalid values.
     """
-    config = inputs.json(path)
+    config = files.json(path)
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: expected a JSON object, got {type(config).__name__}")
     return of_config(config, str(path))

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.checks import DELAY_MS, DURATION_NS, FACTOR, SPEED, shortened
 from fastcomm.errors import ConfigError
 from fastcomm.trace.schema import OPS, TAGS
@@ -220,7 +220,7 @@ def read_edits(path: Path) -> list[Edit]:
 
     Raises ConfigError if the file is not TOML, or an edit is invalid.
     """
-    document = inputs.toml(path)
+    document = files.toml(path)
     tables = document.get("edit")
     if set(document) != {"edit"} or not isinstance(tables, list):
         raise ConfigError(f"{path}: expected only tables [[edit]], got {sorted(document)}")
@@ -310,7 +310,7 @@ def read_changes(path: Path, *, has_ideal: bool = False) -> dict[str, DurationCh
         If the file has another form, or a value is out of range.
 
     """
-    tables = inputs.json(path, _MAX_FILE_BYTES)
+    tables = files.json(path, _MAX_FILE_BYTES)
     if not isinstance(tables, dict):
         ideal = ', "ideal": true' if has_ideal else ""
         raise ConfigError(

@@ -9,8 +9,8 @@ import numpy as np
 
 from fastcomm.errors import FastcommError
 from fastcomm.readers.dpro.trial import Trial
+from fastcomm.replay import Replayed, Replayer
 from fastcomm.replay.dependency import Group, combined, group_name, network_edges
-from fastcomm.replay.replayer import Replayed, Replayer
 
 _TEST_INTERVAL = 10  # every tenth group, by size, tests the model instead of fitting it
 

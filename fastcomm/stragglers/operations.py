@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm import inputs, parquet
+from fastcomm import arrow_files, files
 from fastcomm.checks import RANKS, shortened
-from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.inert import shell_quoted
+from fastcomm.errors import FastcommError, TraceFileError, shell_quoted
 from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Flags, Floats, Ints
 
@@ -86,7 +85,7 @@ def meta(path: Path) -> dict[str, Any]:
 
     Raises TraceFileError if it is not a mapping, or one of its sizes is not a positive integer.
     """
-    sizes = inputs.yaml(path)
+    sizes = files.yaml(path)
     if not isinstance(sizes, dict):
         raise TraceFileError(
             f"{path}: invalid description of a job: expected lines such as dp_size: 4, got "
@@ -110,14 +109,14 @@ def read(path: Path) -> OperationTable:
     """
     _refuse_traces(path)
     try:
-        present = parquet.names(path)
+        present = arrow_files.names(path)
         if missing := [name for name in _COLUMNS if name not in present]:
             raise TraceFileError(
                 f"{path}: missing column {', '.join(missing)}; the columns are "
                 f"{', '.join(present)}"
             )
         names = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
-        table = parquet.read(path, names)
+        table = arrow_files.read(path, names)
     except OSError as error:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
     except pa.ArrowException as error:
@@ -136,9 +135,8 @@ def _refuse_traces(path: Path) -> None:
 
     The error suggests a command that reads the input.
     """
-    from fastcomm.readers import detection
+    from fastcomm.readers import detection, packed
     from fastcomm.readers.config import Config
-    from fastcomm.readers.files import packed
 
     detection.refuse_standard_input(path)
     if remedy := packed(path):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.readers.dpro import Event
 from fastcomm.readers.dpro.json_files import event_errors, read_json, read_text
-from fastcomm.readers.dpro.uniform import Event
 
 Edges = list[tuple[str, str]]
 
