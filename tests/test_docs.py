@@ -5,6 +5,7 @@ import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
@@ -14,6 +15,7 @@ from docs import drawings, pages
 from fastcomm import files
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import COMMANDS, main
+from fastcomm.metrics.findings import Kind
 from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, StragglerOptions
 from fastcomm.readers import NAME_PATTERNS, config
 from fastcomm.readers.runs import OpenOptions, open_run
@@ -128,6 +130,22 @@ def test_the_python_page_knows_every_option_and_name():
             "rank",
             "with_tables",
         } <= known
+
+
+def test_the_glossary_has_every_parallelism_part_of_a_step_and_kind_of_finding():
+    known = words(text_of("docs/glossary.md"))
+    assert {*TAGS, *get_args(Kind)} - {"OTHER"} <= known
+    assert {"exposed_mixed", "memcpy", "idle", "payload", "bus", "msg"} <= known
+
+
+def test_every_name_in_the_glossary_is_a_key_a_column_an_option_or_in_the_code():
+    pages_of_names = ("docs/cli.md", "docs/python.md", "docs/store.md")
+    files = (*(ROOT / "docs/schemas").glob("*.json"), *(ROOT / "fastcomm").rglob("*.py"))
+    names = "".join(text_of(path) for path in (*pages_of_names, *files))
+    columns = re.findall(r"^\|[^|]*\|[^|]*\|([^|]*)\|$", text_of("docs/glossary.md"), re.M)
+    listed = {name for column in columns for name in re.findall(r"`([^`]+)`", column)}
+    assert len(listed) > 150
+    assert {name for name in listed if name.split()[0] not in names} == set()
 
 
 def pages_of_metrics():
