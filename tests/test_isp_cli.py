@@ -319,7 +319,7 @@ def test_a_strategy_of_the_original_is_explained_and_launched():
     asked = (*ASKED, "--compat", "isp-2024", "--compare", "isp", "--strict-batch")
     assert "reduction of gradients" in call(*asked, "--explain", "1")
     assert "weight=dict(size=" in call(*asked, "--launch", "internevo")
-    assert "closed forms" in call(*asked)
+    assert "by formulas" in call(*asked)
     assert "mtp: the original" in call(*asked, "--compare", "mtp", code=1)
 
 
@@ -345,7 +345,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     ("said", "message"),
     [
         ("{", "config.json"),
-        ("[]", "found list"),
+        ("[]", "expected a JSON object"),
         ('{"use_strict_bsz": 1, "use_fixed_micro_bsz": 1}', "excludes use_fixed_micro_bsz"),
         (
             '{"config": {"seq_len": 4096}, "max_world_size": 8, "model_size": 7}',

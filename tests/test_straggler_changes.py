@@ -133,11 +133,11 @@ def test_changes_follow_each_other(model):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[]", 'wanted {"<key>'),
-        ('{"gc": 3}', "wanted delay and ratio"),
-        ('{"gc": {"ideal": 1}}', "wanted true or false"),
-        ('{"nothing": {}}', "found 'nothing', wanted all, a type"),
-        ('{"rank:77": {}}', "means no operation"),
+        ("[]", 'expected an object {"<key>'),
+        ('{"gc": 3}', "expected an object with delay and ratio"),
+        ('{"gc": {"ideal": 1}}', "expected true or false"),
+        ('{"nothing": {}}', "invalid condition 'nothing': expected all, a type"),
+        ('{"rank:77": {}}', "matches no operation"),
         ('{"op:": {}}', "op:NAME"),
     ],
 )

@@ -88,8 +88,8 @@ def _show_data(found: DataDependencies, console: Console) -> None:
     """Print what could start earlier if only data counted."""
     say(
         console,
-        f"[bold]Data dependencies[/]: {found.known} of the window's {found.asked} operators "
-        f"are among the {found.traced} of the execution trace, by {found.joined_by}.",
+        f"[bold]Data dependencies[/]: {found.matched} of the window's {found.in_window} "
+        f"operators are among the {found.traced} of the execution trace, by {found.joined_by}.",
     )
     say(
         console,
@@ -127,7 +127,7 @@ def ranks_of(found: CriticalPath) -> str:
 
 
 def _title(found: CriticalPath) -> str:
-    about, path = found.about, found.found
+    about, path = found.about, found.valid_path
     events = counted(about.clipped, "event")
     return (
         f"[bold]{ranks_of(found)}, rules {about.rules.name}[/]: {events}, "

@@ -43,7 +43,7 @@ def page(found: CriticalPath, paths: Sequence[str], options: Sequence[str] = ())
         html.fact(
             "path.coverage", length / wall if wall else 1.0, html.percent, label="covered"
         ),
-        html.fact("path.edges", len(found.found.edges), html.whole, label="edges"),
+        html.fact("path.edges", len(found.valid_path.edges), html.whole, label="edges"),
     ]
     if found.is_joined:
         crossings = html.fact("path.crossings", found.crossings, html.whole, label="crossings")
@@ -163,7 +163,7 @@ def _sweeps(found: WhatIf, sweeps: Sequence[EditSweep]) -> Section:
 
 
 def _sweep(place: int, each: EditSweep, before_ns: int) -> Figure:
-    name = f"{each.edit.action} {each.edit.what}"
+    name = f"{each.edit.action} {each.edit.target}"
     rows = tuple(
         (
             text(f"{value:g}"),
