@@ -18,7 +18,6 @@ MODULES = {
 FOR_TYPES = [
     ("fastcomm.critical_path.result", "fastcomm.critical_path.what_if"),
     ("fastcomm.executors.dask_data", "fastcomm.executors.dask"),
-    ("fastcomm.metrics.headline", "fastcomm.metrics.result"),
 ]
 
 

@@ -1,13 +1,13 @@
-"""Which collective of one rank is which of another.
+"""Match the collectives of ranks: find the events that are one collective.
 
-Two are one if their groups have the same members and their sequence numbers are the same. In a
-group where not every event has a number of its own they are brought in line: by operation and
-size, and by their ends, which all members reach at the same time. So a rank that lost some
-events, at the edge of its trace or between, does not shift all that follow.
+Events match if their groups have the same members and their sequence numbers are equal. In a
+group where some events have no unique number, the sequences of its ranks are aligned instead:
+by operation and size, and by their ends, which all members reach at the same time. So missing
+events of one rank do not shift all later events.
 
-Operations with a root, and messages of two that do not say who sends, end on one rank before
-they end on another. They are series of their own, an operation each, and come after the others,
-by whose ends the clocks are set.
+Operations with a root, and messages in a group of two without a direction, may end at different
+times. Each such operation is a sequence of its own. They are matched last, on clocks that are
+aligned by the ends of the other collectives.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 
 from fastcomm.exchange import sequences
-from fastcomm.exchange.clocks import by_rank, offsets_of
+from fastcomm.exchange.clocks import offset_by_row, offsets_of_matches
 from fastcomm.exchange.sequences import NONE, edges
 from fastcomm.trace.schema import ENDS_TOGETHER, EVEN, FROM_ROOT, OPS, TO_ROOT, numbers
 from fastcomm_kernels.arrays import NULL, Flags, Ints
@@ -29,37 +29,37 @@ ROOTED = numbers(FROM_ROOT + TO_ROOT)
 _EVEN = numbers(EVEN)
 _RANK_BITS = 40
 _ENDS_APART = np.array([name not in ENDS_TOGETHER for name in OPS])
-# Groups are hashes; what an operation's own series adds to one has to be large, too.
+# Groups are hashes; the constant that tells the operations of one group apart is large, too.
 _SERIES = 0x632BE59BD9B4E019
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveCalls:
-    """Events that are one rank's part in a collective each, in any order; a row an event.
+    """Events that are one rank's part in a collective, in any order; a row per event.
 
-    That is whatever a group does together: operations of `schema.ENDS_TOGETHER`, operations
-    with a root, and messages in a group of two whose direction is not known.
+    Operations of `schema.ENDS_TOGETHER`, operations with a root, and messages in a group of two
+    whose direction is unknown.
     """
 
     rank: Ints
     group: Ints  # the label of its members
     op: Ints  # index into OPS
-    seq: Ints  # NULL where there is none
-    size: Ints  # bytes, where they have to be the same on all members; else NULL
+    seq: Ints  # NULL if unknown
+    size: Ints  # bytes, of operations whose members have equal sizes; else NULL
     stop: Ints  # ns, on the rank's clock
-    root: Ints | None = None  # global rank; NULL where there is none. None: nowhere known
+    root: Ints | None = None  # global rank; NULL if none; None if all are unknown
 
     @classmethod
     def of(cls, columns: Mapping[str, Ints], rows: Ints) -> Self:
-        """Take some rows of columns `rank`, `group`, `op`, `seq`, `payload`, `stop`, `root`.
+        """Select rows of columns `rank`, `group`, `op`, `seq`, `payload`, `stop` and `root`.
 
-        A payload says which collective it is where all members have the same one; what stands
-        under `root` for other operations is ignored.
+        Payloads are used only of operations whose members have equal payloads, roots only of
+        operations with a root.
         """
-        taken = {name: column[rows] for name, column in columns.items()}
-        op, payload, root = (taken.pop(name) for name in ("op", "payload", "root"))
+        selected = {name: column[rows] for name, column in columns.items()}
+        op, payload, root = (selected.pop(name) for name in ("op", "payload", "root"))
         return cls(
-            **taken,
+            **selected,
             op=op.astype(np.int64),
             size=np.where(np.isin(op, _EVEN), payload, NULL),
             root=np.where(np.isin(op, ROOTED), root, NULL),
@@ -68,43 +68,43 @@ class CollectiveCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matches:
-    """The collective of each row: numbers from 0, NONE where no other rank has it."""
+    """The collective of each row, numbered from 0; NONE where no other rank has it."""
 
     instance: Ints
     count: int  # of collectives
-    dropped: int  # rows of ranks that could not be brought in line with their group
-    refused: Ints  # as `instance`: those left out, whose members disagree in size or root
-    numbered: Flags  # of each row: it was matched by its sequence number, not by order and end
+    dropped: int  # rows of ranks that could not be aligned with their group
+    refused: Ints  # as `instance`: collectives left out as sizes or roots of members differ
+    numbered: Flags  # per row: matched by its sequence number, not by order and end
 
 
 def match(calls: CollectiveCalls) -> Matches:
-    """Find the collectives that several ranks have."""
+    """Match the collectives that several ranks have; results are per row of `calls`."""
     apart = _ENDS_APART[calls.op]
     series = _series(calls, apart)
-    instance, rest = _by_number(series)
+    instance, unnumbered = _by_number(series)
     done, dropped = int(instance.max(initial=NONE)) + 1, 0
     numbered = instance != NONE
     for ends_apart in (False, True):
-        rows = rest[apart[rest] == ends_apart]
+        rows = unnumbered[apart[unnumbered] == ends_apart]
         if ends_apart and len(rows):
             series = replace(series, stop=calls.stop - _ahead(calls, instance, ~apart))
         for own in _groups(series, rows):
-            places, lost = _by_order(series, own, ends_apart=ends_apart)
-            dropped += lost
+            places, skipped = _by_order(series, own, ends_apart=ends_apart)
+            dropped += skipped
             instance[own] = np.where(places == NONE, NONE, places + done)
             done += int(places.max(initial=NONE)) + 1
-    contradicts = _contradicts(calls, instance, done)
-    found, count = _of_several(instance, ~contradicts)
+    is_contradictory = _contradictory(calls, instance, done)
+    matched, count = _of_several(instance, ~is_contradictory)
     refused = np.broadcast_to(np.int64(NONE), len(instance))
-    if contradicts.any():
-        refused, _ = _of_several(instance, contradicts)
+    if is_contradictory.any():
+        refused, _ = _of_several(instance, is_contradictory)
     return Matches(
-        instance=found, count=count, dropped=dropped, refused=refused, numbered=numbered
+        instance=matched, count=count, dropped=dropped, refused=refused, numbered=numbered
     )
 
 
 def _series(calls: CollectiveCalls, apart: Flags) -> CollectiveCalls:
-    """The same calls with a group of its own for each operation that does not end together."""
+    """Return the calls with a separate group per operation with different ends."""
     if not apart.any():
         return calls
     group = calls.group.copy()
@@ -113,8 +113,8 @@ def _series(calls: CollectiveCalls, apart: Flags) -> CollectiveCalls:
 
 
 def _by_number(calls: CollectiveCalls) -> tuple[Ints, Ints]:
-    """The collective of each row by its number; and the rows that numbers tell nothing of."""
-    # One sort tells it where there are numbers; a rank and an operation are one key.
+    """Match rows by sequence number; return their collectives, and the rows left unmatched."""
+    # Operation and rank are combined into one sort key.
     member = calls.op << _RANK_BITS | calls.rank
     order = np.lexsort((member, calls.seq, calls.group))
     sorted_ = _Sorted(*(column[order] for column in (calls.group, calls.seq, member)))
@@ -127,25 +127,25 @@ def _by_number(calls: CollectiveCalls) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, slots=True)
 class _Sorted:
-    """Rows by group, number, operation and rank."""
+    """Rows sorted by group, number, operation and rank."""
 
     group: Ints
     seq: Ints
     member: Ints
 
     def numbered(self) -> Flags:
-        """Whether each event has its own, of a rank and an operation, all over its group."""
+        """Whether all events of the row's group have a unique number per rank and operation."""
         bad: Flags = self.seq == NULL
         bad[1:] |= ~self._differ(self.group, self.seq, self.member)
         starts = edges(self.group)
         if not len(starts):
             return bad
-        spoilt = np.logical_or.reduceat(bad, starts)
-        numbered: Flags = ~np.repeat(spoilt, np.diff(np.append(starts, len(bad))))
+        has_bad = np.logical_or.reduceat(bad, starts)
+        numbered: Flags = ~np.repeat(has_bad, np.diff(np.append(starts, len(bad))))
         return numbered
 
     def begins_another(self) -> Flags:
-        """Whether a row is of another collective than the one before."""
+        """Whether a row belongs to another collective than the previous row."""
         op = self.member >> _RANK_BITS
         return np.append(
             np.ones(min(1, len(op)), np.bool_), self._differ(self.group, self.seq, op)
@@ -159,20 +159,20 @@ class _Sorted:
 
 
 def _groups(calls: CollectiveCalls, rows: Ints) -> Iterator[Ints]:
-    """The rows of each group, by rank and end."""
+    """Yield the rows of each group, sorted by rank and end."""
     rows = rows[np.lexsort((calls.stop[rows], calls.rank[rows], calls.group[rows]))]
     yield from np.split(rows, edges(calls.group[rows])[1:]) if len(rows) else ()
 
 
 def _by_order(calls: CollectiveCalls, rows: Ints, *, ends_apart: bool) -> tuple[Ints, int]:
-    """Places of a group's rows in the sequence that its ranks share; how many have none."""
+    """Align the rows of a group; return their places, and the number of rows without one."""
     code, first = _codes(calls, rows), edges(calls.rank[rows])
-    bring = sequences.of_ends_apart if ends_apart else sequences.of_one_end
-    return bring(code, calls.stop[rows], first)
+    align = sequences.align_by_order if ends_apart else sequences.align_by_end
+    return align(code, calls.stop[rows], first)
 
 
 def _codes(calls: CollectiveCalls, rows: Ints) -> Ints:
-    """One number for each pair of operation and size; for an operation where a size lacks."""
+    """Return a number per pair of operation and size; per operation if a size is unknown."""
     op, size = calls.op[rows], calls.size[rows]
     unsized = np.isin(op, op[size == NULL])
     sizes, code = np.unique(np.where(unsized, NULL, size), return_inverse=True)
@@ -180,36 +180,37 @@ def _codes(calls: CollectiveCalls, rows: Ints) -> Ints:
 
 
 def _ahead(calls: CollectiveCalls, instance: Ints, together: Flags) -> Ints:
-    """What the clock of each row's rank is ahead by, as far as the collectives so far tell."""
+    """Return the clock offset of each row's rank, by the collectives matched so far."""
     rows = np.flatnonzero((instance != NONE) & together)
-    found = offsets_of(calls.rank[rows], calls.group[rows], instance[rows], calls.stop[rows])
-    return by_rank(calls.rank, {each.rank: each.offset_ns for each in found})
+    columns = (calls.rank[rows], calls.group[rows], instance[rows], calls.stop[rows])
+    offsets = {offset.rank: offset.offset_ns for offset in offsets_of_matches(*columns)}
+    return offset_by_row(calls.rank, offsets)
 
 
-def _contradicts(calls: CollectiveCalls, instance: Ints, count: int) -> Flags:
-    """Of each collective whether two of its members say another size or root."""
-    found = np.zeros(count, np.bool_)
-    for said in (calls.size, calls.root):
-        if said is None:
+def _contradictory(calls: CollectiveCalls, instance: Ints, count: int) -> Flags:
+    """Return, per collective, whether sizes or roots of its members differ."""
+    is_contradictory = np.zeros(count, np.bool_)
+    for values in (calls.size, calls.root):
+        if values is None:
             continue
         one = np.full(count + 1, NULL)  # one behind the last for NONE
-        one[instance] = said
-        if (one[instance] == said)[instance != NONE].all():
+        one[instance] = values
+        if (one[instance] == values)[instance != NONE].all():
             continue
-        known = np.flatnonzero((instance != NONE) & (said != NULL))
-        number, value = instance[known], said[known]
+        rows = np.flatnonzero((instance != NONE) & (values != NULL))
+        number, value = instance[rows], values[rows]
         one[number] = value
-        found[number[one[number] != value]] = True
-    return found
+        is_contradictory[number[one[number] != value]] = True
+    return is_contradictory
 
 
 def _of_several(instance: Ints, counts: Flags) -> tuple[Ints, int]:
-    """Instances numbered anew, without those of one rank alone and those that do not count."""
-    known = instance != NONE
-    several = (np.bincount(instance[known], minlength=len(counts)) > 1) & counts
+    """Renumber instances: only those that count and that several ranks have."""
+    is_matched = instance != NONE
+    several = (np.bincount(instance[is_matched], minlength=len(counts)) > 1) & counts
     if several.all():
         return instance, len(several)
     number = np.where(several, np.cumsum(several) - 1, NONE)
-    found = np.full(len(instance), NONE, np.int64)
-    found[known] = number[instance[known]]
-    return found, int(several.sum())
+    renumbered = np.full(len(instance), NONE, np.int64)
+    renumbered[is_matched] = number[instance[is_matched]]
+    return renumbered, int(several.sum())

@@ -40,7 +40,7 @@ class MessageMatches:
     instance: Ints
     count: int  # of messages
 
-    def lacking(self, messages: Messages) -> Flags:
+    def unmatched(self, messages: Messages) -> Flags:
         """Which rows have no other side, though there are messages of that rank."""
         found: Flags = (self.instance == NONE) & np.isin(messages.peer, messages.rank)
         return found
@@ -176,7 +176,7 @@ class _Routes:
         _, code = np.unique(size, return_inverse=True)
         nothing = np.zeros(len(rows), np.int64)
         for each in (nothing if (size == NULL).any() else code, nothing):
-            place, lost = sequences.of_ends_apart(each, self.stop[rows], first)
+            place, lost = sequences.align_by_order(each, self.stop[rows], first)
             if not lost:
                 break
         own, other = place[: len(ours)], place[len(ours) :]

@@ -1,7 +1,7 @@
-"""Records of several ranks that should be one sequence, though each may lack some items of it.
+"""Align the sequences of several ranks, each of which may miss some items.
 
-An item has a code, which is the same wherever it is the same item, and the time of its end. The
-places found are numbers from 0, NONE for an item whose rank could not be brought in line.
+An item has a code, equal for equal items, and an end in ns. Its place is its index in the
+common sequence, from 0; NONE if its rank cannot be aligned.
 """
 
 from collections.abc import Callable
@@ -13,93 +13,107 @@ from fastcomm_kernels.arrays import Ints
 
 NONE = -1
 
-# So many items of one rank may lack before another rank's, or the rank is not brought in line.
-MOST_LOST = 64
-# Ends of one collective differ by less, but for the offset of the clocks.
+# Number of items that a rank may miss; with more missing, it is not aligned.
+MAX_MISSING = 64
+# Maximum difference between the ends of one collective on aligned clocks.
 APART_NS = 250_000
-# Ends that agree agree within this; of so many items the offset of two clocks is estimated.
+# Tolerance of clock offsets, and the number of items used to estimate an offset.
 _AGREE_NS = 200_000
 _SAMPLE = 256
-# Where not all end together most still do, within this; and if so many agree, it is no chance.
+# For operations that may end at different times: ends within NEAR_NS agree; a share of
+# MOST_AGREE agreeing ends is not by chance.
 NEAR_NS = 1_000_000
 MOST_AGREE = 0.75
-# Where less than half do, the nearest is taken that is not farther away.
+# If fewer than half agree, the nearest item is taken, at most this far away.
 _FAR_NS = 100_000_000
 
-# Places of one rank's items (codes, ends) among those of all ranks before (codes, ends), and
-# the ends on their clock; None where the rank cannot be brought in line.
+# Codes and ends.
 _Items = tuple[Ints, Ints]
-_Found = _Items | None
-_Search = Callable[[Ints, Ints, Ints, Ints], _Found]
+# Places of a rank's items in the common sequence, and their ends on its clock; None if the rank
+# cannot be aligned.
+_Alignment = tuple[Ints, Ints] | None
+# Takes codes and ends of the common sequence, then codes and ends of the rank.
+_Search = Callable[[Ints, Ints, Ints, Ints], _Alignment]
 
 
 def edges(sorted_values: Ints) -> Ints:
-    """Where each run of equal values begins."""
+    """Return where each run of equal values begins."""
     new = np.ones(len(sorted_values), np.bool_)
     new[1:] = sorted_values[1:] != sorted_values[:-1]
     return np.flatnonzero(new)
 
 
-def of_one_end(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
-    """Places of items that end on all ranks at the same time; how many have none.
+def align_by_end(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
+    """Align items that end on all ranks at the same time.
 
-    Items are sorted by rank and end, `first` is where each rank begins; each has its own clock.
+    Parameters
+    ----------
+    code, stop
+        Code, and end in ns on the rank's clock, per item; sorted by rank and end.
+    first
+        Index of the first item of each rank.
+
+    Returns
+    -------
+    tuple of ndarray and int
+        Place of each item, and the number of items without a place.
+
     """
     lengths = np.diff(np.append(first, len(code)))
     if len(first) > 1 and (lengths == lengths[0]).all():
         shape = (len(first), int(lengths[0]))
         if _in_line(code.reshape(shape), stop.reshape(shape)):
             return np.tile(np.arange(shape[1]), shape[0]), 0
-    return _brought_in_line(code, stop, first, _by_ends)
+    return _aligned_ranks(code, stop, first, _by_ends)
 
 
-def of_ends_apart(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
-    """The same of items of which one rank may be done before another: broadcasts, messages.
+def align_by_order(code: Ints, stop: Ints, first: Ints) -> tuple[Ints, int]:
+    """Align items that may end on one rank before another, such as broadcasts and messages.
 
-    Clocks should agree. What all ranks have in the same order goes by place, unless most ends
-    agree otherwise; else by ends.
+    Parameters and results are those of `align_by_end`, but clocks should be aligned. Items that
+    all ranks have in equal order are aligned by order, unless most ends disagree; else by ends.
     """
-    return _brought_in_line(code, stop, first, _by_place_or_ends)
+    return _aligned_ranks(code, stop, first, _by_place_or_ends)
 
 
 def _in_line(code: Ints, stop: Ints) -> bool:
-    """Whether rows of items are the same sequence: in codes, and in the gaps of their ends."""
+    """Whether rows are one sequence: with equal codes, and ends at a constant offset."""
     if (code != code[0]).any():
         return False
     ahead = stop - stop[0]
-    off = np.abs(ahead - np.median(ahead, axis=1, keepdims=True).astype(np.int64))
-    return bool((off <= _AGREE_NS).all())
+    deviation = np.abs(ahead - np.median(ahead, axis=1, keepdims=True).astype(np.int64))
+    return bool((deviation <= _AGREE_NS).all())
 
 
-def _brought_in_line(code: Ints, stop: Ints, first: Ints, search: _Search) -> tuple[Ints, int]:
-    """Places in the sequence of all, which begins as the longest rank's and grows."""
+def _aligned_ranks(code: Ints, stop: Ints, first: Ints, search: _Search) -> tuple[Ints, int]:
+    """Align all ranks; the common sequence begins as the longest rank's, and grows."""
     split = np.split(np.arange(len(code)), first[1:])
     ranks = sorted(split, key=lambda own: (-len(own), own[:1].tolist()))
-    found = np.full(len(code), NONE, np.int64)
+    places = np.full(len(code), NONE, np.int64)
     longest = ranks[0]
-    found[longest] = np.arange(len(longest))
+    places[longest] = np.arange(len(longest))
     all_code, all_stop, number = code[longest], stop[longest], np.arange(len(longest))
-    lost = 0
+    skipped = 0
     for own in ranks[1:]:
-        searched = search(all_code, all_stop, code[own], stop[own])
-        if searched is None:
-            lost += len(own)
+        result = search(all_code, all_stop, code[own], stop[own])
+        if result is None:
+            skipped += len(own)
             continue
-        place, shifted = searched
-        known = place != NONE
-        found[own[known]] = number[place[known]]
-        fresh = len(number) + np.arange(int((~known).sum()))
-        found[own[~known]] = fresh
-        merged = np.append(all_stop, shifted[~known])
+        place, shifted = result
+        has_place = place != NONE
+        places[own[has_place]] = number[place[has_place]]
+        fresh = len(number) + np.arange(int((~has_place).sum()))
+        places[own[~has_place]] = fresh
+        merged = np.append(all_stop, shifted[~has_place])
         order = np.argsort(merged, kind="stable")
         all_stop = merged[order]
-        all_code = np.append(all_code, code[own[~known]])[order]
+        all_code = np.append(all_code, code[own[~has_place]])[order]
         number = np.append(number, fresh)[order]
-    return found, lost
+    return places, skipped
 
 
-def _by_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) -> _Found:
-    """By ends that agree; by place where they do not, but all codes do."""
+def _by_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) -> _Alignment:
+    """Align by ends; by order if ends disagree but all codes are equal."""
     shifted = stop - offset(all_code, all_stop, code, stop)
     place = _aligned((all_code, all_stop), (code, shifted), APART_NS)
     if place is None and np.array_equal(code, all_code):
@@ -107,10 +121,10 @@ def _by_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) -> _Found:
     return None if place is None else (place, shifted)
 
 
-def _by_place_or_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) -> _Found:
-    """By place where all codes agree, by ends where these are alike for more."""
+def _by_place_or_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) -> _Alignment:
+    """Align by order if all codes are equal, else by ends."""
     if np.array_equal(code, all_code):
-        return _counted_off(all_code, all_stop, stop), stop
+        return _by_place(all_code, all_stop, stop), stop
     for apart, is_shifted in ((NEAR_NS, False), (NEAR_NS, True), (_FAR_NS, False)):
         ahead = offset(all_code, all_stop, code, stop) if is_shifted else 0
         place = _aligned((all_code, all_stop), (code, stop - ahead), apart)
@@ -119,31 +133,42 @@ def _by_place_or_ends(all_code: Ints, all_stop: Ints, code: Ints, stop: Ints) ->
     return None
 
 
-def _counted_off(code: Ints, all_stop: Ints, stop: Ints) -> Ints:
-    """Place by place, unless nearly all ends agree in another way and fewer in this one."""
-    here = int((np.abs(all_stop - stop) <= NEAR_NS).sum())
-    if here < len(code):
+def _by_place(code: Ints, all_stop: Ints, stop: Ints) -> Ints:
+    """Align by order, unless nearly all ends agree in another way, and fewer in this one."""
+    agreed_in_order = int((np.abs(all_stop - stop) <= NEAR_NS).sum())
+    if agreed_in_order < len(code):
         place = _aligned((code, all_stop), (code, stop), NEAR_NS)
         agreed = 0 if place is None else int((place != NONE).sum())
-        if place is not None and agreed > here and agreed >= MOST_AGREE * len(code):
+        if place is not None and agreed > agreed_in_order and agreed >= MOST_AGREE * len(code):
             return _filled(place, code, code)
     return np.arange(len(code))
 
 
 def _aligned(all_: _Items, own: _Items, apart: int) -> Ints | None:
-    """Places by code and end; None where too many items have none."""
-    if abs(len(all_[0]) - len(own[0])) > 2 * MOST_LOST:
+    """Return places by code and end; None if too many items have none."""
+    if abs(len(all_[0]) - len(own[0])) > 2 * MAX_MISSING:
         return None
     place = nearest(all_, own, apart)
     missing = int((place == NONE).sum())
-    return None if missing > min(MOST_LOST, len(place) // 2) else place
+    return None if missing > min(MAX_MISSING, len(place) // 2) else place
 
 
 def nearest(all_: _Items, own: _Items, apart: int) -> Ints:
-    """Places of as many items as can be, as near as can be, and none farther than `apart`.
+    """Match items of equal code: as many as possible, as near as possible.
 
-    Where longer than that nothing ends, in either, the sequences fall into pieces; most pieces
-    are one item of each.
+    Parameters
+    ----------
+    all_, own
+        Codes, and ends in ns, of the common sequence and of a rank; sorted by end.
+    apart
+        Maximum distance of matched ends in ns. Longer gaps divide the sequences into
+        independent pieces.
+
+    Returns
+    -------
+    ndarray
+        Place per item of `own`; NONE without a match.
+
     """
     times = np.concatenate([all_[1], own[1]])
     order = np.argsort(times, kind="stable")
@@ -158,40 +183,41 @@ def nearest(all_: _Items, own: _Items, apart: int) -> Ints:
     place[b[alike]] = a[alike]
     several = (sizes[0] > 0) & (sizes[1] > 0) & (sizes[0] + sizes[1] > 2)  # noqa: PLR2004
     for k in np.flatnonzero(several).tolist():
-        here, there = slice(a[k], a[k + 1]), slice(b[k], b[k + 1])
-        columns = (all_[0][here], all_[1][here], own[0][there], own[1][there])
-        found = alignment.align(*columns, MOST_LOST, apart)
-        place[there] = np.where(found == NONE, NONE, found + a[k])
+        common, rank_items = slice(a[k], a[k + 1]), slice(b[k], b[k + 1])
+        columns = (all_[0][common], all_[1][common], own[0][rank_items], own[1][rank_items])
+        matched = alignment.align(*columns, MAX_MISSING, apart)
+        place[rank_items] = np.where(matched == NONE, NONE, matched + a[k])
     return place
 
 
 def _bounds(piece: Ints, count: int) -> Ints:
-    """Where each piece of sorted pieces begins, and the last ends."""
+    """Return where each of the sorted pieces begins, then where the last ends."""
     return np.append(0, np.cumsum(np.bincount(piece, minlength=count)))
 
 
 def _filled(place: Ints, all_code: Ints, code: Ints) -> Ints:
-    """Places, with those of items between two that have one, if as many lack on both sides."""
-    found = place.copy()
-    known = np.flatnonzero(place != NONE)
-    own = np.concatenate([[-1], known, [len(code)]])
-    other = np.concatenate([[-1], place[known], [len(all_code)]])
+    """Add places of items between two matched ones, where both sequences have as many."""
+    filled = place.copy()
+    matched = np.flatnonzero(place != NONE)
+    own = np.concatenate([[-1], matched, [len(code)]])
+    other = np.concatenate([[-1], place[matched], [len(all_code)]])
     gap = np.diff(own)
     for k in np.flatnonzero((gap > 1) & (gap == np.diff(other))).tolist():
         inner = np.arange(other[k] + 1, other[k + 1])
         if np.array_equal(all_code[inner], code[own[k] + 1 : own[k + 1]]):
-            found[own[k] + 1 : own[k + 1]] = inner
-    return found
+            filled[own[k] + 1 : own[k + 1]] = inner
+    return filled
 
 
 def offset(a_code: Ints, a_stop: Ints, b_code: Ints, b_stop: Ints) -> int:
-    """How far b's clock is ahead of a's: what most pairs of ends that could be one agree on.
+    """Estimate how far clock b is ahead of clock a, in ns.
 
-    Of several that equally many agree on it is the smallest.
+    It is the difference on which most pairs of ends that could be one item agree; the smallest
+    of several such differences; 0 without a pair.
     """
     chosen = np.linspace(0, len(b_stop) - 1, min(_SAMPLE, len(b_stop))).astype(np.int64)
-    shift = np.arange(-MOST_LOST, MOST_LOST + 1)
-    # Items may lack at the beginning of one, at its end, or between.
+    shift = np.arange(-MAX_MISSING, MAX_MISSING + 1)
+    # Items may be missing at the beginning, at the end, or between.
     shift = np.union1d(shift, shift + len(a_stop) - len(b_stop))
     place = chosen[:, None] + shift[None, :]
     inside = (place >= 0) & (place < len(a_stop))

@@ -1,9 +1,9 @@
-"""Matching of collectives whose process group the trace does not name.
+"""Match collectives whose process group the trace does not name.
 
 A stream runs collectives one after the other, and all members of a collective finish it at the
 same time. So if all ranks have the same operations on a stream in the same order, and the ends
-agree once a constant clock offset is removed, the k-th on one rank is the k-th on another.
-Whatever leaves a doubt is refused: collectives are matched correctly or not at all.
+agree once a constant clock offset is removed, the k-th on one rank is the k-th on another. In
+case of doubt nothing is matched: a wrong match is worse than none.
 
 Times are in ns. Each rank has its own clock.
 """
@@ -14,21 +14,21 @@ from typing import Literal
 import numpy as np
 
 from fastcomm.exchange import sequences
-from fastcomm.exchange.sequences import APART_NS, MOST_LOST, NONE
+from fastcomm.exchange.sequences import APART_NS, MAX_MISSING, NONE
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
 # Fewer matched collectives on a stream do not show whether their ends agree.
 LEAST = 3
-# Ends that differ by less agree, whatever else is known.
+# Ends that differ by less than this agree in any case.
 FLOOR_NS = 20_000
 # Ends agree if they differ by less than this share of the gap between two collectives.
 _SHARE_OF_GAP = 0.1
 # Ends have to be closer to each other than arrivals are, by this factor.
 _CLOSER = 4
-# Shares of two sequences that have to be in both: of the shorter, and of the longer.
+# Minimum share of common collectives: of the shorter sequence, and of the longer.
 _LEAST_COMMON = (0.75, 0.5)
-# Ranks form separate groups if a rank's ends are so many times closer to those of its
-# neighbor than to those of the farthest rank.
+# Ranks form separate groups if a rank's ends are closer to its nearest rank's than to its
+# farthest rank's by this factor.
 _SEPARATE = 4
 _LEAST_RANKS_TO_SEPARATE = 4
 _RANKS_AT_ONCE = 256
@@ -52,7 +52,7 @@ class Stream:
 
     op: Ints  # index into OPS
     size: Ints  # bytes, where they are the same on all members; else NULL
-    iteration: Ints  # number
+    iteration: Ints  # number of the iteration
     start: Ints
     stop: Ints
 
@@ -61,7 +61,7 @@ class Stream:
 
     @property
     def tolerance_ns(self) -> int:
-        """How far the ends of one collective may differ between this rank and another."""
+        """Maximum difference between the ends of one collective on two aligned ranks."""
         if len(self) < 2:  # noqa: PLR2004 - no gap
             return FLOOR_NS
         gap = float(np.median(np.diff(self.stop)))
@@ -69,28 +69,36 @@ class Stream:
 
 
 def places(reference: Stream, own: Stream) -> Ints | Refusal:
-    """Return for each collective of a rank its place on the reference rank, or NONE.
+    """Match the collectives of a rank with those of the reference rank, on one stream.
 
-    A refusal where the two do not have the same sequence. Either may lack some collectives at
-    its beginning and its end; of those between only one of the two may.
+    Either may miss some at its beginning and its end, but only one of them in between.
+
+    Returns
+    -------
+    ndarray or Refusal
+        Index on the reference rank per collective of the rank, or NONE; a refusal if the two do
+        not have the same sequence.
+
     """
     if min(len(reference), len(own)) < LEAST:
         return "few"
-    ours, theirs = _codes(reference, own)
-    if np.array_equal(ours, theirs):
+    reference_code, own_code = _codes(reference, own)
+    if np.array_equal(reference_code, own_code):
         place = np.arange(len(own))
         if _agree(reference, own, place):
             return place
-    ahead = sequences.offset(ours, reference.stop, theirs, own.stop)
+    ahead = sequences.offset(reference_code, reference.stop, own_code, own.stop)
     apart = reference.tolerance_ns
-    place = sequences.nearest((ours, reference.stop), (theirs, own.stop - ahead), apart)
+    place = sequences.nearest(
+        (reference_code, reference.stop), (own_code, own.stop - ahead), apart
+    )
     if not _is_one_sequence(place, len(reference)):
-        return "ends" if np.array_equal(np.sort(ours), np.sort(theirs)) else "order"
+        return "ends" if np.array_equal(np.sort(reference_code), np.sort(own_code)) else "order"
     return place if _agree(reference, own, place) else "ends"
 
 
 def _codes(reference: Stream, own: Stream) -> tuple[Ints, Ints]:
-    """One number for each pair of operation and size; for an operation if a size is unknown."""
+    """Return a number per pair of operation and size; per operation if a size is unknown."""
     op, size = np.append(reference.op, own.op), np.append(reference.size, own.size)
     unsized = np.isin(op, op[size == NULL])
     sizes, code = np.unique(np.where(unsized, NULL, size), return_inverse=True)
@@ -99,37 +107,38 @@ def _codes(reference: Stream, own: Stream) -> tuple[Ints, Ints]:
 
 
 def _is_one_sequence(place: Ints, length: int) -> bool:
-    """Whether enough is common, and between the common ones only one of the two lacks some."""
+    """Whether enough is common, and only one of the two has gaps in the common part."""
     common, lengths = np.flatnonzero(place != NONE), sorted((len(place), length))
-    least = max(share * each for share, each in zip(_LEAST_COMMON, lengths, strict=True))
+    least = max(share * count for share, count in zip(_LEAST_COMMON, lengths, strict=True))
     if len(common) < max(LEAST, least):
         return False
-    found = place[common]
+    matched = place[common]
     own_alone = int(common[-1] - common[0]) + 1 - len(common)
-    other_alone = int(found[-1] - found[0]) + 1 - len(common)
-    is_ordered = bool((np.diff(found) > 0).all())
+    other_alone = int(matched[-1] - matched[0]) + 1 - len(common)
+    is_ordered = bool((np.diff(matched) > 0).all())
     return (
         is_ordered
         and not min(own_alone, other_alone)
-        and own_alone + other_alone <= (min(MOST_LOST, len(common)))
+        and own_alone + other_alone <= (min(MAX_MISSING, len(common)))
     )
 
 
 def _agree(reference: Stream, own: Stream, place: Ints) -> bool:
-    """Whether ends agree, and most collectives are in iterations of the same number."""
+    """Whether ends agree, and most collectives have equal iteration numbers."""
     common = np.flatnonzero(place != NONE)
     other = place[common]
     late = own.stop[common] - reference.stop[other]
-    off = np.abs(late - _lower_median(late))
+    deviation = np.abs(late - _lower_median(late))
     same = own.iteration[common] == reference.iteration[other]
-    return bool(off.max() <= reference.tolerance_ns and 2 * same.sum() > len(same))
+    return bool(deviation.max() <= reference.tolerance_ns and 2 * same.sum() > len(same))
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Times of all ranks in some collectives of a stream, less the end on the reference rank.
+    """Times of all ranks in some collectives of a stream, minus the end on the reference rank.
 
-    Both are shaped (ranks, collectives), on one clock; NaN where a rank lacks one.
+    Both arrays have shape (ranks, collectives), in ns on one clock; NaN where a rank misses
+    one.
     """
 
     start: Floats
@@ -137,32 +146,46 @@ class Sample:
 
     @classmethod
     def of(cls, start: Ints, stop: Ints, end: Ints) -> "Sample":
-        """Align clocks by ends; NULL where a rank lacks one. `end`: of the reference."""
-        lacks = stop == NULL
+        """Align the clocks of ranks by ends.
+
+        Parameters
+        ----------
+        start, stop
+            Shape (ranks, collectives), on the clock of each rank; NULL where a rank misses one.
+        end
+            Ends on the reference rank, one per collective.
+
+        """
+        is_missing = stop == NULL
         ahead = np.array(
-            [_lower_median((own - end)[~lack]) for own, lack in zip(stop, lacks, strict=True)]
+            [
+                _lower_median((stops - end)[~missing])
+                for stops, missing in zip(stop, is_missing, strict=True)
+            ]
         )
         return cls(
             *(
-                np.where(lacks, np.nan, np.where(lacks, 0, times - end - ahead[:, None]))
+                np.where(
+                    is_missing, np.nan, np.where(is_missing, 0, times - end - ahead[:, None])
+                )
                 for times in (start, stop)
             )
         )
 
     @property
     def ends_ns(self) -> Floats:
-        """From the first to the last end of each collective."""
+        """Time from the first to the last end, per collective."""
         span: Floats = np.nanmax(self.stop, axis=0) - np.nanmin(self.stop, axis=0)
         return span
 
     @property
     def arrivals_ns(self) -> Floats:
-        """From the first to the last arrival at each collective."""
+        """Time from the first to the last arrival, per collective."""
         span: Floats = np.nanmax(self.start, axis=0) - np.nanmin(self.start, axis=0)
         return span
 
     def refusal(self) -> Refusal | None:
-        """Why these are not one sequence of collectives of all ranks, if they are not."""
+        """Return why these are not collectives of all ranks; None if they are."""
         if np.isnan(self.stop).all(axis=1).any():
             return "few"
         last_arrival, first_end = np.nanmax(self.start, axis=0), np.nanmin(self.stop, axis=0)
@@ -174,27 +197,29 @@ class Sample:
         return "separate" if self._falls_apart() else None
 
     def _falls_apart(self) -> bool:
-        """Whether ranks fall into groups that end together, each apart from the others."""
+        """Whether ranks form groups that end together, each apart from the others."""
         if len(self.stop) < _LEAST_RANKS_TO_SEPARATE:
             return False
-        off = np.nan_to_num(self.stop - np.nanmedian(self.stop, axis=0))
-        parts = [_distances(off, first) for first in range(0, len(off), _RANKS_AT_ONCE)]
-        near, far = (np.concatenate(each) for each in zip(*parts, strict=True))
+        deviation = np.nan_to_num(self.stop - np.nanmedian(self.stop, axis=0))
+        parts = [
+            _distances(deviation, first) for first in range(0, len(deviation), _RANKS_AT_ONCE)
+        ]
+        near, far = (np.concatenate(values) for values in zip(*parts, strict=True))
         nearest, farthest = float(np.median(near)), float(np.median(far))
         return farthest > max(FLOOR_NS / 2, _SEPARATE * nearest)
 
 
 def _lower_median(values: Ints) -> np.int64:
-    """Return the lower of two medians; 0 of no values."""
+    """Return the lower of two medians; 0 without values."""
     ordered = np.sort(values)
     return ordered[(len(ordered) - 1) // 2] if len(ordered) else np.int64(0)
 
 
-def _distances(off: Floats, first: int) -> tuple[Floats, Floats]:
-    """Root mean square distances of some ranks to their nearest and farthest other rank."""
-    own, square = off[first : first + _RANKS_AT_ONCE], (off**2).sum(axis=1)
-    between = square[first : first + len(own), None] + square - 2 * own @ off.T
-    distance = np.sqrt(np.maximum(between, 0) / off.shape[1])
+def _distances(deviation: Floats, first: int) -> tuple[Floats, Floats]:
+    """Return root mean square distances of ranks to their nearest and farthest other rank."""
+    own, square = deviation[first : first + _RANKS_AT_ONCE], (deviation**2).sum(axis=1)
+    between = square[first : first + len(own), None] + square - 2 * own @ deviation.T
+    distance = np.sqrt(np.maximum(between, 0) / deviation.shape[1])
     farthest = distance.max(axis=1)
     rows = np.arange(len(own))
     distance[rows, rows + first] = np.inf

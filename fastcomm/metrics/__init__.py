@@ -1,5 +1,6 @@
-"""The communication metrics: one question a module.
+"""The communication metrics: step breakdown, bandwidth, waits, findings; a module per question.
 
-A rank becomes a `Partial` (tables with a row an iteration, a row a communication event, a row a
-window), partials of many ranks one, and that the answers.
+The trace of a rank becomes a `Partial`: tables with a row per iteration, per communication
+event and per window. Partials of ranks are merged, and `result.Metrics` is computed from the
+merged one.
 """

@@ -66,7 +66,7 @@ class Suggestions:
     @property
     def has_path(self) -> bool:
         """Whether a critical path can be found: times and compute of all ranks are known."""
-        return not {"times", "compute"} & set(self.metrics.lacks) and bool(
+        return not {"times", "compute"} & set(self.metrics.missing) and bool(
             self.metrics.iterations
         )
 

@@ -94,7 +94,7 @@ def run_page(
     """
     critical = critical or RunPath()
     by_rank = RankMeans.of(found.tables["iterations"])
-    why = gaps.reason(found.lacks)
+    why = gaps.reason(found.missing)
     sections = [
         breakdown.section(found, by_rank, why),
         volume.overlap_section(found, why),
