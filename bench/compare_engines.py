@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.executors.executor import Task, both
+from fastcomm.executors import Task, both
 from fastcomm.executors.local import Local
 from fastcomm.executors.processes import start_early
 from fastcomm.metrics.partial import Partial, merge

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastcomm.hardware.cluster import Cluster, load
+from fastcomm.hardware import Cluster, load
 from fastcomm.isp.block import Block
 from fastcomm.isp.model import Experts, Model
 from fastcomm.isp.presets import PRESETS, of_size

@@ -17,8 +17,7 @@ sys.path.insert(0, str(DOCS.parent / "tests"))
 
 import html_page
 
-from fastcomm.analyses.critical_path import critical_path
-from fastcomm.analyses.report import RunPath
+from fastcomm.analyses.critical_path import RunPath, critical_path
 from fastcomm.metrics.partial import (
     Partial,
     merge,

@@ -13,7 +13,7 @@ from fastcomm.trace.run import named_ranks
 if TYPE_CHECKING:
     from fastcomm.analyses.info import Info
     from fastcomm.critical_path.result import CriticalPath
-    from fastcomm.executors.executor import Executor
+    from fastcomm.executors import Executor
     from fastcomm.metrics.result import Metrics
     from fastcomm.replay.result import Session
     from fastcomm.trace.run import RunTraces, SkippedRank

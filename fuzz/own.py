@@ -18,7 +18,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import open_run
 from fastcomm.store.layout import read_manifest
 from fastcomm.synthetic import Job, write
-from fastcomm_kernels._cache import Folders, KernelCache
+from fastcomm_kernels._jit import Folders, KernelCache
 
 _RUNS = ("one", "other")
 _PRINT = (

@@ -11,12 +11,12 @@ import pytest
 import test_inspector
 
 from docs import drawings, pages
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import COMMANDS, main
 from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, StragglerOptions
 from fastcomm.readers import config
-from fastcomm.readers.files import NAME_PATTERNS
+from fastcomm.readers.formats import NAME_PATTERNS
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write
 from fastcomm.synthetic.nsys import write_nsys
@@ -266,4 +266,4 @@ def test_every_fault_of_the_table_has_a_test_that_exists():
 def test_the_limits_of_the_page_are_those_of_the_program():
     page = text_of("docs/reliability.md")
     rows = dict(re.findall(r"^\| `(FASTCOMM_\w+)` \| (\d+) \|", page, re.M))
-    assert {name: int(value) for name, value in rows.items()} == inputs.USUAL
+    assert {name: int(value) for name, value in rows.items()} == files.USUAL

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.cluster import load
+from fastcomm.hardware import load
 from fastcomm.isp.block import Block
 from fastcomm.isp.communication import collective
 from fastcomm.isp.model import Experts, Latent, Model

@@ -8,8 +8,7 @@ from isp_golden import GOLDEN, ask, asked, golden_rows
 from fastcomm.compat.isp import search, search_strategies
 from fastcomm.compat.isp_space import OriginalRules
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import measurements
-from fastcomm.hardware.cluster import load
+from fastcomm.hardware import load, measurements
 from fastcomm.isp.question import ALGOS, MicroBatchRule
 from fastcomm.isp.search import search as default_search
 

@@ -17,7 +17,7 @@ MODULES = {
 # Left to untie; nothing may be added.
 FOR_TYPES = [
     ("fastcomm.critical_path.result", "fastcomm.critical_path.what_if"),
-    ("fastcomm.executors.dask_data", "fastcomm.executors.dask"),
+    ("fastcomm.executors.dask_cluster", "fastcomm.executors.dask"),
 ]
 
 

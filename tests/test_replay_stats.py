@@ -17,7 +17,7 @@ from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.readers.dpro import trial, uniform
 from fastcomm.readers.dpro.statistics import RULES, statistics, step_time, with_steps
 from fastcomm.readers.dpro.uniform import Event
-from fastcomm_kernels import durations
+from fastcomm_kernels import grouping
 from fastcomm_kernels.arrays import NULL
 
 NAMES = (
@@ -103,8 +103,8 @@ def test_categories_by_token_and_by_substring(name, found, by_substring):
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10**12)), min_size=1, max_size=60))
 def test_durations_by_key_are_those_of_the_definition(pairs):
     key, value = np.array(pairs, np.int64).T.copy()
-    first, values = durations.grouped(key.astype(np.int32), value, np.int64(6))
-    total, least, most, median, variance = durations.described(first, values)
+    first, values = grouping.grouped(key.astype(np.int32), value, np.int64(6))
+    total, least, most, median, variance = grouping.described(first, values)
     for k, wanted in oracle.described(pairs).items():
         assert (total[k], least[k], most[k], median[k]) == wanted[:4]
         assert variance[k] == pytest.approx(wanted[4], rel=1e-9)

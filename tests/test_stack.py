@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from job_traces import trace
 from made_traces import traces
 
-from fastcomm.executors import local
-from fastcomm.executors.executor import Task, both
+from fastcomm.executors import Task, both, local
 from fastcomm.metrics import view
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.synthetic import Job

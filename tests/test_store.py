@@ -24,7 +24,7 @@ from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.patterns import Pattern
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.store import layout, rules
+from fastcomm.store import files, layout
 from fastcomm.store import reader as store_reader
 from fastcomm.synthetic import Job, NsysVariant, write, write_nsys
 from fastcomm.trace.iterations import IterationRule
@@ -200,10 +200,10 @@ def test_patterns_of_kernels_only_count_when_storing(run):
     tags=TagRules(explicit=(TagRule(field="ranks", value=(0, 1), tag="TP"),),
                   grid=Parallel(tp=2).grid(8), guess=True))])  # fmt: skip
 def test_what_was_said_comes_back_from_json(options):
-    text = json.dumps(rules.as_json(options))
-    assert rules.restored(json.loads(text)) == options
-    assert rules.over(options, options) == options
-    assert rules.over(TraceOptions(), options) == options
+    text = json.dumps(files.as_json(options))
+    assert files.restored(json.loads(text)) == options
+    assert files.over(options, options) == options
+    assert files.over(TraceOptions(), options) == options
 
 
 @pytest.mark.compiled

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from fastcomm import parquet
+from fastcomm import arrow_files
 from fastcomm.analyses import warm
 from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileError
-from fastcomm.executors.versions import installed, versions
-from fastcomm.remote import place
+from fastcomm.executors.processes import installed, versions
+from fastcomm.files import place
 from fastcomm.result import TableResult
 from fastcomm.store import reader
 from fastcomm.store.files import StoredFile, footer_sha256, listed, table_file
@@ -292,6 +292,6 @@ def _fault(entry: Entry, file: StoredFile | SkippedRank) -> str:
 def _read_pages(file: StoredFile) -> None:
     """Read every page, which has a checksum; TraceFileError where one is wrong."""
     with reader.opened(file.path) as pages:
-        parquet.check(pages.metadata, file.size, file.path)
+        arrow_files.check(pages.metadata, file.size, file.path)
         for group in range(pages.metadata.num_row_groups):
             pages.read_row_group(group)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fastcomm.errors import FastcommError
-from fastcomm.executors.executor import Executor, Progress, Task
+from fastcomm.executors import Executor, Progress, Task
 from fastcomm.executors.local import executor_of
 from fastcomm.metrics.partial import (
     Partial,
@@ -17,8 +17,7 @@ from fastcomm.metrics.partial import (
 from fastcomm.metrics.result import Metrics, compute
 from fastcomm.options import ByteKind, ClockKind, MetricsOptions
 from fastcomm.readers.runs import with_world
-from fastcomm.spread import Spread
-from fastcomm.trace.run import RunTraces, SkippedRank, agreed_size, ranges
+from fastcomm.trace.run import RunTraces, SkippedRank, Spread, agreed_size, ranges
 
 
 def compute_metrics(

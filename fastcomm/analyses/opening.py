@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from fastcomm.executors.executor import Executor
+from fastcomm.executors import Executor
 from fastcomm.executors.local import Local
+from fastcomm.files import is_url
 from fastcomm.options import ReadOptions
 from fastcomm.readers.formats import OpenOptions
 from fastcomm.readers.runs import open_run
-from fastcomm.remote import is_url
 from fastcomm.trace.run import RunTraces
 
 

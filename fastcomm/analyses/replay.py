@@ -15,7 +15,7 @@ from fastcomm.checks import takes
 from fastcomm.compat import dpro
 from fastcomm.critical_path.analysis import RunEvents, analyse, joined
 from fastcomm.errors import FastcommError
-from fastcomm.executors.executor import Executor, Progress, Task
+from fastcomm.executors import Executor, Progress, Task
 from fastcomm.executors.local import executor_of
 from fastcomm.options import PredictionOptions, ReplayOptions, Window
 from fastcomm.readers.dpro import trial as trials
@@ -25,8 +25,7 @@ from fastcomm.replay.predictions import predictions
 from fastcomm.replay.replayer import RULES, Options, critical_path
 from fastcomm.replay.result import Session, session
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
-from fastcomm.spread import Spread
-from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank
+from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, Spread
 from fastcomm.trace.trace import Trace
 
 

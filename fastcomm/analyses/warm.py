@@ -4,9 +4,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from fastcomm.metrics.partial import Partial
+from fastcomm.process import temporary_folder
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
-from fastcomm.temporary import temporary_folder
 from fastcomm_kernels import _jit
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ def run(
     the devices do is replayed as measured, and waits for what it waited for; collectives and
     messages have sizes, groups and partners, and their time is what a simulator finds.
     """
-    from fastcomm.outputs import refuse_inputs
+    from fastcomm.files import refuse_inputs
 
     refuse_inputs(output, [path] if form == "chakra" or path.is_file() else [])
     if form == "chakra":
@@ -79,7 +79,7 @@ def _uniform(
     ctx: click.Context, path: Path, rule: str, output: Path, reading: ReadOptions
 ) -> None:
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.outputs import aside
+    from fastcomm.files import aside
     from fastcomm.readers.dpro import inputs, json_files
     from fastcomm.readers.formats import OpenOptions
 

@@ -18,9 +18,9 @@ from fastcomm.options import PathOptions, ReadOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastcomm.critical_path.dependencies import DataDependencies
     from fastcomm.critical_path.overlay import Drawing
     from fastcomm.critical_path.result import CriticalPath
+    from fastcomm.critical_path.rules import DataDependencies
     from fastcomm.trace.trace import Trace
 
 _EXAMPLES = """\b

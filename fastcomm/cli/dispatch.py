@@ -236,7 +236,7 @@ def _recipe(shape: WorkloadOptions) -> Recipe:
 
 
 def _numbers(path: Path) -> list[float]:
-    from fastcomm.inputs import text
+    from fastcomm.files import text
 
     try:
         return [float(word) for word in text(path).replace(",", " ").split()]

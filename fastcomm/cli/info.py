@@ -11,7 +11,7 @@ from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.analyses.info import Info
-    from fastcomm.executors.executor import Executor
+    from fastcomm.executors import Executor
 
 _EXAMPLES = """\b
 Examples:

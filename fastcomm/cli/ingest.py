@@ -10,7 +10,7 @@ from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.analyses.ingest import Ingested
-    from fastcomm.executors.executor import Executor
+    from fastcomm.executors import Executor
 
 _EXAMPLES = """\b
 Examples:
@@ -51,7 +51,7 @@ def run(
     ranks (--keep-going).
     """
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.outputs import unguarded
+    from fastcomm.files import unguarded
 
     # A store reads its own ranks when it goes on; `plan` keeps it apart from the traces.
     with unguarded(), executor_for(execution) as executor:
@@ -69,8 +69,8 @@ def _stored(
     from fastcomm.analyses import warm
     from fastcomm.analyses.ingest import ingest, plan
     from fastcomm.analyses.opening import worker_paths
+    from fastcomm.files import is_url
     from fastcomm.readers.formats import OpenOptions
-    from fastcomm.remote import is_url
     from fastcomm.report.console import progress
 
     folder, *traces = worker_paths((output, *paths), executor)

@@ -89,9 +89,9 @@ def run(
 def show(found: "Metrics", as_json: bool, *, full: bool, spec: bool) -> None:
     """Print the result to stdout: as JSON, or for a person on one screen."""
     if as_json:
-        from fastcomm.report import json_text
+        from fastcomm import result
 
-        click.echo(json_text.text(found.to_dict()))
+        click.echo(result.text(found.to_dict()))
         return
 
     from fastcomm.report import terminal

@@ -16,7 +16,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
-    from fastcomm.executors.executor import Executor
+    from fastcomm.executors import Executor
 
 _MOST_DIGITS = len(str(MOST_NUMBER))
 
@@ -149,7 +149,7 @@ class Output(click.Path):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         """Return the path; ConfigError for a URL or an empty name, before anything is done."""
-        from fastcomm.remote import refuse_output
+        from fastcomm.files import refuse_output
 
         refuse_output(option_name(param), value)
         return super().convert(value, param, ctx)
@@ -165,7 +165,7 @@ class OutputFile(Output):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         """Return the path; raise FastcommError where it must not be replaced."""
-        from fastcomm.outputs import check_replaceable, note_output
+        from fastcomm.files import check_replaceable, note_output
 
         path = super().convert(value, param, ctx)
         check_replaceable(path)

@@ -19,7 +19,7 @@ from fastcomm.cli.options import (
 from fastcomm.options import MetricsOptions, ReadOptions
 
 if TYPE_CHECKING:
-    from fastcomm.executors.executor import Executor
+    from fastcomm.executors import Executor
     from fastcomm.metrics.result import Metrics
     from fastcomm.result import Result
 
@@ -105,9 +105,9 @@ def measure(
 
 def print_json(found: "Result") -> None:
     """Print the JSON document of a result."""
-    from fastcomm.report import json_text
+    from fastcomm import result
 
-    click.echo(json_text.dumps(found.to_dict()))
+    click.echo(result.dumps(found.to_dict()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

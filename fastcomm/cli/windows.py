@@ -169,7 +169,7 @@ def _first_readable(run: "RunTraces") -> tuple["Trace", "Sequence[SkippedRank]"]
 
     """
     from fastcomm.errors import FastcommError
-    from fastcomm.executors.executor import by_rank, lost
+    from fastcomm.executors import by_rank, lost
 
     left_out: list[SkippedRank] = []
     for source in run.sources:

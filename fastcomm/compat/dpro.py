@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.graph.graph import DeviceSchedule
+from fastcomm.graph import DeviceSchedule
 from fastcomm.readers.dpro import statistics as measures
 from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.statistics import MS, RankSteps, Statistics, StepOperators, StepTime

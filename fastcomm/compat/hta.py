@@ -31,7 +31,7 @@ from fastcomm.critical_path.rules import (
 )
 from fastcomm.critical_path.window import TimeRange, WindowError, errors_of, instances
 from fastcomm.errors import FastcommError
-from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath, longest_path
+from fastcomm.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath, longest_path
 from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.run import RunTraces

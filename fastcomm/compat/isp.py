@@ -10,7 +10,7 @@ from fastcomm.checks import build, shows
 from fastcomm.compat import isp_space
 from fastcomm.compat.isp_space import ORIGINAL_ALGOS, OriginalBlock, OriginalRules
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.cluster import Cluster
+from fastcomm.hardware import Cluster
 from fastcomm.hardware.measurements import AttentionTable, ComputeTables
 from fastcomm.isp import question as questions
 from fastcomm.isp.calibration import Setting, setting

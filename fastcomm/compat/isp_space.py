@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.checks import DTYPE_BYTES, PENALTY, build
 from fastcomm.errors import ConfigError
 from fastcomm.isp.question import Question
@@ -282,7 +282,7 @@ def of_config(said: Mapping[str, Any], where: str = "configuration") -> SearchOp
 
 def config_file(path: Path) -> SearchOptions:
     """Return the options of a JSON file with the original's keys; ConfigError for others."""
-    said = inputs.json(path)
+    said = files.json(path)
     if not isinstance(said, dict):
         raise ConfigError(f"{path}: found {type(said).__name__}, wanted an object")
     return of_config(said, str(path))

@@ -18,7 +18,7 @@ from fastcomm.critical_path.window import TimeRange, errors_of, find
 from fastcomm.errors import FastcommError
 from fastcomm.exchange.arrivals import Instances
 from fastcomm.exchange.instances import RunCommunication
-from fastcomm.graph.graph import EDGE_KIND, Graph, slack
+from fastcomm.graph import EDGE_KIND, Graph, slack
 from fastcomm.options import Window
 from fastcomm.trace.run import expected_ranks, named_ranks
 from fastcomm.trace.schema import KIND

@@ -24,13 +24,13 @@ from fastcomm.critical_path.rules import (
 )
 from fastcomm.critical_path.window import DeviceTime, TimeRange, step_note
 from fastcomm.errors import FastcommError
-from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath
+from fastcomm.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath
 from fastcomm.result import Result
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import Flags, Ints
 
 if TYPE_CHECKING:
-    from fastcomm.critical_path.dependencies import DataDependencies
+    from fastcomm.critical_path.rules import DataDependencies
     from fastcomm.critical_path.what_if import WhatIf
     from fastcomm.graph.edits import Edit
     from fastcomm.trace.run import SkippedRank

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from fastcomm.errors import FastcommError
-from fastcomm.executors.executor import (
+from fastcomm.executors import (
     Executor,
     Fold,
     Held,
@@ -27,9 +27,8 @@ from fastcomm.executors.executor import (
     of_rank,
 )
 from fastcomm.executors.processes import Processes
-from fastcomm.spread import one_by_one
-from fastcomm.temporary import make_folder, remove_folder
-from fastcomm.trace.run import RunTraces, SkippedRank, Source
+from fastcomm.process import make_folder, remove_folder
+from fastcomm.trace.run import RunTraces, SkippedRank, Source, one_by_one
 from fastcomm.trace.trace import Trace
 
 P = TypeVar("P")

@@ -8,7 +8,7 @@ import numpy as np
 
 from fastcomm.checks import build, shows
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.cluster import AttentionCurve, Cluster, GemmCurve
+from fastcomm.hardware import AttentionCurve, Cluster, GemmCurve
 from fastcomm.hardware.measurements import AttentionTable
 from fastcomm.isp.block import Block
 from fastcomm.isp.calibration import setting

@@ -41,8 +41,7 @@ from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.traffic import Bandwidth, Exposure, Volume, exposures
 from fastcomm.options import ByteKind, ClockKind
 from fastcomm.result import Result
-from fastcomm.spread import Spread, one_by_one
-from fastcomm.trace.run import SkippedRank, agreed_size, expected_ranks
+from fastcomm.trace.run import SkippedRank, Spread, agreed_size, expected_ranks, one_by_one
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.units import format_ns
 

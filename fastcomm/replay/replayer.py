@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.graph.graph import DeviceGraph, DeviceSchedule, LongestPath, acyclic_order
+from fastcomm.graph import DeviceGraph, DeviceSchedule, LongestPath, acyclic_order
 from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.statistics import Statistics, StepTime, statistics, step_time
 from fastcomm.readers.dpro.uniform import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.graph.graph import EDGE_KIND, DeviceGraph, Graph, measured_delays
+from fastcomm.graph import EDGE_KIND, DeviceGraph, Graph, measured_delays
 from fastcomm.readers.dpro.inputs import Naming, pid, plain
 from fastcomm.readers.dpro.statistics import RankSteps, StepTime
 from fastcomm.readers.dpro.uniform import HOST, Name, category

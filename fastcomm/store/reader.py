@@ -13,15 +13,14 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm import inputs, remote
+from fastcomm import files
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.options import StepClock
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world
-from fastcomm.store import layout, rules
-from fastcomm.store.files import StoredFile, check_provenance, listed
+from fastcomm.store import layout
+from fastcomm.store.files import StoredFile, check_provenance, listed, over, reapplied, restored
 from fastcomm.store.layout import Manifest, read_manifest
-from fastcomm.store.rules import reapplied
 from fastcomm.trace import schema
 from fastcomm.trace.run import SkippedRank, Source, ranges
 from fastcomm.trace.trace import Meta, Trace
@@ -166,7 +165,7 @@ def read(
     `provenance`: what the manifest says that the rank was read from, and how.
     TraceFileError where the file is damaged or lacks what is asked for.
     """
-    from fastcomm import parquet
+    from fastcomm import arrow_files
 
     with opened(path) as file:
         said = _about(file, path)
@@ -178,9 +177,9 @@ def read(
             raise TraceFileError(
                 f"{path}: holds only what metrics need; ingest the traces again for the rest"
             )
-        stored = rules.restored(said["reading"])
+        stored = restored(said["reading"])
         check_provenance(said, provenance, path)
-        wanted = rules.over(options, stored)
+        wanted = over(options, stored)
         clock = _clock(said, options.iterations.clock, stored.iterations.clock)
         anew = wanted != stored or not _has_windows(said, clock, stored.iterations.clock)
         is_narrow = is_narrow and not anew
@@ -190,7 +189,7 @@ def read(
         found = file.schema_arrow
         columns = _columns(found, said, is_narrow=is_narrow, is_whole=is_whole)
         _check_texts(found, columns)
-        parquet.check(file.metadata, path.stat().st_size, path, columns, groups)
+        arrow_files.check(file.metadata, path.stat().st_size, path, columns, groups)
         trace = _trace(_rows(file, groups, columns), said, path, is_narrow=is_narrow)
     if anew:
         wanted = replace(wanted, iterations=replace(wanted.iterations, clock=clock))
@@ -222,15 +221,15 @@ def opened(path: Path) -> Iterator["pq.ParquetFile"]:
     import pyarrow.parquet as pq  # every run asks this module first, and few are stores
 
     try:
-        inputs.check(path)
+        files.check(path)
         with (
-            remote.named(path) as source,
+            files.named(path) as source,
             pq.ParquetFile(
                 source,
                 read_dictionary=_WORDS,
                 page_checksum_verification=True,
                 # Ahead of time, in other threads: worth it where a read is a request.
-                pre_buffer=not remote.is_local(path),
+                pre_buffer=not files.is_local(path),
             ) as file,
         ):
             yield file
@@ -307,7 +306,7 @@ def _columns(
 
 def _rows(file: "pq.ParquetFile", groups: range, columns: list[str]) -> pa.Table:
     """Their rows by place among all events."""
-    from fastcomm import parquet
+    from fastcomm import arrow_files
 
     # Ranks are read side by side; for a small one, handing columns to threads costs more.
     table = file.read_row_groups(
@@ -315,7 +314,7 @@ def _rows(file: "pq.ParquetFile", groups: range, columns: list[str]) -> pa.Table
     )
     # Words are joined by their codes; where they are not, `_in_numbers` looks at all but these.
     names = table.schema.names if len(groups) > 1 else {"name"} & set(columns)
-    parquet.check_words(table.select(names))
+    arrow_files.check_words(table.select(names))
     if len(groups) > 1:
         table = table.unify_dictionaries().combine_chunks()
     if "event" in columns:

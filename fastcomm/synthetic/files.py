@@ -12,8 +12,8 @@ from typing import BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.import_path import safe_children
-from fastcomm.outputs import aside
+from fastcomm.files import aside
+from fastcomm.process import safe_children
 from fastcomm.synthetic import kineto, play
 from fastcomm.synthetic.catalog import KERNELS, group_count, groups, host_args
 from fastcomm.synthetic.job import Job

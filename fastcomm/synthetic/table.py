@@ -11,8 +11,8 @@ from random import Random
 
 import pyarrow as pa
 
-from fastcomm import parquet
-from fastcomm.outputs import aside
+from fastcomm import arrow_files
+from fastcomm.files import aside
 
 _FORWARD, _BACKWARD, _MESSAGE = 0.020, 0.040, 0.0005
 _GATHER, _SCATTER, _NORMS, _EMBEDDING, _CLIP, _OPTIMIZER = (
@@ -81,7 +81,7 @@ def write_table(job: TableJob, folder: Path) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "table.parquet", folder / "meta.yaml"
     with aside(paths[0]) as unfinished:
-        parquet.write(table(job), unfinished)
+        arrow_files.write(table(job), unfinished)
     sizes = {"dp": job.dp, "pp": job.pp, "tp": 1, "dsp": 1, "vpp": 1}
     lines = [f"{name}_size: {size}" for name, size in sizes.items()]
     lines = ["trial_name: demo", "run_id: 0", *lines, f"world_size: {job.dp * job.pp}", ""]

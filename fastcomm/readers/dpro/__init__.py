@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastcomm.errors import TraceFileError
+from fastcomm.files import is_local
 from fastcomm.readers.formats import OpenOptions, RankSources
-from fastcomm.remote import is_local
 
 # A trial is <trial>/<host>/<gpu>/<one of these>.
 TRACES = ("trace.json.gz", "temp.json")

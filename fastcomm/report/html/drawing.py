@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastcomm.inert import inert
-from fastcomm.report.html.page import Spec
+from fastcomm.report.html import Spec
 from fastcomm.trace.schema import TAGS
 
 _MOST_NUMBERS, _MOST_ACROSS = 200, 12

@@ -20,9 +20,17 @@ from markupsafe import Markup
 from fastcomm.errors import FastcommError
 from fastcomm.inert import inert
 from fastcomm.report import files
+from fastcomm.report.html import (
+    Fact,
+    Figure,
+    Missing,
+    Page,
+    PageTable,
+    Quantiles,
+    plain,
+    used_keys,
+)
 from fastcomm.report.html.glossary import GLOSSARY
-from fastcomm.report.html.page import Figure, Missing, Page, PageTable, Quantiles, used_keys
-from fastcomm.report.html.words import Fact, plain
 from fastcomm.version import __version__
 
 # What would end a script element inside of JSON.

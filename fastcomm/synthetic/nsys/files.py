@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastcomm.errors import FastcommError
-from fastcomm.outputs import check_replaceable
+from fastcomm.files import check_replaceable
 from fastcomm.synthetic import pipeline
 from fastcomm.synthetic.job import Job
 from fastcomm.synthetic.nsys.process import ProcessWriter, lead_ns
