@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fastcomm.dispatch import recipe, traffic
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe, alias_table, folded_zipf, traffic
 from fastcomm.dispatch.simulation import simulate
 from fastcomm.dispatch.traffic import assigned_stages, pad
 from fastcomm.dispatch.workload import Workload
@@ -83,8 +82,8 @@ def test_counting(bar, name, nodes, each, topk):
 
 def test_drawing(bar):
     """Top 4 of 64 experts; the yardstick is NumPy's own Zipf numbers, repeats and all."""
-    law = recipe.folded_zipf(1.2, 64)
-    threshold, alias = recipe.alias_table(law, np.int16)
+    law = folded_zipf(1.2, 64)
+    threshold, alias = alias_table(law, np.int16)
     out = np.empty((TOKENS, 4), np.int16)
     random = np.random.default_rng(0)
     few = TOKENS // 8

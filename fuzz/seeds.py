@@ -19,8 +19,7 @@ from fastcomm.compat import dpro
 from fastcomm.compat.isp_space import config_file
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.saved import load, save
-from fastcomm.dispatch import workload
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe, workload
 from fastcomm.graph import edits
 from fastcomm.hardware import measurements
 from fastcomm.isp import presets

@@ -7,7 +7,7 @@ dispatch and BF16 combine. What they call RDMA bandwidth counts the sender's own
 
 from dataclasses import dataclass
 
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.schedules import Terms, deepep
 from fastcomm.dispatch.traffic import Traffic
 from fastcomm.dispatch.workload import Workload

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from fastcomm.analyses.dispatch import terms_for
 from fastcomm.compat.dispatch import STRATEGIES as ORIGINAL_TOO
-from fastcomm.dispatch import placement, schedules, simulation, traffic
+from fastcomm.dispatch import Recipe, placement, schedules, simulation, traffic
 from fastcomm.dispatch import placement as dispatch_placement
-from fastcomm.dispatch.recipe import Recipe
 from fastcomm.dispatch.schedules import NoAnswerError
 from fastcomm.dispatch.simulation import simulate, terms_of
 from fastcomm.dispatch.traffic import Traffic

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.dispatch import schedules, traffic
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe, schedules, traffic
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds, sum_by_node
 from fastcomm.hardware import GpuLinks
 from fastcomm_kernels import dispatch

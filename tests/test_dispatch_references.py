@@ -7,7 +7,7 @@ import pytest
 from conftest import SHARED
 
 from fastcomm.compat import dispatch as original
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.traffic import LayerTokens, Traffic
 
 pytestmark = pytest.mark.compiled

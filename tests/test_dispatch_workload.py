@@ -7,9 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fastcomm.dispatch import recipe as dispatch_sampler
-from fastcomm.dispatch import workload
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm import dispatch as dispatch_sampler
+from fastcomm.dispatch import Recipe, workload
 from fastcomm.errors import FastcommError
 from fastcomm.options import WorkloadOptions
 

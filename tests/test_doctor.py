@@ -15,7 +15,7 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.cli import main
 from fastcomm.errors import ClusterError
 from fastcomm.executors import dask, processes
-from fastcomm.store.layout import Manifest, to_json
+from fastcomm.store import Manifest, to_json
 from fastcomm.synthetic import Job, write
 from fastcomm.version import __version__
 from fastcomm_kernels import _jit
@@ -73,7 +73,7 @@ def test_a_crash_of_the_self_test_is_told_by_its_kind_alone(monkeypatch):
     def broken():
         raise RuntimeError("of /home/somebody")
 
-    monkeypatch.setattr("fastcomm.analyses.warm.run_kernels", broken)
+    monkeypatch.setattr("fastcomm.analyses.preparation.run_kernels", broken)
     said = found(code=1)["self-test"]
     assert said == {"found": "failed: RuntimeError", "state": "bad"}
 

@@ -22,11 +22,10 @@ from fastcomm.metrics.result import compute
 from fastcomm.metrics.skew import Skew, Wait
 from fastcomm.readers.runs import open_run
 from fastcomm.report import html as pages
-from fastcomm.report.html import Page, across, run_page, used_keys
+from fastcomm.report.html import Page, across, html, json_text, run_page, used_keys
+from fastcomm.report.html import write as write_page
 from fastcomm.report.html.drawing import shown
 from fastcomm.report.html.glossary import GLOSSARY
-from fastcomm.report.html.render import html, json_text
-from fastcomm.report.html.render import write as write_page
 from fastcomm.synthetic import Job, write
 
 DOCS = Path(__file__).parents[1] / "docs"

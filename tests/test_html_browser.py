@@ -11,8 +11,7 @@ from fastcomm.inert import inert
 from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import compute
 from fastcomm.readers.runs import open_run
-from fastcomm.report.html import run_page
-from fastcomm.report.html.render import html
+from fastcomm.report.html import html, run_page
 from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled

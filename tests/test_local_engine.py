@@ -13,7 +13,7 @@ import kineto_text as k
 import pytest
 
 from fastcomm.errors import FastcommError
-from fastcomm.executors.local import WIDTH, Local
+from fastcomm.executors import WIDTH, Local
 
 pytestmark = [
     pytest.mark.compiled,

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastcomm.critical_path.result import CriticalPath, PathSource
+from fastcomm.critical_path import CriticalPath, PathSource
 from fastcomm.critical_path.rules import CORRECTED, EVENT, SavedEvents
 from fastcomm.critical_path.what_if import Reordering, StepOperator, pieces_of
 from fastcomm.critical_path.window import TimeRange

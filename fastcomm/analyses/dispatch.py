@@ -6,7 +6,7 @@ from typing import Any
 
 from fastcomm.checks import build, shows
 from fastcomm.compat.dispatch import original_bandwidth
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, Terms
 from fastcomm.dispatch.simulation import Simulation, simulate
 from fastcomm.dispatch.workload import Workload

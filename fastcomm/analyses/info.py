@@ -11,11 +11,10 @@ import pyarrow.compute as pc
 
 from fastcomm import arrow_files
 from fastcomm.errors import TraceFileError
-from fastcomm.executors import Executor, Progress, Task, both
-from fastcomm.executors.local import executor_of
+from fastcomm.executors import Executor, Progress, Task, both, executor_of
 from fastcomm.readers.runs import missing
 from fastcomm.result import Result
-from fastcomm.store.layout import MANIFEST, ClockNote, Entry, Manifest, read_manifest
+from fastcomm.store import MANIFEST, ClockNote, Entry, Manifest, read_manifest
 from fastcomm.store.writer import group_table, untagged, with_rank, without_bytes
 from fastcomm.trace.run import (
     RunTraces,

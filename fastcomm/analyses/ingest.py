@@ -13,22 +13,23 @@ import pyarrow as pa
 
 from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileError
 from fastcomm.exchange.clocks import clock_offsets
-from fastcomm.executors import Executor, Progress, Task, both
-from fastcomm.executors.local import executor_of
+from fastcomm.executors import Executor, Progress, Task, both, executor_of
 from fastcomm.files import aside, is_local, left_behind, place, refuse_output
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.runs import OpenOptions, missing, open_run, with_card
-from fastcomm.store import files, reader, writer
-from fastcomm.store.files import LOCK, footer_sha256, locked
-from fastcomm.store.layout import (
+from fastcomm.store import (
     MANIFEST,
     ClockNote,
     Left,
     Manifest,
     file_name,
+    files,
     read_manifest,
+    reader,
     to_json,
+    writer,
 )
+from fastcomm.store.files import LOCK, footer_sha256, locked
 from fastcomm.store.writer import StoredRank, fingerprint, write_tables
 from fastcomm.trace.run import RunTraces, SkippedRank, Source, agreed_size, named_ranks
 from fastcomm.trace.trace import Trace

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fastcomm.errors import FastcommError
-from fastcomm.executors import Executor, Progress, Task
-from fastcomm.executors.local import executor_of
+from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.metrics.partial import (
     Partial,
     RankNote,

@@ -15,8 +15,7 @@ from fastcomm.checks import takes
 from fastcomm.compat import dpro
 from fastcomm.critical_path.analysis import RunEvents, analyse, joined
 from fastcomm.errors import FastcommError
-from fastcomm.executors import Executor, Progress, Task
-from fastcomm.executors.local import executor_of
+from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.options import PredictionOptions, ReplayOptions, Window
 from fastcomm.readers.dpro import trial as trials
 from fastcomm.readers.dpro.trial import Trial

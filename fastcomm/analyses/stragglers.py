@@ -14,8 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from fastcomm.checks import takes
-from fastcomm.executors import Executor
-from fastcomm.executors.local import Local
+from fastcomm.executors import Executor, Local
 from fastcomm.files import place
 from fastcomm.graph import edits
 from fastcomm.graph.edits import DurationChange

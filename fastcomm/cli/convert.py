@@ -102,8 +102,8 @@ def _chakra(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
-    from fastcomm.analyses import chakra, warm
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses import chakra, preparation
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.console import progress
 
@@ -111,7 +111,7 @@ def _chakra(
         found = open_traces((path,), reading, whole=True)
         warn(found.warnings)
         if engine.is_here:
-            warm.compile_critical_path()
+            preparation.compile_critical_path()
         with progress(found) as advance:
             written = chakra.convert(
                 found,

@@ -11,7 +11,7 @@ from fastcomm.checks import FACTOR, REPLICAS, shortened
 from fastcomm.cli.dispatch_options import DRAWING, SimulationRequest, shape_options, simulates
 from fastcomm.cli.messages import SuggestingGroup
 from fastcomm.cli.options import COUNT, WORKERS, Number, OutputFolder, builds, with_options
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe
 from fastcomm.errors import ConfigError
 from fastcomm.inert import inert
 from fastcomm.options import WorkloadOptions

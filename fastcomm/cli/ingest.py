@@ -66,9 +66,9 @@ def _stored(
 ) -> "Ingested":
     from functools import partial
 
-    from fastcomm.analyses import warm
+    from fastcomm.analyses import preparation
     from fastcomm.analyses.ingest import ingest, plan
-    from fastcomm.analyses.opening import worker_paths
+    from fastcomm.analyses.preparation import worker_paths
     from fastcomm.files import is_url
     from fastcomm.readers.formats import OpenOptions
     from fastcomm.report.console import progress
@@ -79,7 +79,7 @@ def _stored(
     planned = executor.call(planning) if any(map(is_url, traces)) else planning()
     warn(planned.run.warnings)
     if executor.is_here:
-        warm.compile_kernels()
+        preparation.compile_kernels()
     with progress(planned.run) as advance:
         return ingest(
             planned, workers=executor, keep_going=reading.keep_going, progress=advance

@@ -77,10 +77,11 @@ def run(
         files.write_metrics(found, output, xlsx=xlsx)
     if html is not None:
         from fastcomm.report.commands import reading_arguments
-        from fastcomm.report.html import render, run_page
+        from fastcomm.report.html import run_page
+        from fastcomm.report.html import write as write_page
 
         page = run_page.run_page(found, paths, options=reading_arguments(reading))
-        render.write(page, html)
+        write_page(page, html)
     show(found, as_json, full=full, spec=spec)
     if found.failed:
         ctx.exit(INCOMPLETE)

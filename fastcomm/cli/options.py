@@ -335,11 +335,12 @@ def executor_for(options: ExecutionOptions) -> "Iterator[Executor]":
     if options.dask is None:
         if options.dask_scratch is not None:
             raise ConfigError("--dask-scratch: no cluster shares it; wanted --dask with it")
-        from fastcomm.executors import local, processes
+        from fastcomm import executors
+        from fastcomm.executors import processes
 
         if options.workers > 1:
             processes.start_early()
-        yield local.Local(workers=options.workers)
+        yield executors.Local(workers=options.workers)
         return
     if options.workers > 1:
         raise ConfigError("--workers and --dask contradict each other; wanted one")

@@ -89,14 +89,14 @@ def measure(
     executor: "Executor",
 ) -> "Metrics":
     """Measure the run at the paths, with a progress bar."""
-    from fastcomm.analyses import warm
+    from fastcomm.analyses import preparation
     from fastcomm.analyses.measure import compute_metrics
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.report.console import progress
 
     run = open_traces(paths, reading, executor)
     if executor.is_here:
-        warm.compile_kernels()
+        preparation.compile_kernels()
     with progress(run) as advance:
         return compute_metrics(
             run, options, workers=executor, keep_going=reading.keep_going, progress=advance

@@ -16,10 +16,9 @@ import pyarrow as pa
 
 from fastcomm.compat import hta_graph
 from fastcomm.compat.hta_graph import Clipped, Linked
-from fastcomm.critical_path import overlay, saved
+from fastcomm.critical_path import CriticalPath, PathSource, overlay, saved
 from fastcomm.critical_path.analysis import source_notes
 from fastcomm.critical_path.overlay import Drawing
-from fastcomm.critical_path.result import CriticalPath, PathSource
 from fastcomm.critical_path.rules import (
     CORRECTED,
     TYPES,

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.rules import TYPES
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.files import aside, is_local, place, refuse_inputs

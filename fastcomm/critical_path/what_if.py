@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path import CriticalPath
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph import EDGE_KIND, Graph, LongestPath, measured_delays
 from fastcomm.graph.edits import Edit, selected

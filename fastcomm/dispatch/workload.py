@@ -19,8 +19,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
-from fastcomm.dispatch.recipe import Recipe, id_type, layers_of_seed, source_gpus
-from fastcomm.dispatch.recipe import layers as drawn_layers
+from fastcomm.dispatch import Recipe, id_type, layers_of_seed, source_gpus
+from fastcomm.dispatch import layers as drawn_layers
 from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.files import aside

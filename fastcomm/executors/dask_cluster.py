@@ -16,8 +16,7 @@ from distributed.node import ServerNode
 
 from fastcomm.checks import MOST_WORKERS, shortened
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
-from fastcomm.executors import Task
-from fastcomm.executors.local import WIDTH
+from fastcomm.executors import WIDTH, Task
 from fastcomm.executors.processes import check_code, code, held_back
 from fastcomm.process import safe_children, temporary_folder
 from fastcomm.trace.run import Spread, one_by_one

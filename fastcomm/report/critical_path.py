@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fastcomm import result
-from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.rules import DataDependencies
 from fastcomm.critical_path.what_if import EditSweep, WhatIf
 from fastcomm.report import files

@@ -7,8 +7,8 @@ from rich.markup import escape
 
 from fastcomm import result
 from fastcomm.hardware.calibration import Calibration, ComputeResidual
+from fastcomm.isp import Question
 from fastcomm.isp.communication import two_gpus
-from fastcomm.isp.question import Question
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
 from fastcomm.isp.search import SearchSweep, SweepPoint
 from fastcomm.isp.strategy import Term, memory_terms, time_terms

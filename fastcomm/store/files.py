@@ -27,7 +27,7 @@ from fastcomm.options import StepClock
 from fastcomm.readers.assembly import TraceOptions, assemble
 from fastcomm.readers.communication import Collectives, Partners
 from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, named
-from fastcomm.store.layout import Entry, Manifest, TableFile, table_name
+from fastcomm.store import Entry, Manifest, TableFile, table_name
 from fastcomm.trace import schema
 from fastcomm.trace.bytes import Sizes
 from fastcomm.trace.columns import filled

@@ -13,14 +13,13 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm import files
+from fastcomm import files, store
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.options import StepClock
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world
-from fastcomm.store import layout
+from fastcomm.store import Manifest, read_manifest
 from fastcomm.store.files import StoredFile, check_provenance, listed, over, reapplied, restored
-from fastcomm.store.layout import Manifest, read_manifest
 from fastcomm.trace import schema
 from fastcomm.trace.run import SkippedRank, Source, ranges
 from fastcomm.trace.trace import Meta, Trace
@@ -42,12 +41,12 @@ _META = {
     "world_size": int | None,
     "clock": str | None,
 }
-_EVENTS = {name: layout.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
+_EVENTS = {name: store.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
 _COMM = {
-    name: layout.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
+    name: store.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
 }
 _SMALL = {"lanes": schema.LANES, "groups": schema.GROUPS, "iterations": schema.ITERATIONS}
-_WORDS = [field.name for field in layout.COLUMNS if pa.types.is_dictionary(field.type)]
+_WORDS = [field.name for field in store.COLUMNS if pa.types.is_dictionary(field.type)]
 _DAMAGE = (
     *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
     *(AttributeError, OverflowError, RecursionError),
@@ -61,8 +60,8 @@ _TEXTS = {
 def claims(path: Path) -> bool:
     """Whether the path is a store, or one rank's file of a store."""
     if path.is_dir():
-        return (path / layout.MANIFEST).is_file()
-    return layout.FILE_NAME.fullmatch(path.name) is not None
+        return (path / store.MANIFEST).is_file()
+    return store.FILE_NAME.fullmatch(path.name) is not None
 
 
 def is_damaged(_: Path) -> bool:
@@ -126,7 +125,7 @@ def _one_each(files: list[StoredFile]) -> dict[int, StoredFile]:
 
 def _refuse_unfinished(folder: Path, manifest: Manifest) -> None:
     if not manifest.complete:
-        done = sum((folder / layout.file_name(rank)).exists() for rank in manifest.expected)
+        done = sum((folder / store.file_name(rank)).exists() for rank in manifest.expected)
         raise TraceFileError(
             f"{folder}: a store that is not whole: {done} of {len(manifest.expected)} ranks; "
             "the same `fastcomm ingest` again finishes it"
@@ -184,7 +183,7 @@ def read(
         anew = wanted != stored or not _has_windows(said, clock, stored.iterations.clock)
         is_narrow = is_narrow and not anew
         is_whole = options.whole and not is_narrow
-        sections = len(layout.SECTIONS) if is_whole else 2 if anew else 1
+        sections = len(store.SECTIONS) if is_whole else 2 if anew else 1
         groups = range(sum(said["row_groups"][:sections]))
         found = file.schema_arrow
         columns = _columns(found, said, is_narrow=is_narrow, is_whole=is_whole)
@@ -256,12 +255,12 @@ def _check_texts(found: pa.Schema, columns: Iterable[str]) -> None:
 
 
 def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
-    text = (file.metadata.metadata or {})[layout.ABOUT]
+    text = (file.metadata.metadata or {})[store.ABOUT]
     try:
         said: dict[str, Any] = orjson.loads(text)
     except orjson.JSONDecodeError:  # the name of a source that is not UTF-8
         said = json.loads(text)
-    layout.checked_layout(said["layout"], str(path))
+    store.checked_layout(said["layout"], str(path))
     meta = said["meta"]
     for name, kind in _META.items():
         if not isinstance(meta[name], kind) or isinstance(meta[name], bool):
@@ -310,7 +309,7 @@ def _rows(file: "pq.ParquetFile", groups: range, columns: list[str]) -> pa.Table
 
     # Ranks are read side by side; for a small one, handing columns to threads costs more.
     table = file.read_row_groups(
-        list(groups), columns=columns, use_threads=file.metadata.num_rows > layout.ROW_GROUP
+        list(groups), columns=columns, use_threads=file.metadata.num_rows > store.ROW_GROUP
     )
     # Words are joined by their codes; where they are not, `_in_numbers` looks at all but these.
     names = table.schema.names if len(groups) > 1 else {"name"} & set(columns)

@@ -19,22 +19,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fastcomm import arrow_files, files
+from fastcomm import arrow_files, files, store
 from fastcomm.errors import SchemaError, TraceFileError
 from fastcomm.exchange import clocks
 from fastcomm.files import aside, is_local
 from fastcomm.inert import utf8
-from fastcomm.store import layout, reader
-from fastcomm.store.files import footer_sha256, table_file
-from fastcomm.store.layout import (
+from fastcomm.store import (
     COMPRESSION,
     ClockNote,
     Entry,
     Fingerprint,
     TableFile,
     file_name,
+    reader,
     table_name,
 )
+from fastcomm.store.files import footer_sha256, table_file
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
@@ -91,7 +91,7 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
     sections = _sections(trace, comm)
     table = _table(trace, comm)
     about = {
-        "layout": layout.LAYOUT,
+        "layout": store.LAYOUT,
         **provenance,
         "meta": _meta(trace),
         **{
@@ -102,18 +102,18 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
         "events": trace.events.num_rows,
         "whole": trace.args is not None,
         "partners": any(comm[name].null_count < comm.num_rows for name in PARTNERS),
-        "row_groups": [-(-len(rows) // layout.ROW_GROUP) for rows in sections],
+        "row_groups": [-(-len(rows) // store.ROW_GROUP) for rows in sections],
     }
     with aside(path) as unfinished, _writer(unfinished, table.schema) as writer:
-        writer.add_key_value_metadata({layout.ABOUT: json.dumps(about).encode()})
+        writer.add_key_value_metadata({store.ABOUT: json.dumps(about).encode()})
         for part in _parts(sections):
             writer.write_table(_compact(table.take(pa.array(part))))
 
 
 def _parts(sections: list[Rows]) -> Iterator[Rows]:
     for rows in sections:
-        for first in range(0, len(rows), layout.ROW_GROUP):
-            yield rows[first : first + layout.ROW_GROUP]
+        for first in range(0, len(rows), store.ROW_GROUP):
+            yield rows[first : first + store.ROW_GROUP]
 
 
 def _compact(table: pa.Table) -> pa.Table:
@@ -129,9 +129,9 @@ def _compact(table: pa.Table) -> pa.Table:
 
 
 def _writer(path: Path, schema: pa.Schema) -> AbstractContextManager[pq.ParquetWriter]:
-    growing = [name for name in schema.names if name in layout.GROWING]
+    growing = [name for name in schema.names if name in store.GROWING]
     packed = {
-        _leaf(field): "snappy" if field.name in layout.QUICK else layout.COMPRESSION
+        _leaf(field): "snappy" if field.name in store.QUICK else store.COMPRESSION
         for field in schema
     }
     return arrow_files.writer(
@@ -139,11 +139,11 @@ def _writer(path: Path, schema: pa.Schema) -> AbstractContextManager[pq.ParquetW
         schema,
         compression=packed,
         compression_level={
-            leaf: layout.LEVEL for leaf, kind in packed.items() if kind == layout.COMPRESSION
+            leaf: store.LEVEL for leaf, kind in packed.items() if kind == store.COMPRESSION
         },
         use_dictionary=[name for name in schema.names if name not in growing],
         column_encoding=dict.fromkeys(growing, "DELTA_BINARY_PACKED"),
-        write_statistics=list(layout.CHOSEN_BY),
+        write_statistics=list(store.CHOSEN_BY),
         write_page_checksum=True,
         # What a reader needs stands in Parquet's own schema; Arrow's takes kilobytes a file.
         store_schema=False,
@@ -173,11 +173,11 @@ def _ordered(trace: Trace) -> pa.Table:
 def _sections(trace: Trace, comm: pa.Table) -> list[Rows]:
     """The rows of each section, by start."""
     section_of = np.empty(len(KINDS), np.int8)
-    for place, kinds in enumerate(layout.SECTIONS.values()):
+    for place, kinds in enumerate(store.SECTIONS.values()):
         section_of[[KIND[kind] for kind in kinds]] = place
     section = section_of[trace.events["kind"].to_numpy()]
     section[comm["event"].to_numpy()] = 0
-    return [np.flatnonzero(section == place) for place in range(len(layout.SECTIONS))]
+    return [np.flatnonzero(section == place) for place in range(len(store.SECTIONS))]
 
 
 def _table(trace: Trace, comm: pa.Table) -> pa.Table:
@@ -188,10 +188,10 @@ def _table(trace: Trace, comm: pa.Table) -> pa.Table:
     at[comm["event"].to_numpy()] = np.arange(comm.num_rows)
     place = pa.array(at, mask=at < 0)
     columns = {
-        **{layout.EVENT_NAMES.get(name, name): events[name] for name in events.column_names},
+        **{store.EVENT_NAMES.get(name, name): events[name] for name in events.column_names},
         **{name: trace.lanes[name].combine_chunks().take(lane) for name in _LANE_COLUMNS},
         **{
-            layout.COMM_NAMES.get(name, name): _words(comm, name).take(place)
+            store.COMM_NAMES.get(name, name): _words(comm, name).take(place)
             for name in comm.column_names
             if name not in ("start", "stop", "event")
         },
@@ -200,7 +200,7 @@ def _table(trace: Trace, comm: pa.Table) -> pa.Table:
         "rank": pa.array(np.full(rows, trace.meta.rank, np.int32)),
         "event": pa.array(np.arange(rows, dtype=np.int32)),
     }
-    schema = layout.stored_columns(None if trace.args is None else trace.args.schema)
+    schema = store.stored_columns(None if trace.args is None else trace.args.schema)
     return pa.table([columns[name] for name in schema.names], schema.names).cast(schema)
 
 

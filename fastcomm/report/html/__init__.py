@@ -9,12 +9,28 @@ Numbers are written as `fastcomm.units` does, with a thin space before the unit.
 is `NA`; a `Fact` carries the reason.
 """
 
+import base64
+import hashlib
+import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files as resources
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
 
 from fastcomm import units
+from fastcomm.errors import FastcommError
+from fastcomm.inert import inert
+from fastcomm.report import files
+from fastcomm.report.html.glossary import GLOSSARY
 from fastcomm.units import format_bandwidth, format_bytes, format_ns, plural
+from fastcomm.version import __version__
 
 T = TypeVar("T")
 
@@ -23,6 +39,9 @@ _THIN = "\u202f"
 _MINUS = "\u2212"
 
 Spec = dict[str, Any]
+
+# What would end a script element inside of JSON.
+_INERT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'\x7f"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,3 +310,88 @@ def _of_block(block: Block) -> set[str]:
     if isinstance(block, Quantiles):
         return {key for _, key in block.rows}
     return set()
+
+
+def html(page: Page) -> str:
+    """The whole document; the same page gives the same bytes."""
+    # Ours comes first: tables and definitions work while plotly.js is being read.
+    scripts = [_text("page.js"), _plotly()]
+    template = _environment().get_template("page.html.j2")
+    return template.render(
+        page=page,
+        scripts=[Markup(each) for each in scripts],
+        style=Markup(_text("style.css")),
+        policy=_policy(scripts),
+        glossary={key: GLOSSARY[key] for key in GLOSSARY if key in used_keys(page)},
+        version=__version__,
+    )
+
+
+def write(page: Page, path: str | Path) -> None:
+    """Write the file; it gets its name when it is whole."""
+    path = Path(path)
+    if path.is_dir():
+        raise FastcommError(f"{path}: is a directory; wanted a file, as in report.html")
+    files.write(path.parent, {path.name: files.text(html(page))})
+
+
+def json_text(value: Any) -> Markup:
+    """JSON that can stand in a script element, whatever its texts are."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Markup(text.translate(_INERT))
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("fastcomm.report.html"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_inert,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"json": json_text, "plain": plain, "url": _url}
+    made.tests |= {
+        "fact": lambda part: isinstance(part, Fact),
+        "figure": lambda block: isinstance(block, Figure),
+        "table": lambda block: isinstance(block, PageTable),
+        "missing": lambda block: isinstance(block, Missing),
+        "quantiles": lambda block: isinstance(block, Quantiles),
+    }
+    return made
+
+
+def _url(name: str) -> str:
+    """Return a file name as a link has it, bytes that are not UTF-8 included."""
+    return quote(os.fsencode(name))
+
+
+def _inert(value: Any) -> Any:
+    """Texts of others without what hides letters or turns their order; markup is ours."""
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return inert(value) if is_text else value
+
+
+@cache
+def _text(name: str) -> str:
+    return (resources("fastcomm.report.html") / "templates" / name).read_text("utf-8")
+
+
+@cache
+def _plotly() -> str:
+    """plotly.js as the package of that name brings it."""
+    script = resources("plotly") / "package_data" / "plotly.min.js"
+    return script.read_text("utf-8").replace("</script", "<\\/script")
+
+
+def _policy(scripts: list[str]) -> str:
+    digests = " ".join(f"'sha256-{_digest(each)}'" for each in scripts)
+    return (
+        f"default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.what_if import EditSweep, WhatIf
 from fastcomm.inert import shell_joined, shell_quoted
 from fastcomm.report import html

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastcomm.isp.question import ALGOS
+from fastcomm.isp import ALGOS
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
 from fastcomm.isp.search import SearchSweep
 from fastcomm.report import html

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path import CriticalPath
 from fastcomm.report import html
 from fastcomm.report.critical_path import WORDS
 from fastcomm.report.html import (

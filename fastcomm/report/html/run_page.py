@@ -30,7 +30,6 @@ from fastcomm.report.html import (
     path,
     plain,
     ranks,
-    render,
     speed,
     text,
     volume,
@@ -214,4 +213,4 @@ def write_report(
     output = Path(output)
     data = write(found.to_arrow(), output) if with_data else []
     page = run_page(found, paths, options=options, critical=critical, data=data)
-    render.write(page, output)
+    html.write(page, output)
