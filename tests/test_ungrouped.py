@@ -260,7 +260,7 @@ def test_the_page_names_no_rank_as_slow_by_the_length_of_its_step():
     across = SimpleNamespace(by_wait_caused=lambda _: ())
     lead = page._lead(SimpleNamespace(across=across), known, "no compute is recorded")
     assert "".join(lead) == (
-        "The compute of ranks is n/a, and step times alone do not tell who is slow."
+        "The compute of ranks is n/a, and step times do not show which rank is slow."
     )
     across.by_wait_caused = lambda _: (SimpleNamespace(rank=7),)
     lead = page._lead(SimpleNamespace(across=across), known, "")
