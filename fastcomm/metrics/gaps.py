@@ -2,7 +2,7 @@
 
 Numbers are null where the input has no data for them. Device work may be outside all
 iterations, and some ranks may have fewer complete iterations than others. `missing` has keys of
-`trace.MISSING`.
+`trace.LACKS`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -77,7 +77,7 @@ def sentences(missing: Mapping[str, Sequence[int]], ranks: int) -> list[str]:
     Parameters
     ----------
     missing
-        Ranks by key of `trace.MISSING`.
+        Ranks by key of `trace.LACKS`.
     ranks
         Number of all ranks.
 

@@ -33,7 +33,7 @@ class RankNote:
     world_size: int | None
     found_by: str
     warnings: tuple[str, ...]
-    missing: tuple[str, ...] = ()  # data, keys of trace.MISSING
+    missing: tuple[str, ...] = ()  # data, keys of trace.LACKS
     clock: str | None = None
     clock_notes: tuple[str, ...] = ()
     device_time: gaps.RankOutside | None = None  # null where times or steps are unknown
@@ -149,7 +149,7 @@ def _note(trace: Trace, outside: gaps.RankOutside, *, by_host: bool) -> RankNote
 
 
 def missing_data(notes: Sequence[RankNote]) -> dict[str, tuple[int, ...]]:
-    """Return the ranks with missing data, by key of `trace.MISSING`."""
+    """Return the ranks with missing data, by key of `trace.LACKS`."""
     by_key = {key: tuple(note.rank for note in notes if key in note.missing) for key in LACKS}
     return {key: ranks for key, ranks in by_key.items() if ranks}
 

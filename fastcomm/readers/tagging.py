@@ -20,7 +20,7 @@ from fastcomm.trace.schema import OPS, TAG, TAG_SOURCES
 from fastcomm.trace.tags import (
     CHANGED_NOTHING,
     WORLD,
-    Behaviour,
+    Behavior,
     ProcessGroup,
     Tagged,
     TagRule,
@@ -154,7 +154,7 @@ def _answer(
 ) -> Tagged:
     """Return the tag of a group; a grid of one dimension decides unless a name says more."""
     counts = {OPS[op]: count for op, count in ops.items()}
-    tagged = tag_group(group, Behaviour(counts=counts, iterations=iterations), rules)
+    tagged = tag_group(group, Behavior(counts=counts, iterations=iterations), rules)
     only = None if rules.grid is None else rules.grid.only
     if only is None or tagged.source == "explicit":
         return tagged
@@ -283,7 +283,7 @@ def _why_no_order(grid: Grid | None, units: Sequence[_Unit]) -> str | None:
 
 
 def _why_no_guess(units: Sequence[_Unit]) -> str:
-    """Return why behaviour decides nothing."""
+    """Return why behavior decides nothing."""
     if not units:
         return "there is no communication on the device whose parallelism is open"
     if not any(_is_open(unit.whole, unit.group) for unit in units):
