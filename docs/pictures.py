@@ -18,7 +18,7 @@ sys.path.insert(0, str(DOCS.parent / "tests"))
 import html_page
 
 from fastcomm.analyses.critical_path import RunPath, critical_path
-from fastcomm.metrics.partial import (
+from fastcomm.metrics import (
     Partial,
     merge,
 )

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
-from fastcomm.errors import ConfigError, FastcommError, TraceFileError
-from fastcomm.inert import is_utf8
+from fastcomm.errors import ConfigError, FastcommError, TraceFileError, is_utf8
 
 # What a killed process leaves behind: hidden, and never taken for a part of a store.
 _MARK = "unfinished"

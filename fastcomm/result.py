@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from fastcomm.inert import inert, utf8
+from fastcomm.errors import inert, utf8
 
 if TYPE_CHECKING:
     import pyarrow as pa

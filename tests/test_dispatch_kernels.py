@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.dispatch import Recipe, schedules, traffic
+from fastcomm.dispatch import Recipe, layers_of_seed, schedules, traffic
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds, sum_by_node
 from fastcomm.hardware import GpuLinks
 from fastcomm_kernels import dispatch
@@ -234,7 +234,7 @@ def test_the_original_draws_its_remainder_and_repairs():
         num_nodes=2, gpus_per_node=2, seq_len=7, batch_size=1, topk=3, num_layers=2, iter_num=1,
         sampler="seed", zipf_alpha=3.0,
     )  # fmt: skip
-    first, second = recipe.layers_of_seed(recipe)
+    first, second = layers_of_seed(recipe)
     assert np.sort(first[0]).tolist()[:4] != [0, 0, 0, 0]
     assert first[0] is second[0]
     assert all(len(set(row)) == 3 for row in first[1].tolist())

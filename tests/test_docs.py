@@ -15,8 +15,7 @@ from fastcomm import files
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import COMMANDS, main
 from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, StragglerOptions
-from fastcomm.readers import config
-from fastcomm.readers.formats import NAME_PATTERNS
+from fastcomm.readers import NAME_PATTERNS, config
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write
 from fastcomm.synthetic.nsys import write_nsys

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from fastcomm import result
 from fastcomm.cli import main
-from fastcomm.inert import inert, inert_lines, shell_quoted
+from fastcomm.errors import inert, inert_lines, shell_quoted
 from fastcomm.report import files as report_csv
 from fastcomm.report.console import plain_console
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table

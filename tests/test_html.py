@@ -13,11 +13,9 @@ from click.testing import CliRunner
 from html_page import SLOW, assert_sound, many_ranks, parsed, specs, without_scripts
 
 from fastcomm.cli import main
-from fastcomm.errors import FastcommError
-from fastcomm.inert import inert, shell_quoted
-from fastcomm.metrics import gaps
+from fastcomm.errors import FastcommError, inert, shell_quoted
+from fastcomm.metrics import Partial, gaps, merge
 from fastcomm.metrics.links import Link
-from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import compute
 from fastcomm.metrics.skew import Skew, Wait
 from fastcomm.readers.runs import open_run

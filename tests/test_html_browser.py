@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from html_page import many_ranks
 
-from fastcomm.inert import inert
-from fastcomm.metrics.partial import Partial, merge
+from fastcomm.errors import inert
+from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.result import compute
 from fastcomm.readers.runs import open_run
 from fastcomm.report.html import html, run_page

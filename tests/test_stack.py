@@ -13,8 +13,7 @@ from made_traces import traces
 
 from fastcomm import executors
 from fastcomm.executors import Task, both
-from fastcomm.metrics import view
-from fastcomm.metrics.partial import Partial, merge
+from fastcomm.metrics import Partial, merge, view
 from fastcomm.synthetic import Job
 
 TABLES = ("iterations", "events", "windows", "groups", "members")

@@ -19,7 +19,7 @@ from fastcomm import store
 from fastcomm.analyses.info import info
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.errors import SchemaError, TraceFileError
-from fastcomm.metrics.partial import Partial
+from fastcomm.metrics import Partial
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.kineto import reader

@@ -6,7 +6,7 @@ from functools import partial
 
 from fastcomm.errors import FastcommError
 from fastcomm.executors import Executor, Progress, Task, executor_of
-from fastcomm.metrics.partial import (
+from fastcomm.metrics import (
     Partial,
     RankNote,
     merge,

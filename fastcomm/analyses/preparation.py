@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from fastcomm.executors import Executor, Local
 from fastcomm.files import is_url
-from fastcomm.metrics.partial import Partial
+from fastcomm.metrics import Partial
 from fastcomm.options import ReadOptions
 from fastcomm.process import temporary_folder
+from fastcomm.readers import OpenOptions
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.formats import OpenOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import open_run
 from fastcomm.trace.run import RunTraces

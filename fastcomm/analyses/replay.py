@@ -19,9 +19,9 @@ from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.options import PredictionOptions, ReplayOptions, Window
 from fastcomm.readers.dpro import trial as trials
 from fastcomm.readers.dpro.trial import Trial
+from fastcomm.replay import RULES, Options, critical_path
 from fastcomm.replay.predictions import partial as tensors_alone
 from fastcomm.replay.predictions import predictions
-from fastcomm.replay.replayer import RULES, Options, critical_path
 from fastcomm.replay.result import Session, session
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, Spread

@@ -15,9 +15,8 @@ import click
 
 from fastcomm.cli import settings
 from fastcomm.cli.messages import OutputError, SuggestingGroup, fitted, talk, whole_output
-from fastcomm.errors import FastcommError
+from fastcomm.errors import FastcommError, inert_lines
 from fastcomm.files import guarded
-from fastcomm.inert import inert_lines
 from fastcomm.process import interruptible
 from fastcomm.version import __version__
 

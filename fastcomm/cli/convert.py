@@ -12,7 +12,7 @@ from fastcomm.cli.options import (
     executor_for,
     run_options,
 )
-from fastcomm.inert import inert
+from fastcomm.errors import inert
 from fastcomm.options import ReadOptions
 
 _EXAMPLES = """\b
@@ -80,8 +80,8 @@ def _uniform(
 ) -> None:
     from fastcomm.cli import INCOMPLETE
     from fastcomm.files import aside
+    from fastcomm.readers import OpenOptions
     from fastcomm.readers.dpro import inputs, json_files
-    from fastcomm.readers.formats import OpenOptions
 
     said = inputs.read(path, rule=rule, options=OpenOptions.of(reading))
     warn(said.warnings)

@@ -12,8 +12,7 @@ from fastcomm.cli.dispatch_options import DRAWING, SimulationRequest, shape_opti
 from fastcomm.cli.messages import SuggestingGroup
 from fastcomm.cli.options import COUNT, WORKERS, Number, OutputFolder, builds, with_options
 from fastcomm.dispatch import Recipe
-from fastcomm.errors import ConfigError
-from fastcomm.inert import inert
+from fastcomm.errors import ConfigError, inert
 from fastcomm.options import WorkloadOptions
 from fastcomm.units import counted
 

@@ -70,7 +70,7 @@ def _stored(
     from fastcomm.analyses.ingest import ingest, plan
     from fastcomm.analyses.preparation import worker_paths
     from fastcomm.files import is_url
-    from fastcomm.readers.formats import OpenOptions
+    from fastcomm.readers import OpenOptions
     from fastcomm.report.console import progress
 
     folder, *traces = worker_paths((output, *paths), executor)

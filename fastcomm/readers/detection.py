@@ -13,8 +13,7 @@ from typing import cast
 
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.files import is_local, is_url, matches, place
-from fastcomm.readers.config import Config
-from fastcomm.readers.formats import (
+from fastcomm.readers import (
     Format,
     is_packed,
     is_unpacked_beside,
@@ -22,6 +21,7 @@ from fastcomm.readers.formats import (
     rank_from_name,
     unexported,
 )
+from fastcomm.readers.config import Config
 from fastcomm.trace.run import SkippedRank
 
 _DEEPEST = 100

@@ -18,9 +18,9 @@ from fastcomm import files
 from fastcomm.checks import refuse
 from fastcomm.errors import SchemaError, TraceFileError
 from fastcomm.files import is_local, note_inputs, place
+from fastcomm.readers import OpenOptions, RankSources, rank_from_name
 from fastcomm.readers.config import Config, Parallel, whole
 from fastcomm.readers.detection import FORMATS, detect, module
-from fastcomm.readers.formats import OpenOptions, RankSources, rank_from_name
 from fastcomm.trace.run import RunTraces, SkippedRank, Source, absent
 from fastcomm.trace.trace import Trace
 from fastcomm.units import plural

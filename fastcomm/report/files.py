@@ -13,9 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from fastcomm import arrow_files, result
-from fastcomm.errors import FastcommError
+from fastcomm.errors import FastcommError, inert
 from fastcomm.files import aside, check_no_input, check_replaceable, refuse_output
-from fastcomm.inert import inert
 
 if TYPE_CHECKING:
     from xlsxwriter import Workbook

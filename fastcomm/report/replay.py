@@ -8,8 +8,8 @@ from typing import Any
 from rich.markup import escape
 
 from fastcomm import arrow_files, result
+from fastcomm.replay import Replayed
 from fastcomm.replay.predictions import Predictions
-from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.result import Session, graphml
 from fastcomm.report import files
 from fastcomm.report.console import plain_console, say, table

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from fastcomm import files, store
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.options import StepClock
+from fastcomm.readers import OpenOptions, RankSources, agreed_world
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world
 from fastcomm.store import Manifest, read_manifest
 from fastcomm.store.files import StoredFile, check_provenance, listed, over, reapplied, restored
 from fastcomm.trace import schema

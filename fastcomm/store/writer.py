@@ -20,10 +20,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files, store
-from fastcomm.errors import SchemaError, TraceFileError
+from fastcomm.errors import SchemaError, TraceFileError, utf8
 from fastcomm.exchange import clocks
 from fastcomm.files import aside, is_local
-from fastcomm.inert import utf8
 from fastcomm.store import (
     COMPRESSION,
     ClockNote,

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
 from fastcomm.checks import RANKS, shortened
-from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.inert import shell_quoted
+from fastcomm.errors import FastcommError, TraceFileError, shell_quoted
 from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Floats, Ints
 
@@ -127,10 +126,9 @@ def _refuse_traces(path: Path) -> None:
 
     The error says what to use instead.
     """
-    from fastcomm.readers import detection
+    from fastcomm.readers import detection, packed
     from fastcomm.readers import detection as readers_detection
     from fastcomm.readers.config import Config
-    from fastcomm.readers.formats import packed
 
     readers_detection.refuse_standard_input(path)
     if remedy := packed(path):

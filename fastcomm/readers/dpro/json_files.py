@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro.uniform import (
+from fastcomm.readers.dpro import (
     Codes,
     Columns,
     Event,

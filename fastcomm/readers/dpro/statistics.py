@@ -14,8 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.readers.dpro import Name, UniformTrace, category, coarse, long_name
 from fastcomm.readers.dpro.job import Topology
-from fastcomm.readers.dpro.uniform import Name, UniformTrace, category, coarse, long_name
 from fastcomm_kernels import grouping
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 

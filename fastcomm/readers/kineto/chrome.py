@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.formats import described, unpack
+from fastcomm.readers import described, unpack
 from fastcomm.readers.kineto import stream
 from fastcomm.readers.kineto.stream import TextWindow, blocks, find
 from fastcomm_kernels import json_scan, words

@@ -11,16 +11,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import communication
-from fastcomm.readers.assembly import DEVICE_KINDS, TraceOptions, assemble
-from fastcomm.readers.formats import (
+from fastcomm.readers import (
     NAME_PATTERNS,
     OpenOptions,
     RankSources,
     agreed_world,
     check_count,
+    communication,
     rank_from_name,
 )
+from fastcomm.readers.assembly import DEVICE_KINDS, TraceOptions, assemble
 from fastcomm.readers.kineto import head
 from fastcomm.readers.kineto.categories import (
     SCANNED,

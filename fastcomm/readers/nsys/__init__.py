@@ -15,7 +15,7 @@ from fastcomm.readers.nsys.layout import EXPORT, MAGIC, NVTX, STRINGS, SUFFIXES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastcomm.readers.formats import OpenOptions, RankSources
+    from fastcomm.readers import OpenOptions, RankSources
 
 __all__ = ["claims", "find", "project"]
 

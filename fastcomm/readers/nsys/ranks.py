@@ -14,8 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
+from fastcomm.readers import OpenOptions, RankSources, rank_from_name
 from fastcomm.readers.assembly import TraceOptions, assemble
-from fastcomm.readers.formats import OpenOptions, RankSources, rank_from_name
 from fastcomm.readers.nsys import communicators, layout, report
 from fastcomm.readers.nsys import report as nsys_report
 from fastcomm.readers.nsys.collectives import find_collectives, launch_points

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fastcomm.errors import TraceFileError
 from fastcomm.files import Limits, is_local, opened
 from fastcomm.process import make_folder, remove_folder
-from fastcomm.readers.formats import described, unpack
+from fastcomm.readers import described, unpack
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TABLES, TEXT
 
 Numbers = NDArray[np.int64]

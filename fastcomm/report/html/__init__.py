@@ -25,8 +25,7 @@ import jinja2
 from markupsafe import Markup
 
 from fastcomm import units
-from fastcomm.errors import FastcommError
-from fastcomm.inert import inert
+from fastcomm.errors import FastcommError, inert
 from fastcomm.report import files
 from fastcomm.report.html.glossary import GLOSSARY
 from fastcomm.units import format_bandwidth, format_bytes, format_ns, plural

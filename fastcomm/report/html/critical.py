@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.what_if import EditSweep, WhatIf
-from fastcomm.inert import shell_joined, shell_quoted
+from fastcomm.errors import shell_joined, shell_quoted
 from fastcomm.report import html
 from fastcomm.report.critical_path import WORDS
 from fastcomm.report.html import (

@@ -7,7 +7,7 @@ Every color has a pattern, so that no chart depends on color.
 from collections.abc import Sequence
 from typing import Any
 
-from fastcomm.inert import inert
+from fastcomm.errors import inert
 from fastcomm.report.html import Spec
 from fastcomm.trace.schema import TAGS
 

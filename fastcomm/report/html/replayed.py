@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
+from fastcomm.replay import Replayed
 from fastcomm.replay.predictions import Removed
-from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.result import Session
 from fastcomm.report import html
 from fastcomm.report.html import (
