@@ -57,7 +57,7 @@ def test_windows_that_are_not_there(path_of, tmp_path):
     assert path_of(*events, wanted=Window(step=3), by=hta.find_path).about.clipped == 2
     assert path_of(*events, wanted=Window()).about.clipped == 0
     metrics_only = reader.read(tmp_path / "rank0.json", TraceOptions())
-    with pytest.raises(FastcommError, match="read for metrics alone"):
+    with pytest.raises(FastcommError, match="only the columns for metrics were read"):
         analyse(metrics_only)
 
 

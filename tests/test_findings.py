@@ -15,7 +15,7 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
 from fastcomm.metrics.outliers import HeatArrays
-from fastcomm.metrics.suspects import Known, own_work
+from fastcomm.metrics.suspects import Measurements, own_work
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, pipeline, planted
 from fastcomm.synthetic.job import FAULTS
@@ -206,13 +206,15 @@ def known_of(excess, stage=None, received=None, idle=None, steps=2, caused=None,
     }
     excess = excess | (idle or {})
     late = max(np.max(more) for more in excess.values()) * MS
-    return Known(
+    return Measurements(
         grid=HeatArrays(np.arange(RANKS), np.arange(steps), values),
         stage=stage or {},
         received=received or {},
         waits={rank: 0.0 if rank in excess else late for rank in range(RANKS)},
         caused=caused or {},
-        caused_together=lambda ranks: {rank: (together or {}).get(rank, 0.0) for rank in ranks},
+        common_wait_caused=lambda ranks: {
+            rank: (together or {}).get(rank, 0.0) for rank in ranks
+        },
         longer=lambda _: None,
     )
 

@@ -54,7 +54,7 @@ def test_the_demo_writes_a_table_and_analyses_it(tmp_path):
     done = CliRunner().invoke(main, words, catch_exceptions=False)
     assert "worst ranks (M_W): 107.6 %, rank 6" in done.stdout
     none = CliRunner().invoke(main, [*words, "--fault", "none"], catch_exceptions=False)
-    assert "too little slowdown to ask who brings it" in none.stdout
+    assert "too little slowdown to attribute it" in none.stdout
     refused = CliRunner().invoke(main, [*words, "--fault", "slow-link"])
     assert "wanted slow-gpu or none" in refused.stderr
 

@@ -22,7 +22,7 @@ from fastcomm.files import aside
 from fastcomm.graph import EDGE_KINDS, Graph
 from fastcomm.graph import LongestPath as GraphPath
 from fastcomm.trace.columns import filled
-from fastcomm.trace.trace import checked
+from fastcomm.trace.trace import validate
 from fastcomm_kernels.graph import NONE
 
 VERSION = 1
@@ -206,7 +206,7 @@ def _table(archive: zipfile.ZipFile, name: str, path: Path) -> pa.Table:
     """Read a table of the archive, and check its size and its schema."""
     content = archive.read(f"{name}.parquet")
     table = arrow_files.read_open(io.BytesIO(content), len(content), path)
-    return checked(table, _SCHEMAS[name], f"{path}: {name}")
+    return validate(table, _SCHEMAS[name], f"{path}: {name}")
 
 
 def _check(graph: Graph, events: int, path: Path) -> None:
