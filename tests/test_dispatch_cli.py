@@ -142,14 +142,14 @@ def test_a_cluster_file_gives_the_bandwidths(made, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (CLUSTER.replace("= 2", "= 8"), "gpus_per_node is 8, that of the workload is 2"),
+        (CLUSTER.replace("= 2", "= 8"), "gpus_per_node is 8, but the workload has 2"),
         (CLUSTER.replace("= 2", "= true2"), "cluster.toml: "),
-        (CLUSTER.replace("= 2", "= 0"), "gpus_per_node: found 0"),
+        (CLUSTER.replace("= 2", "= 0"), "invalid gpus_per_node 0"),
         (CLUSTER.replace("bw_node", "nic"), "unknown key 'nic'"),
-        (CLUSTER.replace("bw_node", "# "), "no key bw_node"),
+        (CLUSTER.replace("bw_node", "# "), "missing key bw_node"),
         (CLUSTER.replace('"50GB/s"', "50"), "bw_node: bandwidth '50': no unit"),
         (CLUSTER.replace("50GB/s", "much"), "bandwidth 'much'"),
-        (None, "neither a file nor one of"),
+        (None, "no such file, and not one of"),
     ],
 )
 def test_a_cluster_file_that_is_wrong_is_one_line(made, tmp_path, text, message):

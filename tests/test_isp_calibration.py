@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.cli import main
-from fastcomm.hardware.calibration import Attended, Product, fit_attention, fit_products
+from fastcomm.hardware.calibration import TimedAttention, TimedGemm, fit_attention, fit_gemm
 from fastcomm.hardware.cluster import load
 from fastcomm.isp.calibration import NAMES, attention, calibrated, product, timed
 from fastcomm.readers.kineto.shapes import ShapedCall, calls
@@ -71,7 +71,7 @@ def test_curves_come_back_as_much_slower_as_the_kernels_were(tmp_path):
     assert found.cluster.attention.forward(1, 32768, 4096) == pytest.approx(
         1.25 * A800.attention.forward(1, 32768, 4096), rel=0.01
     )
-    assert {line.what for line in found.compute} == {
+    assert {line.kind for line in found.compute} == {
         *("products", "attention forward", "attention backward")
     }
     assert max(line.worst_error for line in found.compute) < 0.1
@@ -80,11 +80,13 @@ def test_curves_come_back_as_much_slower_as_the_kernels_were(tmp_path):
 
 
 def test_a_slow_call_among_many_weighs_nothing():
-    work = [Product(1e12, 5e-3)] * 9 + [Product(1e12, 1.0)]
-    cluster, (line,) = fit_products(A800, work)
+    work = [TimedGemm(1e12, 5e-3)] * 9 + [TimedGemm(1e12, 1.0)]
+    cluster, (line,) = fit_gemm(A800, work)
     assert float(cluster.gemm.seconds(1e12)) == pytest.approx(5e-3)
     assert (line.calls, line.median_error) == (10, pytest.approx(0))
-    calls_ = [Attended(False, 1, 8192, 4096, 6e-3)] * 3 + [Attended(False, 1, 8192, 4096, 1.0)]
+    calls_ = [TimedAttention(False, 1, 8192, 4096, 6e-3)] * 3 + [
+        TimedAttention(False, 1, 8192, 4096, 1.0)
+    ]
     cluster, (line,) = fit_attention(A800, calls_)
     assert float(cluster.attention.forward(1, 8192, 4096)) == pytest.approx(6e-3)
     assert cluster.attention.rate[1] == A800.attention.rate[1]
@@ -92,7 +94,7 @@ def test_a_slow_call_among_many_weighs_nothing():
 
 @given(st.lists(st.tuples(st.floats(1e6, 1e14), st.floats(1e12, 1e15)), min_size=1, max_size=9))
 def test_more_work_never_takes_less_time_on_a_fitted_curve(made):
-    cluster, _ = fit_products(A800, [Product(flops, flops / rate) for flops, rate in made])
+    cluster, _ = fit_gemm(A800, [TimedGemm(flops, flops / rate) for flops, rate in made])
     assert list(cluster.gemm.flops) == sorted(set(cluster.gemm.flops))
     times = cluster.gemm.seconds(np.array(cluster.gemm.flops))
     assert np.all(np.diff(times) >= -1e-9 * times[1:])
@@ -160,7 +162,7 @@ def test_cudnn_has_its_heads_before_the_sequence():
             values=[""] * 6 + ["True"],
         )
     )
-    assert found == Attended(False, 1, 64, 16, 1e-3)
+    assert found == TimedAttention(False, 1, 64, 16, 1e-3)
 
 
 def test_the_command_prints_curves_and_a_note_falls_where_both_are_measured(tmp_path):

@@ -202,7 +202,7 @@ def test_the_winner_is_a_trainer_s_arguments(options, wanted):
         (("--global-batch", "4096", "--pp", "1", "--sp", "1"), "65536 would be"),
         (("--model", "gpt-x"), "none of internlm-0.25b"),
         (("--model", "8"), "known are 0.25, 1.3"),
-        (("--cluster", "v100"), "neither a file nor one of a100"),
+        (("--cluster", "v100"), "no such file, and not one of a100"),
         (("--world-size", "9-15"), "no whole node of 8"),
         (("--world-size", "8-"), "wanted a whole number above 0"),
         (("--memory", "lots"), "wanted a whole number above 0"),

@@ -9,20 +9,20 @@ import numpy as np
 
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.hardware.calibration import (
-    Attended,
     Calibration,
     ComputeResidual,
-    Product,
+    TimedAttention,
+    TimedGemm,
     calibrate,
     fit_attention,
-    fit_products,
+    fit_gemm,
 )
 from fastcomm.hardware.cluster import Cluster, load
 from fastcomm.hardware.measurements import (
     AttentionTable,
     ComputeTables,
     TimedMessage,
-    of_events,
+    messages_of_events,
     read_attention,
     read_gemm,
     read_measurements,
@@ -62,8 +62,8 @@ NAMES = (*_PRODUCTS, *_ATTENTION)
 class Timed(NamedTuple):
     """Timed work, and the number of calls that were left out by reason."""
 
-    products: list[Product]
-    attention: list[Attended]
+    products: list[TimedGemm]
+    attention: list[TimedAttention]
     left_out: Counter[str]
 
 
@@ -74,14 +74,14 @@ def timed(calls: "list[ShapedCall]") -> Timed:
         work = product(call) if call.name in _PRODUCTS else attention(call)
         if isinstance(work, str):
             found.left_out[work] += 1
-        elif isinstance(work, Product):
+        elif isinstance(work, TimedGemm):
             found.products.append(work)
         else:
             found.attention.append(work)
     return found
 
 
-def product(call: "ShapedCall") -> Product | str:
+def product(call: "ShapedCall") -> TimedGemm | str:
     """Return the product of two matrices, or of a batch of them, or why it is none."""
     first = _PRODUCTS[call.name]
     if len(call.dims) < first + 2 or not call.types[first : first + 1]:
@@ -94,10 +94,10 @@ def product(call: "ShapedCall") -> Product | str:
     flops = 2.0 * right[-1]
     for each in left:
         flops *= each
-    return Product(flops, call.seconds) if flops else "products of nothing"
+    return TimedGemm(flops, call.seconds) if flops else "products of nothing"
 
 
-def attention(call: "ShapedCall") -> Attended | str:
+def attention(call: "ShapedCall") -> TimedAttention | str:
     """Return the causal attention of whole sequences with themselves, or why it is none."""
     how = _ATTENTION[call.name]
     if len(call.dims) < how.query + 2 or len(call.types) <= how.query:
@@ -113,7 +113,7 @@ def attention(call: "ShapedCall") -> Attended | str:
         return "attention that is not causal, or does not say so"
     heads = query[3 - how.sequence]
     hidden = heads * query[3]
-    return Attended(how.backward, query[0], query[how.sequence], hidden, call.seconds)
+    return TimedAttention(how.backward, query[0], query[how.sequence], hidden, call.seconds)
 
 
 # A few ranks tell what the links do; a thousand say it again.
@@ -127,7 +127,7 @@ def messages(run: "RunTraces", most_ranks: int = _RANKS) -> list[TimedMessage]:
         trace = run.read(rank)
         sizes = trace.groups["size"].to_pylist()
         comm = trace.comm.select(["op", "group", "payload_bytes", "start", "stop"]).to_pylist()
-        found += of_events(
+        found += messages_of_events(
             (
                 OPS[row["op"]],
                 None if row["group"] is None else sizes[row["group"]],
@@ -219,7 +219,7 @@ def of_work(
     possible = [
         work for work in found.products if work.flops < _MOST * cluster.peak * work.seconds
     ]
-    cluster, products = fit_products(cluster, possible)
+    cluster, products = fit_gemm(cluster, possible)
     cluster, attention = fit_attention(cluster, found.attention)
     skipped = [f"{count} calls left out: {why}" for why, count in found.left_out.items()]
     if beyond := len(found.products) - len(possible):

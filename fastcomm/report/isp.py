@@ -177,7 +177,7 @@ def _kernels(found: Sequence[ComputeResidual]) -> TerminalTable:
     rows = table("calibrated", *columns, drop=("calls", "GFLOP"))
     for line in found:
         rows.add_row(
-            line.what,
+            line.kind,
             str(line.calls),
             f"{line.flops / 1e9:.3g}",
             f"{line.rate / 1e12:.3g}",
