@@ -15,7 +15,7 @@ from fastcomm.hardware.measurements import AttentionTable, ComputeTables
 from fastcomm.isp import question as questions
 from fastcomm.isp.calibration import Setting, setting
 from fastcomm.isp.question import ALGOS, Question
-from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
+from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult
 from fastcomm.options import SearchOptions
 
 Array = NDArray[Any]
@@ -305,7 +305,7 @@ def _priced(
         return None, float(total.min())
     costs = times(block, question, rules, cluster, attention)
     named = _key(block, question, shift)
-    return kept(shape, fits, {**named, **costs, **used}), float(total.min())
+    return FeasibleCells.of(shape, fits, {**named, **costs, **used}), float(total.min())
 
 
 def _key(block: OriginalBlock, question: Question, shift: int) -> Fields:

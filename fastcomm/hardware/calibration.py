@@ -44,7 +44,7 @@ class Residual:
 class ComputeResidual:
     """Curve fitted to kernels of one kind and size, and its relative errors."""
 
-    kind: str  # "products" or "attention forward" or "attention backward"
+    kind: str  # "GEMM" or "attention forward" or "attention backward"
     calls: int
     flops: float  # median of the calls
     rate: float  # measured FLOPs per second
@@ -274,7 +274,7 @@ def fit_gemm(cluster: Cluster, calls: list[TimedGemm]) -> tuple[Cluster, list[Co
     fitted = _curve_through(curve, middle, rate, ratio)
     residuals = [
         ComputeResidual(
-            kind="products",
+            kind="GEMM",
             calls=int(group.sum()),
             flops=float(middle[place]),
             rate=float(rate[place]),

@@ -143,7 +143,7 @@ def _terms(title: str, terms: list[Term], form: Callable[[float], str]) -> Termi
         if term.value or not term.level:
             indent = "  " * term.level
             share = percent(term.value / whole) if whole else ""
-            rows.add_row(f"{indent}{term.name}", form(term.value), share, escape(term.words))
+            rows.add_row(f"{indent}{term.name}", form(term.value), share, escape(term.text))
     return rows
 
 
@@ -152,12 +152,12 @@ def changes(found: Sequence[HardwareChange]) -> None:
     rows = table("what if", "TGS", "gain", "strategy")
     for change in found:
         if change.best is None:
-            rows.add_row(change.what, "n/a", "n/a", "")
+            rows.add_row(change.name, "n/a", "n/a", "")
             continue
         best = change.best
         gain = "n/a" if change.gain is None else signed_percent(change.gain)
         words = f"{best['algo_type'].upper()} pp {best['pp']} sp {best['sp']}"
-        rows.add_row(change.what, f"{best['tgs']:.1f}", gain, words)
+        rows.add_row(change.name, f"{best['tgs']:.1f}", gain, words)
     plain_console().print(rows)
 
 

@@ -249,7 +249,7 @@ def _rejected(found: SearchResult) -> Section:
 def _changes(changes: Sequence[HardwareChange]) -> Section:
     rows = tuple(
         (
-            text(each.what),
+            text(each.name),
             number(each.best["tgs"] if each.best else None, words.whole, "nothing fits"),
             number(each.gain, words.signed_percent, "nothing fits"),
         )
