@@ -1,4 +1,4 @@
-"""How long the all-to-all of a mixture of experts takes by schedule, and how far from the best.
+"""Simulation of the all-to-all of a mixture of experts under several schedules.
 
-Sizes are bytes, times are seconds as float64: a simulated time is no measurement.
+Sizes are in bytes. Simulated times are in seconds as float64, unlike measured times.
 """

@@ -1,8 +1,9 @@
 """FAST as published: an even load on every NIC of a node, and stages without incast.
 
-Balance inside the nodes, then stages in step, one node to one node, GPU i to GPU i; what a
-stage brought moves on inside its node while the next one runs. Own-node traffic runs beside
-the first stage.
+First, tokens are balanced inside the nodes. Then follow stages, in which each node sends to one
+other node, GPU i to GPU i. The tokens that arrive in a stage are redistributed inside their
+node during the next stage. Traffic inside a node overlaps the first stage. Demands are in
+tokens, times in seconds.
 """
 
 from dataclasses import dataclass
@@ -17,9 +18,9 @@ from fastcomm_kernels import permutations as kernels
 
 Rows = NDArray[np.int32]
 DECOMPOSITIONS = ("threshold", "incremental", "assignment")
-# Above any number of cells: the assignment takes such a cell only where it has to.
+# Cost of an empty cell, above any number of cells: the assignment avoids such cells.
 _FORBIDDEN = 1e9
-# Of 16: how far the threshold falls where the cells above it do not suffice.
+# Sixteenths to which the threshold falls if the cells above it do not suffice.
 _SHRINK = 15
 
 
@@ -28,39 +29,54 @@ class Schedule:
     """FAST's schedule of one demand, and the seconds of each part."""
 
     servers: Matrix  # node by node: load of each NIC
-    permutations: Rows  # stage by node: where the node sends; itself is padding
-    weights: Matrix
-    balanced: NDArray[np.int64]  # [node, node, GPU, GPU] after the balance
-    moved: NDArray[np.int64]  # [node * node, GPU, GPU] by the balance
+    permutations: Rows  # stage by node: destination; a node's own number is padding
+    weights: Matrix  # tokens of each stage
+    balanced: NDArray[np.int64]  # [node, node, GPU, GPU] after balancing
+    moved: NDArray[np.int64]  # [node * node, GPU, GPU] moved by balancing
     balance_s: float
-    own_s: float
-    inter_s: NDArray[np.float64]  # a stage
-    redist_s: NDArray[np.float64]  # a stage
+    own_s: float  # traffic inside nodes
+    inter_s: NDArray[np.float64]  # of each stage
+    redist_s: NDArray[np.float64]  # redistribution of each stage
 
     @property
     def total_s(self) -> float:
-        """Balance, then the stages, each beside the redistribution of the one before."""
+        """Balancing, then the stages, each overlapped with the previous redistribution."""
         if not len(self.weights):
             return self.balance_s + self.own_s
-        hidden = np.concatenate([[self.own_s], self.redist_s[:-1]])
+        overlapped = np.concatenate([[self.own_s], self.redist_s[:-1]])
         return float(
-            self.balance_s + np.maximum(self.inter_s, hidden).sum() + self.redist_s[-1]
+            self.balance_s + np.maximum(self.inter_s, overlapped).sum() + self.redist_s[-1]
         )
 
 
 def schedule(
     demand: Matrix, width: int, inter: Cost, intra: Cost, decomposition: str = "threshold"
 ) -> Schedule:
-    """Schedule a GPU-by-GPU demand; its diagonal does not move."""
+    """Schedule a GPU-by-GPU demand in tokens; its diagonal does not move.
+
+    Stages run in the order found or by size, whichever is faster.
+
+    Parameters
+    ----------
+    demand
+        Tokens from each GPU to each GPU.
+    width
+        GPUs of a node.
+    inter, intra
+        Costs of tokens between nodes and inside a node.
+    decomposition
+        How the demand between nodes is split into stages, one of `DECOMPOSITIONS`.
+
+    """
     block = blocked(demand, width)
     servers, moved, balance_s = kernels.balance(block, intra.pair)
     permutations, weights = stages(servers, decomposition)
-    given = _timed(block, permutations, weights, intra)
-    # A stage hides the redistribution of the one before if that is not much larger.
+    redist = _redistribution(block, permutations, weights, intra)
+    # Sorted by size, a stage can overlap the previous redistribution, which is similar.
     order = np.argsort(-weights, kind="stable")
-    ordered = _timed(block, permutations[order], weights[order], intra)
+    sorted_redist = _redistribution(block, permutations[order], weights[order], intra)
     own_s = max(kernels.spread_time(block[n, n], intra.pair) for n in range(len(block)))
-    found = [
+    schedules = [
         Schedule(
             servers=servers,
             permutations=rows,
@@ -73,51 +89,76 @@ def schedule(
             redist_s=times,
         )
         for rows, units, times in (
-            (permutations, weights, given),
-            (permutations[order], weights[order], ordered),
+            (permutations, weights, redist),
+            (permutations[order], weights[order], sorted_redist),
         )
     ]
-    return min(found, key=lambda each: each.total_s)
+    return min(schedules, key=lambda candidate: candidate.total_s)
 
 
 def blocked(demand: Matrix, width: int) -> NDArray[np.int64]:
-    """[node, node, GPU, GPU]: a fresh copy, nothing on the diagonal."""
+    """Copy a demand as [node, node, GPU, GPU], with zeros on its diagonal."""
     nodes = len(demand) // width
-    kept = np.array(demand, np.int64)
-    np.fill_diagonal(kept, 0)
-    return np.ascontiguousarray(kept.reshape(nodes, width, nodes, width).transpose(0, 2, 1, 3))
+    copy = np.array(demand, np.int64)
+    np.fill_diagonal(copy, 0)
+    return np.ascontiguousarray(copy.reshape(nodes, width, nodes, width).transpose(0, 2, 1, 3))
 
 
 def stages(servers: Matrix, decomposition: str = "threshold") -> tuple[Rows, Matrix]:
-    """Pad a server matrix and split it into weighted permutations."""
+    """Split a node-by-node matrix into weighted permutations.
+
+    Returns
+    -------
+    permutations : ndarray
+        (stages, nodes): destination of each node.
+    weights : ndarray
+        Tokens of each stage.
+
+    Raises
+    ------
+    ConfigError
+        If the decomposition is unknown.
+
+    """
     padded = pad(servers)
     if decomposition == "assignment":
         permutations, weights = assigned_stages(padded)
         return permutations.astype(np.int32), weights
     if decomposition not in DECOMPOSITIONS:
         raise ConfigError(
-            f"decomposition: found {decomposition!r}, wanted one of {', '.join(DECOMPOSITIONS)}"
+            f"invalid decomposition {decomposition!r}: expected {', '.join(DECOMPOSITIONS)}"
         )
     first = int(padded.max(initial=0)) if decomposition == "threshold" else 1
     return split(padded, first)
 
 
 def split(padded: Matrix, first: int) -> tuple[Rows, Matrix]:
-    """Split a matrix of equal row and column sums."""
+    """Split a matrix of equal row and column sums; ValueError if they differ."""
     load = largest_sum(padded)
     if (padded.sum(axis=0) != load).any() or (padded.sum(axis=1) != load).any():
         raise ValueError("the row and column sums differ: pad the matrix first")
     return kernels.stages(padded, first, _SHRINK)
 
 
-def _timed(
+def _redistribution(
     block: NDArray[np.int64], permutations: Rows, weights: Matrix, intra: Cost
 ) -> NDArray[np.float64]:
     return kernels.redistribution(block, permutations, weights, intra.pair)
 
 
 def spreadout_s(demand: Matrix, width: int, inter: Cost, intra: Cost) -> float:
-    """Shift by shift: GPU j sends to GPU j + k, and the slowest pair sets the time."""
+    """Return the seconds of SpreadOut: in shift k, GPU j sends to GPU j + k.
+
+    Parameters
+    ----------
+    demand
+        Tokens from each GPU to each GPU.
+    width
+        GPUs of a node.
+    inter, intra
+        Costs of tokens between nodes and inside a node.
+
+    """
     gpus = len(demand)
     units = np.array(demand, np.float64)
     node = np.arange(gpus) // width
@@ -135,7 +176,7 @@ def largest_sum(matrix: Matrix) -> int:
 
 
 def pad(matrix: Matrix) -> Matrix:
-    """Bring every row and column to the largest sum, from the upper left corner on."""
+    """Add to a matrix, from its upper left corner on, until all sums equal the largest."""
     load = largest_sum(matrix)
     rows, columns = load - matrix.sum(axis=1), load - matrix.sum(axis=0)
     padded = matrix.copy()
@@ -150,19 +191,19 @@ def pad(matrix: Matrix) -> Matrix:
 
 
 def assigned_stages(padded: Matrix) -> tuple[NDArray[np.int64], Matrix]:
-    """Weighted permutations that add up to the matrix, as SciPy's assignment finds them."""
-    from scipy.optimize import linear_sum_assignment  # takes a while to load
+    """Split a matrix into weighted permutations by repeated assignment (SciPy)."""
+    from scipy.optimize import linear_sum_assignment  # slow to import
 
-    rest = padded.copy()
-    rows = np.arange(len(rest))
+    remaining = padded.copy()
+    rows = np.arange(len(remaining))
     permutations, weights = [], []
-    while rest.max(initial=0) > 0:
-        _, to = linear_sum_assignment(np.where(rest > 0, 0.0, _FORBIDDEN))
-        weight = rest[rows, to].min()
+    while remaining.max(initial=0) > 0:
+        _, destination = linear_sum_assignment(np.where(remaining > 0, 0.0, _FORBIDDEN))
+        weight = remaining[rows, destination].min()
         if weight == 0:
             break
-        rest[rows, to] -= weight
-        permutations.append(to)
+        remaining[rows, destination] -= weight
+        permutations.append(destination)
         weights.append(weight)
-    shape = (len(weights), len(rest))
+    shape = (len(weights), len(remaining))
     return np.array(permutations, np.int64).reshape(shape), np.array(weights, np.int64)

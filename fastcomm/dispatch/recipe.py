@@ -1,6 +1,6 @@
-"""What a workload is made of: shape of the cluster, of the model, and how tokens are routed.
+"""Recipes of workloads: shape of the cluster and the model, and how tokens are routed.
 
-GPU = node * gpus_per_node + rank. Expert e of a workload lives on GPU e // experts_per_gpu.
+GPU = node * gpus_per_node + rank. Expert e of a workload is on GPU e // experts_per_gpu.
 """
 
 from dataclasses import asdict, dataclass
@@ -33,10 +33,10 @@ RANGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(CheckedOptions):
-    """The whole configuration of a workload; the defaults are the original simulator's.
+    """Configuration of a workload; the defaults are those of the original simulator.
 
-    `sampler` says how experts are drawn: "seed" is the original's stream, "table" is a user's
-    own routing. `ConfigError` for a value that is none.
+    `sampler` is a law by which experts are drawn, "seed" for the stream of the original
+    simulator, or "table" for routing from a file. Raises `ConfigError` for an invalid value.
     """
 
     num_nodes: int = 4
@@ -73,65 +73,64 @@ class Recipe(CheckedOptions):
 
     @property
     def tokens(self) -> int:
-        """Tokens of a layer, of the whole cluster."""
+        """Tokens of a layer, of all GPUs."""
         return self.seq_len * self.batch_size
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of a token on the wire."""
+        """Bytes of a token as it is sent."""
         return self.embed_size * DTYPE_BYTES[self.dtype]
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Return the recipe of some values; ConfigError for an unknown name."""
+        """Return the recipe with these fields; ConfigError for an unknown or invalid one."""
         return build(cls, values, "recipe")
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON has it."""
+        """Return the recipe as a JSON object."""
         return asdict(self)
 
-    def agreed(self, options: WorkloadOptions, where: str) -> Self:
-        """Return the recipe; ConfigError where an option contradicts it."""
+    def check_options(self, options: WorkloadOptions, where: str) -> Self:
+        """Return this recipe; raise ConfigError if an option contradicts it."""
         for name, value in options.given().items():
             if getattr(self, name) != value:
                 raise ConfigError(
-                    f"{where}: {name} is {getattr(self, name)}, and {value} was asked for; "
+                    f"{where}: {name} is {getattr(self, name)}, but the option says {value}; "
                     "the shape of a workload is fixed when it is generated"
                 )
         return self
 
 
 def _check_numbers(recipe: Recipe) -> None:
-    for name, within in RANGES.items():
-        within.check(getattr(recipe, name), name)
+    for name, valid_range in RANGES.items():
+        valid_range.check(getattr(recipe, name), name)
     RANKS.check(recipe.gpus, "GPUs (num_nodes * gpus_per_node)")
     if recipe.tokens > _MOST_TOKENS:
         raise ConfigError(
-            f"seq_len * batch_size: {recipe.tokens} tokens a layer; wanted at most "
+            f"seq_len * batch_size: {recipe.tokens} tokens per layer, more than the maximum of "
             f"{_MOST_TOKENS}"
         )
     layers = recipe.iter_num * recipe.num_layers
     if layers > _MOST_LAYERS:
         raise ConfigError(
-            f"iter_num * num_layers: {layers} layers; wanted at most {_MOST_LAYERS}"
+            f"iter_num * num_layers: {layers} layers, more than the maximum of {_MOST_LAYERS}"
         )
     if recipe.experts > _MOST_EXPERTS:
-        raise ConfigError(f"{recipe.experts} experts; wanted at most {_MOST_EXPERTS}")
+        raise ConfigError(f"{recipe.experts} experts, more than the maximum of {_MOST_EXPERTS}")
     if recipe.topk > recipe.experts:
         raise ConfigError(
-            f"topk: found {recipe.topk}, wanted at most the {recipe.experts} experts: "
-            "those of a token differ"
+            f"invalid topk {recipe.topk}: a token needs distinct experts, and there are only "
+            f"{recipe.experts}"
         )
 
 
 def _check_law(recipe: Recipe) -> None:
     if recipe.sampler == "seed" and recipe.seed > _MOST_LEGACY_SEED:
         raise ConfigError(
-            f"seed: found {recipe.seed}, wanted at most {_MOST_LEGACY_SEED}: the original's "
-            "generator takes no more"
+            f"invalid seed {recipe.seed}: the sampler `seed` takes at most {_MOST_LEGACY_SEED}"
         )
     if recipe.sampler in {"seed", "zipf"} and recipe.zipf_alpha <= 1:
         raise ConfigError(
-            f"zipf_alpha: found {recipe.zipf_alpha}, wanted more than 1: an unbounded Zipf law "
-            "has no sum below; the law `bounded` takes any exponent from 0"
+            f"invalid zipf_alpha {recipe.zipf_alpha}: an unbounded Zipf law needs more than 1; "
+            "the law `bounded` takes any exponent from 0"
         )

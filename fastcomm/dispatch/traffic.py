@@ -1,7 +1,8 @@
-"""What a layer moves: copies, distinct destinations and nodes, and what no schedule can beat.
+"""Traffic of a layer, and lower bounds of the time that any schedule takes for it.
 
-All that any schedule needs of a layer, whatever the number of its tokens. A bound is a time of
-one layer; a schedule is held to those of its class.
+Traffic counts copies, distinct target GPUs and distinct target nodes. All that a schedule needs
+has a size independent of the number of tokens. A bound is a time of one layer in seconds, for
+one class of schedules.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ Ids = NDArray[Any]  # int16 or int32
 Place = NDArray[np.int32]
 Matrix = NDArray[np.int64]
 
-# Up to so many nodes a histogram over sets of nodes is smaller than what it saves.
+# Up to this many nodes a histogram over sets of nodes is faster than counting tokens.
 _FEW = 8
 
 
@@ -26,9 +27,9 @@ _FEW = 8
 class LayerTokens:
     """Tokens of one layer, and the GPUs of its experts."""
 
-    src: Ids
-    expert: Ids
-    home: Place  # the GPU of each expert
+    src: Ids  # source GPU of each token
+    expert: Ids  # (tokens, top-k): experts of each token
+    home: Place  # GPU of each expert
     nodes: int
     width: int  # GPUs of a node
 
@@ -40,7 +41,7 @@ class LayerTokens:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Matrices of one layer, in tokens; own node and own GPU are in all three."""
+    """Matrices of one layer in tokens, with the traffic to the own GPU and node."""
 
     copies: Matrix  # GPU by GPU: (token, expert) pairs
     unique: Matrix  # GPU by GPU: distinct (token, GPU) pairs
@@ -72,56 +73,56 @@ class Traffic:
     @cached_property
     def leaving(self) -> NDArray[np.int32]:
         """By GPU: its tokens that any other GPU needs."""
-        found = np.zeros(len(self.copies), np.int32)
-        dispatch.leaving(self.layer.src, self.layer.expert, self.layer.home, found)
-        return found
+        counts = np.zeros(len(self.copies), np.int32)
+        dispatch.leaving(self.layer.src, self.layer.expert, self.layer.home, counts)
+        return counts
 
     @cached_property
     def own_node(self) -> NDArray[np.bool_]:
-        """Whether each pair of GPUs lies in one node."""
+        """Whether two GPUs are in the same node, GPU by GPU."""
         node = np.arange(len(self.copies)) // self.width
         return np.asarray(node[:, None] == node)
 
     @cached_property
     def remote_node_unique(self) -> Matrix:
-        """GPU by node, the own node left out."""
+        """`node_unique` without each GPU's own node."""
         remote = self.node_unique.copy()
         gpu = np.arange(len(remote))
         remote[gpu, gpu // self.width] = 0
         return remote
 
     def demand(self, kind: str) -> Matrix:
-        """Return the tokens from GPU to GPU, "copies" or "unique"; none to itself."""
+        """Return tokens from GPU to other GPUs; `kind` is "copies" or "unique"."""
         demand = (self.copies if kind == "copies" else self.unique).copy()
         np.fill_diagonal(demand, 0)
         return demand
 
     def remote(self, kind: str) -> Matrix:
-        """Return the tokens from GPU to GPU between nodes, "copies" or "unique"."""
+        """Return tokens from GPU to GPUs of other nodes; `kind` is "copies" or "unique"."""
         return np.where(self.own_node, 0, self.demand(kind))
 
 
 def _by_expert(layer: LayerTokens) -> NDArray[np.int32]:
-    found = np.zeros((layer.gpus, len(layer.home)), np.int32)
-    dispatch.copies(layer.src, layer.expert, found)
-    return found
+    counts = np.zeros((layer.gpus, len(layer.home)), np.int32)
+    dispatch.copies(layer.src, layer.expert, counts)
+    return counts
 
 
 def _by_gpu(by_expert: NDArray[np.int32], layer: LayerTokens) -> Matrix:
-    """Add up the experts of each GPU."""
+    """Sum the experts of each GPU."""
     order = np.argsort(layer.home, kind="stable")
     first = np.flatnonzero(np.diff(layer.home[order], prepend=-1))
-    found = np.zeros((layer.gpus, layer.gpus), np.int64)
-    found[:, layer.home[order[first]]] = np.add.reduceat(by_expert[:, order], first, axis=1)
-    return found
+    sums = np.zeros((layer.gpus, layer.gpus), np.int64)
+    sums[:, layer.home[order[first]]] = np.add.reduceat(by_expert[:, order], first, axis=1)
+    return sums
 
 
 def _by_node(layer: LayerTokens) -> Matrix:
     node = (layer.home // layer.width).astype(np.int32)
     if layer.nodes > _FEW or not layer.expert.shape[1]:
-        found = np.zeros((layer.gpus, layer.nodes), np.int32)
-        dispatch.distinct(layer.src, layer.expert, node, found)
-        return found.astype(np.int64)
+        counts = np.zeros((layer.gpus, layer.nodes), np.int32)
+        dispatch.distinct(layer.src, layer.expert, node, counts)
+        return counts.astype(np.int64)
     sets = np.zeros((layer.gpus, 1 << layer.nodes), np.int32)
     dispatch.distinct_few(layer.src, layer.expert, (1 << node).astype(np.int32), sets)
     members = np.arange(1 << layer.nodes)[:, None] >> np.arange(layer.nodes) & 1
@@ -129,39 +130,52 @@ def _by_node(layer: LayerTokens) -> Matrix:
 
 
 def sum_by_node(matrix: Matrix, width: int) -> Matrix:
-    """Sum a GPU-by-GPU matrix to node by node."""
+    """Sum a GPU-by-GPU matrix to a node-by-node matrix."""
     nodes = len(matrix) // width
     return np.asarray(matrix.reshape(nodes, width, nodes, width).sum(axis=(1, 3)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Lower bounds of one layer, in seconds."""
+    """Lower bounds of the dispatch of one layer, in seconds."""
 
-    relayed_s: float  # no dedupe, any NIC of a node may carry: FAST
-    fixed_s: float  # each GPU sends and receives its own: direct, SpreadOut
-    multicast_s: float  # once a node, any NIC of it
-    proxy_s: float  # once a node, by the NICs of the source's rank: DeepEP
-    gpu_s: float  # what a GPU itself needs or has, over all its links
-    node_s: float  # what is handed on inside a node, where it arrives once
-    joint_s: float  # what the GPUs of a node need, over all their links
+    relayed_s: float  # every copy is sent, through any NIC of a node: FAST
+    fixed_s: float  # each GPU sends and receives its own tokens: direct, SpreadOut
+    multicast_s: float  # a token is sent once per node, through any of its NICs
+    proxy_s: float  # a token is sent once per node, through NICs of the source's rank: DeepEP
+    gpu_s: float  # tokens that a GPU needs or has, through all of its links
+    node_s: float  # tokens forwarded inside a node, to which they are sent once
+    joint_s: float  # tokens that the GPUs of a node need, through all of their links
 
     @property
     def optimal_s(self) -> float:
-        """Seconds that no schedule of any class beats."""
+        """Lower bound for all classes of schedules."""
         return max(self.multicast_s, self.gpu_s, self.joint_s)
 
     def of(self, kind: str) -> float:
-        """Return the bound of a class: relayed, fixed, multicast or proxy."""
+        """Return the bound of a class: "relayed", "fixed", "multicast" or "proxy"."""
         inside = self.node_s if kind in {"multicast", "proxy"} else self.joint_s
         return max(float(getattr(self, f"{kind}_s")), self.gpu_s, inside)
 
 
 def bounds(traffic: Traffic, links: GpuLinks, size: int, demand: str = "copies") -> Bounds:
-    """Return the bounds of a layer with tokens of `size` bytes."""
+    """Return the lower bounds of a layer.
+
+    Parameters
+    ----------
+    traffic
+        Traffic of the layer.
+    links
+        Links of each GPU.
+    size
+        Bytes of a token.
+    demand
+        "copies" or "unique": tokens that schedules without multicast send.
+
+    """
     width, remote = traffic.width, traffic.remote(demand)
     nic, port = size / links.inter, size / links.intra
-    # The NICs of a single node carry nothing.
+    # A single node does not use its NICs.
     both = size / (links.inter + links.intra) if traffic.nodes > 1 else port
     pairs = traffic.remote_node_unique.reshape(traffic.nodes, width, -1).sum(axis=1)
     arriving = pairs.sum(axis=0)

@@ -87,11 +87,11 @@ def gemm(call: "ShapedCall") -> TimedGemm | str:
         return "no shapes"
     if call.types[first] not in _HALF:
         return f"GEMM of {call.types[first]}"
-    left, right = call.dims[first : first + 2]
-    if len(left) < 2 or len(left) != len(right) or left[-1] != right[-2]:  # noqa: PLR2004
+    a_dims, b_dims = call.dims[first : first + 2]
+    if len(a_dims) < 2 or len(a_dims) != len(b_dims) or a_dims[-1] != b_dims[-2]:  # noqa: PLR2004
         return "shapes that do not multiply"
-    flops = 2.0 * right[-1]
-    for size in left:
+    flops = 2.0 * b_dims[-1]
+    for size in a_dims:
         flops *= size
     return TimedGemm(flops, call.seconds) if flops else "empty GEMM"
 

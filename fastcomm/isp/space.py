@@ -115,14 +115,14 @@ def _degrees(question: Question, ranks: int) -> tuple[int, ...]:
     if experts is None:
         return (1,)
     return tuple(
-        each
-        for each in divisors(ranks)
-        if experts.number % each == 0 and (question.ep is None or each in question.ep)
+        ep
+        for ep in divisors(ranks)
+        if experts.number % ep == 0 and (question.ep is None or ep in question.ep)
     )
 
 
 def _rejection(question: Question, sp: int, algo: str, rows: LayoutRows) -> str | None:
-    """Why a layout falls out, if it does."""
+    """Return the reason to reject a layout, or None."""
     if not _heads_allow(question, sp, algo):
         return "heads"
     # Experts take each token once: where every rank has all of them, none could tell whose.

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from fastcomm.dispatch.placement import Placing
+from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult
 from fastcomm.report import files, json_text
@@ -69,7 +69,7 @@ def compare(found: Simulation, console: Console | None = None) -> None:
         _say(console, why)
 
 
-def place(found: Placing, console: Console | None = None) -> None:
+def place(found: PlacementResult, console: Console | None = None) -> None:
     """Print strategies before and after."""
     console = plain_console(console)
     _say(console, _title(found.before))

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fastcomm.dispatch.placement import Placing
+from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult, in_ns
 from fastcomm.report.html import words
@@ -37,11 +37,11 @@ _NO_COMBINE = "the original simulator has no way back"
 _NO_TIME = "the bound is nothing"
 
 
-def page(found: Simulation | Placing | DispatchSweep) -> Page:
+def page(found: Simulation | PlacementResult | DispatchSweep) -> Page:
     """The page of what one of the commands found."""
     if isinstance(found, Simulation):
         return simulation(found)
-    return placing(found) if isinstance(found, Placing) else sweep(found)
+    return placing(found) if isinstance(found, PlacementResult) else sweep(found)
 
 
 def simulation(found: Simulation) -> Page:
@@ -229,7 +229,7 @@ def _load(each: StrategyResult) -> Spec:
     )
 
 
-def placing(found: Placing) -> Page:
+def placing(found: PlacementResult) -> Page:
     """Schedules before and after the experts are placed anew."""
     before, after = found.imbalance
     first = simulation(found.after)
