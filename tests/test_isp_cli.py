@@ -270,7 +270,7 @@ def test_calibration_shows_how_far_its_lines_are(tmp_path):
     path = tmp_path / "messages.csv"
     path.write_text("\n".join(["op,ngpu,bytes,lat_s", *rows]))
     text = call(*ASKED, "--calibrate", str(path), "--sensitivity")
-    assert "median off" in text
+    assert "median error" in text
     assert "links between nodes x2" in text
     found = json.loads(call(*ASKED, "--calibrate", str(path), "--json"))
     assert len(found["calibration"]) == 15
