@@ -54,7 +54,7 @@ def schedule(
 ) -> Schedule:
     """Schedule a GPU-by-GPU demand in tokens; its diagonal does not move.
 
-    Stages run in the order found or by size, whichever is faster.
+    Stages run in the order of their decomposition, or sorted by size, whichever is faster.
 
     Parameters
     ----------

@@ -266,12 +266,14 @@ class _Tally:
         self.unanswered: dict[str, str] = {}
 
     def add_experts(self, number: int, load: Matrix) -> None:
+        """Add the load of the experts of a layer, numbered over all iterations."""
         if number < self.recipe.num_layers:
             self.experts.append(load)
         else:
             self.experts[number % self.recipe.num_layers] += load
 
     def add(self, name: str, traffic: Traffic) -> None:
+        """Simulate the next layer under a strategy."""
         strategy, terms = self.strategies[name], self.terms
         timing = strategy.run(traffic, terms)
         demand = "copies" if strategy.copies_only else terms.demand
@@ -279,10 +281,12 @@ class _Tally:
         self.layers[name].append(_layer(timing, limits, strategy.bound, terms.token_bytes))
 
     def drop(self, name: str, reason: str) -> None:
+        """Leave a strategy out of the result."""
         del self.layers[name]
         self.unanswered[name] = reason
 
     def result(self) -> Simulation:
+        """Return the simulation of all layers added."""
         recipe = self.recipe
         payload = recipe.tokens * recipe.num_layers * recipe.iter_num * recipe.topk
         results = {

@@ -1,4 +1,4 @@
-"""A made-up training job, written in the formats of real profilers: demo, tests, benchmarks."""
+"""A synthetic training job in the formats of real profilers, for demo, tests and benchmarks."""
 
 from fastcomm.synthetic.files import write
 from fastcomm.synthetic.job import Job

@@ -1,8 +1,8 @@
-"""A made-up production job as a table of operations, with one slow rank.
+"""A synthetic production job as a table of operations, with one slow rank.
 
 Data and pipeline parallel: all micro-batches forward, then all backward, then gradients and the
-optimizer. Every operation starts as soon as it can, so recorded steps have no launch delays.
-Times are seconds, as such tables have them.
+optimizer. Every operation starts as early as possible, so steps have no launch delays. Times
+are in seconds, as usual in such tables.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ _OF_CHUNKS = ("compute", "params-all-gather", "grads-reduce-scatter")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableJob:
-    """What the job is: its sizes, and by which share the computation of one rank is slower."""
+    """Sizes of a job, and the share by which the computation of one rank is slower."""
 
     dp: int = 2
     pp: int = 4
@@ -57,19 +57,19 @@ class TableJob:
 
     @classmethod
     def of(cls, ranks: int, slowdown: float = 0.3) -> "TableJob":
-        """A job of any size: up to four stages, and the slow rank in the last data rank."""
+        """Return a job of any size: up to four stages, the slow rank in the last data rank."""
         pp = next(size for size in (4, 2, 1) if ranks % size == 0)
         dp = ranks // pp
         return cls(dp=dp, pp=pp, slow_dp=dp - 1, slow_stage=pp // 2, slowdown=slowdown)
 
     @property
     def slow_rank(self) -> int:
-        """The number of the slow rank."""
+        """Number of the slow rank."""
         return self.slow_dp * self.pp + self.slow_stage
 
 
 def table(job: TableJob) -> pa.Table:
-    """The operations of all steps."""
+    """Return the operations of all steps."""
     random = Random(job.seed)
     rows = [row for step in range(job.steps) for row in _Step(job, step, random).rows()]
     columns = zip(*rows, strict=True)
@@ -77,7 +77,7 @@ def table(job: TableJob) -> pa.Table:
 
 
 def write_table(job: TableJob, folder: Path) -> tuple[Path, Path]:
-    """Write `table.parquet` and `meta.yaml`."""
+    """Write `table.parquet` and `meta.yaml`, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "table.parquet", folder / "meta.yaml"
     with aside(paths[0]) as unfinished:
@@ -94,17 +94,17 @@ Place = tuple[int, int]  # data rank, stage
 
 
 class _Step:
-    """One step on its way into rows."""
+    """Collects the rows of one step."""
 
     def __init__(self, job: TableJob, step: int, random: Random) -> None:
         self.job, self.step, self.random = job, step, random
         self.places = [(d, s) for d in range(job.dp) for s in range(job.pp)]
-        self.found: list[tuple[object, ...]] = []
+        self.operations: list[tuple[object, ...]] = []
         self.count: dict[tuple[Place, str], int] = {}
         self.clock = dict.fromkeys(self.places, 0.0)  # end of the last computation
 
     def rows(self) -> list[tuple[object, ...]]:
-        """All operations of all ranks."""
+        """Return the operations of all ranks."""
         self._joined("params-all-gather", _GATHER, self._by_stage())
         for way in ("forward", "backward"):
             for d in range(self.job.dp):
@@ -118,16 +118,16 @@ class _Step:
         self._joined("optimizer-clip-main-grad", _CLIP, [self.places])
         for place in self.places:
             self._alone(place, "optimizer", _OPTIMIZER)
-        return self.found
+        return self.operations
 
     def _by_stage(self) -> list[list[Place]]:
-        """What data parallelism joins: nothing where there is one data rank."""
+        """Return the data-parallel groups; none with one data rank."""
         if self.job.dp == 1:
             return []
         return [[(d, s) for d in range(self.job.dp)] for s in range(self.job.pp)]
 
     def _pass(self, way: str, d: int) -> None:
-        """All micro-batches of one data rank through the pipeline, in one direction."""
+        """Run all micro-batches of one data rank through the pipeline, in one direction."""
         stages = range(self.job.pp) if way == "forward" else range(self.job.pp - 1, -1, -1)
         sent: dict[int, float] = {}  # by stage: the end of its last message
         posted = {s: self.clock[d, s] for s in stages}
@@ -148,7 +148,7 @@ class _Step:
         sent: dict[int, float],
         posted: dict[int, float],
     ) -> None:
-        """From one stage to the next: it takes its time when both are there."""
+        """Send a message to a stage; it transfers once both sides have arrived."""
         begin = max(self.clock[source], sent.get(source[1], 0.0))
         wait = posted[target[1]]
         end = max(begin, wait) + self._about(_MESSAGE)
@@ -166,13 +166,13 @@ class _Step:
         return time * (1 + self.random.uniform(-_JITTER, _JITTER))
 
     def _alone(self, place: Place, optype: str, time: float) -> None:
-        """An operation behind the one before."""
+        """Add an operation after the previous one of its rank."""
         begin = self.clock[place]
         self.clock[place] = begin + time
         self._add(place, optype, begin, self.clock[place])
 
     def _joined(self, optype: str, time: float, groups: list[list[Place]]) -> None:
-        """An operation that ends when its time has passed since all of a group began."""
+        """Add an operation that all ranks of a group end together, after the last has begun."""
         for group in groups:
             end = max(self.clock[place] for place in group) + self._about(time)
             for place in group:
@@ -185,5 +185,5 @@ class _Step:
         d, s = place
         chunk = 0 if optype.endswith(_OF_CHUNKS) else -1
         rank = d * self.job.pp + s
-        where = (d, s, rank, self.step, optype, begin, end - begin, number)
-        self.found.append((*where, chunk, s if chunk == 0 else -1))
+        row = (d, s, rank, self.step, optype, begin, end - begin, number)
+        self.operations.append((*row, chunk, s if chunk == 0 else -1))

@@ -100,7 +100,7 @@ def _times(ranked: list[StrategyResult]) -> Section:
     return Section(
         name="times",
         title="How long does each schedule take?",
-        lead=(f"{words.many(len(ranked), 'schedule')}, the fastest first, beside the bounds.",),
+        lead=(f"{words.many(len(ranked), 'schedule')}, the fastest first, with their bounds.",),
         blocks=(figure, _times_table(ranked)),
     )
 

@@ -1,4 +1,4 @@
-"""The made-up job as exports of Nsight Systems, in the formats and versions that are about."""
+"""Write a synthetic job as exports of Nsight Systems, in common formats and versions."""
 
 from fastcomm.synthetic.nsys.big import write_nsys_big
 from fastcomm.synthetic.nsys.files import write_nsys
