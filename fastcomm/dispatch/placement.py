@@ -151,6 +151,7 @@ def place(load: Loads, replicas: int, groups: int, nodes: int, gpus: int) -> Pla
 
 
 def _place_globally(load: Loads, replicas: int, gpus: int) -> Table:
+    """Return the logical expert of each physical one, placed on all GPUs alike."""
     logical = replicated(load, replicas)
     shared = (load / np.bincount(logical, minlength=len(load)))[logical]
     pack, slot = packed(shared, gpus)
@@ -160,6 +161,7 @@ def _place_globally(load: Loads, replicas: int, gpus: int) -> Table:
 
 
 def _place_by_node(load: Loads, replicas: int, groups: int, cluster: tuple[int, int]) -> Table:
+    """Return the logical expert of each physical one, with groups of experts kept in nodes."""
     nodes, gpus = cluster
     size = len(load) // groups
     node_of, _ = packed(load.reshape(groups, size).sum(axis=1), nodes)
@@ -198,6 +200,7 @@ def _tables(placement: Placement, recipe: Recipe) -> tuple[Ids, Ids, Ids]:
 def _choose_replicas(
     layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np.uint64
 ) -> Ids:
+    """Return the physical experts of each token."""
     out = np.empty(layer.expert.shape, np.int32)
     src_node = (layer.src // layer.width).astype(layer.src.dtype)
     with np.errstate(over="ignore"):

@@ -45,6 +45,7 @@ def folded_zipf(alpha: float, experts: int) -> Shares:
 
 
 def _checked_popularity(recipe: Recipe, popularity: Sequence[float] | None) -> Shares:
+    """Return the weights; raise ConfigError unless there is a valid one for each expert."""
     if popularity is None or len(popularity) != recipe.experts:
         count = "no" if popularity is None else len(popularity)
         raise ConfigError(
@@ -172,6 +173,7 @@ def layer_key(seed: int, iteration: int, number: int) -> np.uint64:
 
 
 def _fill(draw: Draw, key: np.uint64, expert: Ids, threads: int) -> None:
+    """Draw the experts of a layer into `expert`, in chunks on several threads."""
     starts = range(0, len(expert), _CHUNK)
     if threads == 1 or len(starts) == 1:
         draw(0, key, expert)
@@ -183,6 +185,7 @@ def _fill(draw: Draw, key: np.uint64, expert: Ids, threads: int) -> None:
 
 
 def _draw_function(recipe: Recipe, src: Ids, popularity: Sequence[float] | None) -> Draw:
+    """Return the function that draws the experts of a slice of tokens."""
     if recipe.sampler == "gate":
         nodes = recipe.num_nodes
         return _weighted_draw(

@@ -103,6 +103,7 @@ class Traffic:
 
 
 def _by_expert(layer: LayerTokens) -> NDArray[np.int32]:
+    """Count copies, GPU by expert."""
     counts = np.zeros((layer.gpus, len(layer.home)), np.int32)
     dispatch.copies(layer.src, layer.expert, counts)
     return counts
@@ -118,6 +119,7 @@ def _by_gpu(by_expert: NDArray[np.int32], layer: LayerTokens) -> Matrix:
 
 
 def _by_node(layer: LayerTokens) -> Matrix:
+    """Count distinct (token, node) pairs, GPU by node."""
     node = (layer.home // layer.width).astype(np.int32)
     if layer.nodes > _FEW or not layer.expert.shape[1]:
         counts = np.zeros((layer.gpus, layer.nodes), np.int32)
@@ -193,10 +195,12 @@ def bounds(traffic: Traffic, links: GpuLinks, size: int, demand: str = "copies")
 
 
 def _most(matrix: Matrix) -> float:
+    """Return the largest row or column sum."""
     return float(max(matrix.sum(axis=0).max(), matrix.sum(axis=1).max()))
 
 
 def _proxy(traffic: Traffic) -> float:
+    """Return the most tokens that a NIC sends or receives if proxies of equal rank forward."""
     remote = traffic.remote_node_unique
     by_rank = remote.reshape(traffic.nodes, traffic.width, -1).sum(axis=0)
     return float(max(by_rank.max(), remote.sum(axis=1).max()))

@@ -92,6 +92,7 @@ def _array(stream: IO[bytes], size: int) -> Numbers:
 
 @contextmanager
 def _trace_file_errors(path: Path) -> Iterator[None]:
+    """Convert errors of damaged files to TraceFileError."""
     try:
         yield
     except (*_DAMAGE, *_ZIP_DAMAGE) as error:
@@ -261,6 +262,7 @@ def _files(path: Path) -> tuple[Path, ...]:
 
 
 def _recipe(path: Path) -> Recipe | None:
+    """Return the recipe in the metadata of a Parquet file; None without one."""
     try:
         inputs.check(path)
         with remote.named(path) as source:
@@ -286,6 +288,7 @@ def _read(path: Path, recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
 
 
 def _columns(path: Path) -> tuple[Ids, Ids]:
+    """Return sources and experts of a Parquet file."""
     try:
         table = parquet.read(path)
     except (OSError, pa.ArrowException) as error:
@@ -303,6 +306,7 @@ def _columns(path: Path) -> tuple[Ids, Ids]:
 
 
 def _ids(path: Path, table: pa.Table, name: str) -> Ids:
+    """Return an integer column as an array."""
     column = table[name].combine_chunks()
     if not pa.types.is_integer(column.type) or column.null_count:
         raise TraceFileError(
@@ -312,6 +316,7 @@ def _ids(path: Path, table: pa.Table, name: str) -> Ids:
 
 
 def _lists(path: Path, table: pa.Table, name: str) -> Ids:
+    """Return a column of lists of equal length as an array of two dimensions."""
     column = table[name].combine_chunks()
     if isinstance(column, pa.ChunkedArray):  # of an empty table
         column = pa.concat_arrays(column.chunks)
@@ -342,6 +347,7 @@ def _experts_alone(path: Path, expert: Ids, options: WorkloadOptions) -> tuple[I
 
 
 def _arrays(path: Path, options: WorkloadOptions) -> tuple[Ids, Ids]:
+    """Return sources and experts of an .npy or .npz file."""
     if path.suffix == ".npy":
         return _experts_alone(path, read_npy(path), options)
     src, expert = read_npz(path, _SOURCES, _EXPERTS)

@@ -157,6 +157,7 @@ def _fit(ranks: int, small: Line, large: Line) -> LinkFit:
 def _residual(
     op: str, ranks: int, messages: int, lines: tuple[Line, Line], measured: tuple[Array, Array]
 ) -> Residual:
+    """Return the relative errors of fitted lines; `measured` has bus bytes and seconds."""
     moved, time = measured
     errors = np.abs(_faster_line(*lines, moved) / time - 1)
     return Residual(
@@ -172,6 +173,7 @@ def _residual(
 
 
 def _usual_start(cluster: Cluster, ranks: int) -> float:
+    """Return the cluster's start-up time in a group of consecutive ranks."""
     return cluster.alpha_intra if ranks <= cluster.gpus_per_node else cluster.alpha_inter
 
 
@@ -203,10 +205,12 @@ def _fit_lines(moved: Array, time: Array, start: float) -> tuple[Line, Line]:
 
 
 def _faster_line(small: Line, large: Line, moved: Array) -> Array:
+    """Return the seconds of the faster of two lines for bus bytes `moved`."""
     return np.minimum(small[0] + moved / small[1], large[0] + moved / large[1])
 
 
 def _misfit(predicted: Array, time: Array) -> float:
+    """Return the mean relative error."""
     return float(np.abs(predicted / time - 1).mean())
 
 
@@ -341,11 +345,13 @@ def fit_attention(
 
 
 def _predicted(curve: AttentionCurve, calls: list[TimedAttention], way: int) -> Array:
+    """Return the seconds of attention calls by a curve; `way` 0 is forward, 1 backward."""
     seconds = curve.backward if way else curve.forward
     return np.array([float(seconds(call.bsz, call.seq_len, call.hidden)) for call in calls])
 
 
 def _scaled(curve: AttentionCurve, way: int, slower: float) -> AttentionCurve:
+    """Return the curve with the slopes of one pass scaled by `slower`."""
     element, rate = list(curve.element), list(curve.rate)
     element[way] *= slower
     rate[way] /= slower

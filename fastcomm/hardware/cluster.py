@@ -300,6 +300,7 @@ def parse(toml: str, where: str) -> Cluster:
 
 
 def _cluster(values: dict[str, Any], where: str) -> Cluster:
+    """Return the cluster of checked keys, in the units of this module."""
     _check_ranges(values, where)
     hbm, intra, node = _bandwidths(values, where, ("hbm", "bw_intra", "bw_node"))
     alpha = [float(values["alpha_us"][key]) for key in _ALPHA]
@@ -342,6 +343,7 @@ def _attention(values: dict[str, list[float]]) -> AttentionCurve:
 
 
 def _check(cluster: Cluster, where: str) -> None:
+    """Raise ConfigError unless the knots of contention and GEMM are sorted."""
     steps = [n for n, _ in cluster.contention]
     if not steps or steps != sorted(set(steps)):
         raise ConfigError(f"{where}: contention must be sorted by ranks, not {steps}")

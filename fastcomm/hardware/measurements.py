@@ -103,6 +103,7 @@ def _nccl_tests(text: str, path: Path) -> list[TimedMessage]:
 
 
 def _table(text: str, path: Path) -> list[TimedMessage]:
+    """Return the timed collectives of a CSV text."""
     messages = []
     for line, row in enumerate(csv.DictReader(text.splitlines()), 2):
         try:
@@ -119,6 +120,7 @@ def _table(text: str, path: Path) -> list[TimedMessage]:
 
 
 def _events(path: Path) -> list[TimedMessage]:
+    """Return the timed collectives of events.parquet."""
     import pyarrow as pa
 
     from fastcomm import parquet  # slow to import, rarely needed

@@ -126,6 +126,7 @@ class StrategyGrid:
         return self._sharded(question, layer, self._repeated(question))
 
     def _sharded(self, question: Question, layer: Layer, repeated: int) -> float:
+        """Return activations of a layer: ranks repeat `repeated`, and shard the others."""
         # 8 around attention and MLP, 10 of queries, keys, values and attention output.
         around = 8 + 10 * question.model.breadth
         wide = layer.wide

@@ -192,6 +192,7 @@ def calibrated(path: Path, cluster: Cluster) -> Calibration:
 
 
 def _links(path: Path, cluster: Cluster, *, waits: bool) -> Calibration:
+    """Fit links alone, to a benchmark or to metrics."""
     links = calibrate(cluster, read_measurements(path), waits=waits)
     reason = f"{path.name} has no operator shapes: {_LINKS_ONLY}"
     return Calibration(

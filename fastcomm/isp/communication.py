@@ -81,6 +81,7 @@ def bandwidth(cluster: Cluster, ranks: Floats, inside: NDArray[np.bool_]) -> Flo
 
 
 def _contention(cluster: Cluster, ranks: Floats) -> Floats:
+    """Return the divisor of a node's bandwidth in groups of this size."""
     steps = np.array([most for most, _ in cluster.contention])
     divisors = np.array([divisor for _, divisor in cluster.contention])
     return divisors[np.minimum(np.searchsorted(steps, ranks), len(steps) - 1)]

@@ -82,6 +82,7 @@ class Correction:
         return forward, backward
 
     def _line(self, place: int, way: int, width: Array) -> Array:
+        """Interpolate the ratio of a pass by width, at the measured length of this index."""
         return np.asarray(np.interp(width, self.widths[place], self.ratios[place][way]))
 
 
@@ -250,6 +251,7 @@ def layer_cost(
 
 
 def _exposed(question: Question, work: Compute, exchange: Array) -> Array:
+    """Return the part of expert all-to-alls that compute does not overlap."""
     if not question.overlap_experts:
         return exchange
     compute_time = work.linear + work.attention + work.elementwise

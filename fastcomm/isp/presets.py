@@ -45,6 +45,7 @@ def _llama(
     latent: Latent | None = None,
     experts: Experts | None = None,
 ) -> Model:
+    """Return a model with SwiGLU; `shape` is hidden, heads, kv_heads, layers, ffn, vocab."""
     hidden, heads, kv_heads, layers, ffn, vocab = shape
     return Model(
         name=name,
@@ -165,6 +166,7 @@ _GATED = ("silu", "swish", "swiglu")
 
 
 def _model(config: dict[str, Any], path: Path) -> Model:
+    """Return the model of a configuration, in the keys of fastcomm or Hugging Face."""
     if "mlp" in config and config["mlp"] not in {"swiglu", "gelu"}:
         raise ConfigError(f"{path}: invalid mlp {config['mlp']!r}: expected swiglu or gelu")
     gated = config.get("hidden_act", config.get("activation_function", "silu")) in _GATED
@@ -222,6 +224,7 @@ def _experts(config: dict[str, Any], path: Path, ffn: int) -> Experts | None:
 
 
 def _number(config: dict[str, Any], key: str, path: Path, default: int | None = None) -> int:
+    """Return the number under a key or one of its Hugging Face names."""
     names = (key, *_NAMES[key])
     value = next((config[name] for name in names if config.get(name) is not None), default)
     # 0 is valid only if it is the default.
@@ -234,6 +237,7 @@ def _number(config: dict[str, Any], key: str, path: Path, default: int | None = 
 
 
 def _checked(model: Model, path: Path) -> Model:
+    """Return the model; raise ConfigError if its sizes contradict each other."""
     if model.hidden % model.heads and not (model.head_dim or model.latent):
         raise ConfigError(
             f"{path}: hidden {model.hidden} is not a multiple of {model.heads} heads"

@@ -132,6 +132,7 @@ def _backward(grid: StrategyGrid, layers: list[LayerCost], counts: tuple[int, ..
 
 
 def _rates(grid: StrategyGrid, question: Question, cluster: Cluster, total: Array) -> Costs:
+    """Return tokens/s/GPU, duration, batch in tokens, MFU and HFU of a step."""
     model, tokens = question.model, grid.bsz * grid.num * question.seq_len * grid.dp
     tgs = tokens / (grid.world * total)
     model_flops, hardware_flops = (model.flops(question.seq_len, passes) for passes in (3, 4))
@@ -180,6 +181,7 @@ def _gradients(grid: StrategyGrid, question: Question, cluster: Cluster, stage: 
 def _reductions(
     question: Question, cluster: Cluster, piece: ShardedElements
 ) -> tuple[Array, ...]:
+    """Return the seconds of the collectives that reduce the gradients of a piece."""
     d, n = question.dtype_size, piece.replicas
     volume, stride = d * piece.elements / piece.grads, piece.stride * piece.grads
     if question.grad_sync == "all_reduce":
@@ -198,6 +200,7 @@ def _bucketed(
     ranks: NDArray[np.int64] | int,
     stride: NDArray[np.int64] | int,
 ) -> Array:
+    """Return the seconds of a collective with one call per bucket."""
     calls = np.maximum(1, np.ceil(volume / _BUCKET))
     return collective(cluster, op, volume, ranks, stride, calls)
 
@@ -240,6 +243,7 @@ def memory(grid: StrategyGrid, question: Question) -> Bytes:
 
 
 def _stage(grid: StrategyGrid, question: Question, place: int) -> Bytes:
+    """Return the terms of the memory of pipeline stage `place`."""
     pp, d = grid.pp, question.dtype_size
     last = place == pp - 1
     counts = question.model.counts(place, pp)

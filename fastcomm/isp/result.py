@@ -52,6 +52,7 @@ class FeasibleCells:
 
     @property
     def _widths(self) -> NDArray[np.int64]:
+        """Number of feasible cells in each row."""
         edges = np.arange(self.shape[0] + 1) * self.shape[1]
         return np.diff(np.searchsorted(self.cells, edges))
 
@@ -137,6 +138,7 @@ class Records:
         return "part" if not axes else axes.pop() if len(axes) == 1 else "cell"
 
     def _index(self, axis: str) -> Column:
+        """Return the index of each ranked strategy among the values of an axis in all parts."""
         if axis == "cell":
             return self.ranking
         if axis not in self._indices:

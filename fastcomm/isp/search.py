@@ -277,6 +277,7 @@ def sweep(
 
 
 def _cell(question: Question, cluster: Cluster, attention: AttentionTable | None) -> SweepPoint:
+    """Search one world size and sequence length; the reason replaces the result of an error."""
     world, seq_len = question.world_sizes[0], question.seq_len
     try:
         result = search(question, cluster, attention=attention)

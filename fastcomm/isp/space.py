@@ -79,6 +79,7 @@ def grids(question: Question, world: int, counts: Counts) -> Iterator[StrategyGr
 def _layouts(
     question: Question, key: tuple[int, int, int, str], rows: LayoutRows, counts: Counts
 ) -> Iterator[StrategyGrid]:
+    """Yield a grid for each degree of expert parallelism; `key` is world, pp, sp, algorithm."""
     world, pp, sp, algo = key
     para, grads, os = _shards(question, world // pp if algo == "isp" else world // pp // sp)
     total = rows.total * len(os)
@@ -132,6 +133,7 @@ def _rejection(question: Question, sp: int, algo: str, rows: LayoutRows) -> str 
 
 
 def _heads_allow(question: Question, sp: int, algo: str) -> bool:
+    """Whether a sequence or tensor degree divides the heads as the algorithm requires."""
     model = question.model
     if model.heads % sp or sp > model.heads:
         return False
@@ -140,6 +142,7 @@ def _heads_allow(question: Question, sp: int, algo: str) -> bool:
 
 
 def _shards(question: Question, replicas: int) -> Ints:
+    """Return the chains of shards over replicas, shape (3, chains)."""
     shards = chains(replicas)
     if question.ulysses:
         return shards[:, (shards[0] == 1) | (shards[0] == replicas)]
@@ -273,4 +276,5 @@ _DIVIDED = {
 
 
 def _over(totals: Iterable[int], parts: Iterable[int] | None) -> set[int]:
+    """Return each total divided by each part that divides it."""
     return {total // part for total in totals for part in parts or (1,) if total % part == 0}

@@ -81,6 +81,7 @@ def _ends(record: Record, plain: int) -> list[Term]:
 
 
 def _once(record: Record) -> list[Term]:
+    """Return the terms that occur once per step: pipeline, synchronization, optimizer."""
     pp, num = record["pp"], record["micro_num"]
     transfers = 2 * (num + pp - 1) * record.get("interleave", 1) if pp > 1 else 0
     if "bubble" not in record:
@@ -145,6 +146,7 @@ def memory_terms(record: Record) -> list[Term]:
 
 
 def _moment(record: Record) -> str:
+    """Return the stage and the moment of the highest memory."""
     if "step_peak" not in record:
         return ""
     moment = "the optimizer's step" if _is_step(record) else "forward and backward"

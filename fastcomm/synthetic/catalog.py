@@ -332,6 +332,7 @@ def host_args(job: Job, kernel: Kernel) -> str:
 
 
 def _dims(job: Job) -> dict[str, tuple[list[list[int]], list[str]]]:
+    """Return shapes and types of operator inputs, by kind of kernel."""
     half = "c10::BFloat16"
     rows, width = job.tokens, job.hidden
     return {

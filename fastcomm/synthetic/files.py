@@ -171,6 +171,7 @@ class Filler:
             yield self._rewritten(first, last)
 
     def _rewritten(self, start: int, stop: int) -> bytes:
+        """Return the block with new times in [start, stop) and new ids."""
         block = self._block
         steps = np.arange(ROWS, dtype=np.int64)
         block[self._times] = _digits(start - BASE_NS + (stop - start) * steps // ROWS, 16)
@@ -181,6 +182,7 @@ class Filler:
 
 
 def _row(job: Job, number: int, where: str, row_ns: int) -> str:
+    """Return a filler row with placeholders for time and ids."""
     kernels = list(KERNELS.values())
     kernel = kernels[number % len(kernels)]
     if number % 3:

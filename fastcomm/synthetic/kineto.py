@@ -162,6 +162,7 @@ def launch_times(step: RankStep) -> list[int]:
 
 
 def _busy_ns(work: PlannedWork) -> int:
+    """Return the host time of the launch of a piece of work."""
     return LAUNCH_NS.get(work.kind, OTHER_LAUNCH_NS)
 
 

@@ -135,6 +135,7 @@ class _Simulation:
             yield moment, slots.get(moment, []), ending
 
     def _slot(self, stage: int, slot: Slot) -> list[Late]:
+        """Return the lateness of each phase of a slot."""
         phases, planned = [], slot.start
         for layer in order(self.job, slot.direction):
             kind = bucket_of(self.job, slot, layer)
@@ -149,6 +150,7 @@ class _Simulation:
         return phases
 
     def _phase(self, stage: int, plan: PhasePlan, bucket: Ints | None = None) -> Late:
+        """Return the lateness of a phase, and make its ranks late by it."""
         idle, extra = self._own(stage, plan)
         arrival = self.late[stage]
         if idle is not self.nothing or extra is not self.nothing:

@@ -191,6 +191,7 @@ def slowed(job: Job, phase: Phase) -> frozenset[str]:
 
 
 def _plan(job: Job, phase: Phase, scale: int, bucket: int, room: int) -> PhasePlan:
+    """Return the plan of a phase; `room` is the least duration of a kernel over a bucket."""
     kernels = [(name, scaled(job, share, scale)) for name, share in phase.kernels]
     if phase.bucket:
         kernels[0] = (kernels[0][0], max(kernels[0][1], room))

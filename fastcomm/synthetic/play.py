@@ -232,6 +232,7 @@ class _Player:
         return self.seqs[key]
 
     def _open(self, kind: str, operation: str) -> PlannedWork:
+        """Begin a collective of a kind of group."""
         group = self.groups[kind]
         dtype, elements = pipeline.counts(self.job, kind, operation)
         part = -(-elements // group.size)
@@ -251,6 +252,7 @@ class _Player:
         return self.tape.open("comm", call.kernel, STREAMS[kind], call)
 
     def _message(self, message: PipelineMessage) -> PlannedWork:
+        """Begin a message between two stages."""
         operation = "Send" if message.source == self.stage else "Recv"
         dtype, elements = pipeline.counts(self.job, "pp", operation)
         members = self.groups["pp"].ranks

@@ -163,6 +163,7 @@ class _Step:
         return time * (1 + self.job.slowdown) if slow else time
 
     def _about(self, time: float) -> float:
+        """Return a time with jitter."""
         return time * (1 + self.random.uniform(-_JITTER, _JITTER))
 
     def _alone(self, place: Place, optype: str, time: float) -> None:

@@ -122,6 +122,7 @@ class Tape:
         self._advance(moment)
 
     def _advance(self, moment: int) -> None:
+        """Move to `moment` and add the interval to the tally."""
         if moment < self.now:
             raise ValueError(f"cannot move back by {self.now - moment} ns")
         live = self._open
@@ -144,4 +145,5 @@ class Tape:
 
 
 def _tag(work: PlannedWork) -> str:
+    """Return the tag of a collective, or the kind of other work."""
     return work.call.group.tag if work.call else work.kind

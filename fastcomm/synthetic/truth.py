@@ -98,6 +98,7 @@ def exact_ns(tally: Tally) -> dict[str, int]:
 
 
 def _add_rank(sums: _Sums, rank: int, played: list[RankStep]) -> None:
+    """Add the steps of a rank to the sums."""
     lengths = [step.ns for step in played]
     sums.lengths += lengths
     sums.tallies += [step.tally for step in played]

@@ -106,6 +106,7 @@ class ProcessWriter:
         return [(kind, group) for kind, group in by_kind if kind == "world" or group.size > 1]
 
     def _own(self, group: SyntheticGroup) -> dict[str, int]:
+        """Return the payload of the rank's communicator of a group."""
         return {
             payloads.COMM: communicator(self.job, group),
             payloads.RANKS: group.size,
@@ -128,6 +129,7 @@ class ProcessWriter:
             self.host.nccl(self.main, "ncclCommSplit", start, start + 20_000_000, values)
 
     def _destroy(self, begin: int) -> None:
+        """Write the destruction of all communicators."""
         for number, (_, group) in enumerate(reversed(self._communicator_groups())):
             start = begin + number * 100_000
             self.host.nccl(
@@ -201,6 +203,7 @@ class ProcessWriter:
         return self.host.cuda(thread, call, launch + 1_000, 2_200)
 
     def _collective(self, work: PlannedWork, thread: int, launch: int) -> Launch:
+        """Write the host rows of a collective, and return its launch."""
         call, host = work.call, self.host
         assert call is not None
         native = self.variant.nccl == "2.28"

@@ -99,6 +99,7 @@ class Host:
         self.event(PUSH_POP, thread, start, domainId=self.domain, **columns)
 
     def _payload(self, name: str, values: dict[str, int]) -> dict[str, object]:
+        """Return the payload columns of a range of NCCL, as the variant exports them."""
         variant = self.variant
         layout = payloads.layout(name, variant.nccl)
         if layout is None:
@@ -184,6 +185,7 @@ class DeviceWriter:
         self.grid = 0
 
     def _where(self, stream: int, correlation: int) -> dict[str, object]:
+        """Return the columns of device, stream and correlation."""
         return {
             "deviceId": self.host.device,
             "contextId": 1 + self.host.device,
