@@ -14,7 +14,7 @@ from fault_files import BASE, READERS, beside, ends
 from fault_tools import STEP, nobody, refused, run
 from nsys_report import SMALL
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.readers.kineto import stream
 from fastcomm.readers.nsys.export import Export
 from fastcomm.synthetic import write_nsys
@@ -156,7 +156,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(folder, name, monk
     k.write(path, STEP)
 
     def replacing(asked):
-        found = inputs.opened(asked)
+        found = files.opened(asked)
         if path.stat().st_size == size:
             k.write(folder / ("other" + name), [*STEP, *STEP])
             (folder / ("other" + name)).replace(path)

@@ -14,7 +14,7 @@ from fault_files import beside
 from fault_tools import refused, run
 from nsys_report import SMALL
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.synthetic import write_nsys
 
 pytestmark = pytest.mark.compiled
@@ -42,7 +42,7 @@ def export(exports, tmp_path):
 @pytest.fixture
 def small_bombs(monkeypatch):
     """What becomes large here is a MiB and not 64."""
-    monkeypatch.setattr(inputs, "SMALL", 1 << 20)
+    monkeypatch.setattr(files, "SMALL", 1 << 20)
 
 
 KERNEL, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"

@@ -18,8 +18,7 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.store import writer
-from fastcomm.store.layout import read_manifest, to_json
+from fastcomm.store import read_manifest, to_json, writer
 from fastcomm.synthetic import Job, NsysVariant, write, write_nsys
 from fastcomm.trace.iterations import IterationRule
 

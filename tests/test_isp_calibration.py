@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.cli import main
+from fastcomm.hardware import load
 from fastcomm.hardware.calibration import TimedAttention, TimedGemm, fit_attention, fit_gemm
-from fastcomm.hardware.cluster import load
 from fastcomm.isp.calibration import NAMES, attention, calibrated, classify, gemm
 from fastcomm.readers.kineto.shapes import ShapedCall, calls
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fastcomm_kernels import json_scan, json_wanted, words
+from fastcomm_kernels import json_scan, words
 from fastcomm_kernels._llvm import PADDING
 
 NULL = json_scan.NULL
@@ -13,9 +13,9 @@ def padded(text):
     return np.frombuffer(text + bytes(PADDING), np.uint8).copy()
 
 
-WANTED = json_wanted.ScanColumns(
+WANTED = words.ScanColumns(
     kinds={b"kernel": 0, b"cpu_op": 1},
-    keep=[json_wanted.KEEP_ALL, json_wanted.KEEP_NAMED, json_wanted.KEEP_NONE],
+    keep=[words.KEEP_ALL, words.KEEP_NAMED, words.KEEP_NONE],
     prefixes=[b"c10d::", b"x"],
     numbers=[b"stream"],
     detail_numbers=[b"Seq"],

@@ -11,13 +11,13 @@ import pytest
 from fault_tools import agree
 from stored_runs import STEP, WHOLE, measured, plain, stored, write_run
 
+from fastcomm import store as store_layout
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import open_run
-from fastcomm.store import layout
-from fastcomm.store import layout as store_layout
+from fastcomm.store import ABOUT, MANIFEST
 from fastcomm.store import reader as store_reader
 
 
@@ -29,9 +29,9 @@ def run(tmp_path):
 def rewrite(path, change=lambda table: table, **said):
     """The device work of a rank's file as another program might have written it."""
     with pq.ParquetFile(path) as file:
-        table, about = file.read_row_group(0), json.loads(file.metadata.metadata[layout.ABOUT])
+        table, about = file.read_row_group(0), json.loads(file.metadata.metadata[ABOUT])
     text = json.dumps({**about, **said})
-    pq.write_table(change(table).replace_schema_metadata({layout.ABOUT: text}), path)
+    pq.write_table(change(table).replace_schema_metadata({ABOUT: text}), path)
 
 
 @pytest.mark.parametrize("said", [True, None])
@@ -66,7 +66,7 @@ def test_a_word_that_nobody_knows_is_damage(run):
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_a_manifest_holds_finite_numbers(run, value):
-    path = run / "store" / layout.MANIFEST
+    path = run / "store" / MANIFEST
     text = path.read_text()
     path.write_text(text.replace('"link_bandwidth": null', f'"link_bandwidth": {value}'))
     assert path.read_text() != text
@@ -130,10 +130,10 @@ def other_parquet(path):
 def with_about(**changes):
     def change(path):
         file = pq.ParquetFile(path)
-        said = json.loads(file.metadata.metadata[layout.ABOUT])
+        said = json.loads(file.metadata.metadata[ABOUT])
         table = file.read().replace_schema_metadata()
         text = json.dumps({**said, **changes})
-        pq.write_table(table.replace_schema_metadata({layout.ABOUT: text}), path)
+        pq.write_table(table.replace_schema_metadata({ABOUT: text}), path)
 
     return change
 

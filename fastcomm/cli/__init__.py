@@ -15,10 +15,9 @@ import click
 
 from fastcomm.cli import settings
 from fastcomm.cli.messages import OutputError, SuggestingGroup, fitted, talk, whole_output
-from fastcomm.errors import FastcommError
-from fastcomm.inert import inert_lines
-from fastcomm.outputs import guarded
-from fastcomm.signals import interruptible
+from fastcomm.errors import FastcommError, inert_lines
+from fastcomm.files import guarded
+from fastcomm.process import interruptible
 from fastcomm.version import __version__
 
 # What each command is for, in a line of the main help. A command is a module of its name, - as

@@ -12,7 +12,7 @@ from fastcomm.cli.options import (
     executor_for,
     run_options,
 )
-from fastcomm.inert import inert
+from fastcomm.errors import inert
 from fastcomm.options import ReadOptions
 
 _EXAMPLES = """\b
@@ -66,7 +66,7 @@ def run(
     the devices do is replayed as measured, and waits for what it waited for; collectives and
     messages have sizes, groups and partners, and their time is what a simulator finds.
     """
-    from fastcomm.outputs import refuse_inputs
+    from fastcomm.files import refuse_inputs
 
     refuse_inputs(output, [path] if form == "chakra" or path.is_file() else [])
     if form == "chakra":
@@ -79,9 +79,9 @@ def _uniform(
     ctx: click.Context, path: Path, rule: str, output: Path, reading: ReadOptions
 ) -> None:
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.outputs import aside
+    from fastcomm.files import aside
+    from fastcomm.readers import OpenOptions
     from fastcomm.readers.dpro import inputs, json_files
-    from fastcomm.readers.formats import OpenOptions
 
     said = inputs.read(path, rule=rule, options=OpenOptions.of(reading))
     warn(said.warnings)
@@ -102,8 +102,8 @@ def _chakra(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
-    from fastcomm.analyses import chakra, warm
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses import chakra, preparation
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.console import progress
 
@@ -111,7 +111,7 @@ def _chakra(
         found = open_traces((path,), reading, whole=True)
         warn(found.warnings)
         if engine.is_here:
-            warm.compile_critical_path()
+            preparation.compile_critical_path()
         with progress(found) as advance:
             written = chakra.convert(
                 found,

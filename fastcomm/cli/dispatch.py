@@ -11,9 +11,8 @@ from fastcomm.checks import FACTOR, REPLICAS, shortened
 from fastcomm.cli.dispatch_options import DRAWING, SimulationRequest, shape_options, simulates
 from fastcomm.cli.messages import SuggestingGroup
 from fastcomm.cli.options import COUNT, WORKERS, Number, OutputFolder, builds, with_options
-from fastcomm.dispatch.recipe import Recipe
-from fastcomm.errors import ConfigError
-from fastcomm.inert import inert
+from fastcomm.dispatch import Recipe
+from fastcomm.errors import ConfigError, inert
 from fastcomm.options import WorkloadOptions
 from fastcomm.units import counted
 
@@ -236,7 +235,7 @@ def _recipe(shape: WorkloadOptions) -> Recipe:
 
 
 def _numbers(path: Path) -> list[float]:
-    from fastcomm.inputs import text
+    from fastcomm.files import text
 
     try:
         return [float(word) for word in text(path).replace(",", " ").split()]

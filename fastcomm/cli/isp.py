@@ -17,8 +17,8 @@ from fastcomm.options import SearchOptions
 from fastcomm.units import parse_quantity
 
 if TYPE_CHECKING:
+    from fastcomm.isp import Question
     from fastcomm.isp.calibration import Setting
-    from fastcomm.isp.question import Question
     from fastcomm.isp.result import HardwareChange, SearchResult
     from fastcomm.isp.search import SearchSweep
 
@@ -187,7 +187,7 @@ def run(
     pipeline, micro-batches and checkpoints: all that can exist is priced by closed formulas and
     ranked by tokens a GPU and second. Nothing is run.
     """
-    from fastcomm.isp import question
+    from fastcomm import isp
     from fastcomm.isp.calibration import setting
 
     if config_path is not None:
@@ -195,12 +195,12 @@ def run(
 
         options = options.over(config_file(config_path))
     warn(_decimal_units(options))
-    lengths = question.numbers(options.seq_len, "sequence length") or (0,)
+    lengths = isp.numbers(options.seq_len, "sequence length") or (0,)
     if options.compat and showing.sensitivity:
         raise ConfigError("--sensitivity: asks the default mode, leave --compat out")
     if options.compat and len(lengths) > 1:
         raise ConfigError("--compat: one sequence length at a time")
-    asked = question.question_of(options)
+    asked = isp.question_of(options)
     using = setting(options)
     if len(lengths) > 1:
         _sweep(asked, using, lengths, files)
@@ -240,9 +240,9 @@ def _write(found: "SearchResult | SearchSweep", files: ResultFiles) -> None:
         write_search(found, files.output, xlsx=files.xlsx)
     if files.html is not None:
         from fastcomm.report.html import isp as page
-        from fastcomm.report.html import render
+        from fastcomm.report.html import write as write_page
 
-        render.write(page.page(found), files.html)
+        write_page(page.page(found), files.html)
 
 
 _DECIMAL = re.compile(r"([0-9.]+)\s*([kKmMgGtT])(?:[bB]|bytes)?")

@@ -152,9 +152,10 @@ def _page(session: "Session", path: Path, html: Path | None) -> None:
     """Write the page, if it was asked for."""
     if html is None:
         return
-    from fastcomm.report.html import render, replayed
+    from fastcomm.report.html import replayed
+    from fastcomm.report.html import write as write_page
 
-    render.write(replayed.page(session, str(path)), html)
+    write_page(replayed.page(session, str(path)), html)
 
 
 def _refuse_for_run(
@@ -187,14 +188,14 @@ def _of_run(
     path: Path, options: PathOptions, reading: ReadOptions, execution: ExecutionOptions
 ) -> "Session":
     """Replay a step of a run as it was."""
-    from fastcomm.analyses import warm
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses import preparation
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.analyses.replay import session_of, step_of
     from fastcomm.report.console import progress
 
     # --workers are threads, of the search for the bottleneck.
     with executor_for(replace(execution, workers=1)) as executor:
-        warm.compile_critical_path()
+        preparation.compile_critical_path()
         run = open_traces((path,), reading, executor, whole=True)
         warn(run.warnings)
         with progress(run) as advance:

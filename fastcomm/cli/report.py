@@ -50,7 +50,7 @@ def run(
     metrics` takes. The critical path goes through all ranks where they are few, else through
     the one that computes the most.
     """
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.analyses.report import run_path
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.commands import reading_arguments

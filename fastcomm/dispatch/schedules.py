@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.dispatch import fast
-from fastcomm.dispatch.traffic import Matrix, Traffic
+from fastcomm.dispatch.traffic import FastSchedule, Matrix, Traffic, schedule, spreadout_s
 from fastcomm.errors import FastcommError
-from fastcomm.hardware.cluster import GpuLinks
+from fastcomm.hardware import GpuLinks
 from fastcomm_kernels import dispatch
 
 LINKS = ("NIC", "NVLink")
@@ -232,7 +231,7 @@ def spreadout(traffic: Traffic, terms: Terms) -> Timing:
     demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
     ends = end_loads(remote, demand - remote)
     dispatch_s, combine_s = (
-        fast.spreadout_s(
+        spreadout_s(
             tokens,
             traffic.width,
             terms.links.inter_cost(size),
@@ -277,7 +276,7 @@ def _fast_exact(traffic: Traffic, terms: Terms) -> Timing:
     """Time FAST as published."""
     demand = traffic.demand(terms.demand)
     dispatched, combined = (
-        fast.schedule(
+        schedule(
             tokens,
             traffic.width,
             terms.links.inter_cost(size),
@@ -305,7 +304,7 @@ def _fast_exact(traffic: Traffic, terms: Terms) -> Timing:
     )
 
 
-def _fast_loads(plan: fast.Schedule) -> Matrix:
+def _fast_loads(plan: FastSchedule) -> Matrix:
     """Return the load of each GPU: stages, balancing, redistribution and own node."""
     block = plan.balanced
     nodes, width = block.shape[0], block.shape[2]

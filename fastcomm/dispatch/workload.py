@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fastcomm import inputs, parquet, remote
-from fastcomm.dispatch import sampler
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm import arrow_files, files
+from fastcomm.dispatch import Recipe, id_type, layers_of_seed, source_gpus
+from fastcomm.dispatch import layers as drawn_layers
 from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.files import aside
 from fastcomm.options import WorkloadOptions
-from fastcomm.outputs import aside
 
 Numbers = NDArray[Any]
 
@@ -35,7 +35,7 @@ _ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, TokenError, MemoryError, Overflow
 
 def read_npy(path: Path) -> Numbers:
     """Return the array of an .npy file; TraceFileError unless it has plain integers."""
-    with _trace_file_errors(path), inputs.opened(path) as file:
+    with _trace_file_errors(path), files.opened(path) as file:
         return _array(file, path.stat().st_size)
 
 
@@ -50,7 +50,7 @@ def read_npz(path: Path, *aliases: tuple[str, ...]) -> tuple[Numbers, ...]:
     """
     with (
         _trace_file_errors(path),
-        inputs.opened(path) as file,
+        files.opened(path) as file,
         zipfile.ZipFile(file) as archive,
     ):
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
@@ -67,7 +67,7 @@ def _member(
     archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], name: str, path: Path
 ) -> Numbers:
     info = members[name]
-    inputs.Limits.of_environment().check(info.file_size, info.compress_size, path)
+    files.Limits.of_environment().check(info.file_size, info.compress_size, path)
     with archive.open(info) as stream:
         return _array(stream, info.file_size)
 
@@ -150,22 +150,22 @@ def _home_gpus(recipe: Recipe) -> NDArray[np.int32]:
 def draw(recipe: Recipe, **options: Any) -> Iterator[tuple[Ids, Ids]]:
     """Yield source GPU and experts of each layer of a recipe.
 
-    `options` are further arguments of `sampler.layers`. `ConfigError` if the recipe cannot be
-    drawn.
+    `options` are further arguments of `fastcomm.dispatch.layers`. `ConfigError` if the recipe
+    cannot be drawn.
     """
     if recipe.sampler == "seed":
-        return sampler.layers_of_seed(recipe)
+        return layers_of_seed(recipe)
     if recipe.sampler == "table":
         raise ConfigError(
             "invalid sampler `table`: it stands for routing from a file; choose another to draw"
         )
-    return sampler.layers(recipe, **options)
+    return drawn_layers(recipe, **options)
 
 
 def write(recipe: Recipe, folder: Path, **options: Any) -> list[Path]:
     """Draw a workload into a folder, one file per iteration, and return the paths.
 
-    `options` are further arguments of `sampler.layers`.
+    `options` are further arguments of `fastcomm.dispatch.layers`.
 
     Raises
     ------
@@ -191,14 +191,14 @@ def write(recipe: Recipe, folder: Path, **options: Any) -> list[Path]:
 
 def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Path:
     """Write the layers of one iteration to a Parquet file, with the recipe as metadata."""
-    kind = pa.from_numpy_dtype(sampler.id_type(recipe))
+    kind = pa.from_numpy_dtype(id_type(recipe))
     schema = pa.schema(
         {"src": kind, "expert": pa.list_(kind, recipe.topk)},
         metadata={_KEY: json.dumps(recipe.to_dict()).encode()},
     )
     with (
         aside(path) as unfinished,
-        parquet.writer(unfinished, schema, compression="zstd") as writer,
+        arrow_files.writer(unfinished, schema, compression="zstd") as writer,
     ):
         for _ in range(recipe.num_layers):
             src, expert = next(layers)
@@ -264,8 +264,8 @@ def _files(path: Path) -> tuple[Path, ...]:
 def _recipe(path: Path) -> Recipe | None:
     """Return the recipe in the metadata of a Parquet file; None without one."""
     try:
-        inputs.check(path)
-        with remote.named(path) as source:
+        files.check(path)
+        with files.named(path) as source:
             text = (pq.read_schema(source).metadata or {}).get(_KEY)
         return None if text is None else Recipe.of(**json.loads(text))
     except (*_RECIPE_DAMAGE, pa.ArrowException) as error:
@@ -290,7 +290,7 @@ def _read(path: Path, recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
 def _columns(path: Path) -> tuple[Ids, Ids]:
     """Return sources and experts of a Parquet file."""
     try:
-        table = parquet.read(path)
+        table = arrow_files.read(path)
     except (OSError, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}") from error
     src, expert = (
@@ -343,7 +343,7 @@ def _experts_alone(path: Path, expert: Ids, options: WorkloadOptions) -> tuple[I
     values = options.given()
     shape = {name: values[name] for name in _GPUS if name in values}
     recipe = Recipe.of(**shape, seq_len=expert.shape[-2], batch_size=1, topk=1)
-    return sampler.source_gpus(recipe), expert
+    return source_gpus(recipe), expert
 
 
 def _arrays(path: Path, options: WorkloadOptions) -> tuple[Ids, Ids]:
@@ -378,7 +378,7 @@ def _table(path: Path, src: Ids, expert: Ids, options: WorkloadOptions) -> Workl
             raise ConfigError(f"{path}: {name} is {value}, but the option says {values[name]}")
     recipe = Recipe.of(**{**values, **fixed})
     _check(path, src, expert.reshape(-1, expert.shape[2]), recipe)
-    dtype = sampler.id_type(recipe)
+    dtype = id_type(recipe)
     sources = np.broadcast_to(src, expert.shape[:2])
     pairs = [
         (np.ascontiguousarray(s, dtype), np.ascontiguousarray(e, dtype))

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.cluster import GemmTable
+from fastcomm.hardware import GemmTable
 
 _OPS = {
     "allgather": "all_gather",
@@ -60,7 +60,7 @@ def read_measurements(path: Path) -> list[TimedMessage]:
     path = path / "events.parquet" if path.is_dir() else path
     if path.suffix == ".parquet":
         return _events(path)
-    text = inputs.text(path, most=_LARGEST)
+    text = files.text(path, most=_LARGEST)
     messages = _nccl_tests(text, path) if "#" in text else _table(text, path)
     if not messages:
         raise ConfigError(
@@ -123,11 +123,11 @@ def _events(path: Path) -> list[TimedMessage]:
     """Return the timed collectives of events.parquet."""
     import pyarrow as pa
 
-    from fastcomm import parquet  # slow to import, rarely needed
+    from fastcomm import arrow_files  # slow to import, rarely needed
 
     columns = ["op", "group_size", "bytes", "duration_ns"]
     try:
-        rows = parquet.read(path, columns).to_pylist()
+        rows = arrow_files.read(path, columns).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
     return messages_of_events(
@@ -203,7 +203,7 @@ def read_attention(path: Path) -> AttentionTable:
 def _rows(path: Path, required: tuple[str, ...]) -> list[dict[str, str]]:
     """Read the rows of a CSV file whose required columns are positive numbers or is_fwd."""
     try:
-        reader = csv.DictReader(io.StringIO(inputs.text(path, most=_LARGEST), newline=""))
+        reader = csv.DictReader(io.StringIO(files.text(path, most=_LARGEST), newline=""))
         rows = list(reader)
     except csv.Error as error:
         raise ConfigError(f"{path}: {error}") from error

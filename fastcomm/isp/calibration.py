@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.hardware import Cluster, load
 from fastcomm.hardware.calibration import (
     Calibration,
     ComputeResidual,
@@ -15,7 +16,6 @@ from fastcomm.hardware.calibration import (
     fit_attention,
     fit_gemm,
 )
-from fastcomm.hardware.cluster import Cluster, load
 from fastcomm.hardware.measurements import (
     AttentionTable,
     ComputeTables,

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.hardware.cluster import Cluster
+from fastcomm.hardware import Cluster
+from fastcomm.isp import Question
 from fastcomm.isp.block import (
     FULL,
     NONE,
@@ -28,7 +29,6 @@ from fastcomm.isp.layer import (
     layer_cost,
     optimizer,
 )
-from fastcomm.isp.question import Question
 
 Array = NDArray[Any]
 Costs = dict[str, Any]  # seconds and rates by name

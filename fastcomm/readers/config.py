@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.checks import check_keys, choice, refuse
 from fastcomm.errors import ConfigError
 from fastcomm.readers.patterns import Pattern
@@ -127,7 +127,7 @@ def _said(source: Parallel | Config) -> dict[str, Any]:
 
 def read(path: Path) -> Config:
     """Read a TOML file; ConfigError with its path, the key, what was found and wanted."""
-    data = inputs.toml(path)
+    data = files.toml(path)
     check_keys(
         data, ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table"), str(path)
     )

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import cast
 
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.readers.config import Config
-from fastcomm.readers.files import (
+from fastcomm.files import is_local, is_url, matches, place
+from fastcomm.readers import (
+    Format,
     is_packed,
     is_unpacked_beside,
     packed,
     rank_from_name,
     unexported,
 )
-from fastcomm.readers.formats import Format
-from fastcomm.remote import is_local, is_url, matches, place
+from fastcomm.readers.config import Config
 from fastcomm.trace.run import SkippedRank
 
 _DEEPEST = 100

@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from fastcomm.errors import TraceFileError
+from fastcomm.files import place
 from fastcomm.readers.kineto.stream import CutShortError, document
-from fastcomm.remote import place
 from fastcomm.trace.trace import Trace
 
 _NAMES = ("torch_et_{rank}.json", "pytorch_et_{rank}.json")

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from fastcomm.errors import TraceFileError
+from fastcomm.readers import OpenOptions, RankSources, check_count
 from fastcomm.readers.assembly import TraceOptions, assemble
-from fastcomm.readers.device_rows import CommunicationColumns, DeviceRows
-from fastcomm.readers.formats import OpenOptions, RankSources, check_count
+from fastcomm.readers.communication import CommunicationColumns, DeviceRows
 from fastcomm.readers.inspector_log import (
     InspectorCommunicator,
     Log,

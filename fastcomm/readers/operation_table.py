@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers import table_mapping
+from fastcomm.readers import OpenOptions, RankSources, table_mapping
 from fastcomm.readers.assembly import TraceOptions, assemble
-from fastcomm.readers.device_rows import CommunicationColumns, DeviceRows
-from fastcomm.readers.formats import OpenOptions, RankSources
+from fastcomm.readers.communication import CommunicationColumns, DeviceRows
 from fastcomm.readers.patterns import Named
 from fastcomm.readers.table_mapping import WORK, RowKind, TableMapping, preset_of
 from fastcomm.trace.iterations import IterationRule

@@ -17,10 +17,9 @@ import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fastcomm import inputs, parquet, remote
+from fastcomm import arrow_files, files
 from fastcomm.checks import check_keys, choice, refuse
-from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.inert import is_utf8
+from fastcomm.errors import ConfigError, TraceFileError, is_utf8
 from fastcomm.readers.kineto.stream import CutShortError, blocks
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.arrays import Ints
@@ -229,7 +228,7 @@ def columns_of(path: Path) -> list[str]:
     """The names of the columns; TraceFileError where the file is no table."""
     with _reading(path):
         if path.name.lower().endswith(PARQUET):
-            return parquet.names(path)
+            return arrow_files.names(path)
         return list(_csv(path, None, ()).schema.names)
 
 
@@ -239,7 +238,7 @@ def batches(
     """These columns of the rows that fulfil `where`, some at a time; `texts` are text."""
     with _reading(path):
         if path.name.lower().endswith(PARQUET):
-            inputs.check(path)
+            files.check(path)
             yield from _rows(path, list(columns), where)
             return
         with _csv(path, columns, texts) as reader:
@@ -251,18 +250,18 @@ def batches(
 def _rows(path: Path, columns: list[str], where: pc.Expression) -> Iterator[pa.Table]:
     """The same of a Parquet file."""
     size = path.stat().st_size
-    with remote.named(path) as source:
-        texts = parquet.check(pq.read_metadata(source), size, path, columns)
+    with files.named(path) as source:
+        texts = arrow_files.check(pq.read_metadata(source), size, path, columns)
     as_codes = pa_dataset.ParquetFileFormat(dictionary_columns=set(texts))
     place: Any = path
     rows: pa_dataset.Dataset | pa_dataset.Fragment
-    if not remote.is_local(path):
+    if not files.is_local(path):
         rows = pa_dataset.dataset(place.path, format=as_codes, filesystem=place.fs)
     elif is_utf8(str(path)):
         rows = pa_dataset.dataset(path, format=as_codes)
     else:
         rows = as_codes.make_fragment(pa.OSFile(os.fsencode(path)))
-    spelled = parquet.Spelled(size, path, texts)
+    spelled = arrow_files.Spelled(size, path, texts)
     for batch in rows.to_batches(columns=columns, filter=where):
         yield spelled.table(pa.Table.from_batches([batch]))
 

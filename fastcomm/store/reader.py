@@ -13,15 +13,13 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm import inputs, remote
+from fastcomm import files, store
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.options import StepClock
+from fastcomm.readers import OpenOptions, RankSources, agreed_world
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world
-from fastcomm.store import layout, rules
-from fastcomm.store.files import StoredFile, check_provenance, listed
-from fastcomm.store.layout import Manifest, read_manifest
-from fastcomm.store.rules import reapplied
+from fastcomm.store import Manifest, read_manifest
+from fastcomm.store.files import StoredFile, check_provenance, listed, over, reapplied, restored
 from fastcomm.trace import schema
 from fastcomm.trace.run import SkippedRank, Source, ranges
 from fastcomm.trace.trace import Meta, Trace
@@ -43,12 +41,12 @@ _META = {
     "world_size": int | None,
     "clock": str | None,
 }
-_EVENTS = {name: layout.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
+_EVENTS = {name: store.EVENT_NAMES.get(name, name) for name in schema.EVENTS.names}
 _COMM = {
-    name: layout.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
+    name: store.COMM_NAMES.get(name, name) for name in schema.COMM.names if name != "event"
 }
 _SMALL = {"lanes": schema.LANES, "groups": schema.GROUPS, "iterations": schema.ITERATIONS}
-_WORDS = [field.name for field in layout.COLUMNS if pa.types.is_dictionary(field.type)]
+_WORDS = [field.name for field in store.COLUMNS if pa.types.is_dictionary(field.type)]
 _DAMAGE = (
     *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
     *(AttributeError, OverflowError, RecursionError),
@@ -62,8 +60,8 @@ _TEXTS = {
 def claims(path: Path) -> bool:
     """Whether the path is a store, or one rank's file of a store."""
     if path.is_dir():
-        return (path / layout.MANIFEST).is_file()
-    return layout.FILE_NAME.fullmatch(path.name) is not None
+        return (path / store.MANIFEST).is_file()
+    return store.FILE_NAME.fullmatch(path.name) is not None
 
 
 def is_damaged(_: Path) -> bool:
@@ -127,7 +125,7 @@ def _one_each(files: list[StoredFile]) -> dict[int, StoredFile]:
 
 def _refuse_unfinished(folder: Path, manifest: Manifest) -> None:
     if not manifest.complete:
-        done = sum((folder / layout.file_name(rank)).exists() for rank in manifest.expected)
+        done = sum((folder / store.file_name(rank)).exists() for rank in manifest.expected)
         raise TraceFileError(
             f"{folder}: a store that is not whole: {done} of {len(manifest.expected)} ranks; "
             "the same `fastcomm ingest` again finishes it"
@@ -166,7 +164,7 @@ def read(
     `provenance`: what the manifest says that the rank was read from, and how.
     TraceFileError where the file is damaged or lacks what is asked for.
     """
-    from fastcomm import parquet
+    from fastcomm import arrow_files
 
     with opened(path) as file:
         said = _about(file, path)
@@ -178,19 +176,19 @@ def read(
             raise TraceFileError(
                 f"{path}: holds only what metrics need; ingest the traces again for the rest"
             )
-        stored = rules.restored(said["reading"])
+        stored = restored(said["reading"])
         check_provenance(said, provenance, path)
-        wanted = rules.over(options, stored)
+        wanted = over(options, stored)
         clock = _clock(said, options.iterations.clock, stored.iterations.clock)
         anew = wanted != stored or not _has_windows(said, clock, stored.iterations.clock)
         is_narrow = is_narrow and not anew
         is_whole = options.whole and not is_narrow
-        sections = len(layout.SECTIONS) if is_whole else 2 if anew else 1
+        sections = len(store.SECTIONS) if is_whole else 2 if anew else 1
         groups = range(sum(said["row_groups"][:sections]))
         found = file.schema_arrow
         columns = _columns(found, said, is_narrow=is_narrow, is_whole=is_whole)
         _check_texts(found, columns)
-        parquet.check(file.metadata, path.stat().st_size, path, columns, groups)
+        arrow_files.check(file.metadata, path.stat().st_size, path, columns, groups)
         trace = _trace(_rows(file, groups, columns), said, path, is_narrow=is_narrow)
     if anew:
         wanted = replace(wanted, iterations=replace(wanted.iterations, clock=clock))
@@ -222,15 +220,15 @@ def opened(path: Path) -> Iterator["pq.ParquetFile"]:
     import pyarrow.parquet as pq  # every run asks this module first, and few are stores
 
     try:
-        inputs.check(path)
+        files.check(path)
         with (
-            remote.named(path) as source,
+            files.named(path) as source,
             pq.ParquetFile(
                 source,
                 read_dictionary=_WORDS,
                 page_checksum_verification=True,
                 # Ahead of time, in other threads: worth it where a read is a request.
-                pre_buffer=not remote.is_local(path),
+                pre_buffer=not files.is_local(path),
             ) as file,
         ):
             yield file
@@ -257,12 +255,12 @@ def _check_texts(found: pa.Schema, columns: Iterable[str]) -> None:
 
 
 def _about(file: "pq.ParquetFile", path: Path) -> dict[str, Any]:
-    text = (file.metadata.metadata or {})[layout.ABOUT]
+    text = (file.metadata.metadata or {})[store.ABOUT]
     try:
         said: dict[str, Any] = orjson.loads(text)
     except orjson.JSONDecodeError:  # the name of a source that is not UTF-8
         said = json.loads(text)
-    layout.checked_layout(said["layout"], str(path))
+    store.checked_layout(said["layout"], str(path))
     meta = said["meta"]
     for name, kind in _META.items():
         if not isinstance(meta[name], kind) or isinstance(meta[name], bool):
@@ -307,15 +305,15 @@ def _columns(
 
 def _rows(file: "pq.ParquetFile", groups: range, columns: list[str]) -> pa.Table:
     """Their rows by place among all events."""
-    from fastcomm import parquet
+    from fastcomm import arrow_files
 
     # Ranks are read side by side; for a small one, handing columns to threads costs more.
     table = file.read_row_groups(
-        list(groups), columns=columns, use_threads=file.metadata.num_rows > layout.ROW_GROUP
+        list(groups), columns=columns, use_threads=file.metadata.num_rows > store.ROW_GROUP
     )
     # Words are joined by their codes; where they are not, `_in_numbers` looks at all but these.
     names = table.schema.names if len(groups) > 1 else {"name"} & set(columns)
-    parquet.check_words(table.select(names))
+    arrow_files.check_words(table.select(names))
     if len(groups) > 1:
         table = table.unify_dictionaries().combine_chunks()
     if "event" in columns:

@@ -1,9 +1,8 @@
 """Text of a Chrome-trace JSON, block by block, into rows of integers.
 
 What a text and an index are, `json_text` says. Keys, phases and categories are compared as
-bytes: no writer spells a letter or digit as an escape, and an event where one does is broken.
-Of a key that comes twice the last value counts; only the first category or name that rules an
-event out does so at once.
+bytes: an event where one has an escape is broken. Of a key that comes twice the last value
+counts; only the first category or name that rules an event out does so at once.
 
 These kernels write into their arguments: what one block leaves, the next goes on from.
 """
@@ -52,7 +51,7 @@ from fastcomm_kernels.json_text import (
     spells_letters,
     string_end,
 )
-from fastcomm_kernels.json_wanted import (
+from fastcomm_kernels.words import (
     ARG_KEYS,
     ARGS,
     COLUMNS,
@@ -65,13 +64,16 @@ from fastcomm_kernels.json_wanted import (
     OTHER,
     POSITION,
     PROCESS,
+    REFUSED,
     START,
     STOP,
     THREAD,
+    Strings,
+    find,
+    intern,
     keeps,
     kind_of,
 )
-from fastcomm_kernels.words import REFUSED, Strings, find, intern
 
 Rows = NDArray[np.int64]
 

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.files import described, unpack
+from fastcomm.readers import described, unpack
 from fastcomm.readers.kineto import stream
-from fastcomm.readers.kineto.stream import blocks, find
-from fastcomm.readers.kineto.window import TextWindow
-from fastcomm_kernels import json_scan, json_wanted, words
+from fastcomm.readers.kineto.stream import TextWindow, blocks, find
+from fastcomm_kernels import json_scan, words
 from fastcomm_kernels.arrays import NULL, Ints
 
 _CHUNK = 1 << 12
@@ -46,9 +45,9 @@ class Selection:
     positions: bool = False  # the place of an event among all, kept or not
 
     @cached_property
-    def wanted(self) -> json_wanted.ScanColumns:
+    def wanted(self) -> words.ScanColumns:
         """The same, as the scanner takes it."""
-        return json_wanted.ScanColumns(
+        return words.ScanColumns(
             kinds=self.kinds,
             keep=list(self.keep),
             prefixes=list(self.prefixes),
@@ -184,10 +183,10 @@ class _Reader:
         """Move the filled rows to columns."""
         kept = rows[: self.state[json_scan.ROWS]]
         self.state[json_scan.ROWS] = 0
-        has_details, first = kept[:, json_wanted.DETAIL] > 0, len(self.names)
+        has_details, first = kept[:, words.DETAIL] > 0, len(self.names)
         details = kept[has_details, first : first + len(self.detail_names)]
-        kept[:, json_wanted.DETAIL] = -1
-        kept[has_details, json_wanted.DETAIL] = self.detail_count + np.arange(len(details))
+        kept[:, words.DETAIL] = -1
+        kept[has_details, words.DETAIL] = self.detail_count + np.arange(len(details))
         self.detail_count += len(details)
         self.detail_chunks.append(details)
         self.chunks.append(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import orjson
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.files import described, rank_from_name, unpack
+from fastcomm.readers import described, rank_from_name, unpack
 from fastcomm.readers.kineto import stream
 from fastcomm.readers.kineto.categories import CATEGORIES
 from fastcomm.readers.kineto.stream import BLOCK, CutShortError, blocks

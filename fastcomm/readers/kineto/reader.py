@@ -11,10 +11,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import communication
+from fastcomm.readers import (
+    NAME_PATTERNS,
+    OpenOptions,
+    RankSources,
+    agreed_world,
+    check_count,
+    communication,
+    rank_from_name,
+)
 from fastcomm.readers.assembly import DEVICE_KINDS, TraceOptions, assemble
-from fastcomm.readers.files import NAME_PATTERNS, rank_from_name
-from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world, check_count
 from fastcomm.readers.kineto import head
 from fastcomm.readers.kineto.categories import (
     SCANNED,
@@ -33,7 +39,7 @@ from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import Meta, Trace
 from fastcomm_kernels.arrays import NULL, Ints
 from fastcomm_kernels.json_scan import WORD
-from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NAMED, KEEP_NONE
+from fastcomm_kernels.words import KEEP_ALL, KEEP_NAMED, KEEP_NONE
 
 # Names of the host's calls into the collective libraries.
 COLLECTIVE_CALLS = (b"record_p", b"c10d::", b"nccl:", b"gloo:", *PREFIXES)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.readers.nsys.layout import EXPORT, MAGIC, NVTX, STRINGS, SUFFIXES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastcomm.readers.formats import OpenOptions, RankSources
+    from fastcomm.readers import OpenOptions, RankSources
 
 __all__ = ["claims", "find", "project"]
 
@@ -32,7 +32,7 @@ def claims(path: Path) -> bool:
 
 def _has_magic(path: Path) -> bool:
     try:
-        with inputs.opened(path) as file:
+        with files.opened(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
@@ -57,6 +57,6 @@ def project(path: Path, process: int | None = None) -> "pa.Table":
     its device work (ns of the file), how many rows of device work that is. Of one `process`
     (its number in the operating system) or of all.
     """
-    from fastcomm.readers.nsys import projection
+    from fastcomm.readers.nsys import ranks
 
-    return projection.project(path, process)
+    return ranks.project(path, process)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm import arrow_stream, inputs, parquet
+from fastcomm import arrow_files, files
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.nsys import layout, sqlite
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, SUFFIXES, TEXT
@@ -64,21 +64,21 @@ class Folder:
 def _names_of(file: Path) -> tuple[str, ...]:
     with _errors_of(file):
         if file.suffix == ".parquet":
-            return tuple(parquet.names(file))
-        inputs.check(file)
-        with inputs.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
+            return tuple(arrow_files.names(file))
+        files.check(file)
+        with files.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
             return tuple(reader.schema.names)
 
 
 def _table_of(file: Path, columns: Sequence[str]) -> pa.Table:
     with _errors_of(file):
         if file.suffix == ".parquet":
-            return parquet.read(file, columns, utf8=False)
+            return arrow_files.read(file, columns, utf8=False)
         table = _stream(file, columns)
         # A stream is taken as it is: what it says of its buffers has to be checked.
         for column in table.columns:
             for chunk in column.chunks:
-                parquet.as_bytes(chunk).validate(full=True)
+                arrow_files.as_bytes(chunk).validate(full=True)
         return table
 
 
@@ -88,11 +88,11 @@ def _stream(file: Path, columns: Sequence[str]) -> pa.Table:
     It is read, not mapped: a file that somebody cuts would end a program that has it mapped.
     """
     size, made = file.stat().st_size, 0
-    limits = inputs.Limits.of_environment()
-    inputs.check(file)
-    with inputs.opened(file) as stream:
-        arrow_stream.inflated(stream, lambda inflated: limits.check(inflated, size, file))
-    with inputs.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
+    limits = files.Limits.of_environment()
+    files.check(file)
+    with files.opened(file) as stream:
+        arrow_files.inflated(stream, lambda inflated: limits.check(inflated, size, file))
+    with files.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
         schema, batches = reader.schema, []
         for batch in reader:
             batches.append(batch.select(columns))

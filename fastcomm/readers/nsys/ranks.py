@@ -1,4 +1,7 @@
-"""Find the reports and processes that are ranks, and read each as a trace."""
+"""Find the reports and processes that are ranks, and read each as a trace.
+
+Ranges are projected on the device: from the first to the last work launched inside of each.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,11 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
+from fastcomm.readers import OpenOptions, RankSources, rank_from_name
 from fastcomm.readers.assembly import TraceOptions, assemble
-from fastcomm.readers.files import rank_from_name
-from fastcomm.readers.formats import OpenOptions, RankSources
 from fastcomm.readers.nsys import communicators, layout, report
 from fastcomm.readers.nsys import report as nsys_report
 from fastcomm.readers.nsys.collectives import find_collectives, launch_points
@@ -22,6 +26,7 @@ from fastcomm.readers.nsys.nvtx import read_nccl, read_ranges
 from fastcomm.readers.nsys.report import Report, read_report
 from fastcomm.trace.run import Source, ranges
 from fastcomm.trace.trace import SMALL, Meta, Trace
+from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL
 
 
@@ -269,3 +274,47 @@ def _notes(
             f"{ranges(users)} use them): who is in them is known only if all ranks are here; "
             "say the sizes of the job (--tp, --pp, --dp ...) to vouch for that"
         )
+
+
+def project(path: Path, process: int | None = None) -> pa.Table:
+    """A row a range, of one process or of all; `nsys.project` says what is in it."""
+    export = Export(path)
+    report = read_report(export)
+    chosen = [p for p in report.processes if process in (None, layout.process_of(p))]
+    return pa.concat_tables([_project(export, each, report.ends) for each in chosen])
+
+
+def _project(export: Export, process: int, ends: frozenset[int]) -> pa.Table:
+    ranges = read_ranges(export, process, ends, operators=True, numbered=True)
+    own = read_events(export, process, ranges, whole=False)
+    events, points = own.events, launch_points(own, read_creations(export, process))
+    work = events.rows("kernel", "memcpy", "memset")
+    work = work[points.thread[work] != NULL]
+    rows = np.flatnonzero(ranges.kind == layout.PUSH_POP)
+    both = np.concatenate([ranges.thread[rows], points.thread[work]])
+    lanes: NDArray[np.int32] = np.unique(both, return_inverse=True)[1].astype(np.int32)
+    range_lane, lane = lanes[: len(rows)], lanes[len(rows) :]
+    order = np.lexsort((-ranges.stop[rows], ranges.start[rows], range_lane))
+    rows, range_lane = rows[order], range_lane[order]
+    by_launch = np.lexsort((points.start[work], lane))
+    work, lane = work[by_launch], lane[by_launch]
+    first, last, count = matching.projected(
+        (range_lane, ranges.start[rows], ranges.stop[rows]),
+        (lane, points.start[work], points.stop[work]),
+        (events.start[work], events.stop[work]),
+    )
+    kept = np.flatnonzero(count > 0)
+    rows = rows[kept]
+    thread = ranges.thread[rows]
+    return pa.table(
+        {
+            "process": np.full(len(rows), layout.process_of(process)),
+            "thread": thread & ((1 << layout.THREAD_BITS) - 1),
+            "name": ranges.name.take(pa.array(rows)).cast(pa.string()),
+            "start": ranges.start[rows],
+            "stop": ranges.stop[rows],
+            "first": first[kept],
+            "last": last[kept],
+            "count": count[kept],
+        }
+    )

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastcomm.errors import TraceFileError
-from fastcomm.inert import shell_quoted
+from fastcomm.errors import TraceFileError, shell_quoted
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.events import GRAPH_NAME

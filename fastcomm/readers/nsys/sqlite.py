@@ -16,11 +16,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.inputs import Limits, opened
-from fastcomm.readers.files import described, unpack
+from fastcomm.files import Limits, is_local, opened
+from fastcomm.process import make_folder, remove_folder
+from fastcomm.readers import described, unpack
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TABLES, TEXT
-from fastcomm.remote import is_local
-from fastcomm.temporary import make_folder, remove_folder
 
 Numbers = NDArray[np.int64]
 

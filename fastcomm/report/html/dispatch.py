@@ -5,7 +5,18 @@ import numpy as np
 from fastcomm.dispatch.placement import PlacementResult
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult, in_ns
-from fastcomm.report.html import words
+from fastcomm.report import html
+from fastcomm.report.html import (
+    Figure,
+    FigureView,
+    Page,
+    PageTable,
+    Section,
+    Spec,
+    columns,
+    number,
+    text,
+)
 from fastcomm.report.html.drawing import (
     DASHES,
     INK,
@@ -17,17 +28,6 @@ from fastcomm.report.html.drawing import (
     rounded,
     series_color,
     spec,
-)
-from fastcomm.report.html.page import (
-    Figure,
-    FigureView,
-    Page,
-    PageTable,
-    Section,
-    Spec,
-    columns,
-    number,
-    text,
 )
 from fastcomm.units import counted
 
@@ -66,25 +66,25 @@ def _source(result: Simulation) -> str:
     )
 
 
-def _headline(ranked: list[StrategyResult]) -> words.Words:
+def _headline(ranked: list[StrategyResult]) -> html.Words:
     if not ranked:
         return ("No schedule can handle this workload.",)
     best = ranked[0]
     return (
         f"{best.name} is the fastest: ",
-        words.fact("dispatch.total_s", best.total_s * NS, words.ns),
+        html.fact("dispatch.total_s", best.total_s * NS, html.ns),
         ", ",
-        words.fact("dispatch.times_optimal", best.times_optimal, words.times, why=_NO_TIME),
+        html.fact("dispatch.times_optimal", best.times_optimal, html.times, why=_NO_TIME),
         " the best possible time.",
     )
 
 
-def _facts(result: Simulation, ranked: list[StrategyResult]) -> tuple[words.Fact, ...]:
+def _facts(result: Simulation, ranked: list[StrategyResult]) -> tuple[html.Fact, ...]:
     optimal = ranked[0].optimal_s * NS if ranked else None
     links = result.terms.links
-    link = words.fact("link_bandwidth", float(links.inter), words.rate, label="NIC of a GPU")
+    link = html.fact("link_bandwidth", float(links.inter), html.rate, label="NIC of a GPU")
     return (
-        words.fact("dispatch.optimal_s", optimal, words.ns, label="best possible"),
+        html.fact("dispatch.optimal_s", optimal, html.ns, label="best possible"),
         link,
     )
 
@@ -100,7 +100,7 @@ def _times(ranked: list[StrategyResult]) -> Section:
     return Section(
         name="times",
         title="How long does each schedule take?",
-        lead=(f"{words.many(len(ranked), 'schedule')}, the fastest first, with their bounds.",),
+        lead=(f"{html.many(len(ranked), 'schedule')}, the fastest first, with their bounds.",),
         blocks=(figure, _times_table(ranked)),
     )
 
@@ -109,7 +109,7 @@ def _bars(ranked: list[StrategyResult]) -> Spec:
     drawn = bars(
         [strategy.name for strategy in ranked],
         [strategy.total_s * _MS for strategy in ranked],
-        [words.ns(strategy.total_s * NS) for strategy in ranked],
+        [html.ns(strategy.total_s * NS) for strategy in ranked],
         "dispatch, ms",
     )
     drawn["data"][0] |= {
@@ -135,11 +135,11 @@ def _times_table(ranked: list[StrategyResult]) -> PageTable:
     rows = tuple(
         (
             text(strategy.name),
-            number(strategy.total_s * NS, words.ns),
-            number(in_ns(strategy.combine_s), words.ns, _NO_COMBINE),
-            number(strategy.times_optimal, words.times, _NO_TIME),
-            number(strategy.times_bound, words.times, _NO_TIME),
-            number(strategy.inter_bytes, words.size),
+            number(strategy.total_s * NS, html.ns),
+            number(in_ns(strategy.combine_s), html.ns, _NO_COMBINE),
+            number(strategy.times_optimal, html.times, _NO_TIME),
+            number(strategy.times_bound, html.times, _NO_TIME),
+            number(strategy.inter_bytes, html.size),
         )
         for strategy in ranked
     )
@@ -180,7 +180,7 @@ def _loads(ranked: list[StrategyResult]) -> Section:
         (
             text(strategy.name),
             *(
-                number(_most_over_mean(strategy, place), words.times, _NO_TIME)
+                number(_most_over_mean(strategy, place), html.times, _NO_TIME)
                 for place in range(4)
             ),
         )
@@ -246,11 +246,9 @@ def placement(result: PlacementResult) -> Page:
     rows = tuple(
         (
             text(name),
-            number(strategy.total_s * NS, words.ns),
-            number(result.after.strategies[name].total_s * NS, words.ns),
-            number(
-                _ratio(strategy.total_s, result.after.strategies[name].total_s), words.times
-            ),
+            number(strategy.total_s * NS, html.ns),
+            number(result.after.strategies[name].total_s * NS, html.ns),
+            number(_ratio(strategy.total_s, result.after.strategies[name].total_s), html.times),
         )
         for name, strategy in result.before.strategies.items()
     )
@@ -265,9 +263,9 @@ def placement(result: PlacementResult) -> Page:
         title="What does the placement change?",
         lead=(
             "The most loaded GPU has ",
-            words.fact("dispatch.imbalance", after, words.times),
+            html.fact("dispatch.imbalance", after, html.times),
             " the mean load; before it had ",
-            words.fact("dispatch.imbalance", before, words.times),
+            html.fact("dispatch.imbalance", before, html.times),
             ".",
         ),
         blocks=(
@@ -303,12 +301,12 @@ def sweep(grid: DispatchSweep) -> Page:
         terms=("dispatch.total_s",),
         table=_points(grid, labels),
     )
-    lead = (f"{words.many(len(labels), 'workload')} of {' and '.join(grid.axes)}.",)
+    lead = (f"{html.many(len(labels), 'workload')} of {' and '.join(grid.axes)}.",)
     section = Section(name="sweep", title="How does it scale?", lead=lead, blocks=(figure,))
     return Page(
         title="Expert dispatch",
         source="a sweep",
-        headline=(f"Dispatch of {words.many(len(labels), 'workload')}, by schedule.",),
+        headline=(f"Dispatch of {html.many(len(labels), 'workload')}, by schedule.",),
         facts=(),
         sections=(section,),
     )
@@ -347,8 +345,8 @@ def _points(grid: DispatchSweep, labels: list[str]) -> PageTable:
         (
             text(label),
             text(name),
-            number(strategy.total_s * NS, words.ns),
-            number(strategy.times_optimal, words.times, _NO_TIME),
+            number(strategy.total_s * NS, html.ns),
+            number(strategy.times_optimal, html.times, _NO_TIME),
         )
         for label, point in zip(labels, grid.points, strict=True)
         for name, strategy in point.strategies.items()

@@ -4,23 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastcomm.isp.question import ALGOS
+from fastcomm.isp import ALGOS
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
 from fastcomm.isp.search import SearchSweep
-from fastcomm.report.html import words
-from fastcomm.report.html.drawing import (
-    INK,
-    QUIET_LEGEND,
-    SYMBOLS,
-    axis,
-    bars,
-    heat,
-    height_of,
-    rounded,
-    series_color,
-    spec,
-)
-from fastcomm.report.html.page import (
+from fastcomm.report import html
+from fastcomm.report.html import (
     Block,
     Figure,
     FigureView,
@@ -32,6 +20,18 @@ from fastcomm.report.html.page import (
     columns,
     number,
     text,
+)
+from fastcomm.report.html.drawing import (
+    INK,
+    QUIET_LEGEND,
+    SYMBOLS,
+    axis,
+    bars,
+    heat,
+    height_of,
+    rounded,
+    series_color,
+    spec,
 )
 from fastcomm.units import GIB, format_gib
 
@@ -65,26 +65,26 @@ def _search(result: SearchResult) -> Page:
     if result.sensitivity:
         sections.append(_changes(result.sensitivity))
     tgs = None if best is None else best["tgs"]
-    headline: words.Words = (
+    headline: html.Words = (
         (result.nearest(),)
         if best is None
         else (
             f"{best['algo_type'].upper()} trains {question.model.name} the fastest: ",
-            words.fact("isp.tgs", tgs, words.whole),
+            html.fact("isp.tgs", tgs, html.whole),
             " tokens/s/GPU.",
         )
     )
     return Page(
         title="Parallel strategies",
         source=f"{question.model.name} on {result.cluster}, "
-        f"{words.whole(question.seq_len)} tokens/sequence",
+        f"{html.whole(question.seq_len)} tokens/sequence",
         headline=headline,
         facts=(
-            words.fact("isp.tgs", tgs, words.whole, label="tokens/s/GPU", why=why),
-            words.fact("isp.latency", _latency(best), words.ns, label="step", why=why),
-            words.fact("isp.memory", _memory(best), format_gib, label="memory", why=why),
-            words.fact("isp.candidates", result.candidates, words.whole, label="candidates"),
-            words.fact("isp.feasible", result.feasible, words.whole, label="feasible"),
+            html.fact("isp.tgs", tgs, html.whole, label="tokens/s/GPU", why=why),
+            html.fact("isp.latency", _latency(best), html.ns, label="step", why=why),
+            html.fact("isp.memory", _memory(best), format_gib, label="memory", why=why),
+            html.fact("isp.candidates", result.candidates, html.whole, label="candidates"),
+            html.fact("isp.feasible", result.feasible, html.whole, label="feasible"),
         ),
         sections=tuple(sections),
         warnings=result.notes,
@@ -107,11 +107,11 @@ def _front(result: SearchResult) -> Section:
         title="How does speed depend on memory?",
         lead=(
             "The fastest strategy needs ",
-            words.fact("isp.memory", front[0]["total_mm_cost"], format_gib),
+            html.fact("isp.memory", front[0]["total_mm_cost"], format_gib),
             "; with ",
-            words.fact("isp.memory", smallest["total_mm_cost"], format_gib),
+            html.fact("isp.memory", smallest["total_mm_cost"], format_gib),
             " the fastest reaches ",
-            words.fact("isp.tgs", smallest["tgs"], words.whole),
+            html.fact("isp.tgs", smallest["tgs"], html.whole),
             " tokens/s/GPU.",
         ),
         blocks=(
@@ -133,7 +133,7 @@ def _front(result: SearchResult) -> Section:
 def _sampled(count: int) -> str:
     if count <= _POINTS:
         return ""
-    return f"{words.whole(_POINTS)} of {words.whole(count)}, evenly spaced in the ranking."
+    return f"{html.whole(_POINTS)} of {html.whole(count)}, evenly spaced in the ranking."
 
 
 def _scatter(result: SearchResult, front: Sequence[Record]) -> Spec:
@@ -185,14 +185,14 @@ def _ranking(result: SearchResult) -> Section:
     drawn = bars(
         [name.upper() for name in best],
         [record["tgs"] for record in best.values()],
-        [words.whole(record["tgs"]) for record in best.values()],
+        [html.whole(record["tgs"]) for record in best.values()],
         "tokens/s/GPU",
     )
     shown = min(result.feasible, _RANKED)
     return Section(
         name="ranking",
         title="Which strategies are the fastest?",
-        lead=(f"The fastest {shown} of {words.whole(result.feasible)} feasible strategies.",),
+        lead=(f"The fastest {shown} of {html.whole(result.feasible)} feasible strategies.",),
         blocks=(
             Figure(
                 name="algos-chart",
@@ -213,11 +213,11 @@ def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable
     for place, record in enumerate(records):
         cells: list[PageCell] = [
             PageCell(text=f"{place + 1}. {record['algo_type'].upper()}", sort=place),
-            number(record["tgs"], words.whole),
-            number(_latency(record), words.ns),
+            number(record["tgs"], html.whole),
+            number(_latency(record), html.ns),
             number(_memory(record), format_gib),
         ]
-        cells += [number(record.get(key), words.whole) for _, _, key in numbers]
+        cells += [number(record.get(key), html.whole) for _, _, key in numbers]
         rows.append(tuple(cells))
     heads = [("TGS", "isp.tgs"), ("step", "isp.latency"), ("memory", "isp.memory")]
     heads += [(label, key) for label, key, _ in numbers]
@@ -229,7 +229,7 @@ def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable
 def _rejected(result: SearchResult) -> Section:
     rejected = {reason: count for reason, count in result.rejected.items() if count}
     rows = tuple(
-        (text(reason), number(count, words.whole)) for reason, count in rejected.items()
+        (text(reason), number(count, html.whole)) for reason, count in rejected.items()
     )
     blocks: tuple[Block, ...] = ()
     if rows:
@@ -239,9 +239,9 @@ def _rejected(result: SearchResult) -> Section:
         name="rejected-section",
         title="Why were candidates rejected?",
         lead=(
-            words.fact("isp.rejected", sum(rejected.values()), words.whole),
+            html.fact("isp.rejected", sum(rejected.values()), html.whole),
             " of ",
-            words.fact("isp.candidates", result.candidates, words.whole),
+            html.fact("isp.candidates", result.candidates, html.whole),
             " candidates were rejected.",
         ),
         blocks=blocks,
@@ -252,10 +252,8 @@ def _changes(changes: Sequence[HardwareChange]) -> Section:
     rows = tuple(
         (
             text(change.name),
-            number(
-                change.best["tgs"] if change.best else None, words.whole, "no strategy fits"
-            ),
-            number(change.gain, words.signed_percent, "no strategy fits"),
+            number(change.best["tgs"] if change.best else None, html.whole, "no strategy fits"),
+            number(change.gain, html.signed_percent, "no strategy fits"),
         )
         for change in changes
     )
@@ -294,10 +292,10 @@ def _grid(sweep: SearchSweep) -> Figure:
     worlds = sorted({cell.world_size for cell in sweep.cells})
     lengths = sorted({cell.seq_len for cell in sweep.cells})
     rate = {(c.seq_len, c.world_size): c.best["tgs"] if c.best else None for c in sweep.cells}
-    names = [words.whole(length) for length in lengths]
+    names = [html.whole(length) for length in lengths]
     grid = [[rate.get((length, world)) for world in worlds] for length in lengths]
     drawn = heat(grid, names, "%{x} GPUs, %{y} tokens: %{z}", "TGS")
-    drawn["x"] = [words.whole(world) for world in worlds]
+    drawn["x"] = [html.whole(world) for world in worlds]
     category = {"type": "category", "showgrid": False}
     shown = spec(
         [drawn],
@@ -317,11 +315,11 @@ def _grid(sweep: SearchSweep) -> Figure:
 def _cells(sweep: SearchSweep) -> PageTable:
     rows = tuple(
         (
-            PageCell(text=f"{words.whole(c.seq_len)} tokens", sort=c.seq_len),
-            number(c.world_size, words.whole),
-            number(c.best["tgs"] if c.best else None, words.whole, c.why),
-            number(c.scaling, words.percent, c.why),
-            number(c.feasible, words.whole),
+            PageCell(text=f"{html.whole(c.seq_len)} tokens", sort=c.seq_len),
+            number(c.world_size, html.whole),
+            number(c.best["tgs"] if c.best else None, html.whole, c.why),
+            number(c.scaling, html.percent, c.why),
+            number(c.feasible, html.whole),
         )
         for c in sweep.cells
     )
