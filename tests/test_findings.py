@@ -168,11 +168,13 @@ def test_a_demo_of_one_rank_has_no_fault(tmp_path):
 
 
 def test_a_fault_that_a_job_cannot_have_is_refused():
-    with pytest.raises(ConfigError, match="fault imbalanced_stage: wanted pp 2 or more"):
+    with pytest.raises(ConfigError, match="fault imbalanced_stage needs pp of 2 or more"):
         Job.of(2, fault="imbalanced_stage")
-    with pytest.raises(ConfigError, match="fault hot_expert: wanted 2 layers or more, found 1"):
+    with pytest.raises(ConfigError, match="fault hot_expert needs 2 layers or more, not 1"):
         Job.of(fault="hot_expert", layers=1)
-    with pytest.raises(ConfigError, match="fault 'rust': wanted one of slow_gpu, slow_link"):
+    with pytest.raises(
+        ConfigError, match="invalid fault 'rust': expected one of slow_gpu, slow_link"
+    ):
         Job.of(fault="rust")
 
 

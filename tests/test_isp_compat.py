@@ -143,7 +143,7 @@ def test_a_table_with_a_hole_is_an_error_with_its_line(tmp_path):
     with pytest.raises(ConfigError, match="line 3"):
         measurements.read_gemm(path)
     path.write_text("key,lat_s\n10,1\n")
-    with pytest.raises(ConfigError, match="no column key_bytesxmacs"):
+    with pytest.raises(ConfigError, match="missing column key_bytesxmacs"):
         measurements.read_gemm(path)
     with pytest.raises(ConfigError, match="No such file"):
         measurements.read_gemm(tmp_path / "absent.csv")

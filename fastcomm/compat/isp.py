@@ -18,7 +18,7 @@ from fastcomm.hardware import Cluster
 from fastcomm.hardware.measurements import AttentionTable, ComputeTables
 from fastcomm.isp import ALGOS, Question
 from fastcomm.isp.calibration import Setting, setting
-from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
+from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult
 from fastcomm.options import SearchOptions
 
 Array = NDArray[Any]
@@ -364,7 +364,8 @@ def _priced(
         return None, float(total.min())
     costs = times(block, question, rules, cluster, attention)
     parameters = _parameters(block, question, shift)
-    return kept(shape, fits, {**parameters, **costs, **used}), float(total.min())
+    cells = FeasibleCells.of(shape, fits, {**parameters, **costs, **used})
+    return cells, float(total.min())
 
 
 def _parameters(block: OriginalBlock, question: Question, shift: int) -> Fields:
