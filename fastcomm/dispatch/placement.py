@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.dispatch import Recipe, layer_key
+from fastcomm.dispatch import Recipe
+from fastcomm.dispatch.sampler import layer_key
 from fastcomm.dispatch.schedules import Terms
 from fastcomm.dispatch.simulation import NS, Simulation, simulate
 from fastcomm.dispatch.traffic import Ids, LayerTokens

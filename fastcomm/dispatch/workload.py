@@ -19,8 +19,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fastcomm import arrow_files, files
-from fastcomm.dispatch import Recipe, id_type, layers_of_seed, source_gpus
-from fastcomm.dispatch import layers as drawn_layers
+from fastcomm.dispatch import Recipe
+from fastcomm.dispatch.sampler import id_type, layers_of_seed, source_gpus
+from fastcomm.dispatch.sampler import layers as drawn_layers
 from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.files import aside
@@ -150,8 +151,8 @@ def _home_gpus(recipe: Recipe) -> NDArray[np.int32]:
 def draw(recipe: Recipe, **options: Any) -> Iterator[tuple[Ids, Ids]]:
     """Yield source GPU and experts of each layer of a recipe.
 
-    `options` are further arguments of `fastcomm.dispatch.layers`. `ConfigError` if the recipe
-    cannot be drawn.
+    `options` are further arguments of `fastcomm.dispatch.sampler.layers`. Raises `ConfigError`
+    if the recipe cannot be drawn.
     """
     if recipe.sampler == "seed":
         return layers_of_seed(recipe)
@@ -165,7 +166,7 @@ def draw(recipe: Recipe, **options: Any) -> Iterator[tuple[Ids, Ids]]:
 def write(recipe: Recipe, folder: Path, **options: Any) -> list[Path]:
     """Draw a workload into a folder, one file per iteration, and return the paths.
 
-    `options` are further arguments of `fastcomm.dispatch.layers`.
+    `options` are further arguments of `fastcomm.dispatch.sampler.layers`.
 
     Raises
     ------
