@@ -244,6 +244,38 @@ def test_two_groups_that_do_the_same_are_never_one(events):
     assert found.matched == 0
 
 
+def test_two_groups_that_lost_events_at_the_edge_are_never_one():
+    """Their clocks cannot be aligned by the few ends that agree, but pairs of ranks agree."""
+    rows = [
+        (0, 0, 1, 39038199, 40270278),
+        (0, 0, 2, 55880981, 57050584),
+        (0, 0, 3, 86281986, 87677990),
+        (0, 0, 4, 95708435, 96014895),
+        (1, 0, 0, 31187961, 31308973),
+        (1, 0, 2, 55918224, 57049130),
+        (1, 0, 3, 85853458, 87677592),
+        (1, 0, 4, 95058075, 96012060),
+        (2, 1, 0, 30564688, 30597827),
+        (2, 1, 1, 38496993, 40395276),
+        (2, 1, 2, 55266077, 57207802),
+        (2, 1, 3, 85806111, 87624278),
+        (2, 1, 4, 95143940, 95962886),
+        (3, 1, 0, 29607921, 30594010),
+        (3, 1, 1, 38435120, 40395754),
+        (3, 1, 2, 56682103, 57204922),
+        (3, 1, 3, 86881257, 87623166),
+        (3, 1, 4, 94928973, 95962589),
+    ]
+    events = [
+        SimpleNamespace(
+            rank=rank, group=group, op="AllReduce", true=true, size=100, start=start, stop=stop
+        )
+        for rank, group, true, start, stop in rows
+    ]
+    _, result = matched(events)
+    assert (result.matched, [doubt.why for doubt in result.doubts]) == (0, ["separate"])
+
+
 @given(sequences(), st.integers(0, 100), st.sampled_from(["AllGather", "AllReduce"]))
 @settings(max_examples=40)
 def test_a_rank_with_another_sequence_is_never_matched_wrongly(events, at, op):

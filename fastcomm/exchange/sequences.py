@@ -421,7 +421,7 @@ class Sample:
         """Whether ranks form groups that end together, each apart from the others."""
         if len(self.stop) < _LEAST_RANKS_TO_SEPARATE:
             return False
-        deviation = np.nan_to_num(self.stop - np.nanmedian(self.stop, axis=0))
+        deviation = self.stop - np.nanmedian(self.stop, axis=0)
         parts = [
             _distances(deviation, first) for first in range(0, len(deviation), _RANKS_AT_ONCE)
         ]
@@ -437,11 +437,20 @@ def _lower_median(values: Ints) -> np.int64:
 
 
 def _distances(deviation: Floats, first: int) -> tuple[Floats, Floats]:
-    """Return root mean square distances of ranks to their nearest and farthest other rank."""
-    own, square = deviation[first : first + _RANKS_AT_ONCE], (deviation**2).sum(axis=1)
-    between = square[first : first + len(own), None] + square - 2 * own @ deviation.T
-    distance = np.sqrt(np.maximum(between, 0) / deviation.shape[1])
-    farthest = distance.max(axis=1)
-    rows = np.arange(len(own))
+    """Return distances of a block of ranks to their nearest and farthest other rank.
+
+    A distance is the standard deviation of the difference of two ranks' ends, over collectives
+    that both have: a constant difference is that of their clocks. NaN marks a missing end.
+    """
+    block = slice(first, first + _RANKS_AT_ONCE)
+    has, value = (~np.isnan(deviation)).astype(np.float64), np.nan_to_num(deviation)
+    square = value**2
+    count = has[block] @ has.T
+    total = value[block] @ has.T - has[block] @ value.T
+    squares = square[block] @ has.T + has[block] @ square.T - 2 * value[block] @ value.T
+    count[count == 0] = np.nan
+    distance = np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0))
+    farthest = np.nan_to_num(distance).max(axis=1)
+    rows = np.arange(len(distance))
     distance[rows, rows + first] = np.inf
-    return distance.min(axis=1), farthest
+    return np.nan_to_num(distance, nan=np.inf, posinf=np.inf).min(axis=1), farthest
