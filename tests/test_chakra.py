@@ -92,7 +92,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chakra")
     write(JOB, folder / "traces")
     done = CliRunner().invoke(
-        main, ["convert", str(folder / "traces"), "--to", "chakra", "-o", str(folder / "et")]
+        main, ["convert", str(folder / "traces"), str(folder / "et"), "--to", "chakra"]
     )
     assert done.exit_code == 0, done.output
     assert f"nodes of {JOB.ranks} ranks (chakra)" in done.stdout

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.compiled
 
 MORE = [
     "metrics {inputs}/rank0.json --html {out}/page.html",
-    "report {inputs}/rank0.json -o {out}/report.html --no-data",
-    "convert {inputs}/rank0.json --to chakra -o {out}/chakra",
+    "report {inputs}/rank0.json --html {out}/report.html --no-data",
+    "convert {inputs}/rank0.json {out}/chakra --to chakra",
     "demo {out}/demo --ranks 1 --format table",
     "isp --model 7 --world-size 8 --seq-len 4096 --global-batch 4Mi --html {out}/page.html",
 ]
@@ -94,8 +94,8 @@ def test_no_command_overwrites_what_it_reads(inputs, tmp_path, command):  # noqa
     [
         "metrics {run} --html {trace}",
         "metrics {run} --workers 2 --html {trace}",
-        "convert {run} -o {trace}",
-        "report {run} -o {trace}",
+        "convert {run} {trace}",
+        "report {run} --html {trace}",
         "critical-path {run} --html {trace}",
         "what-if {run} --scale compute=0.5 --html {trace}",
         "replay {run} --trace {trace}",

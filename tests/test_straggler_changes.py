@@ -75,17 +75,17 @@ def test_the_what_ifs_of_the_study_are_a_file_of_changes(tmp_path):
     for names, ratio in document("straggler/what-if-ST.json")["ratio"].items():
         known = [name for name in names.split(", ") if name != "separate-grads-all-reduce"]
         path.write_text(json.dumps({name: {"ratio": 0} for name in known}))
-        said = json.loads(run("--what-if", path, "--json"))
+        said = json.loads(run("--changes", path, "--json"))
         assert said["what_if"]["speedup"] == pytest.approx(ratio, rel=1e-6)
         assert len(said["what_if"]["step_time_ns"]) == 32
-    assert "what if: 2.09 s a step, -3.78 %" in run("--what-if", path)
+    assert "what if: 2.09 s a step, -3.78 %" in run("--changes", path)
 
 
 @needed
 def test_an_ideal_stage_is_the_study_s_m_s(tmp_path):
     path = tmp_path / "changes.json"
     path.write_text('{"stage:3": {"ideal": true}}')
-    said = json.loads(run("--what-if", path, "--json"))
+    said = json.loads(run("--changes", path, "--json"))
     removed = document("straggler/ms-ST.json")["trem"]
     assert said["what_if"]["step_time_mean_ns"] == pytest.approx(removed * 1e9, rel=1e-6)
 

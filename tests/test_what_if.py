@@ -171,7 +171,8 @@ def test_a_file_of_edits(tmp_path, step):
     path.write_text(
         '[[edit]]\nwhat = "comm"\nscale = 0.5\n[[edit]]\nremove = "gaps"\n'
         '[[edit]]\nwhat = "name:relu"\nset = "9us"\n[[edit]]\nhide = "TP"\n'
-        '[[edit]]\nfuse_below = "1us"\n[[edit]]\nclock = 1.5\n[[edit]]\nlink = 2\n'
+        '[[edit]]\nfuse_below = "1us"\n[[edit]]\ncompute_speedup = 1.5\n'
+        "[[edit]]\ncomm_speedup = 2\n"
     )
     found = edits.read_edits(path)
     assert [str(edit) for edit in found] == [
@@ -192,10 +193,13 @@ def test_a_file_of_edits(tmp_path, step):
         ("x", "edits.toml"),
         ("[other]", r"found \['other'\], wanted tables"),
         ("[[edit]]\nscale = 1", "wanted `what` it means"),
-        ("[[edit]]\nwhat = 'comm'\nlink = 1", "wanted scale or set with `what`"),
-        ("[[edit]]\nclock = 1\nlink = 1", "wanted one action"),
-        ("[[edit]]\nclock = 0", "times as fast: found 0.0, wanted a number from 1e-06"),
-        ("[[edit]]\nclock = 'fast'", "factor 'fast'"),
+        ("[[edit]]\nwhat = 'comm'\ncomm_speedup = 1", "wanted scale or set with `what`"),
+        ("[[edit]]\ncompute_speedup = 1\ncomm_speedup = 1", "wanted one action"),
+        (
+            "[[edit]]\ncompute_speedup = 0",
+            "times as fast: found 0.0, wanted a number",
+        ),
+        ("[[edit]]\ncompute_speedup = 'fast'", "factor 'fast'"),
         ("[[edit]]\nset = '3'\nwhat = 'comm'", "duration '3'"),
         ("[[edit]]\nset = '1.2.3us'\nwhat = 'comm'", "duration '1.2.3us'"),
         ("[[edit]]\nremove = 'all'", "found 'all', wanted one of launches"),
@@ -238,8 +242,17 @@ def test_the_command(tmp_path):
     assert found["sweeps"][0]["span_ns"] == sorted(found["sweeps"][0]["span_ns"])
     assert (tmp_path / "out" / "sweep.csv").read_text().startswith('"edit","value","span_ns"')
     assert json.loads((tmp_path / "out" / "what_if.json").read_text()) == found
-    every = ["--set", "name:relu=1us", "--remove", "gaps", "--hide", "TP", "--clock", "2"]
-    every += ["--link", "2", "--fuse-below", "1us"]
+    every = [
+        "--set",
+        "name:relu=1us",
+        "--remove",
+        "gaps",
+        "--hide",
+        "TP",
+        "--compute-speedup",
+        "2",
+    ]
+    every += ["--comm-speedup", "2", "--fuse-below", "1us"]
     (tmp_path / "e.toml").write_text('[[edit]]\nremove = "launches"\n')
     found = json.loads(
         invoke(*words[:3], *every, "--edits", tmp_path / "e.toml", "--json").stdout
@@ -258,11 +271,14 @@ def test_the_command(tmp_path):
         (["--scale", "comm=1e18"], "'1e18': wanted a number from 1e-06 to 1000000, or 0"),
         (["--scale", "comm=1e-7"], "factor '1e-7'"),
         (["--scale", "comm=nan"], "factor 'nan': wanted a number from 1e-06 to 1000000, or 0"),
-        (["--clock", "inf"], "factor 'inf': wanted a number from 1e-06 to 1000000, or 0"),
+        (
+            ["--compute-speedup", "inf"],
+            "factor 'inf': wanted a number from 1e-06 to 1000000, or 0",
+        ),
         (["--set", "comm=1e300s"], "duration '1e300s': wanted a number and a unit, as in 10us"),
         (["--fuse-below", "1e99s"], "as in 10us, at most 1000000s"),
         (["--scale", "comm=1:1e18:1e17"], "factor '1e18'"),
-        (["--link", "1e7"], "factor '1e7'"),
+        (["--comm-speedup", "1e7"], "factor '1e7'"),
     ],
 )
 def test_words_that_mean_nothing_are_one_line(tmp_path, words, said):

@@ -39,13 +39,13 @@ ON_WORKERS = [
     "critical-path . --json",
     "what-if . --scale compute=0.5 --json",
     "ingest . -o {out}/store",
-    "convert . --to chakra -o {out}/chakra",
+    "convert . {out}/chakra --to chakra",
 ]
 ALONE = [
     *ON_WORKERS,
-    "report . -o {out}/page.html",
+    "report . --html {out}/page.html",
     "critical-path . --rank 0 --overlay {out}/overlay.json --save {out}/saved",
-    "convert . -o {out}/all.json",
+    "convert . {out}/all.json",
     "stats {out}/all.json --json",
     "stragglers table.csv --meta table.yaml --json",
     "isp --model 7 --world-size 8 --seq-len 4096 --global-batch 4Mi --json",

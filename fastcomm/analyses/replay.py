@@ -111,7 +111,7 @@ def session_of_trial(
         trial,
         Options(
             rules=RULES if options.compat is None else dpro.RULES,
-            steps=options.steps,
+            steps=options.repeat,
             unlimited_updates=options.unlimited_updates,
         ),
     )
@@ -120,7 +120,7 @@ def session_of_trial(
     others = predictions(
         trial,
         made,
-        with_daydream=predicted.with_daydream,
+        with_daydream=predicted.daydream,
         hosts=predicted.hosts,
         fuse=predicted.fuse,
     )

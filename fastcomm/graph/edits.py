@@ -168,7 +168,7 @@ def _check_factor(number: float, text: object) -> None:
 
 
 def speed(kind: str, text: str) -> Edit:
-    """Events of a kind by a clock or a link that is so many times as fast."""
+    """Return the edit that divides the durations of a kind of events by a factor."""
     times = factor(text)
     SPEED.check(times, f"{shortened(text)!r} times as fast")
     return Edit(action="scale", what=kind, value=1 / times)
@@ -192,7 +192,7 @@ def read_edits(path: Path) -> list[Edit]:
 
 
 def edit_of(table: Mapping[str, Any]) -> Edit:
-    """The edit of one table: scale, set, remove, hide, fuse_below, clock or link."""
+    """Return the edit of one table, by its action: scale, set, remove, hide, and so on."""
     words = {key: str(value) for key, value in table.items()}
     what = words.pop("what", None)
     if len(words) != 1:
@@ -207,8 +207,8 @@ def edit_of(table: Mapping[str, Any]) -> Edit:
         "remove": lambda: removal(value),
         "hide": lambda: Edit(action="scale", what=f"comm:{value}", value=0.0),
         "fuse_below": lambda: Edit(action="fuse", what="compute", value=duration_ns(value)),
-        "clock": lambda: speed("compute", value),
-        "link": lambda: speed("comm", value),
+        "compute_speedup": lambda: speed("compute", value),
+        "comm_speedup": lambda: speed("comm", value),
     }
     if action not in simple or what is not None:
         raise ConfigError(

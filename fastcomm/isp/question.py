@@ -204,7 +204,7 @@ def question_of(options: SearchOptions, *, seq_len: int | None = None) -> Questi
         raise ConfigError("world size: not said")
     if length is None:
         raise ConfigError("seq len: not said")
-    algos = algorithms(options.compare)
+    algos = algorithms(options.algorithms)
     ulysses = algos == ("dsp",)
     if "dsp" in algos and not ulysses:
         raise ConfigError("dsp is isp with weights whole or fully sharded: ask for it alone")

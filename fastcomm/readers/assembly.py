@@ -163,7 +163,7 @@ def _on_device(
         try:
             iterations = on_device_clock(found, work, kept)
         except ConfigError as error:
-            raise ConfigError(f"--iteration-clock device: {error}") from error
+            raise ConfigError(f"--step-boundary device: {error}") from error
         return _OnDevice(iterations=iterations, notes=iterations.warnings)
     # Ranges that a user gives are taken as they are.
     if found.found_by == RANGES or not len(work.start):

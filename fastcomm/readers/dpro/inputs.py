@@ -5,7 +5,7 @@ Of a run come the work of devices and communication, named as operations.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from fastcomm.readers.dpro.statistics import with_steps
 from fastcomm.readers.dpro.trial import Trial
 from fastcomm.readers.dpro.uniform import Event, UniformTrace, of_events
 from fastcomm.readers.kineto import head
-from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, warnings_of_run
 from fastcomm.trace.schema import KIND, OPS, TAGS
@@ -263,7 +262,7 @@ def _communication(trace: Trace) -> dict[int, dict[str, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """A uniform trace, the trial that it was read from, if any, or the ranks of a run."""
+    """A uniform trace, and the trial or the ranks of the run that it was read from."""
 
     trace: UniformTrace
     trial: Trial | None = None
@@ -276,23 +275,20 @@ class Input:
         return None if self.trial is None else self.trial.topology
 
 
-def read(
-    path: Path,
-    *,
-    rule: str = "update",
-    align: str = "auto",
-    whole: bool = True,
-    options: OpenOptions | None = None,
-) -> Input:
-    """Read PATH, whatever it is; not `whole` is what statistics need of a file, and fast.
+def of_run(run: RunTraces, *, keep_going: bool = False) -> Input:
+    """Read the traces of a run as a uniform trace."""
+    made = converted(run, keep_going=keep_going)
+    return Input(trace=made.trace, warnings=made.warnings, read=made.read)
 
-    `rule` and `align` are for trials and uniform traces, `options` for runs.
+
+def read(path: Path, *, rule: str = "update", align: str = "auto", whole: bool = True) -> Input:
+    """Read a dPRO trial or a uniform trace.
+
+    `rule` is where steps begin, if the trace does not say it, `align` how host clocks are
+    aligned. Without `whole`, a file is read as far as statistics need it, which is faster.
     """
-    if is_run(path):
-        options = replace(options or OpenOptions(), whole=True)
-        run = open_run(path, options=options)
-        run_trace = converted(run, keep_going=options.keep_going)
-        return Input(trace=run_trace.trace, warnings=run_trace.warnings, read=run_trace.read)
+    if not path.exists():
+        raise TraceFileError(f"{path}: no such file or folder")
     if path.is_dir():
         read_trial = trial.read(path, rule=rule, align=align)
         return Input(trace=read_trial.trace, trial=read_trial, warnings=read_trial.warnings)
@@ -303,9 +299,7 @@ def read(
 
 
 def is_run(path: Path) -> bool:
-    """Whether PATH is a run of a profiler's traces; else it is a trial or a uniform trace."""
-    if not path.exists():
-        raise TraceFileError(f"{path}: no such file or folder")
+    """Whether PATH holds traces of a profiler, not a trial or a uniform trace."""
     if path.is_dir():
         return not claims(path) and any(path.iterdir())
     if not path.name.lower().endswith(head.SUFFIXES):

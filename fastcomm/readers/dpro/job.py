@@ -297,7 +297,7 @@ def read_topology(files: Mapping[str, Path], algorithm: str | None = None) -> To
     if not (ring if chosen == RING else tree):
         raise ConfigError(
             f"{next(iter(files.values()))}: no {chosen} there, nor in other ranks; wanted "
-            f"--algorithm {RING if ring else TREE}"
+            f"--nccl-algorithm {RING if ring else TREE}"
         )
     return Topology(ring=ring, tree=tree, pid_of=pid_of, algorithm=chosen)
 
