@@ -350,3 +350,16 @@ def test_a_run_is_replayed_by_the_command(tmp_path):
         catch_exceptions=False,
     )
     assert "replayed 506.0 us a step, measured 506.0 us: +0.00 %" in shown.stdout
+
+
+def test_a_wait_on_the_critical_path_is_named_as_one(tmp_path):
+    found = session_of(step_of(opened(tmp_path, rank_events(60), rank_events(100)), WHOLE))
+    times = found.path_times()
+    assert sum(ns for _, ns in times) == pytest.approx(found.path.length_ns)
+    duration = dict(
+        zip(found.replayed.replayer.graph.nodes, found.replayed.duration.tolist(), strict=True)
+    )
+    for name, ns in times:
+        if not name.startswith("wait after "):
+            assert ns <= duration[name]
+    assert any(name.startswith("wait after ") for name, _ in times)

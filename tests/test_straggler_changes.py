@@ -115,6 +115,25 @@ def test_a_key_means_the_operations_that_it_names(model, key, count):
 
 
 @needed
+def test_every_type_that_results_name_can_be_changed(model):
+    for each in {op.reported_type for op in model.table.ops}:
+        changes = {each: DurationChange(delay_ns=1e9)}
+        changed = (job_model.changed_times(model, changes) != model.measured).any(axis=(1, 2))
+        assert changed.tolist() == [op.reported_type == each for op in model.table.ops]
+    sent = {op.optype for op in model.table.ops if op.reported_type == "forward-pp-comm"}
+    assert sent == {"forward-send", "forward-recv"}
+
+
+@needed
+def test_a_step_waits_for_both_ends_of_a_message(model):
+    before = model.replay(model.measured).whole
+    changes = {"forward-pp-comm": DurationChange(delay_ns=1e7)}
+    assert (model.replay(job_model.changed_times(model, changes)).whole > before).all()
+    with pytest.raises(ConfigError, match="change 'backward-pp-comm'"):
+        job_model.changed_times(model, {"backward-send": DurationChange(delay_ns=1e7)})
+
+
+@needed
 def test_changes_follow_each_other(model):
     changes = {
         "all": DurationChange(is_ideal=True),
@@ -137,7 +156,8 @@ def test_changes_follow_each_other(model):
         ('{"gc": 3}', "wanted delay and ratio"),
         ('{"gc": {"ideal": 1}}', "wanted true or false"),
         ('{"nothing": {}}', "found 'nothing', wanted all, a type"),
-        ('{"rank:77": {}}', "means no operation"),
+        ('{"forward-send": {}}', "change 'forward-pp-comm', which is both"),
+        ('{"rank:77": {}}', "matches no operation"),
         ('{"op:": {}}', "op:NAME"),
     ],
 )

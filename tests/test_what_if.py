@@ -158,7 +158,7 @@ def test_only_the_corrected_rules_can_be_replayed(tmp_path):
         ("op:Foo", "found 'Foo', wanted one of AllReduce"),
         ("name:(", "is no expression"),
         ("stream:x", "found 'stream:x'"),
-        ("name:nobody", "no event of the window is meant by 'name:nobody'"),
+        ("name:nobody", "'name:nobody' matches no event"),
     ],
 )
 def test_a_selection_that_means_nothing_is_an_error(step, text, said):
@@ -228,6 +228,16 @@ def invoke(*words, code=0):
     done = CliRunner().invoke(main, ["what-if", *map(str, words)])
     assert done.exit_code == code, done.output
     return done
+
+
+def test_a_sweep_alone_prints_no_step_before_and_after(tmp_path):
+    path = k.write(tmp_path / "rank0.json", EVENTS)
+    page = tmp_path / "page.html"
+    text = invoke(path, "--annotation", "", "--scale", "comm=0:1:0.5", "--html", page).stdout
+    assert text.startswith("rank 0: 103.0 us\n")
+    assert "before" not in text
+    assert "of the step without edits" in text
+    assert "before-after" not in page.read_text("utf-8")
 
 
 def test_the_command(tmp_path):

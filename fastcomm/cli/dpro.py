@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from cloup import OptionGroup
 
-from fastcomm.cli.commands import EDITS as PREDICTIONS
 from fastcomm.cli.commands import OUTPUT, READING, WINDOW, CommandGroup, option
 from fastcomm.cli.convert import destination_argument, write_uniform
 from fastcomm.cli.messages import warn
@@ -49,6 +49,8 @@ def run() -> None:
     """
 
 
+PREDICTIONS = OptionGroup("Predictions")
+
 _step_boundary = option(
     "--step-boundary",
     type=click.Choice(["update", "seed", "operator", "gap", "none"]),
@@ -64,7 +66,7 @@ _clock_alignment = option(
     metavar="METHOD",
     group=READING,
     is_common=True,
-    help="How clocks of ranks or hosts are aligned: sync, causality, variance, drift or none.",
+    help="How clocks are aligned: sync, causality, variance, drift or none.",
 )
 
 

@@ -80,7 +80,7 @@ _MEASURED: list[Callable[[Any], Any]] = [
         type=click.Choice(["collectives", "none"]),
         default="collectives",
         group=READING,
-        help="How clocks of ranks or hosts are aligned: by collectives, or not.",
+        help="How clocks are aligned: by collectives, or not.",
     ),
     option(
         "--dask-scratch",

@@ -159,7 +159,7 @@ class Replay:
     def _stretch(self, weight: Ints, edit: Edit) -> None:
         chosen = selected(self.events, edit.what)
         if not chosen.any():
-            raise ConfigError(f"{edit}: no event of the window is meant by {edit.what!r}")
+            raise ConfigError(f"{edit}: {edit.what!r} matches no event ({self._tags()})")
         edges = np.flatnonzero(self._own() & chosen[self.owner])
         if edit.action == "scale":
             weight[edges] = _whole_ns(weight[edges] * edit.value, edit)
@@ -169,6 +169,11 @@ class Replay:
         np.add.at(now, self.owner[edges], weight[edges])
         share = weight[edges] / np.maximum(now[self.owner[edges]], 1)
         weight[edges] = _whole_ns(share * edit.value, edit)
+
+    def _tags(self) -> str:
+        """Return the parallelisms of the window, for a message."""
+        tags = sorted(set(self.events["tag"].drop_null().to_pylist()))
+        return f"parallelisms present: {', '.join(tags)}" if tags else "no communication"
 
     def _fuse(self, weight: Ints, below_ns: float) -> None:
         """Short kernels become one with the short kernel before them on their stream."""

@@ -247,10 +247,15 @@ _SAME_NS = 1e-3  # paths that differ by less are equally long
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPath:
-    """Nodes of the path with what each adds to it, in ns; the last adds nothing."""
+    """Nodes of the path, what each adds to it, and the part of that which is waiting, in ns.
+
+    A wait begins with the end of the node and ends with the start of the next node. The last
+    node adds nothing.
+    """
 
     nodes: tuple[int, ...]
     cost: tuple[float, ...]
+    wait: tuple[float, ...]
     edges: int
 
     @property
@@ -268,7 +273,13 @@ def critical_path(replayed: Replayed) -> ReplayPath:
     far, through = graphs.longest_path(order, into, ends, cost, _SAME_NS)
     path = LongestPath.to(int(np.argmax(far)), through, ends).nodes
     steps = np.diff(far[path], append=far[path[-1]])
-    return ReplayPath(nodes=tuple(path.tolist()), cost=tuple(steps.tolist()), edges=len(source))
+    wait = np.maximum(steps - replayed.duration[path], 0.0)
+    return ReplayPath(
+        nodes=tuple(path.tolist()),
+        cost=tuple(steps.tolist()),
+        wait=tuple(wait.tolist()),
+        edges=len(source),
+    )
 
 
 def execution_graph(replayed: Replayed) -> tuple[Ints, Ints, Floats]:

@@ -189,13 +189,14 @@ def show_what_if(found: WhatIf, console: Console | None = None) -> None:
     console = plain_console(console)
     faster = f", {found.speedup:.3f} times as fast" if found.speedup is not None else ""
     before, after = (format_ns(ns, _STEP_DIGITS) for ns in (found.before_ns, found.after_ns))
-    title = f"{ranks_of(found.before)}: {before} before, {after} after"
-    say(console, f"[bold]{title}[/]{faster}")
+    change = f"{before} before, {after} after" if found.edits else before
+    say(console, f"[bold]{ranks_of(found.before)}: {change}[/]{faster if found.edits else ''}")
     for edit in found.edits:
         say(console, escape(str(edit)), indent=2)
     error = format_ns(found.replay_error_ns)
     say(console, f"The replay without edits is off by {error} at most.", indent=2)
-    console.print(_what_if_classes(found))
+    if found.edits:
+        console.print(_what_if_classes(found))
     for each in found.sweeps:
         console.print(_sweep(each, found.before_ns))
     for note in found.before.notes:
@@ -213,7 +214,7 @@ def _what_if_classes(found: WhatIf) -> TerminalTable:
 
 
 def _sweep(each: EditSweep, before_ns: int) -> TerminalTable:
-    shown = table(each.name, "step", "of today")
+    shown = table(each.name, "step", "of the step without edits")
     for value, span in zip(each.values, each.span_ns, strict=True):
         share = span / before_ns if before_ns else 1.0
         shown.add_row(f"{value:g}", format_ns(span), percent(share))

@@ -19,11 +19,6 @@ Kind = Literal["all", "dp_rank", "stage", "optype", "rank"]
 Scenario = Callable[[JobModel], JobTimes]
 
 _MOST_RANKS = 64  # in one question: so many are replayed at once
-_MERGED = {
-    f"{way}-{what}": f"{way}-pp-comm"
-    for way in ("forward", "backward")
-    for what in ("send", "recv")
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +104,7 @@ def optypes(ops: Sequence[Op], *, first_op: bool = False) -> list[str]:
         if first_op
         and op.seq == 0
         and op.optype == ("forward-recv" if op.stage else "forward-compute")
-        else _MERGED.get(op.optype, op.optype)
+        else op.reported_type
         for op in ops
     ]
 

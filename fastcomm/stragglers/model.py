@@ -198,12 +198,25 @@ _NUMBERS = ("rank", "dp_rank", "stage", "step")
 
 
 def changed_times(model: JobModel, changes: Mapping[str, DurationChange]) -> Floats:
-    """The measured changed_times with all changes; one that means no operation is an error."""
+    """Return the measured times with all changes, one after the other.
+
+    Raises
+    ------
+    ConfigError
+        If a change matches no operation, or changes sends without their receives.
+
+    """
     out, ideal = model.measured.copy(), model.ideal_times()
+    for way in ("forward", "backward"):
+        if f"{way}-send" in changes and f"{way}-recv" not in changes:
+            raise ConfigError(
+                f"'{way}-send': operations wait for receives, not for sends; change "
+                f"'{way}-pp-comm', which is both"
+            )
     for key, change in changes.items():
         chosen = _selected(model, key)
         if not chosen.any():
-            raise ConfigError(f"{key!r} means no operation of the table")
+            raise ConfigError(f"{key!r} matches no operation of the table")
         base = np.where(chosen & change.is_ideal, ideal, out)
         out = np.where(chosen, change.applied(base), out)
     return out
@@ -222,9 +235,10 @@ def _selected_part(model: JobModel, part: str, key: str) -> Flags:
     word, colon, value = part.partition(":")
     if part == "all":
         return np.ones((1, 1, 1), bool)
-    types = {op.optype for op in model.table.ops}
+    types = {name for op in table.ops for name in (op.optype, op.reported_type)}
     if not colon and part in types:
-        return model.of_type(part)[:, None, None]
+        named = [part in (op.optype, op.reported_type) for op in table.ops]
+        return np.array(named)[:, None, None]
     if word == "op" and value:
         return np.array([op.name == value for op in table.ops])[:, None, None]
     if word in _NUMBERS and value.isdecimal():

@@ -46,6 +46,13 @@ class Op:
     gmc: int
 
     @property
+    def reported_type(self) -> str:
+        """The type as results name it: a send and its receive are one."""
+        if self.optype in POINT_TO_POINT:
+            return f"{self.optype.partition('-')[0]}-pp-comm"
+        return self.optype
+
+    @property
     def name(self) -> str:
         """As the published study has it."""
         return f"{self.optype}_{self.seq}_{self.stage}"

@@ -21,6 +21,7 @@ from fastcomm.report.html.page import (
     number,
     text,
 )
+from fastcomm.report.html.words import Words
 
 _MS = 1e6
 _MOST = 3
@@ -97,30 +98,30 @@ def _finding(title: str, ns: int, found: CriticalPath, command: str, then: str) 
 def what_if(found: WhatIf, paths: Sequence[str]) -> Page:
     """A step before and after its edits, and sweeps of one."""
     change = words.fact("whatif.speedup", found.speedup, words.times, label="as fast")
-    edits = ", ".join(str(edit) for edit in found.edits) or "no edit"
-    sections = [_before_after(found, edits)]
+    edits = ", ".join(map(str, found.edits))
+    sections = [_before_after(found, edits)] if edits else []
     if found.sweeps:
         sections.append(_sweeps(found, found.sweeps))
     sections.append(path_.section(found.after))
     return Page(
         title="What if",
         source=" ".join(paths),
-        headline=(
-            "With ",
-            edits,
-            ", the step takes ",
-            words.fact("whatif.span_ns", found.after_ns, words.ns),
-            " instead of ",
-            words.fact("path.length_ns", found.before_ns, words.ns),
-            ".",
-        ),
+        headline=_headline(found, edits),
         facts=(
-            change,
+            *([change] if edits else []),
             words.fact("whatif.error", found.replay_error_ns, words.ns, label="replay error"),
         ),
         sections=tuple(sections),
         warnings=found.before.about.notes,
     )
+
+
+def _headline(found: WhatIf, edits: str) -> Words:
+    before = words.fact("path.length_ns", found.before_ns, words.ns)
+    if not edits:
+        return ("The step takes ", before, " without edits.")
+    after = words.fact("whatif.span_ns", found.after_ns, words.ns)
+    return ("With ", edits, ", the step takes ", after, " instead of ", before, ".")
 
 
 def _before_after(found: WhatIf, edits: str) -> Section:
@@ -184,7 +185,9 @@ def _sweep(place: int, each: EditSweep, before_ns: int) -> Figure:
         table=PageTable(
             name=f"sweep-{place}-table",
             caption=f"The step by {name}",
-            columns=columns("factor", ("step", "whatif.span_ns"), ("of today", "whatif.share")),
+            columns=columns(
+                "factor", ("step", "whatif.span_ns"), ("of the step", "whatif.share")
+            ),
             rows=rows,
         ),
     )

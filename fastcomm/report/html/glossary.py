@@ -292,7 +292,9 @@ _REPLAY = {
         "Error", "the replayed step time beside the measured, as a share of it"
     ),
     "replay.cost_ns": _of(
-        "On the path", "what the operation adds to the replayed critical path"
+        "On the path",
+        "what the operation adds to the replayed critical path, or the wait after it: for a "
+        "launch, a gap, or a pipeline bubble",
     ),
     "replay.saved_ns": _of(
         "Shorter by", "how much the step shrinks if the operation takes no time"

@@ -117,11 +117,8 @@ def _of_kind(sums: dict[tuple[int, str], float], kind: str) -> float:
 
 
 def _path(found: Session) -> Section:
-    nodes = found.replayed.replayer.graph.nodes
-    pairs = sorted(zip(found.path.cost, found.path.nodes, strict=True), reverse=True)
-    rows = tuple(
-        (text(nodes[node]), number(cost, words.ns)) for cost, node in pairs[:_MOST_ROWS]
-    )
+    times = found.path_times()[:_MOST_ROWS]
+    rows = tuple((text(name), number(ns, words.ns)) for name, ns in times)
     heads = columns("operation", ("on the path", "replay.cost_ns"))
     table = PageTable(name="path-table", caption="The critical path", columns=heads, rows=rows)
     return Section(
@@ -130,7 +127,7 @@ def _path(found: Session) -> Section:
         lead=(
             "The critical path of ",
             words.fact("path.length_ns", found.path.length_ns, words.ns),
-            f" has {words.many(len(pairs), 'operation')}.",
+            f" has {words.many(len(found.path.nodes), 'operation')}.",
         ),
         blocks=(table,),
     )
