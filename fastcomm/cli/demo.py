@@ -37,7 +37,7 @@ _FAULTS = ("slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-exp
     default="kineto",
     group=OUTPUT,
     is_common=True,
-    help="Format to write: PyTorch profiler, Nsight Systems, or table for stragglers.",
+    help="Format to write: PyTorch, Nsight Systems, or a table for stragglers.",
 )
 @option(
     "--fault",
@@ -46,8 +46,9 @@ _FAULTS = ("slow-gpu", "slow-link", "jittery-host", "imbalanced-stage", "hot-exp
     metavar="NAME",
     group=WORKLOAD,
     is_common=True,
-    help="Fault of the job: slow-gpu, slow-link, jittery-host, imbalanced-stage, hot-expert "
-    "or none.",
+    show_default=False,
+    help="Fault of the job: slow-gpu (default), slow-link, jittery-host, imbalanced-stage, "
+    "hot-expert, none.",
 )
 @click.pass_context
 def run(
