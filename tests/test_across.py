@@ -253,7 +253,7 @@ def test_a_clock_that_is_off_misleads_raw_times_alone():
     assert (aligned.waits, aligned.links) == (plain.waits, plain.links)
     offsets = {each.rank: each.offset_ns for each in aligned.offsets}
     assert offsets == {rank: off.get(rank, 0) for rank in range(8)}
-    raw = measured_job(job, off, clock_alignment="none").across
+    raw = measured_job(job, off, clocks="raw").across
     assert raw.clocks == "raw"
     assert raw.waits != plain.waits
     assert raw.offsets == aligned.offsets

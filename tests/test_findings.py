@@ -121,8 +121,8 @@ def test_the_demo_plants_a_fault_and_the_report_begins_with_it(tmp_path):
     assert shown[1].startswith("  Compute is the largest part of the step: ")
     assert shown[2].startswith("  Rank 1 is a straggler: same work as its peers, ")
     assert any("wait caused a step" in line for line in shown)
-    words = ["metrics", str(tmp_path), "--clock-alignment", "none", "--json"]
-    raw = CliRunner().invoke(main, words)
+    options = ["--clock-alignment", "none", "--json"]
+    raw = CliRunner().invoke(main, ["metrics", str(tmp_path), *options])
     said = json.loads(raw.stdout)
     assert said["clocks"]["times"] == "raw"
     assert [each["offset_ns"] for each in said["clocks"]["offsets"]] == [0, 0]
@@ -145,12 +145,12 @@ def test_a_late_host_of_a_data_parallel_job_costs_up_to_15_percent_less_than_sai
 @pytest.mark.parametrize(
     ("ranks", "fault", "why"),
     [
-        (1, "slow-link", "no other rank to compare with; wanted --ranks 4"),
-        (1, "slow-gpu", "no other rank to compare with; wanted --ranks 2"),
-        (2, "hot-expert", "it has no expert parallelism; wanted --ranks 4"),
-        (3, "slow-link", "it has no expert parallelism; wanted --ranks 4"),
-        (12, "slow-link", "it has no expert parallelism; wanted --ranks 16"),
-        (4, "imbalanced-stage", "its pipeline has one stage; wanted --ranks 8"),
+        (1, "slow-link", "no other rank to compare with; pass --num-ranks 4"),
+        (1, "slow-gpu", "no other rank to compare with; pass --num-ranks 2"),
+        (2, "hot-expert", "it has no expert parallelism; pass --num-ranks 4"),
+        (3, "slow-link", "it has no expert parallelism; pass --num-ranks 4"),
+        (12, "slow-link", "it has no expert parallelism; pass --num-ranks 16"),
+        (4, "imbalanced-stage", "its pipeline has one stage; pass --num-ranks 8"),
     ],
 )
 def test_the_demo_refuses_a_fault_that_its_layout_cannot_show(tmp_path, ranks, fault, why):

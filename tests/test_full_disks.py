@@ -75,8 +75,8 @@ WRITERS = [
     ("dispatch generate --num-nodes 1 --seq-len 512 --iter-num 2 -o {out}/workload", 900),
     (f"dispatch compare {{inputs}}/w.npz {SHAPE} --output {{out}}/report", 900),
     (f"{SEARCH} --output {{out}}/report", 900),
-    ("demo {out}/demo --ranks 1", 900),
-    ("demo {out}/demo --ranks 1 --format nsys", 9000),
+    ("demo {out}/demo --num-ranks 1", 900),
+    ("demo {out}/demo --num-ranks 1 --format nsys", 9000),
 ]
 NEEDS_TRIAL = [
     ("dpro replay {trial} --output {out}/report", 900),

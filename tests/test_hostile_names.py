@@ -177,7 +177,7 @@ ODD = os.fsdecode(b"n\xff")
 LINES = [
     "metrics RUN --json --output out@ --html page@ --xlsx",
     "info RUN --json",
-    "report RUN -o report@.html",
+    "report RUN --html report@.html",
     "compare RUN STORE --json --output compared@",
     "critical-path RUN --json --output out@ --html page@ --overlay o@.json --save saved@",
     "what-if RUN --remove gaps --json --output out@ --html page@",

@@ -289,8 +289,8 @@ def test_statistics_and_replays_skip_bad_ranks_and_count_the_missing(command, pa
 @pytest.mark.skipif(not TRIAL.is_dir(), reason=f"no real trial at {TRIAL}")
 @pytest.mark.parametrize("command", ["stats", "replay"])
 def test_keep_going_is_refused_for_trials(command):
-    error = invoke(command, TRIAL, "--keep-going", code=1).stderr
-    assert "--keep-going is for traces" in error
+    error = invoke("dpro", command, TRIAL, "--keep-going", code=2).stderr
+    assert "No such option '--keep-going'" in error
 
 
 def test_a_comparison_of_statistics_skips_bad_ranks_of_either_run(pair):

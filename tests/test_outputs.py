@@ -23,7 +23,7 @@ MORE = [
     "metrics {inputs}/rank0.json --html {out}/page.html",
     "report {inputs}/rank0.json --html {out}/report.html --no-data",
     "convert {inputs}/rank0.json {out}/chakra --to chakra",
-    "demo {out}/demo --ranks 1 --format table",
+    "demo {out}/demo --num-ranks 1 --format table",
     "isp --model 7 --world-size 8 --seq-len 4096 --global-batch 4Mi --html {out}/page.html",
 ]
 COMMANDS = [*(words for words, _ in WRITERS), *MORE]
@@ -165,7 +165,7 @@ def device(tmp_path):
 def test_a_device_stays(inputs, device, minor):  # noqa: F811
     path = device(minor)
     before = path.lstat()
-    for words in ("convert {i}/trace.json -o", "metrics {i}/rank0.json --html"):
+    for words in ("dpro convert {i}/trace.json", "metrics {i}/rank0.json --html"):
         said = refused(*words.format(i=inputs).split(), path)
         assert "not written, it is no regular file; name another file" in said
     assert path.lstat() == before
