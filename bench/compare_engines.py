@@ -12,10 +12,9 @@ from pathlib import Path
 from time import perf_counter
 
 from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.executors.executor import Task, both
-from fastcomm.executors.local import Local
+from fastcomm.executors import Local, Task, both
 from fastcomm.executors.processes import start_early
-from fastcomm.metrics.partial import Partial, merge
+from fastcomm.metrics import Partial, merge
 from fastcomm.readers.runs import open_run
 from fastcomm.synthetic import Job, write
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 from fastcomm.metrics.matching import compare_all
 from fastcomm.metrics.pieces import cut
 from fastcomm.metrics.skew import skew, waits
-from fastcomm.spread import one_by_one
+from fastcomm.trace.run import one_by_one
 
 RANKS, CALLS, TP = 64, 2000, 8
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from fastcomm_kernels import attribution
+from fastcomm_kernels import matching
 
 LANES, STEPS, OPS, LAUNCHES = 4, 100, 200, 5
 
@@ -30,10 +30,10 @@ def traced():
 def test_enclosing(bar):
     columns = traced()
     _, range_start, _, _, start, _ = columns
-    assert (attribution.enclosing(*columns) >= 0).all()
+    assert (matching.enclosing(*columns) >= 0).all()
     bar(
         "enclosing",
-        lambda: attribution.enclosing(*columns),
+        lambda: matching.enclosing(*columns),
         lambda: np.searchsorted(range_start, start, side="right"),
         count=len(start),
     )

@@ -17,8 +17,8 @@ from fastcomm.critical_path.analysis import analyse, joined
 from fastcomm.critical_path.overlay import Drawing, write
 from fastcomm.critical_path.what_if import Replay
 from fastcomm.critical_path.window import TimeRange
+from fastcomm.graph import longest_path
 from fastcomm.graph.edits import Edit
-from fastcomm.graph.graph import longest_path
 from fastcomm.options import Window
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader

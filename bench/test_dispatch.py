@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from fastcomm.dispatch import fast, sampler
-from fastcomm.dispatch.fast import assigned_stages, pad
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe, alias_table, folded_zipf, traffic
 from fastcomm.dispatch.simulation import simulate
+from fastcomm.dispatch.traffic import assigned_stages, pad
 from fastcomm.dispatch.workload import Workload
-from fastcomm.hardware.cluster import Cost
-from fastcomm_kernels import dispatch, routing
+from fastcomm.hardware import Cost
+from fastcomm_kernels import dispatch
 
 TOKENS = 1 << 18
 PYTHON_TOKENS = 1 << 11
@@ -83,15 +82,15 @@ def test_counting(bar, name, nodes, each, topk):
 
 def test_drawing(bar):
     """Top 4 of 64 experts; the yardstick is NumPy's own Zipf numbers, repeats and all."""
-    law = sampler.folded_zipf(1.2, 64)
-    threshold, alias = sampler.alias_table(law, np.int16)
+    law = folded_zipf(1.2, 64)
+    threshold, alias = alias_table(law, np.int16)
     out = np.empty((TOKENS, 4), np.int16)
     random = np.random.default_rng(0)
     few = TOKENS // 8
     key = np.uint64(7)
     bar(
         "dispatch_draw",
-        lambda: routing.routed(0, key, threshold, alias, True, out),
+        lambda: dispatch.routed(0, key, threshold, alias, True, out),
         lambda: random.zipf(1.2, (few, 4)),
         count=TOKENS,
         yardstick_count=few,
@@ -109,7 +108,7 @@ def test_the_schedule_of_fast(bar, name, nodes):
     few = pad(servers[:8, :8])
     bar(
         name,
-        lambda: fast.schedule(demand, 8, inter, intra),
+        lambda: traffic.schedule(demand, 8, inter, intra),
         lambda: assigned_stages(few),
         count=1,
         yardstick_count=1,

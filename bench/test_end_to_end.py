@@ -20,7 +20,7 @@ MEASURED = """
 import sys
 from time import process_time
 import pyarrow.compute, fastcomm.cli.metrics, fastcomm.cli.options, fastcomm.analyses.measure
-import fastcomm.analyses.warm, fastcomm.readers.runs, fastcomm.report.console
+import fastcomm.analyses.preparation, fastcomm.readers.runs, fastcomm.report.console
 from numba.core.registry import cpu_target
 cpu_target.target_context.refresh()
 cpu_target.typing_context.refresh()

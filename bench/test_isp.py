@@ -9,9 +9,9 @@ from timing import best_of_processes
 
 from fastcomm.compat import isp as original
 from fastcomm.compat.isp_space import OriginalRules
-from fastcomm.hardware.cluster import load
+from fastcomm.hardware import load
+from fastcomm.isp import MicroBatchRule, Question
 from fastcomm.isp.presets import of_size
-from fastcomm.isp.question import MicroBatchRule, Question
 from fastcomm.isp.result import Records
 from fastcomm.isp.search import search
 

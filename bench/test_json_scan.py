@@ -34,7 +34,7 @@ def text(tmp_path_factory):
 def scan_of(text):
     """A scan of a whole text into rows that are already there."""
     block = np.frombuffer(text + bytes(PADDING), np.uint8)
-    rows = np.empty((1 << 17, METRICS.wanted.width()), np.int64)
+    rows = np.empty((1 << 17, METRICS.scan_columns.width()), np.int64)
     strings, state = (
         words.no_strings(1 << 16, 1 << 22),
         np.zeros(json_scan.STATE_SIZE, np.int64),

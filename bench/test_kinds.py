@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fastcomm_kernels.kinds import kinds
+from fastcomm_kernels.grouping import kinds
 
 ROWS = 1_000_000
 

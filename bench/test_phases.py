@@ -1,6 +1,6 @@
 import numpy as np
 
-from fastcomm_kernels import phases
+from fastcomm_kernels import intervals
 
 N = 200_000
 
@@ -17,7 +17,7 @@ def test_phases_and_windows(bar):
     furthest = np.empty_like(stop)
     bar(
         "phases_and_windows",
-        lambda: phases.windows(*phases.phases(*columns)),
+        lambda: intervals.windows(*intervals.phases(*columns)),
         lambda: np.maximum.accumulate(stop, out=furthest),
         count=N,
     )

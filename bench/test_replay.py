@@ -10,7 +10,7 @@ from fastcomm.readers.dpro.statistics import statistics
 from fastcomm.stragglers import Some, each_rank, operations
 from fastcomm.stragglers.model import JobModel
 from fastcomm.synthetic import TableJob, write_table
-from fastcomm_kernels import durations, replay
+from fastcomm_kernels import grouping, replay
 
 EVENTS = 1_000_000
 NODES = 1_000_000
@@ -26,7 +26,7 @@ def test_statistics(bar):
     dur = random.integers(1_000, 1_000_000, EVENTS)
 
     def described():
-        return durations.described(*durations.grouped(key, dur, np.int64(keys)))
+        return grouping.described(*grouping.grouped(key, dur, np.int64(keys)))
 
     bar(
         "statistics",

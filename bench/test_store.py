@@ -7,7 +7,7 @@ import pytest
 from timing import best
 
 from fastcomm.analyses.ingest import ingest, plan
-from fastcomm.metrics.partial import Partial
+from fastcomm.metrics import Partial
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.store import reader as store_reader

@@ -1,7 +1,7 @@
 """The drawings of docs/metrics: rows of bars over an axis of time from 0 to 100.
 
 Text stays text. A drawing has its own ground, which follows the system's light or dark mode,
-and every bar has a word or a hatch, so that it is read without colour, too. Run this file to
+and every bar has a word or a hatch, so that it can be read without color. Run this file to
 write them anew.
 """
 

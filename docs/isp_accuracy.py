@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fastcomm.hardware.cluster import Cluster, load
+from fastcomm.hardware import Cluster, load
+from fastcomm.isp import MicroBatchRule, Question
 from fastcomm.isp.block import Block
 from fastcomm.isp.model import Experts, Model
 from fastcomm.isp.presets import PRESETS, of_size
 from fastcomm.isp.price import evaluate
-from fastcomm.isp.question import MicroBatchRule, Question
 
 PAGE = Path(__file__).with_name("isp-accuracy.md")
 ANY = MicroBatchRule(least=1, most=1 << 50)
@@ -25,24 +25,24 @@ _GIB = 2**30
 _HEAD = """\
 # Strategy search: how far off
 
-What `fastcomm isp` predicts, beside what others measured and published. No constant was fitted
-to the throughputs below: links are those of hardware sheets and of measured NCCL collectives,
-curves those of measured products and attention calls. `docs/isp_accuracy.py` writes this page.
-The mean error (MAPE) is that of absolute relative errors.
+Predictions of `fastcomm isp` compared with what others measured and published. No constant
+was fitted to the throughputs below: links come from data sheets and measured NCCL
+collectives, curves from measured GEMMs and attention calls. The mean error (MAPE) is the mean
+of absolute relative errors. `docs/isp_accuracy.py` writes this page.
 """
 _MIXTURES = """\
 Sources: arXiv 2412.19437, section 1, and the performance summary of NVIDIA's Megatron Bridge
-(releases 25.09 and 26.02: routing forced to be even, no token dropped). Tokens a GPU and
-second, in sequences of 4096; what is predicted is bf16 on curves that are A800's, scaled. In
-`copies` a token goes to each of its experts, `by node` once to each node (`--dispatch
-nodes`), `hidden` also hides the all-to-alls behind another micro-batch (`--overlap-experts`).
+(releases 25.09 and 26.02: routing forced to be even, no token dropped). Tokens per second and
+GPU, in sequences of 4096. Predictions are for bf16, on curves of A800 that are scaled. In
+`copies` a token goes to each of its experts, in `by node` once to each node (`--dispatch
+nodes`); `hidden` also overlaps the all-to-alls with another micro-batch
+(`--overlap-experts`).
 
-DeepSeek's own run is 13 % faster than the nearest prediction: it multiplies in fp8,
-dispatches in fp8, and hides all-to-alls. Models of many small experts come out far too fast,
-the smaller the further: a grouped product is priced as one product of the same FLOPs, and
-neither the hosts' launches nor routing and permutation are priced beyond the bytes that they
-touch. For these the search is no forecast before measured products (`--calibrate`,
-`--gemm-table`) have replaced the curve."""
+DeepSeek's own run is 13 % faster than the nearest prediction: it computes and dispatches in
+fp8, and overlaps all-to-alls. Models of many small experts are predicted far too fast, the
+more so the smaller the experts are: a grouped GEMM is priced as one GEMM of the same FLOPs,
+and kernel launches, routing and permutation are not priced beyond the bytes that they touch.
+For such models, first replace the curve by measured GEMMs (`--calibrate`, `--gemm-table`)."""
 
 
 def published(folder: Path, table: str, metric: str) -> list[dict[str, str]]:
@@ -245,7 +245,7 @@ def _throughput(folder: Path, table: str) -> list[str]:
     pairs = [(float(row["value"]), priced(row, load("a100"))["tgs"]) for row in rows]
     lines: dict[str, dict[int, str]] = {}
     for row, (measured, mine) in zip(rows, pairs, strict=True):
-        checkpoint = "checkpoints, " if row["ckpt"] == "1" else ""
+        checkpoint = "full recompute, " if row["ckpt"] == "1" else ""
         name = (
             f"tp {row['tp']}, zero1 {row['zero1']}, {checkpoint}"
             f"b {row['micro_bsz']}, m {row['micro_num']}"
@@ -320,26 +320,27 @@ def page(folder: Path) -> str:
         _HEAD,
         "## InternLM-7B on A100, 8 to 1024 GPUs",
         "Source: InternEvo, `doc/en/train_performance.md` (Apache-2.0): sequences of 2048, "
-        "four 100 Gbit/s ports a node. Measured / predicted tokens a GPU and second.",
+        "four 100 Gbit/s ports per node. Measured / predicted tokens per second and GPU.",
         "\n".join(_throughput(folder, "A")),
-        "The same with packed samples:",
+        "With packed samples:",
         "\n".join(_throughput(folder, "B")),
         "## Memory on A800",
-        "Source: the same; checkpoints, b 1, m 4. Its GB are taken for GiB. One constant, the "
-        "16 bytes a parameter that the optimizer's step needs for a moment, was fitted here.",
+        "Source: InternEvo, as above; full recompute, b 1, m 4. Its GB are taken as GiB. One "
+        "constant, the 16 bytes per parameter that the optimizer step needs temporarily, was "
+        "fitted here.",
         "\n".join(_memory(folder)),
         "## Megatron-DeepSpeed on 64 to 512 A100",
-        "Source: vTrain (KAIST, MIT licence), 109 iterations of models from 3.6 to 175 billion "
+        "Source: vTrain (KAIST, MIT license), 109 iterations of models from 3.6 to 175 billion "
         "parameters, full recomputation, unfused attention.",
-        "Ranks of a stage send a share of its output each, as DeepSpeed's pipeline does with "
+        "Each rank of a stage sends a share of its output, as DeepSpeed's pipeline does with "
         "tensor parallelism (`--p2p scatter`), and the receivers gather it.",
-        f"- With 250 GiB/s in a node, the sheet's NVLink: {_said(vtrain(folder, 250))}",
+        f"- With 250 GiB/s in a node, from NVLink's data sheet: {_said(vtrain(folder, 250))}",
         f"- With 150 GiB/s, as NCCL reached on A800: {_said(vtrain(folder, 150))}",
-        "- The same where each sends all of it, the usual setting of the search: "
+        "- With 150 GiB/s, where each rank sends all of it, the default of the search: "
         f"{_said(vtrain(folder, 150, 'whole'))}",
         "## The MFUs of the InternLM2 report",
         "Source: arXiv 2403.17297, section 2.1; 7B, batch of 4 Mi tokens. Its configurations "
-        "are not published, so these are likely ones, on A800.",
+        "are not published, so plausible ones are assumed, on A800.",
         "\n".join(_report()),
         "## Models with experts",
         _MIXTURES,

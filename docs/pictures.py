@@ -17,14 +17,14 @@ sys.path.insert(0, str(DOCS.parent / "tests"))
 
 import html_page
 
-from fastcomm.analyses.critical_path import critical_path
-from fastcomm.analyses.report import RunPath
-from fastcomm.metrics.partial import (
+from fastcomm.analyses.critical_path import RunPath, critical_path
+from fastcomm.metrics import (
     Partial,
     merge,
 )
 from fastcomm.metrics.result import answer
-from fastcomm.report.html import render, run_page
+from fastcomm.report import html
+from fastcomm.report.html import run_page
 from fastcomm.synthetic import Job, write
 
 _LINK = 50e9
@@ -56,8 +56,8 @@ def _pages(folder: Path) -> tuple[Path, Path]:
     run = open_run(folder / "even")
     parts = [Partial.of(run.read(rank)) for rank in run.ranks]
     many = answer(html_page.many_ranks(parts, 512), byte_kind="payload", link=_LINK)
-    render.write(demo, folder / "demo.html")
-    render.write(run_page.run_page(many, ["traces/"]), folder / "big.html")
+    html.write(demo, folder / "demo.html")
+    html.write(run_page.run_page(many, ["traces/"]), folder / "big.html")
     return folder / "demo.html", folder / "big.html"
 
 

@@ -3,8 +3,8 @@ from fastcomm.analyses.compare import compare as compare
 from fastcomm.analyses.dispatch import simulate_dispatch as simulate_dispatch
 from fastcomm.analyses.replay import replay_trial as replay_trial
 from fastcomm.analyses.stragglers import find_stragglers as find_stragglers
-from fastcomm.critical_path.result import CriticalPath as CriticalPath
-from fastcomm.dispatch.recipe import Recipe as Recipe
+from fastcomm.critical_path import CriticalPath as CriticalPath
+from fastcomm.dispatch import Recipe as Recipe
 from fastcomm.dispatch.workload import Workload as Workload
 from fastcomm.dispatch.workload import open_workload as open_workload
 from fastcomm.errors import FastcommError as FastcommError

@@ -12,12 +12,12 @@ def main() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from fastcomm.import_path import drop_relative_homes, drop_working_directory
+    from fastcomm.process import drop_relative_homes, drop_working_directory
 
     drop_working_directory()
     drop_relative_homes()
     from fastcomm.cli import main as command
-    from fastcomm.signals import SIGNALS, handle
+    from fastcomm.process import SIGNALS, handle
 
     handle()
     try:

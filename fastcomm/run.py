@@ -4,16 +4,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastcomm.analyses.opening import open_traces
+from fastcomm.analyses.preparation import open_traces
 from fastcomm.checks import build, non_default, shows, takes
-from fastcomm.executors.local import executor_of
+from fastcomm.executors import executor_of
 from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, ReportOptions, Window
 from fastcomm.trace.run import named_ranks
 
 if TYPE_CHECKING:
     from fastcomm.analyses.info import Info
-    from fastcomm.critical_path.result import CriticalPath
-    from fastcomm.executors.executor import Executor
+    from fastcomm.critical_path import CriticalPath
+    from fastcomm.executors import Executor
     from fastcomm.metrics.result import Metrics
     from fastcomm.replay.result import Session
     from fastcomm.trace.run import RunTraces, SkippedRank

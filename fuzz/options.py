@@ -21,8 +21,7 @@ import click
 from click.testing import CliRunner
 
 from fastcomm.cli import main
-from fastcomm.dispatch import workload
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe, workload
 from fastcomm.errors import FastcommError
 from fastcomm.synthetic import Job, TableJob, write, write_table
 from tests.made_trials import mxnet

@@ -16,9 +16,9 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError
 from fastcomm.readers.runs import open_run
-from fastcomm.store.layout import read_manifest
+from fastcomm.store import read_manifest
 from fastcomm.synthetic import Job, write
-from fastcomm_kernels._cache import Folders, KernelCache
+from fastcomm_kernels._jit import Folders, KernelCache
 
 _RUNS = ("one", "other")
 _PRINT = (

@@ -12,19 +12,19 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from fastcomm import hardware
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.compat import dpro
 from fastcomm.compat.isp_space import config_file
 from fastcomm.critical_path.analysis import analyse
 from fastcomm.critical_path.saved import load, save
-from fastcomm.dispatch import workload
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe, workload
 from fastcomm.graph import edits
-from fastcomm.hardware import cluster, measurements
+from fastcomm.hardware import measurements
 from fastcomm.isp import presets
 from fastcomm.options import Window, WorkloadOptions
-from fastcomm.readers import cards, config, execution_trace
+from fastcomm.readers import config, execution_trace, runs
 from fastcomm.readers.dpro import inputs
 from fastcomm.readers.dpro.statistics import statistics, step_time
 from fastcomm.readers.runs import OpenOptions, open_run
@@ -329,7 +329,7 @@ def _text(content: str) -> Callable[[Path], object]:
 
 
 def _cluster(path: Path) -> None:
-    shutil.copy(Path(cluster.__file__).parent / "data" / "h100.toml", path)
+    shutil.copy(Path(hardware.__file__).parent / "data" / "h100.toml", path)
 
 
 def _study(path: Path) -> None:
@@ -371,9 +371,9 @@ _SEEDS = (
     Seed(name="changes.json", make=_text('{"FW.a": {"delay": 1.5}}'), read=edits.read_changes),
     Seed(name="et.json", make=_execution, read=execution_trace.read),
     Seed(name="config.toml", make=_text(_CONFIG), read=config.read),
-    Seed(name="card.yaml", make=_text(_CARD), read=cards.read_card),
-    Seed(name="cluster.toml", make=_cluster, read=cluster.load),
-    Seed(name="links.toml", make=_cluster, read=lambda p: cluster.load_links(p, 8)),
+    Seed(name="card.yaml", make=_text(_CARD), read=runs.read_card),
+    Seed(name="hardware.toml", make=_cluster, read=hardware.load),
+    Seed(name="links.toml", make=_cluster, read=lambda p: hardware.load_links(p, 8)),
     Seed(name="model.toml", make=_text(_MODEL), read=presets.load),
     Seed(name="config.json", make=_text(_HF), read=presets.load),
     Seed(name="compat.json", make=_text('{"seq_len": 4096}'), read=config_file),

@@ -8,7 +8,7 @@ from oracle_chrome import DETAIL_NUMBERS, KEPT, KINDS, NUMBERS, TEXTS
 
 from fastcomm.readers.kineto import chrome, stream
 from fastcomm_kernels.json_scan import NULL, WORD
-from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NAMED, KEEP_NONE
+from fastcomm_kernels.words import KEEP_ALL, KEEP_NAMED, KEEP_NONE
 
 SELECTION = chrome.Selection(
     kinds={name.encode(): kind for name, kind in KINDS.items()},

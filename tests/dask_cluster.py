@@ -9,7 +9,7 @@ from pathlib import Path
 from time import sleep
 
 from fastcomm.errors import TraceFileError
-from fastcomm.executors.executor import Task, both
+from fastcomm.executors import Task, both
 from fastcomm.trace.run import RunTraces, Source
 
 # Dask looks after dead processes at once, and waits for nothing.

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 import pyarrow as pa
 
-from fastcomm.metrics.partial import Partial, merge
+from fastcomm.metrics import Partial, merge
 from fastcomm.report.html.glossary import GLOSSARY
 
 VOID = {"meta", "link", "input", "br"}

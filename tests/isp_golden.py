@@ -5,8 +5,7 @@ import gzip
 import re
 
 from fastcomm.compat.isp_space import OriginalRules
-from fastcomm.isp import presets
-from fastcomm.isp.question import MicroBatchRule, Question
+from fastcomm.isp import MicroBatchRule, Question, presets
 
 GOLDEN = {
     "s25_strict_wdp1_7B_w64_s4096": 28202,

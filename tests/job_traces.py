@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics.partial import Partial, merge
+from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.result import answer
 from fastcomm.synthetic.catalog import groups
 from fastcomm.synthetic.play import steps

@@ -6,7 +6,7 @@ from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.store import rules, writer
+from fastcomm.store import files, writer
 
 WHOLE = TraceOptions(whole=True)
 
@@ -17,7 +17,7 @@ def plain(table):
 
 
 def stored(trace, path, said=WHOLE):
-    writer.write(trace, path, {"reading": rules.as_json(said)})
+    writer.write(trace, path, {"reading": files.as_json(said)})
     return path
 
 

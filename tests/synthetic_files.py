@@ -4,8 +4,7 @@ import json
 
 from hypothesis import strategies as st
 
-from fastcomm.synthetic import Job, Variant
-from fastcomm.synthetic.files import text
+from fastcomm.synthetic import Job, Variant, text
 from fastcomm.synthetic.job import FAULTS
 
 LINK = 50e9

@@ -15,8 +15,8 @@ from fastcomm.metrics import outliers, traffic
 from fastcomm.metrics.across import Material, across
 from fastcomm.metrics.outliers import SCORE, above_peers
 from fastcomm.metrics.pieces import cut
-from fastcomm.spread import one_by_one
 from fastcomm.synthetic import Job
+from fastcomm.trace.run import one_by_one
 from fastcomm.trace.schema import OP, OPS, TAG, TAGS
 from fastcomm_kernels.intervals import alone
 

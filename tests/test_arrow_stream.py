@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from fastcomm import arrow_stream
+from fastcomm import arrow_files
 
 TABLE = pa.table(
     {
@@ -28,7 +28,7 @@ def stream(codec=None, **how):
 
 def said(content):
     found = []
-    arrow_stream.inflated(io.BytesIO(content), found.append)
+    arrow_files.inflated(io.BytesIO(content), found.append)
     return found
 
 

@@ -3,7 +3,7 @@ import oracles
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm_kernels import attribution
+from fastcomm_kernels import matching
 
 LANES = st.integers(0, 3)
 SPANS = st.tuples(LANES, st.integers(0, 30), st.integers(0, 20)).map(
@@ -31,7 +31,7 @@ def nested(start, stop, depth):
 
 @given(RANGES, LAUNCHES)
 def test_the_range_of_a_launch_is_the_innermost_that_holds_it(ranges, launches):
-    found = attribution.enclosing(*columns(ranges), *columns(launches))
+    found = matching.enclosing(*columns(ranges), *columns(launches))
     assert found.tolist() == [oracles.enclosing(ranges, launch) for launch in launches]
 
 
@@ -39,21 +39,19 @@ def test_the_range_of_a_launch_is_the_innermost_that_holds_it(ranges, launches):
 def test_ranges_that_nest_are_popped_as_they_end(spans):
     ranges = nested(0, 30, 10)
     launches = sorted((0, start, stop) for start, stop in spans)
-    found = attribution.enclosing(*columns(ranges), *columns(launches))
+    found = matching.enclosing(*columns(ranges), *columns(launches))
     assert found.tolist() == [oracles.enclosing(ranges, launch) for launch in launches]
 
 
 def test_of_two_equal_ranges_the_last_row_is_the_innermost():
     ranges = [(0, 0, 9), (0, 2, 8), (0, 2, 8), (0, 2, 5)]
-    found = attribution.enclosing(*columns(ranges), *columns([(0, 2, 7), (0, 3, 5), (0, 5, 9)]))
+    found = matching.enclosing(*columns(ranges), *columns([(0, 2, 7), (0, 3, 5), (0, 5, 9)]))
     assert found.tolist() == [2, 3, 0]
 
 
 def test_a_launch_that_only_overlaps_a_range_is_not_in_it():
     ranges = [(0, 0, 10), (0, 2, 20)]
-    found = attribution.enclosing(
-        *columns(ranges), *columns([(0, 1, 9), (0, 1, 15), (0, 3, 25)])
-    )
+    found = matching.enclosing(*columns(ranges), *columns([(0, 1, 9), (0, 1, 15), (0, 3, 25)]))
     assert found.tolist() == [0, -1, -1]
 
 
@@ -64,7 +62,7 @@ WORK = st.tuples(st.integers(0, 99), st.integers(0, 9)).map(lambda w: (w[0], w[0
 def test_a_range_is_projected_on_all_that_was_launched_in_it(ranges, launches, data):
     work = [data.draw(WORK) for _ in launches]
     starts, stops = (np.array([each[k] for each in work], np.int64) for k in (0, 1))
-    found = attribution.projected(
+    found = matching.projected(
         tuple(columns(ranges)), tuple(columns(launches)), (starts, stops)
     )
     rows = zip(*(column.tolist() for column in found), strict=True)
@@ -75,5 +73,5 @@ def test_launches_behind_the_last_work_lengthen_its_queue():
     launches, works = np.array([0, 2, 3]), np.array([1])
     start = np.array([0, 10, 20, 30])
     stream = np.array([0, 0, 0, 0], np.int32)
-    found = attribution.queue_lengths(launches, works, stream, start, 1)
+    found = matching.queue_lengths(launches, works, stream, start, 1)
     assert found.tolist() == [1, 0, 1, 2]

@@ -3,8 +3,8 @@
 import pytest
 
 from fastcomm.errors import ConfigError
-from fastcomm.readers.cards import FRAMEWORKS, find_card, read_card
 from fastcomm.readers.config import Config, Parallel
+from fastcomm.readers.runs import FRAMEWORKS, find_card, read_card
 from fastcomm.trace.parallel import ORDERS
 
 CARD = """

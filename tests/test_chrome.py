@@ -224,7 +224,7 @@ def test_a_scan_finds_what_the_standard_library_finds(tmp_path, monkeypatch, tex
     wanted = [each for each in expected if isinstance(each, dict)]
     assert len(rows) == len(wanted)
     assert all(map(agrees, rows, wanted))
-    refused = len(expected) - scanned.seen
+    refused = len(expected) - scanned.event_count
     assert least <= refused <= min(most, 1)
     assert refused < len(expected) or not refused
     assert all(text[offset : offset + 1] == b"{" for offset in offsets)
@@ -290,7 +290,7 @@ def test_a_head_or_a_tail_may_be_longer_than_a_block(tmp_path, monkeypatch):
                 continue
             scanned = scan(tmp_path, text % parts, monkeypatch=monkeypatch, block=block)
             assert len(scanned.envelope["a"]) == 9000
-            assert scanned.seen == 2
+            assert scanned.event_count == 2
 
 
 def test_an_event_of_no_end_is_an_error_with_its_place(tmp_path, monkeypatch):

@@ -162,7 +162,7 @@ def test_a_file_cut_at_any_byte_is_an_error_that_says_where(tmp_path, tail):
         if n % (7 if INTERPRETED else 3) == 0:
             scanned = scan(tmp_path, text[:n], allow_truncated=True)
             assert_rows(scanned, expected_of(*whole))
-            assert scanned.seen == len(whole)
+            assert scanned.event_count == len(whole)
             assert f"at byte {n} after {len(whole)} whole" in scanned.warnings[0]
             assert len(scanned.warnings) == 1
             if head is HEAD:
@@ -196,3 +196,10 @@ def test_a_log_of_a_cut_file_keeps_the_base_time(tmp_path):
         scan(tmp_path, text)
     scanned = scan(tmp_path, text, allow_truncated=True)
     assert scanned.envelope["baseTimeNanoseconds"] == 1700000000000000000
+
+
+def test_lists_in_arguments_behind_a_broken_event_are_no_second_document(tmp_path):
+    broken = '{"ph": "X", "name": "broken", "ts": 1, "dur": }'
+    nested = '{"ph": "X", "name": "nested", "ts": 1, "dur": 2, "args": {"": [[], [{}]]}}'
+    text = trace(broken, nested, head="[", tail="]")
+    assert len(found(scan(tmp_path, text))[0]) == 1

@@ -100,7 +100,7 @@ def test_a_broken_envelope_is_read_key_by_key(tmp_path, what, broken, key):
     assert_rows(scanned, expected_of(*EVENTS))
     assert key in scanned.envelope
     if len(broken) < 6000:
-        assert "no valid JSON" in scanned.warnings[0]
+        assert "not valid JSON" in scanned.warnings[0]
 
 
 def test_a_huge_depth_is_no_crash(tmp_path):
@@ -114,7 +114,7 @@ def test_a_huge_depth_is_no_crash(tmp_path):
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "empty; wanted a JSON trace"),
+        (b"", "empty; expected a JSON trace"),
         (b" \n\t ", 'no "traceEvents"'),
         (b"{}", 'no "traceEvents": .* in its first 2 bytes'),
         (b'{"traceEvents": null}', 'no "traceEvents"'),
@@ -161,7 +161,7 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path):
 def test_an_empty_list_is_a_trace(tmp_path):
     for text in (b'{"traceEvents": []}', b"[]", b'{"traceEvents":[],"a":1}'):
         scanned = scan(tmp_path, text)
-        assert (scanned.seen, scanned.warnings, found(scanned)) == (0, (), ([], []))
+        assert (scanned.event_count, scanned.warnings, found(scanned)) == (0, (), ([], []))
 
 
 def test_a_name_says_nothing_about_what_is_in_a_file(tmp_path):

@@ -128,9 +128,12 @@ def test_the_grid_is_made_once_the_world_is_known(written):
         ("parallel = 3", r"parallel: found 3, wanted a table \[parallel\]"),
         ("[tags]\ntag = 'DP'", r"tags: found .*, wanted tables \[\[tags\]\]"),
         ("tags = [3]", r"wanted tables \[\[tags\]\]"),
-        ("[[tags]]\nname = 'x'", r"\[\[tags\]\] number 1: no key tag"),
-        ("[[tags]]\ntag = 'DP'", "found only a tag, wanted one of name, description"),
-        ("[[tags]]\nname = 'x'\nstream = 1\ntag = 'DP'", "found name and stream, wanted one"),
+        ("[[tags]]\nname = 'x'", r"\[\[tags\]\] number 1: missing key tag"),
+        ("[[tags]]\ntag = 'DP'", "found only a tag, expected exactly one of name, description"),
+        (
+            "[[tags]]\nname = 'x'\nstream = 1\ntag = 'DP'",
+            "found name and stream, expected exactly one",
+        ),
         ("[[tags]]\nname = 3\ntag = 'DP'", "name: found 3, wanted text"),
         ("[[tags]]\nname = 'x'\ntag = 'dp'", "tag: found 'dp', wanted one of DP, TP"),
         ("[[tags]]\nranks = [0, -1]\ntag = 'DP'", "ranks: found .*, wanted a list of ranks"),
@@ -141,8 +144,8 @@ def test_the_grid_is_made_once_the_world_is_known(written):
             "communicator: found '0xg', wanted a num",
         ),
         ("[[tags]]\nnme = 'x'\ntag = 'DP'", "unknown key 'nme'.*mean 'name'"),
-        ("[[kernels]]\nop = 'AllReduce'", "number 1: no key pattern"),
-        ("[[kernels]]\npattern = 'x'", "no key op"),
+        ("[[kernels]]\nop = 'AllReduce'", "number 1: missing key pattern"),
+        ("[[kernels]]\npattern = 'x'", "missing key op"),
         ("[[kernels]]\npattern = '('\nop = 'AllReduce'", "pattern: found '\\('.*regular expr"),
         ("[[kernels]]\npattern = 'x'\nop = 'Allreduce'", "wanted one of.*mean 'AllReduce'"),
         ("[[kernels]]\npattern = 'x'\nop = 'OTHER'\ntag = 'X'", "tag: found 'X'"),
@@ -238,6 +241,6 @@ def test_the_world_that_no_trace_tells_goes_by_the_ranks(sizes, ranks, world):
 def test_the_sizes_of_a_card_are_not_the_users():
     card = Config(parallel=Parallel(tp=2, dp=4))
     for own, words in ((Parallel(), ""), (Parallel(dp=8), "--dp 8")):
-        whole = Config(parallel=own).with_given().over(card)
+        whole = Config(parallel=own).with_user_sizes().over(card)
         assert whole.tag_rules(None).grid_words == words
-        assert whole.with_given().tag_rules(None).grid_words == words
+        assert whole.with_user_sizes().tag_rules(None).grid_words == words

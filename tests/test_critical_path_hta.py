@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastcomm.compat import hta, hta_graph
-from fastcomm.graph.graph import LongestPath, longest_path
+from fastcomm.graph import LongestPath, longest_path
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 

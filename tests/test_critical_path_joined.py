@@ -12,7 +12,7 @@ from made_traces import table
 
 from fastcomm.critical_path.analysis import joined
 from fastcomm.exchange import clocks
-from fastcomm.graph.graph import measured_delays
+from fastcomm.graph import measured_delays
 from fastcomm.options import Window
 from fastcomm.trace import schema
 from fastcomm.trace.trace import Meta, Trace

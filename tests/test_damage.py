@@ -116,7 +116,7 @@ def test_a_file_cut_anywhere_is_an_error_with_its_byte_and_its_whole_events(tmp_
             assert f"at byte {end}" in str(error.value)
             whole = int(re.search(r"after (\d+) whole events", str(error.value))[1])
             found, _ = scanned(path, allow_truncated=True)
-            assert found.seen == whole
+            assert found.event_count == whole
             assert any("truncated" in warning for warning in found.warnings)
 
 
@@ -286,7 +286,7 @@ def test_a_quote_in_a_log_line_or_a_rank_without_a_value_is_read_around(tmp_path
     assert names(rows) == ["a"]
     assert found.envelope["baseTimeNanoseconds"] == 5000
     assert found.envelope["distributedInfo"]["world_size"] == 4
-    assert "no valid JSON" in found.warnings[0]
+    assert "not valid JSON" in found.warnings[0]
 
 
 def test_bytes_that_do_not_print_and_are_no_utf8_are_read(tmp_path):

@@ -16,8 +16,7 @@ from commands import contents, invoke
 
 import fastcomm
 from fastcomm.errors import ClusterError, ConfigError, FastcommError
-from fastcomm.executors import dask, versions
-from fastcomm.executors.executor import Task
+from fastcomm.executors import Task, dask, processes
 from fastcomm.readers.runs import open_run
 
 pytestmark = pytest.mark.compiled
@@ -237,13 +236,13 @@ def test_without_the_extra_the_error_names_it(monkeypatch):
 
 
 def test_other_versions_are_warned_of_by_place():
-    ours = versions.versions()
+    ours = processes.versions()
     found = {"a": ours, "b": {**ours, "numpy": "1.0"}, "c": {**ours, "numpy": "1.0"}}
-    assert versions.check_same(found) == [
+    assert processes.check_same(found) == [
         f"b and 1 more: numpy 1.0, and here {ours['numpy']}: results may differ"
     ]
     with pytest.raises(ClusterError, match="c: fastcomm 9, and here"):
-        versions.check_same({"c": {**ours, "fastcomm": "9"}})
+        processes.check_same({"c": {**ours, "fastcomm": "9"}})
 
 
 def test_a_cluster_of_this_machine_is_started_and_ended():

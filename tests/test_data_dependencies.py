@@ -147,7 +147,7 @@ def test_schemas_say_what_is_written():
 def test_what_is_no_execution_trace_is_an_error(tmp_path, text):
     path = tmp_path / "torch_et_0.json"
     path.write_text(text)
-    with pytest.raises(TraceFileError, match="no execution trace of PyTorch"):
+    with pytest.raises(TraceFileError, match="not an execution trace of PyTorch"):
         execution_trace.read(path)
 
 

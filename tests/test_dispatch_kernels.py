@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.dispatch import fast, sampler, schedules
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe, layers_of_seed, schedules, traffic
 from fastcomm.dispatch.traffic import LayerTokens, Traffic, bounds, sum_by_node
-from fastcomm.hardware.cluster import GpuLinks
-from fastcomm_kernels import dispatch, routing
+from fastcomm.hardware import GpuLinks
+from fastcomm_kernels import dispatch
 from fastcomm_kernels import permutations as fastcomm_kernels_permutations
 
 
@@ -109,7 +108,7 @@ def test_a_token_is_a_function_of_its_number(key, topk, uniform, first):
     alias = np.array([0, 0, 1, 4, 2], np.int16)
     out = np.empty((6, topk), np.int16)
     with np.errstate(over="ignore"):
-        routing.routed(first, np.uint64(key), threshold, alias, uniform, out)
+        dispatch.routed(first, np.uint64(key), threshold, alias, uniform, out)
     for number, row in enumerate(out.tolist()):
         assert row == oracle.routed(
             first + number, key, threshold.tolist(), alias.tolist(), topk, uniform=uniform
@@ -133,9 +132,9 @@ def test_a_gate_takes_the_best_experts_of_the_best_groups():
     weight = np.array([[1.0, 1, 1, 1, 1, 1, 0, 0]])
     law = np.zeros(200, np.int32)
     with np.errstate(over="ignore"):
-        routing.raced(0, np.uint64(3), law, weight, (4, 2), out)
+        dispatch.raced(0, np.uint64(3), law, weight, (4, 2), out)
         again = np.empty((100, 3), np.int16)
-        routing.raced(100, np.uint64(3), law[100:], weight, (4, 2), again)
+        dispatch.raced(100, np.uint64(3), law[100:], weight, (4, 2), again)
     assert (out[100:] == again).all()
     for row in out.tolist():
         assert len(set(row)) == 3
@@ -152,13 +151,13 @@ def demands(draw):
     return np.array(cells, np.int64).reshape(nodes * width, -1), width
 
 
-@given(demands(), st.sampled_from(fast.DECOMPOSITIONS), st.sampled_from([0.0, 3.0]))
+@given(demands(), st.sampled_from(traffic.DECOMPOSITIONS), st.sampled_from([0.0, 3.0]))
 def test_fast_delivers_every_unit_once_and_uses_no_nic_twice(made, decomposition, start):
     demand, width = made
-    intra = fast.Cost(start_s=start, unit_s=0.5)
-    found = fast.schedule(demand, width, fast.Cost(unit_s=1.0), intra, decomposition)
+    intra = traffic.Cost(start_s=start, unit_s=0.5)
+    found = traffic.schedule(demand, width, traffic.Cost(unit_s=1.0), intra, decomposition)
     arrived = oracle.delivered(found.balanced.tolist(), found.permutations, found.weights)
-    block = fast.blocked(demand, width)
+    block = traffic.blocked(demand, width)
     for (s, d, j), units in arrived.items():
         assert units == block[s, d, :, j].sum()
     assert sum(arrived.values()) == sum(
@@ -166,22 +165,22 @@ def test_fast_delivers_every_unit_once_and_uses_no_nic_twice(made, decomposition
     )
     remote = np.array([[s != d for d in range(len(block))] for s in range(len(block))])
     load = sum_by_node(np.where(np.kron(remote, np.ones((width, width))), demand, 0), width)
-    assert found.total_s >= fast.largest_sum(load) / width
+    assert found.total_s >= traffic.largest_sum(load) / width
 
 
 @pytest.mark.parametrize(("start_s", "load"), [(0.0, 50), (3.0, 50), (1000.0, 100)])
 def test_a_node_evens_out_what_its_nics_send_where_that_pays(start_s, load):
     demand = np.zeros((4, 4), np.int64)
     demand[0, 2:] = 50  # one of two GPUs sends all
-    intra = fast.Cost(start_s=start_s, unit_s=0.5)
-    found = fast.schedule(demand, 2, fast.Cost(unit_s=1.0), intra)
+    intra = traffic.Cost(start_s=start_s, unit_s=0.5)
+    found = traffic.schedule(demand, 2, traffic.Cost(unit_s=1.0), intra)
     assert found.servers.tolist() == [[0, load], [0, 0]]
 
 
 @given(demands(), st.booleans())
 def test_stages_add_up_to_the_matrix(made, plain):
-    matrix = fast.pad(made[0])
-    permutations, weights = fast.split(matrix, 1 if plain else max(1, int(matrix.max())))
+    matrix = traffic.pad(made[0])
+    permutations, weights = traffic.split(matrix, 1 if plain else max(1, int(matrix.max())))
     size = len(matrix)
     total = np.zeros_like(matrix)
     for to, weight in zip(permutations, weights, strict=True):
@@ -196,15 +195,15 @@ def test_stages_add_up_to_the_matrix(made, plain):
 def test_a_matrix_of_unequal_sums_is_refused():
     uneven = np.array([[1, 0], [1, 0]])
     with pytest.raises(ValueError, match="pad the matrix first"):
-        fast.split(uneven, 1)
+        traffic.split(uneven, 1)
     assert len(fastcomm_kernels_permutations.stages(uneven, 1, 15)[1]) == 0
 
 
 @given(st.lists(st.integers(0, 9), min_size=9, max_size=9))
 def test_padding_reaches_the_largest_sum(cells):
     matrix = np.array(cells).reshape(3, 3)
-    padded = fast.pad(matrix)
-    load = fast.largest_sum(matrix)
+    padded = traffic.pad(matrix)
+    load = traffic.largest_sum(matrix)
     assert (padded >= matrix).all()
     assert padded.sum(axis=0).tolist() == padded.sum(axis=1).tolist() == [load] * 3
 
@@ -219,7 +218,7 @@ def test_a_token_takes_a_replica_of_its_expert(rule):
     out = np.empty((120, 2), np.int32)
     with np.errstate(over="ignore"):
         tables = start, physical, node
-        routing.replicated(0, np.uint64(9), src_node, expert, tables, rule, out)
+        dispatch.replicated(0, np.uint64(9), src_node, expert, tables, rule, out)
     assert set(out[:, 0].tolist()) == {5}
     assert set(out[:, 1].tolist()) == {0, 2, 3}
     if rule == 1:
@@ -235,7 +234,7 @@ def test_the_original_draws_its_remainder_and_repairs():
         num_nodes=2, gpus_per_node=2, seq_len=7, batch_size=1, topk=3, num_layers=2, iter_num=1,
         sampler="seed", zipf_alpha=3.0,
     )  # fmt: skip
-    first, second = sampler.layers_of_seed(recipe)
+    first, second = layers_of_seed(recipe)
     assert np.sort(first[0]).tolist()[:4] != [0, 0, 0, 0]
     assert first[0] is second[0]
     assert all(len(set(row)) == 3 for row in first[1].tolist())

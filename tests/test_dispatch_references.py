@@ -7,8 +7,7 @@ import pytest
 from conftest import SHARED
 
 from fastcomm.compat import dispatch as original
-from fastcomm.dispatch import sampler
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe, layers_of_seed
 from fastcomm.dispatch.traffic import LayerTokens, Traffic
 
 pytestmark = pytest.mark.compiled
@@ -34,7 +33,7 @@ def reference(request):
     home = (np.arange(recipe.experts) // recipe.experts_per_gpu).astype(np.int32)
     made = [
         Traffic.of(LayerTokens(src, expert, home, recipe.num_nodes, recipe.gpus_per_node))
-        for src, expert in sampler.layers_of_seed(recipe)
+        for src, expert in layers_of_seed(recipe)
     ]
     return said, made, links, np.load(path.with_suffix(".npz"), allow_pickle=False)
 

@@ -5,18 +5,19 @@ import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
 import test_inspector
 
 from docs import drawings, pages
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli import COMMANDS, main
+from fastcomm.metrics.findings import Kind
 from fastcomm.options import MetricsOptions, PathOptions, ReadOptions, StragglerOptions
-from fastcomm.readers import config
-from fastcomm.readers.files import NAME_PATTERNS
+from fastcomm.readers import NAME_PATTERNS, config
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.synthetic import Job, write
 from fastcomm.synthetic.nsys import write_nsys
@@ -129,6 +130,22 @@ def test_the_python_page_knows_every_option_and_name():
             "rank",
             "with_tables",
         } <= known
+
+
+def test_the_glossary_has_every_parallelism_part_of_a_step_and_kind_of_finding():
+    known = words(text_of("docs/glossary.md"))
+    assert {*TAGS, *get_args(Kind)} - {"OTHER"} <= known
+    assert {"exposed_mixed", "memcpy", "idle", "payload", "bus", "msg"} <= known
+
+
+def test_every_name_in_the_glossary_is_a_key_a_column_an_option_or_in_the_code():
+    pages_of_names = ("docs/cli.md", "docs/python.md", "docs/store.md")
+    files = (*(ROOT / "docs/schemas").glob("*.json"), *(ROOT / "fastcomm").rglob("*.py"))
+    names = "".join(text_of(path) for path in (*pages_of_names, *files))
+    columns = re.findall(r"^\|[^|]*\|[^|]*\|([^|]*)\|$", text_of("docs/glossary.md"), re.M)
+    listed = {name for column in columns for name in re.findall(r"`([^`]+)`", column)}
+    assert len(listed) > 150
+    assert {name for name in listed if name.split()[0] not in names} == set()
 
 
 def pages_of_metrics():
@@ -266,4 +283,4 @@ def test_every_fault_of_the_table_has_a_test_that_exists():
 def test_the_limits_of_the_page_are_those_of_the_program():
     page = text_of("docs/reliability.md")
     rows = dict(re.findall(r"^\| `(FASTCOMM_\w+)` \| (\d+) \|", page, re.M))
-    assert {name: int(value) for name, value in rows.items()} == inputs.USUAL
+    assert {name: int(value) for name, value in rows.items()} == files.USUAL

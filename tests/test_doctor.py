@@ -14,8 +14,8 @@ from fastcomm.analyses import doctor
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.cli import main
 from fastcomm.errors import ClusterError
-from fastcomm.executors import dask, versions
-from fastcomm.store.layout import Manifest, to_json
+from fastcomm.executors import dask, processes
+from fastcomm.store import Manifest, to_json
 from fastcomm.synthetic import Job, write
 from fastcomm.version import __version__
 from fastcomm_kernels import _jit
@@ -35,7 +35,7 @@ def found(*words, code=0):
 
 def test_it_tells_versions_machine_cache_and_that_measuring_works():
     said = found()
-    assert said["fastcomm"]["found"] == f"{__version__} ({versions.code()})"
+    assert said["fastcomm"]["found"] == f"{__version__} ({processes.code()})"
     assert {"python", "numba", "numpy", "pyarrow", "distributed", "cores", "memory"} <= {*said}
     assert said["cache"]["found"].endswith("B")
     assert said["self-test"] == {
@@ -73,7 +73,7 @@ def test_a_crash_of_the_self_test_is_told_by_its_kind_alone(monkeypatch):
     def broken():
         raise RuntimeError("of /home/somebody")
 
-    monkeypatch.setattr("fastcomm.analyses.warm.run_kernels", broken)
+    monkeypatch.setattr("fastcomm.analyses.preparation.run_kernels", broken)
     said = found(code=1)["self-test"]
     assert said == {"found": "failed: RuntimeError", "state": "bad"}
 

@@ -14,7 +14,7 @@ from fault_files import BASE, OPERATION, READERS, SHAPE, beside, ends, words_of
 from fault_tools import agree, refused, run
 from nsys_report import SMALL
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.compat import hta
 from fastcomm.errors import FastcommError
 from fastcomm.synthetic import write_nsys
@@ -30,7 +30,7 @@ def folder(tmp_path):
 @pytest.fixture
 def small_bombs(monkeypatch):
     """What becomes large here is a MiB and not 64."""
-    monkeypatch.setattr(inputs, "SMALL", 1 << 20)
+    monkeypatch.setattr(files, "SMALL", 1 << 20)
 
 
 def bomb(path, head=b"", body=b" " * (1 << 20), times=4, tail=b""):

@@ -14,7 +14,7 @@ from fault_files import BASE, READERS, beside, ends
 from fault_tools import STEP, nobody, refused, run
 from nsys_report import SMALL
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.readers.kineto import stream
 from fastcomm.readers.nsys.export import Export
 from fastcomm.synthetic import write_nsys
@@ -44,7 +44,7 @@ def test_a_device_and_a_socket_are_refused(folder):
 @pytest.mark.parametrize("name", ["rank0.json", "nsys_0.sqlite", "rank-00000.parquet"])
 def test_a_directory_named_like_a_file_is_searched_and_found_empty(folder, name):
     (folder / name).mkdir()
-    assert f"{name}: no trace; wanted" in refused("metrics", folder / name)
+    assert f"{name}: no trace; expected" in refused("metrics", folder / name)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(folder, name, monk
     k.write(path, STEP)
 
     def replacing(asked):
-        found = inputs.opened(asked)
+        found = files.opened(asked)
         if path.stat().st_size == size:
             k.write(folder / ("other" + name), [*STEP, *STEP])
             (folder / ("other" + name)).replace(path)

@@ -14,7 +14,7 @@ from fault_files import beside
 from fault_tools import refused, run
 from nsys_report import SMALL
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.synthetic import write_nsys
 
 pytestmark = pytest.mark.compiled
@@ -42,7 +42,7 @@ def export(exports, tmp_path):
 @pytest.fixture
 def small_bombs(monkeypatch):
     """What becomes large here is a MiB and not 64."""
-    monkeypatch.setattr(inputs, "SMALL", 1 << 20)
+    monkeypatch.setattr(files, "SMALL", 1 << 20)
 
 
 KERNEL, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"
@@ -68,12 +68,12 @@ def test_a_view_in_place_of_a_table_is_never_run(export):
         f"DROP TABLE {KERNEL}",
         f"CREATE VIEW {KERNEL} AS {ENDLESS} SELECT {names} FROM c",
     )
-    assert f"{KERNEL} is a view, a virtual table or computed" in refused("metrics", export)
+    assert f"{KERNEL} is a view, a virtual table or has computed" in refused("metrics", export)
 
 
 def test_a_virtual_table_is_never_asked(export):
     change(export, f"DROP TABLE {NVTX}", f"CREATE VIRTUAL TABLE {NVTX} USING fts5(start, end)")
-    assert f"{NVTX} is a view, a virtual table or computed" in refused("metrics", export)
+    assert f"{NVTX} is a view, a virtual table or has computed" in refused("metrics", export)
 
 
 def test_triggers_and_other_views_do_nothing(export):
@@ -90,7 +90,7 @@ def test_triggers_and_other_views_do_nothing(export):
 def test_a_column_that_is_computed_is_never_asked(export):
     change(export, f"ALTER TABLE {NVTX} RENAME COLUMN text TO old",
            f"ALTER TABLE {NVTX} ADD COLUMN text AS (hex(zeroblob(400000000)))")  # fmt: skip
-    assert f"{NVTX} is a view, a virtual table or computed" in refused("info", export)
+    assert f"{NVTX} is a view, a virtual table or has computed" in refused("info", export)
 
 
 @pytest.mark.usefixtures("small_bombs")

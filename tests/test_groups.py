@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.metrics.grouping import Groups
+from fastcomm.trace.columns import Groups
 
 ROWS = st.lists(st.tuples(st.integers(-2, 3), st.integers(-(2**40), 2**40), st.booleans()))
 

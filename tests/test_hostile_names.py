@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from fastcomm import result
 from fastcomm.cli import main
-from fastcomm.inert import inert, inert_lines, shell_quoted
+from fastcomm.errors import inert, inert_lines, shell_quoted
 from fastcomm.report import files as report_csv
-from fastcomm.report import json_text
 from fastcomm.report.console import plain_console
 from fastcomm.synthetic import Job, TableJob, write, write_nsys, write_table
 
@@ -228,7 +228,7 @@ def test_names_that_are_not_utf8_work_in_every_command(tmp_path, monkeypatch, od
 
 def test_json_is_valid_where_a_name_is_not_utf8():
     found = {"path": ODD, "names": (ODD, "\U0001f600", r"\udcff"), ODD: None}
-    for text in (json_text.dumps(found), json_text.text(found)):
+    for text in (result.dumps(found), result.text(found)):
         assert orjson.loads(text) == {
             "path": r"n\udcff",
             "names": [r"n\udcff", "\U0001f600", r"\udcff"],

@@ -13,20 +13,17 @@ from click.testing import CliRunner
 from html_page import SLOW, assert_sound, many_ranks, parsed, specs, without_scripts
 
 from fastcomm.cli import main
-from fastcomm.errors import FastcommError
-from fastcomm.inert import inert, shell_quoted
-from fastcomm.metrics import gaps
+from fastcomm.errors import FastcommError, inert, shell_quoted
+from fastcomm.metrics import Partial, gaps, merge
 from fastcomm.metrics.links import Link
-from fastcomm.metrics.partial import Partial, merge
 from fastcomm.metrics.result import answer
 from fastcomm.metrics.skew import Skew, Wait
 from fastcomm.readers.runs import open_run
-from fastcomm.report.html import across, run_page, words
+from fastcomm.report import html as pages
+from fastcomm.report.html import Page, across, html, json_text, run_page, used_keys
+from fastcomm.report.html import write as write_page
 from fastcomm.report.html.drawing import shown
 from fastcomm.report.html.glossary import GLOSSARY
-from fastcomm.report.html.page import Page, used_keys
-from fastcomm.report.html.render import html, json_text
-from fastcomm.report.html.render import write as write_page
 from fastcomm.synthetic import Job, write
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -80,13 +77,13 @@ def of_lacking(parts, word):
 
 @pytest.mark.compiled
 def test_the_page_has_the_headline_and_the_findings_of_the_terminal_in_their_order(found, page):
-    assert words.plain(page.headline) == found.headline
-    assert [words.plain(each.title) for each in page.findings] == [
+    assert pages.plain(page.headline) == found.headline
+    assert [pages.plain(each.title) for each in page.findings] == [
         each.text for each in found.findings
     ]
     assert page.findings[0].command == "fastcomm critical-path traces/"
     lead = next(each.lead for each in page.sections if each.name == "ranks")
-    assert words.plain(lead).startswith("Rank 5 computes the most")
+    assert pages.plain(lead).startswith("Rank 5 computes the most")
 
 
 @pytest.mark.compiled
@@ -150,7 +147,7 @@ def test_the_heat_map_has_each_rank_and_iteration(found, tree):
 def test_what_the_input_lacks_is_na_with_the_reason(parts, word):
     page = run_page.run_page(of_lacking(parts, word), ["x"])
     why = f"the input has no {word if word == 'times' else 'compute kernels'}"
-    assert why in words.plain(page.headline)
+    assert why in pages.plain(page.headline)
     tree = parsed(without_scripts(html(page)))
     unknown = list(tree.all(class_="na"))
     assert unknown
@@ -272,14 +269,14 @@ def test_report_writes_the_page_and_the_tables_beside_it(folder, tmp_path):
 @pytest.mark.compiled
 def test_numbers_read_as_a_person_writes_them():
     thin = "\u202f"
-    assert words.ns(9_551_234) == f"9.55{thin}ms"
-    assert words.ns(-676_400) == f"\u2212676{thin}µs"
-    assert words.ns(12) == f"12{thin}ns"
-    assert words.tick(words.ns(10_000)) == f"10{thin}µs"
-    assert words.percent(-0.0171) == f"\u22121.7{thin}%"
-    assert words.signed_percent(-0.0001) == f"0.0{thin}%"
-    assert words.whole(12288) == f"12{thin}288"
-    assert words.fact("ranks", None, words.whole, why="nobody said").text == "n/a"
+    assert pages.ns(9_551_234) == f"9.55{thin}ms"
+    assert pages.ns(-676_400) == f"\u2212676{thin}µs"
+    assert pages.ns(12) == f"12{thin}ns"
+    assert pages.tick(pages.ns(10_000)) == f"10{thin}µs"
+    assert pages.percent(-0.0171) == f"\u22121.7{thin}%"
+    assert pages.signed_percent(-0.0001) == f"0.0{thin}%"
+    assert pages.whole(12288) == f"12{thin}288"
+    assert pages.fact("ranks", None, pages.whole, why="nobody said").text == "n/a"
 
 
 REPLAY = replay_data.FOLDER
@@ -359,10 +356,10 @@ def test_a_folder_is_no_page(tmp_path):
 def test_ranks_beside_each_other_have_a_section_of_their_own(found):
     """What matched collectives tell is n/a without them."""
     section = across.section(replace(found, across=replace(found.across, waits=())))
-    assert words.plain(section.lead).startswith("Who waits for whom is n/a: no collective")
+    assert pages.plain(section.lead).startswith("Who waits for whom is n/a: no collective")
     seen = replace(found.across, waits=WAITS, skew=(SKEW,), links=LINKS)
     section = across.section(replace(found, across=seen))
-    assert words.plain(section.lead).startswith("Rank 5 causes the most waiting in")
+    assert pages.plain(section.lead).startswith("Rank 5 causes the most waiting in")
     page = run_page.run_page(replace(found, across=seen), ["x"])
     tree = parsed(without_scripts(html(page)))
     assert_sound(tree)

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 from html_page import many_ranks
 
-from fastcomm.inert import inert
-from fastcomm.metrics.partial import Partial, merge
+from fastcomm.errors import inert
+from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.result import answer
 from fastcomm.readers.runs import open_run
-from fastcomm.report.html import run_page
-from fastcomm.report.html.render import html
+from fastcomm.report.html import html, run_page
 from fastcomm.synthetic import Job, write
 
 pytestmark = pytest.mark.compiled

@@ -18,8 +18,7 @@ from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.store import writer
-from fastcomm.store.layout import read_manifest, to_json
+from fastcomm.store import read_manifest, to_json, writer
 from fastcomm.synthetic import Job, NsysVariant, write, write_nsys
 from fastcomm.trace.iterations import IterationRule
 
@@ -291,10 +290,10 @@ def test_a_store_of_a_store_is_the_same_run(traces, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "damaged, no JSON"),
-        ("[]", "damaged, no object"),
+        ("", "damaged, not JSON"),
+        ("[]", "damaged, not a JSON object"),
         ('{"layout": 99}', "written in layout 99 by a newer fastcomm; this one reads layouts"),
-        ("{}", "layout None, wanted a number"),
+        ("{}", "layout None, expected a number"),
         ('{"layout": 1}', "damaged"),
         ('{"layout": 1, "version": "1", "complete": true, "ranks": [], "more": 1}', "damaged"),
         (

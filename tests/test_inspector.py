@@ -287,14 +287,14 @@ def test_a_last_line_that_is_cut_short_is_left_out_with_a_warning(tmp_path):
     path.write_text(path.read_text()[:-40])
     trace = only_trace(path)
     assert trace.comm.num_rows == 1
-    assert any("line 2, the last one, is cut short" in w for w in trace.meta.warnings)
+    assert any("line 2, the last one, is truncated" in w for w in trace.meta.warnings)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "the file is empty"),
-        ("hello\nworld\n", r"a\.log:1: 2 of 2 lines are no whole records"),
+        ("hello\nworld\n", r"a\.log:1: 2 of 2 lines are not complete records"),
         ('{"header": 1}\n' * 3, r"a\.log:1: 3 of 3 lines"),
     ],
 )
@@ -344,7 +344,7 @@ def test_a_gzipped_log_reads_as_the_plain_one(tmp_path):
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     assert only_trace(packed).comm.equals(only_trace(plain).comm)
     packed.write_bytes(gzip.compress(plain.read_bytes())[:-12])
-    with pytest.raises(TraceFileError, match="ends before its end"):
+    with pytest.raises(TraceFileError, match="the compressed file is truncated"):
         only_trace(packed)
 
 

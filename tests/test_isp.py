@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.cluster import load
+from fastcomm.hardware import load
+from fastcomm.isp import MicroBatchRule, Question
 from fastcomm.isp.block import Block
 from fastcomm.isp.communication import collective
 from fastcomm.isp.model import Experts, Latent, Model
 from fastcomm.isp.presets import of_size
 from fastcomm.isp.price import evaluate
-from fastcomm.isp.question import MicroBatchRule, Question
 from fastcomm.isp.search import search
 from fastcomm.isp.space import divisors
 

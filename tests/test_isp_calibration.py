@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.cli import main
+from fastcomm.hardware import load
 from fastcomm.hardware.calibration import Attended, Product, fit_attention, fit_products
-from fastcomm.hardware.cluster import load
 from fastcomm.isp.calibration import NAMES, attention, calibrated, product, timed
 from fastcomm.readers.kineto.shapes import ShapedCall, calls
 

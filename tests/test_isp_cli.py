@@ -6,10 +6,11 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from fastcomm import isp
 from fastcomm.cli import main
 from fastcomm.compat.isp_space import of_config
 from fastcomm.errors import ConfigError
-from fastcomm.isp import question, search
+from fastcomm.isp import search
 from fastcomm.isp.calibration import setting
 from fastcomm.isp.result import with_units
 
@@ -150,7 +151,7 @@ def test_a_fixed_pair_and_a_range_of_batches_are_questions():
             "fixed_micro_num": 4,
         }
     )
-    found = search.search(question.question_of(fixed), setting(fixed).cluster)
+    found = search.search(isp.question_of(fixed), setting(fixed).cluster)
     assert set(found.columns["micro_num"]) == {4}
     ranged = search.search_strategies(
         model="7B",

@@ -14,6 +14,7 @@ from test_isp import A800, block_of, cases, ours, question
 
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError
+from fastcomm.isp import MicroBatchRule
 from fastcomm.isp import search as isp_search
 from fastcomm.isp.block import Block
 from fastcomm.isp.communication import by_node, collective
@@ -21,7 +22,6 @@ from fastcomm.isp.layer import visited
 from fastcomm.isp.model import Experts
 from fastcomm.isp.presets import PRESETS, load
 from fastcomm.isp.price import evaluate
-from fastcomm.isp.question import MicroBatchRule
 from fastcomm.isp.search import search
 from fastcomm.isp.strategy import time_terms
 

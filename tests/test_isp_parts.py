@@ -9,9 +9,8 @@ import pytest
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import measurements
+from fastcomm.hardware import load, measurements, parse, shipped
 from fastcomm.hardware.calibration import calibrate
-from fastcomm.hardware.cluster import load, parse, shipped
 from fastcomm.hardware.measurements import TimedMessage, read_measurements
 from fastcomm.isp import communication as formulas
 from fastcomm.isp.calibration import messages, spread

@@ -3,7 +3,7 @@
 import pytest
 
 from docs import isp_accuracy as accuracy
-from fastcomm.hardware.cluster import load
+from fastcomm.hardware import load
 
 # What the definition predicts with the shipped constants, 8 to 1024 GPUs.
 PREDICTED = {

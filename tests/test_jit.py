@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from fault_tools import in_time, nobody
 
-from fastcomm_kernels import _cache, _jit
+from fastcomm_kernels import _jit
 
 ONE = (
     "import numpy as np; from fastcomm_kernels import _jit, intervals as i;"
@@ -266,9 +266,9 @@ def test_a_small_disk_and_a_read_only_one(tmp_path):
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
     """The folders of code below a temporary one."""
-    monkeypatch.setattr(_cache.tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(_jit.tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    return _cache.Folders(tmp_path / "home", "text")
+    return _jit.Folders(tmp_path / "home", "text")
 
 
 def test_what_is_written_is_read_and_what_is_damaged_is_not(folders, tmp_path, caplog):
@@ -294,8 +294,8 @@ def test_what_the_first_folder_does_not_take_goes_to_the_second(folders, tmp_pat
 
 
 def test_without_any_folder_code_stays_in_memory(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(_cache.tempfile, "tempdir", str(tmp_path / "none"))
-    folders = _cache.Folders(None, "text")
+    monkeypatch.setattr(_jit.tempfile, "tempdir", str(tmp_path / "none"))
+    folders = _jit.Folders(None, "text")
     folders.write("a.nbc", b"code")
     folders.write("a.nbc", b"code")
     assert folders.read("a.nbc") is None
@@ -323,23 +323,23 @@ def test_code_of_another_key_is_not_used(folders, monkeypatch, caplog):
     def function(x):
         return x + offset
 
-    cache = _cache.KernelCache(function, folders)
+    cache = _jit.KernelCache(function, folders)
     assert cache.load_overload("int64", Context()) is None
     library = SimpleNamespace(has_dynamic_globals=False)
     code = SimpleNamespace(
         lifted=(), library=library, codegen=Context(), _reduce=lambda: ("code",)
     )
     cache.save_overload("int64", code)
-    monkeypatch.setattr(_cache, "_rebuild", lambda _, payload: payload)
+    monkeypatch.setattr(_jit, "_rebuild", lambda _, payload: payload)
     assert cache.load_overload("int64", Context()) == "code"
     assert cache.load_overload("float64", Context()) is None
     cache.flush()
     assert cache.cache_path == str(folders.writable)
-    monkeypatch.setattr(_cache.KernelCache, "_file", lambda *_: "a.nbc")
+    monkeypatch.setattr(_jit.KernelCache, "_file", lambda *_: "a.nbc")
     cache.save_overload("int64", code)
     assert cache.load_overload("float64", Context()) is None
     assert not caplog.records
-    monkeypatch.setattr(_cache, "_rebuild", None)
+    monkeypatch.setattr(_jit, "_rebuild", None)
     assert cache.load_overload("int64", Context()) is None
     assert "a.nbc: TypeError" in caplog.text
     (path,) = folders.writable.glob("a.nbc")

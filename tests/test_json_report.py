@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.report import json_text
+from fastcomm import result
 
 values = st.recursive(
     st.none()
@@ -23,12 +23,12 @@ values = st.recursive(
 
 @given(st.dictionaries(st.text(max_size=5), values, max_size=5))
 def test_what_is_read_back_is_what_was_said(found):
-    assert json.loads(json_text.text(found)) == found
+    assert json.loads(result.text(found)) == found
 
 
 def test_a_row_is_a_line():
     rows = [{"rank": rank, "heat": [1, [2, 3]]} for rank in range(3)]
-    text = json_text.text({"rows": rows, "about": {"ranks": [0, 1, 2], "none": {}}, "a": 1})
+    text = result.text({"rows": rows, "about": {"ranks": [0, 1, 2], "none": {}}, "a": 1})
     assert text.splitlines() == [
         "{",
         '  "rows": [',
@@ -48,4 +48,4 @@ def test_a_row_is_a_line():
 @pytest.mark.parametrize("value", [float("nan"), {"a": float("inf")}, [{"a": float("nan")}]])
 def test_what_is_no_number_is_refused(value):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        json_text.text({"value": value})
+        result.text({"value": value})

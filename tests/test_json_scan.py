@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fastcomm_kernels import json_scan, json_wanted, words
+from fastcomm_kernels import json_scan, words
 from fastcomm_kernels._llvm import PADDING
 
 NULL = json_scan.NULL
@@ -13,9 +13,9 @@ def padded(text):
     return np.frombuffer(text + bytes(PADDING), np.uint8).copy()
 
 
-WANTED = json_wanted.ScanColumns(
+WANTED = words.ScanColumns(
     kinds={b"kernel": 0, b"cpu_op": 1},
-    keep=[json_wanted.KEEP_ALL, json_wanted.KEEP_NAMED, json_wanted.KEEP_NONE],
+    keep=[words.KEEP_ALL, words.KEEP_NAMED, words.KEEP_NONE],
     prefixes=[b"c10d::", b"x"],
     numbers=[b"stream"],
     detail_numbers=[b"Seq"],
@@ -32,7 +32,7 @@ def state_at(at, last):
 def scan(text, *, at=0, last=True, rows=50, strings=None, lost=False):
     cells = np.zeros((rows, WANTED.width()), np.int64)
     state = state_at(at, last)
-    state[json_scan.LOST] = lost
+    state[json_scan.SEARCHING] = lost
     strings = strings or words.no_strings(64, 1 << 10)
     why = json_scan.scan(padded(text), len(text), state, WANTED.plan(), strings, cells)
     return why, state, cells[: state[json_scan.ROWS]], words.texts_of(strings)
@@ -47,7 +47,7 @@ def test_an_event_becomes_a_row():
     assert why == json_scan.DONE
     assert rows[0, : json_scan.ARGS + 3].tolist() == [0, 1, 0, 7, 1500, 3500, 0, 1, 0, 7, 3, 0]
     assert texts == [b"Float", b"gemm"]
-    assert state[json_scan.SEEN] == 1
+    assert state[json_scan.EVENTS] == 1
 
 
 def test_what_an_event_lacks_is_null():
@@ -74,7 +74,7 @@ def test_a_kind_is_kept_by_name_whatever_comes_first():
         names = [b"c10d::x", b"c10d:", b"x", b"aten::x", b""]
         _, state, _, texts = scan(b", ".join(event % name for name in names) + b"]}")
         assert texts == [b"c10d::x", b"x"]
-        assert state[json_scan.SEEN] == len(names)
+        assert state[json_scan.EVENTS] == len(names)
 
 
 def test_a_block_that_ends_anywhere_asks_for_more():
@@ -85,8 +85,8 @@ def test_a_block_that_ends_anywhere_asks_for_more():
         assert why == json_scan.MORE
         assert state[json_scan.DROPPED] == 0
         # An event counts once what follows it says that it is whole.
-        assert state[json_scan.SEEN] == sum(n > end for end in (ends[0], len(EVENT) * 2 + 3))
-        assert len(rows) == state[json_scan.SEEN]
+        assert state[json_scan.EVENTS] == sum(n > end for end in (ends[0], len(EVENT) * 2 + 3))
+        assert len(rows) == state[json_scan.EVENTS]
 
 
 def test_a_block_that_ends_anywhere_behind_a_broken_event_asks_for_more():
@@ -227,13 +227,13 @@ def test_the_last_of_two_phases_counts(first, last, is_kept, filler):
     event = EVENT.replace(b'"X"', b'"%s"' % first.encode())
     event = event[:-1] + b', "x": "%s", "ph": %s}' % (b"y" * filler, last.encode())
     _, state, rows, _ = scan(event + b", " + EVENT + b"]}")
-    assert (len(rows), state[json_scan.SEEN], state[json_scan.DROPPED]) == (1 + is_kept, 2, 0)
+    assert (len(rows), state[json_scan.EVENTS], state[json_scan.DROPPED]) == (1 + is_kept, 2, 0)
 
 
 def test_what_only_looks_like_a_second_phase_changes_nothing():
     event = EVENT.replace(b'"X"', b'"i"')[:-1] + b', "x": "ph", "args": {"ph": "X"}}'
     _, state, rows, _ = scan(event + b", " + EVENT + b"]}")
-    assert (len(rows), state[json_scan.SEEN], state[json_scan.DROPPED]) == (1, 2, 0)
+    assert (len(rows), state[json_scan.EVENTS], state[json_scan.DROPPED]) == (1, 2, 0)
 
 
 def test_a_missing_or_null_text_is_null():

@@ -273,7 +273,7 @@ def test_the_clock_is_that_of_the_base_or_absolute_or_unknown(
 
 def test_a_file_of_another_rank_is_an_error(tmp_path):
     path = k.write(tmp_path / "rank0.json", [k.kernel("gemm", 1, 1)], rank=3)
-    with pytest.raises(TraceFileError, match=r"says rank 3, taken for rank 0"):
+    with pytest.raises(TraceFileError, match=r"says rank 3, but the file stands for rank 0"):
         kineto_reader.read(path, TraceOptions(), rank=0)
 
 

@@ -81,7 +81,7 @@ def test_an_operator_shows_what_its_kernel_moves(tmp_path_factory, name, shape, 
     }.get(rule.op, (part, part))
     tensors = {
         place: tensor
-        for place, tensor in ((rule.got, got), (rule.given, given_))
+        for place, tensor in ((rule.output, got), (rule.input, given_))
         if place is not None
     }
     host = operator(name, *arguments(5, tensors))
@@ -93,7 +93,7 @@ def test_an_operator_shows_what_its_kernel_moves(tmp_path_factory, name, shape, 
         **dict.fromkeys(every, Fraction(size - 1, size)),
     }.get(rule.op, 1)
     wanted = one, payload, round(payload * factor)
-    if rule.given is None:
+    if rule.input is None:
         wanted = None, None, None  # the sizes are on the device
     assert (row["op"], sizes_of(row)) == (rule.op, wanted)
     ((event,),) = [oracle_kineto.comm_events(oracle_kineto.read(path / "rank0.json"))]

@@ -16,8 +16,8 @@ MODULES = {
 
 # Left to untie; nothing may be added.
 FOR_TYPES = [
-    ("fastcomm.critical_path.result", "fastcomm.critical_path.what_if"),
-    ("fastcomm.executors.dask_data", "fastcomm.executors.dask"),
+    ("fastcomm.critical_path", "fastcomm.critical_path.what_if"),
+    ("fastcomm.executors.dask_cluster", "fastcomm.executors.dask"),
     ("fastcomm.metrics.headline", "fastcomm.metrics.result"),
 ]
 

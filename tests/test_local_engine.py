@@ -13,7 +13,7 @@ import kineto_text as k
 import pytest
 
 from fastcomm.errors import FastcommError
-from fastcomm.executors.local import WIDTH, Local
+from fastcomm.executors import WIDTH, Local
 
 pytestmark = [
     pytest.mark.compiled,
@@ -189,7 +189,7 @@ def test_signals_at_any_moment_leave_nothing(many, tmp_path, how, numbers, secon
 
 _IN_A_DESTRUCTOR = """
 import os, signal, time
-from fastcomm.signals import interruptible
+from fastcomm.process import interruptible
 
 class Ends:
     def __del__(self):

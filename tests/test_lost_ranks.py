@@ -207,7 +207,7 @@ def test_a_table_that_is_damaged_is_an_error_or_skipped(tmp_path):
     bad = tmp_path / "1" / "table.parquet"
     bad.parent.mkdir()
     bad.write_bytes(b"PAR1")
-    with pytest.raises(TraceFileError, match=r"1/table\.parquet: no readable Parquet"):
+    with pytest.raises(TraceFileError, match=r"1/table\.parquet: not a readable Parquet"):
         open_run(tmp_path)
     run = open_run(tmp_path, options=OpenOptions(keep_going=True))
     assert [each.path for each in run.skipped] == [str(bad)]

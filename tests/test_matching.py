@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fastcomm.exchange.matching import NONE, CollectiveCalls, match
 from fastcomm.trace.schema import ENDS_TOGETHER, OP
-from fastcomm_kernels import alignment
+from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL
 
 CODES = st.sampled_from([(0, 100), (0, 200), (1, 100), (2, NULL)])
@@ -311,7 +311,7 @@ def test_alignment_is_the_best_there_is(a, b, apart):
     columns = [
         np.array([item[k] for item in side], np.int64) for side in (a, b) for k in (0, 1)
     ]
-    found = alignment.align(*columns, np.int64(8), np.int64(apart))
+    found = matching.align(*columns, np.int64(8), np.int64(apart))
     pairs = [(int(i), j) for j, i in enumerate(found) if i >= 0]
     assert [i for i, _ in pairs] == sorted({i for i, _ in pairs})
     assert all(a[i][0] == b[j][0] and abs(a[i][1] - b[j][1]) <= apart for i, j in pairs)
@@ -323,5 +323,5 @@ def test_alignment_goes_no_farther_than_it_is_told(lost):
     a = np.arange(10, dtype=np.int64)
     b = np.delete(a, range(2, 2 + lost))
     b = np.append(b, np.arange(90, 90 + lost))  # as many that a has not
-    found = alignment.align(a, a, b, b, np.int64(4), np.int64(0))
+    found = matching.align(a, a, b, b, np.int64(4), np.int64(0))
     assert (found == np.where(b < 10, b, NONE)).all() == (lost <= 4)

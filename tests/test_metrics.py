@@ -14,7 +14,7 @@ from same import same
 
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import FastcommError
-from fastcomm.metrics.partial import Partial, merge
+from fastcomm.metrics import Partial, merge
 from fastcomm.metrics.result import answer
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import OpenOptions, open_run

@@ -169,7 +169,7 @@ def test_graphs_recorded_as_a_whole_are_warned_of(tmp_path):
 def test_a_late_capture_does_not_guess_who_is_in_a_communicator(tmp_path):
     write_nsys(SMALL, tmp_path, variant=NsysVariant(init=False))
     run = open_run(tmp_path)
-    assert any("communicators were made before the capture began" in w for w in run.warnings)
+    assert any("communicators were created before the capture began" in w for w in run.warnings)
     trace = run.read(0)
     assert set(trace.groups["ranks"].to_pylist()) == {None}
     assert set(trace.groups["size"].to_pylist()) == {None}

@@ -72,14 +72,14 @@ def test_a_file_that_is_no_database_is_refused_with_its_first_bytes(tmp_path):
 def test_a_database_cut_short_says_how_long_it_should_be(export, share):
     whole = export.read_bytes()
     export.write_bytes(whole[: int(len(whole) * share)])
-    refused(export, f"cut short: .* bytes, its header says {len(whole)}")
+    refused(export, f"truncated: .* bytes, its header states {len(whole)}")
 
 
 def test_a_database_of_zeros_is_refused(export):
     whole = bytearray(export.read_bytes())
     whole[4096:] = bytes(len(whole) - 4096)
     export.write_bytes(whole)
-    refused(export, "malformed|no readable SQLite")
+    refused(export, "malformed|cannot be read as an SQLite file")
 
 
 def test_a_database_that_somebody_writes_is_refused(export):
@@ -114,7 +114,7 @@ def test_a_pipe_in_the_place_of_a_log_is_refused_and_nothing_written(export):
 def test_a_second_database_in_a_file_is_an_error(export):
     whole = export.read_bytes()
     export.write_bytes(2 * whole)
-    refused(export, f"a second document begins at byte {len(whole)}; wanted a file each")
+    refused(export, f"a second document begins at byte {len(whole)}; export each report")
 
 
 def test_reading_leaves_the_file_and_its_folder_as_they_are(export):
@@ -132,7 +132,7 @@ def test_reading_leaves_the_file_and_its_folder_as_they_are(export):
 def test_a_database_of_something_else_is_refused_with_what_it_has(tmp_path):
     path = tmp_path / "other.sqlite"
     change(path, "CREATE TABLE customers (id INTEGER)")
-    refused(path, "without any table of an Nsight Systems export .* found customers")
+    refused(path, "without any table of an Nsight Systems export .* its tables are customers")
 
 
 def test_an_export_without_any_work_or_range_is_refused(export):
@@ -156,7 +156,7 @@ def test_an_absent_table_has_no_rows(export, table):
 
 def test_a_table_without_a_column_that_matters_names_it(export):
     change(export, f"ALTER TABLE {KERNEL} RENAME COLUMN streamId TO queueId")
-    refused(export, f"table {KERNEL} has no column streamId: a version of the export")
+    refused(export, f"table {KERNEL} has no column streamId: this version of the export")
 
 
 def test_a_table_without_a_column_that_can_be_done_without_is_read(export):
@@ -171,7 +171,7 @@ def test_values_of_another_type_are_an_error_with_the_column(export):
 
 def test_times_that_cannot_be_are_an_error(export):
     change(export, f"UPDATE {KERNEL} SET end = start - 1 WHERE rowid % 50 = 7")
-    refused(export, f"{KERNEL}: [0-9]+ rows whose times cannot be; the first has start = ")
+    refused(export, f"{KERNEL}: [0-9]+ rows with impossible times; the first has start = ")
 
 
 def test_names_that_are_no_text_are_read_as_far_as_they_are(export):
@@ -208,7 +208,7 @@ def test_a_payload_that_is_too_short_is_an_error_with_its_range(export):
         "WHERE binaryData IS NOT NULL AND rowid IN "
         f"(SELECT rowid FROM {NVTX} WHERE binaryData IS NOT NULL ORDER BY rowid LIMIT 3)",
     )
-    refused(export, r"NVTX_EVENTS\.binaryData of nccl\w+ \(start = \d+\): 40 bytes, wanted")
+    refused(export, r"NVTX_EVENTS\.binaryData of nccl\w+ \(start = \d+\): 40 bytes, expected")
 
 
 def test_a_blob_without_a_whole_header_is_an_error(export):
@@ -217,7 +217,7 @@ def test_a_blob_without_a_whole_header_is_an_error(export):
         f"UPDATE {NVTX} SET binaryData = x'0102' WHERE rowid = "
         f"(SELECT min(rowid) FROM {NVTX} WHERE binaryData IS NOT NULL)",
     )
-    refused(export, "2 bytes, wanted 32 or more")
+    refused(export, "2 bytes, expected 32 or more")
 
 
 def test_json_that_is_none_leaves_the_sizes_unknown(tmp_path):
@@ -274,7 +274,7 @@ def test_a_column_of_another_type_in_a_directory_is_an_error(made, tmp_path):
     table = pq.read_table(file)
     place = table.column_names.index("start")
     pq.write_table(table.set_column(place, "start", table["start"].cast(pa.string())), file)
-    refused(path, rf"{KERNEL}\.start holds values of type string, wanted integer")
+    refused(path, rf"{KERNEL}\.start holds values of type string, expected integer")
 
 
 def test_a_directory_of_two_exports_is_refused(made, tmp_path):

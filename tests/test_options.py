@@ -10,10 +10,10 @@ import pytest
 from fault_tools import in_time, refused
 
 import fastcomm
+from fastcomm import hardware
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.cli.options import Number, numbers
 from fastcomm.errors import ConfigError
-from fastcomm.hardware import cluster
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import open_run
 from fuzz import options
@@ -151,7 +151,7 @@ def test_an_empty_path_is_not_this_directory(tmp_path, monkeypatch, inputs):
     monkeypatch.chdir(inputs["run"])
     for name in ("metrics", "info", "stats", "replay", "ingest"):
         words = ["-o", tmp_path / "store"] if name == "ingest" else []
-        assert "an empty path; wanted a trace" in refused(name, "", *words)
+        assert "an empty path; pass a trace" in refused(name, "", *words)
 
 
 API = [
@@ -207,14 +207,16 @@ def numbers_of(text):
 
 @pytest.mark.parametrize("value", BAD)
 def test_numbers_of_a_cluster_file_have_a_range(tmp_path, value):
-    text = re.sub("#.*", "", (Path(cluster.__file__).parent / "data" / "h100.toml").read_text())
+    text = re.sub(
+        "#.*", "", (Path(hardware.__file__).parent / "data" / "h100.toml").read_text()
+    )
     places = numbers_of(text)
     assert len(places) > 40
-    path = tmp_path / "cluster.toml"
+    path = tmp_path / "hardware.toml"
     for begin, end in places:
         path.write_text(text[:begin] + value + text[end:])
         with pytest.raises(ConfigError, match=str(path)):
-            cluster.load(path)
+            hardware.load(path)
 
 
 @pytest.mark.parametrize("value", [*BAD, "0"])

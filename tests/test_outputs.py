@@ -15,7 +15,7 @@ from test_full_disks import (
 )
 
 from fastcomm.errors import FastcommError
-from fastcomm.outputs import aside, check_no_input, guarded, note_inputs
+from fastcomm.files import aside, check_no_input, guarded, note_inputs
 
 pytestmark = pytest.mark.compiled
 

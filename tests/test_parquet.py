@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fastcomm import parquet
+from fastcomm import arrow_files
 from fastcomm.errors import TraceFileError
 
 PATH = Path("t.parquet")
@@ -40,7 +40,7 @@ def test_a_table_is_read_as_it_was_written_with_codes_as_texts(how):
     file = written(TABLE, **how)
     size = len(file.getvalue())
     for columns in (None, ["text", "number"], ["number"], ["bytes", "a.b"]):
-        found = parquet.read_open(file, size, PATH, columns)
+        found = arrow_files.read_open(file, size, PATH, columns)
         assert found.to_pylist() == TABLE.select(columns or TABLE.column_names).to_pylist()
         kinds = [
             pa.string() if each == "word" else TABLE[each].type for each in found.column_names
@@ -56,11 +56,11 @@ def test_the_values_of_lists_are_those_that_arrow_says(how, rows):
     deep = pa.array([[[1], [2, 3]]] * len(lists))
     found = metadata(pa.table({"list": lists, "few": range(len(lists)), "deep": deep}), **how)
     groups = [found.row_group(k) for k in range(min(found.num_row_groups, 1000))]
-    leaves = parquet._leaves(found.schema, None)
+    leaves = arrow_files._leaves(found.schema, None)
     assert [each.many for each in leaves] == [True, False, True]
     for k in (0, 2):
         wanted = sum(group.column(k).num_values for group in groups)
-        got = parquet._values(found, [leaves[k]], PATH)
+        got = arrow_files._values(found, [leaves[k]], PATH)
         assert got == wanted or found.num_row_groups > len(groups)
 
 
@@ -68,21 +68,21 @@ def test_a_list_of_which_nobody_says_how_long_it_is_is_refused():
     for name in ("a.b", "x" * 200):
         found = metadata(pa.table({name: [[1], [2]]}))
         with pytest.raises(TraceFileError, match="nothing says how many values"):
-            parquet.check(found, 1000, PATH)
+            arrow_files.check(found, 1000, PATH)
 
 
 def test_texts_that_are_no_utf8_are_an_error_unless_they_may():
     bad = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
     file = written(pa.table({"text": bad}))
     with pytest.raises(pa.ArrowInvalid, match="UTF8"):
-        parquet.read_open(file, 1000, PATH)
-    (chunk,) = parquet.read_open(file, 1000, PATH, utf8=False)["text"].chunks
-    assert parquet.as_bytes(chunk).to_pylist() == [b"\xff"]
+        arrow_files.read_open(file, 1000, PATH)
+    (chunk,) = arrow_files.read_open(file, 1000, PATH, utf8=False)["text"].chunks
+    assert arrow_files.as_bytes(chunk).to_pylist() == [b"\xff"]
 
 
 def test_a_column_that_is_not_there_is_named():
     with pytest.raises(TraceFileError, match=r"t\.parquet: no column x; found \['text'"):
-        parquet.read_open(written(TABLE), 1000, PATH, ["x"])
+        arrow_files.read_open(written(TABLE), 1000, PATH, ["x"])
 
 
 @pytest.mark.parametrize(
@@ -94,26 +94,26 @@ def test_a_column_that_is_not_there_is_named():
     ],
 )
 def test_numbers_that_become_large_are_a_bomb_where_they_are_wanted(monkeypatch, name, value):
-    monkeypatch.setattr(parquet.inputs, "SMALL", 1 << 20)
+    monkeypatch.setattr(arrow_files.inputs, "SMALL", 1 << 20)
     found = metadata(pa.table({name: value, "few": pa.nulls(len(value), pa.bool_())}))
     for columns in (None, [name], [name, "few"]):
         with pytest.raises(TraceFileError, match="wanted no bomb"):
-            parquet.check(found, 100, PATH, columns)
-    parquet.check(found, 1 << 20, PATH)
+            arrow_files.check(found, 100, PATH, columns)
+    arrow_files.check(found, 1 << 20, PATH)
     if name != "number":
-        parquet.check(found, 200 * 1000, PATH, ["few"])
+        arrow_files.check(found, 200 * 1000, PATH, ["few"])
 
 
 def test_row_groups_that_are_not_read_do_not_count(monkeypatch):
-    monkeypatch.setattr(parquet.inputs, "SMALL", 1 << 10)
+    monkeypatch.setattr(arrow_files.inputs, "SMALL", 1 << 10)
     found = metadata(pa.table({"n": np.zeros(1000)}), row_group_size=100)
-    parquet.check(found, 1, PATH, groups=[3])
+    arrow_files.check(found, 1, PATH, groups=[3])
     with pytest.raises(TraceFileError, match="wanted no bomb"):
-        parquet.check(found, 1, PATH, groups=[3, 4])
+        arrow_files.check(found, 1, PATH, groups=[3, 4])
 
 
 def test_two_columns_of_one_name_are_an_error(tmp_path):
     path = tmp_path / "twice.parquet"
     pq.write_table(pa.table([["x"], ["y"]], names=["a", "a"]), path)
     with pytest.raises(TraceFileError, match="two columns of one name"):
-        parquet.read(path)
+        arrow_files.read(path)

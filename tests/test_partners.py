@@ -14,7 +14,7 @@ from nsys_report import SMALL
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.store import layout
+from fastcomm.store import file_name
 from fastcomm.synthetic import NsysVariant, play, write, write_nsys
 from fastcomm.trace.schema import NARROW, OF_ONE, OPS, PARTNERS
 from fastcomm.trace.trace import only_message
@@ -173,7 +173,7 @@ def test_a_store_keeps_them_and_one_from_before_opens_without(store):
     wanted = open_run(source, options=WHOLE).read(0).comm
     assert open_run(stored, options=WHOLE).read(0).comm.equals(wanted)
     names = [*PARTNERS, *OF_ONE]
-    without(stored / layout.file_name(0), names)
+    without(stored / file_name(0), names)
     before = open_run(stored, options=WHOLE).read(0).comm
     assert before.drop_columns(names).equals(wanted.drop_columns(names))
     assert all(before[name].null_count == before.num_rows for name in names)
@@ -189,7 +189,7 @@ def test_the_one_message_of_an_event_follows_where_the_store_does_not_say_it(sto
     narrow = wanted.select(schema.names).set_column(place, schema.field(place), event)
     assert narrow["peer"].null_count < narrow.num_rows
     assert open_run(stored).sources[0].read_narrow().comm.equals(narrow)
-    without(stored / layout.file_name(0), OF_ONE)
+    without(stored / file_name(0), OF_ONE)
     assert open_run(stored).sources[0].read_narrow().comm.equals(narrow)
     assert open_run(stored, options=WHOLE).read(0).comm.equals(wanted)
 

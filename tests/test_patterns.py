@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastcomm.readers.patterns import PATTERNS, named
+from fastcomm.readers.patterns import PATTERNS, match_name
 
 ANON = "void (anonymous namespace)::"
 CUSTOM, SYMMETRIC = "custom all-reduce", "torch symmetric memory"
@@ -117,17 +117,17 @@ COMPUTE = [
 
 @pytest.mark.parametrize(("kernel", "library", "op", "tag"), COMMUNICATION)
 def test_a_kernel_that_communicates_is_known(kernel, library, op, tag):
-    found = named(kernel, PATTERNS)
+    found = match_name(kernel, PATTERNS)
     assert found is not None
     assert (found.library, found.op, found.tag) == (library, op, tag)
 
 
 @pytest.mark.parametrize("kernel", COMPUTE)
 def test_a_kernel_that_only_sounds_like_communication_is_compute(kernel):
-    assert named(kernel, PATTERNS) is None
+    assert match_name(kernel, PATTERNS) is None
 
 
 def test_a_fused_kernel_is_said_to_do_more_than_communicate():
     fused = "void x::oneshotAllreduceFusionKernel<8>(y)"
     alone = "void x::twoshotAllreduceKernel<8>(y)"
-    assert [named(each, PATTERNS).fused for each in (fused, alone)] == [True, False]
+    assert [match_name(each, PATTERNS).fused for each in (fused, alone)] == [True, False]

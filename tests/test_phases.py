@@ -3,7 +3,7 @@ import oracles
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm_kernels import phases
+from fastcomm_kernels import intervals
 
 EVENTS = st.lists(
     st.tuples(
@@ -44,22 +44,22 @@ def rows(table):
 
 @given(EVENTS)
 def test_a_phase_is_a_run_of_one_tag_in_one_segment(events):
-    assert rows(phases.phases(*columns(events))) == oracles.phases(events)
+    assert rows(intervals.phases(*columns(events))) == oracles.phases(events)
 
 
 @given(EVENTS)
 def test_a_window_lies_between_neighbouring_phases_of_one_segment(events):
-    found = phases.windows(*phases.phases(*columns(events)))
+    found = intervals.windows(*intervals.phases(*columns(events)))
     assert rows(found) == oracles.windows(events)
 
 
 def test_a_phase_ends_with_its_latest_stop_and_a_window_may_be_negative():
-    found = phases.phases(*columns([(0, 90, 1, 0), (10, 20, 1, 0), (50, 60, 2, 0)]))
+    found = intervals.phases(*columns([(0, 90, 1, 0), (10, 20, 1, 0), (50, 60, 2, 0)]))
     assert rows(found) == [(0, 90, 1, 0), (50, 60, 2, 0)]
-    assert rows(phases.windows(*found)) == [(-40, 1, 2, 0)]
+    assert rows(intervals.windows(*found)) == [(-40, 1, 2, 0)]
 
 
 def test_the_columns_keep_their_types():
-    found = phases.phases(*columns([(0, 1, 1, 0)]))
+    found = intervals.phases(*columns([(0, 1, 1, 0)]))
     assert [column.dtype for column in found] == ["i8", "i8", "i1", "i4"]
-    assert [column.dtype for column in phases.windows(*found)] == ["i8", "i1", "i1", "i4"]
+    assert [column.dtype for column in intervals.windows(*found)] == ["i8", "i1", "i1", "i4"]

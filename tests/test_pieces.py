@@ -9,9 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_traces import job_partials
 
-from fastcomm.metrics import pieces
+from fastcomm.metrics import merge, pieces, put_away
 from fastcomm.metrics import pieces as metrics_pieces
-from fastcomm.metrics.partial import merge, put_away
 from fastcomm.metrics.result import answer
 from fastcomm.synthetic import Job
 

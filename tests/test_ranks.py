@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcomm.readers.files import NAME_PATTERNS, rank_from_name
+from fastcomm.readers import NAME_PATTERNS, rank_from_name
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from fastcomm import remote
+from fastcomm import files
 from fastcomm.cli import main
 from fastcomm.errors import ConfigError, FastcommError, TraceFileError
 from fastcomm.readers.nsys.sqlite import Database
@@ -126,7 +126,7 @@ def test_a_copy_for_sqlite_goes_with_its_reader(tmp_path, memory, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     write_nsys(Job.of(ranks=2), tmp_path / "run")
     url = upload(memory, tmp_path / "run", "/nsys")
-    (report, *_) = remote.place(url).iterdir()
+    (report, *_) = files.place(url).iterdir()
     database = Database(report)
     assert len(staged()) == 1
     assert database.columns()

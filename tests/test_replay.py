@@ -20,9 +20,8 @@ from fastcomm.graph import edits
 from fastcomm.graph.edits import DurationChange
 from fastcomm.readers.dpro import frameworks, job, trial
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.replay import dependency, gaps, predictions
+from fastcomm.replay import Options, Replayer, dependency, execution_graph, gaps, predictions
 from fastcomm.replay.predictions import partial
-from fastcomm.replay.replayer import Options, Replayer, execution_graph
 from fastcomm.replay.result import session
 from fastcomm_kernels import replay as kernels
 

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers.dpro import job, trial
+from fastcomm.readers.dpro import Name, job, trial
 from fastcomm.readers.dpro.job import LocalGraph
-from fastcomm.readers.dpro.uniform import Name
-from fastcomm.replay import dependency
+from fastcomm.replay import Options, Replayer, dependency
 from fastcomm.replay.gaps import Measured
-from fastcomm.replay.replayer import Options, Replayer
 from fastcomm.replay.result import session
 
 COUNTS = {"Comm.0": {"loopNum": 2, "channelNum": 1, "chunkNum": 3, "sliceNum": 2}}

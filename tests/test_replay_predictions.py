@@ -14,10 +14,9 @@ from fastcomm.cli import main
 from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.readers.dpro import trial
-from fastcomm.replay import fusion
+from fastcomm.replay import RULES, Options, fusion
 from fastcomm.replay import fusion as replay_fusion
 from fastcomm.replay.predictions import daydream, on_hosts
-from fastcomm.replay.replayer import RULES, Options
 from fastcomm.replay.result import session
 
 

@@ -16,8 +16,8 @@ from fastcomm import stragglers
 from fastcomm.compat import dpro
 from fastcomm.readers.dpro import trial
 from fastcomm.readers.dpro.statistics import with_steps
+from fastcomm.replay import Options
 from fastcomm.replay.predictions import DurationChange, daydream, durations
-from fastcomm.replay.replayer import Options
 from fastcomm.replay.result import session
 from fastcomm.stragglers import operations
 from fastcomm.stragglers.model import JobModel

@@ -14,10 +14,9 @@ from fastcomm.analyses.stats import comparison
 from fastcomm.cli import main
 from fastcomm.compat import dpro
 from fastcomm.errors import ConfigError, FastcommError
-from fastcomm.readers.dpro import trial, uniform
+from fastcomm.readers.dpro import Event, Name, category, fused, of_events, trial
 from fastcomm.readers.dpro.statistics import RULES, statistics, step_time, with_steps
-from fastcomm.readers.dpro.uniform import Event
-from fastcomm_kernels import durations
+from fastcomm_kernels import grouping
 from fastcomm_kernels.arrays import NULL
 
 NAMES = (
@@ -49,16 +48,16 @@ def event(name, start, dur=10, pid="host0.rank0", **more):
 
 @pytest.mark.parametrize("text", NAMES)
 def test_a_name_is_joined_as_it_was_split(text):
-    assert str(uniform.Name.of(text)) == text
+    assert str(Name.of(text)) == text
 
 
 @given(st.text(alphabet="FWBCom._->~+1UPDATE/O ", max_size=30))
 def test_any_text_is_joined_as_it_was_split(text):
-    assert str(uniform.Name.of(text)) == text
+    assert str(Name.of(text)) == text
 
 
 def test_parts_of_a_name():
-    name = uniform.Name.of("host0.rank0->Comm.0+11.RECV~>0_1_6_0")
+    name = Name.of("host0.rank0->Comm.0+11.RECV~>0_1_6_0")
     assert (name.pid, name.op_cat, name.sub_op, name.suffix, name.tensors) == (
         "host0.rank0",
         "Comm",
@@ -66,11 +65,11 @@ def test_parts_of_a_name():
         "0_1_6_0",
         (0, 11),
     )
-    assert uniform.Name.of("FW.0+1").tensors == ()
+    assert Name.of("FW.0+1").tensors == ()
 
 
 def test_a_fused_operation_is_its_parts_with_the_pid_of_the_first():
-    found = uniform.fused("host0.rank0->FW.a+b+host0.rank0->FW.c+BW.d")
+    found = fused("host0.rank0->FW.a+b+host0.rank0->FW.c+BW.d")
     assert [str(each) for each in found] == [
         "host0.rank0->FW.a+b",
         "host0.rank0->FW.c",
@@ -97,14 +96,14 @@ def test_a_fused_operation_is_its_parts_with_the_pid_of_the_first():
     ],
 )
 def test_categories_by_token_and_by_substring(name, found, by_substring):
-    assert (uniform.category(name), dpro.category(name)) == (found, by_substring)
+    assert (category(name), dpro.category(name)) == (found, by_substring)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10**12)), min_size=1, max_size=60))
 def test_durations_by_key_are_those_of_the_definition(pairs):
     key, value = np.array(pairs, np.int64).T.copy()
-    first, values = durations.grouped(key.astype(np.int32), value, np.int64(6))
-    total, least, most, median, variance = durations.described(first, values)
+    first, values = grouping.grouped(key.astype(np.int32), value, np.int64(6))
+    total, least, most, median, variance = grouping.described(first, values)
     for k, wanted in oracle.described(pairs).items():
         assert (total[k], least[k], most[k], median[k]) == wanted[:4]
         assert variance[k] == pytest.approx(wanted[4], rel=1e-9)
@@ -118,7 +117,7 @@ def test_durations_by_key_are_those_of_the_definition(pairs):
     ids=lambda v: v["name"],
 )
 def test_steps_by_every_rule_are_those_of_the_reference(vector):
-    cats = [uniform.category(name) for name in vector["events"]]
+    cats = [category(name) for name in vector["events"]]
     start, dur = [1000 * ts for ts in vector["ts_us"]], [1000 * vector["dur_us"]] * len(cats)
     for letter, rule in {
         "A": "seed",
@@ -131,12 +130,12 @@ def test_steps_by_every_rule_are_those_of_the_reference(vector):
         event(name, ts, vector["dur_us"])
         for name, ts in zip(vector["events"], vector["ts_us"], strict=True)
     ]
-    assert uniform.of_events(made).cnt.tolist() == vector["occurrence"]
+    assert of_events(made).cnt.tolist() == vector["occurrence"]
 
 
 def test_an_unknown_step_rule_is_an_error_that_names_the_known():
     with pytest.raises(ConfigError, match="wanted one of update, seed"):
-        with_steps(uniform.of_events([event("FW.a", 0)]), "mine")
+        with_steps(of_events([event("FW.a", 0)]), "mine")
 
 
 @needed
@@ -192,14 +191,14 @@ def test_the_default_clips_every_step_and_counts_what_is_left(read):
 
 def test_a_trace_without_operators_has_no_steps():
     with pytest.raises(FastcommError, match="no operator of any rank"):
-        step_time(with_steps(uniform.of_events([event("Comm.0.SEND", 0)])))
+        step_time(with_steps(of_events([event("Comm.0.SEND", 0)])))
 
 
 def test_step_time_takes_the_largest_end_and_counts_ranks_with_fewer_steps():
     first = [event("FW.a", 0, 50, step=0), event("BW.b", 10, 10, step=0)]
     second = [event("FW.a", 100, 10, step=1), event("FW.c", 112, 3, step=1)]
     other = [event("FW.a", 0, 70, pid="host0.rank1", step=0)]
-    trace = uniform.of_events(first + second + other)
+    trace = of_events(first + second + other)
     found = step_time(trace)
     assert found.ranks["host0.rank0"].time == (50_000, 15_000)
     assert found.steps == (60_000.0,)
@@ -209,13 +208,13 @@ def test_step_time_takes_the_largest_end_and_counts_ranks_with_fewer_steps():
 
 def test_a_step_with_a_barrier_begins_at_the_next_forward_op():
     made = [event("FW.input_barrier", 0, 5, step=0), event("FW.a", 20, 10, step=0)]
-    assert step_time(uniform.of_events(made)).time_ns == 10_000
+    assert step_time(of_events(made)).time_ns == 10_000
 
 
 def test_comparison_by_name():
-    before = statistics(uniform.of_events([event("FW.a", 0, 10), event("FW.b", 20, 0)]))
+    before = statistics(of_events([event("FW.a", 0, 10), event("FW.b", 20, 0)]))
     after = statistics(
-        uniform.of_events([event("FW.a", 0, 15), event("FW.c", 20), event("FW.b", 40, 1)])
+        of_events([event("FW.a", 0, 15), event("FW.c", 20), event("FW.b", 40, 1)])
     )
     found = comparison(before, after)
     assert (found.added, found.removed) == (("host0.rank0->FW.c",), ())

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from fastcomm.cli import main
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.readers.dpro import frameworks, job, json_files, trial
+from fastcomm.readers.dpro import Event, frameworks, job, json_files, trial
 from fastcomm.readers.dpro.job import Parameter, ParameterDict, listed
 from fastcomm.readers.dpro.statistics import statistics, step_time
-from fastcomm.readers.dpro.uniform import Event
 from fastcomm.replay.result import session
 
 

@@ -10,11 +10,12 @@ from commands import invoke
 from jsonschema import Draft202012Validator
 
 import fastcomm
+from fastcomm import isp
 from fastcomm.analyses.doctor import examine
 from fastcomm.analyses.stats import RunStatistics
 from fastcomm.cli import COMMANDS, main
 from fastcomm.dispatch import placement, simulation
-from fastcomm.isp import question, search
+from fastcomm.isp import search
 from fastcomm.isp.calibration import setting
 from fastcomm.options import SearchOptions
 from fastcomm.readers.dpro import inputs as dpro_inputs
@@ -134,7 +135,7 @@ def searched(seq_lens):
     if not seq_lens:
         return fastcomm.search_strategies(**words)
     asked = SearchOptions(**words)
-    return search.sweep(question.question_of(asked), setting(asked).cluster, seq_lens)
+    return search.sweep(isp.question_of(asked), setting(asked).cluster, seq_lens)
 
 
 def placed(rule):

@@ -16,7 +16,7 @@ from fastcomm.critical_path.analysis import analyse
 from fastcomm.errors import TraceFileError
 from fastcomm.options import MetricsOptions
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.store import layout
+from fastcomm.store import ABOUT
 from fastcomm.trace.iterations import IterationRule
 
 NEVER_LAUNCHED = k.kernel("warm-up", 2, 3)
@@ -188,14 +188,14 @@ def make_old(store, clock):
     """Make a store as it was before it had windows on both clocks."""
     for path in store.glob("rank-*.parquet"):
         with pq.ParquetFile(path) as file:
-            about = json.loads(file.metadata.metadata[layout.ABOUT])
+            about = json.loads(file.metadata.metadata[ABOUT])
             groups = [file.read_row_group(group) for group in range(file.num_row_groups)]
         on_device = about.pop("device_iterations")
         about["iterations"] = on_device if clock == "device" else about["iterations"]
         about["reading"]["iterations"]["clock"] = clock
         del about["device_notes"], about["meta"]["is_truncated"]
         with pq.ParquetWriter(path, groups[0].schema, store_schema=False) as writer:
-            writer.add_key_value_metadata({layout.ABOUT: json.dumps(about)})
+            writer.add_key_value_metadata({ABOUT: json.dumps(about)})
             for group in groups:
                 writer.write_table(group)
     manifest = store / "fastcomm.json"

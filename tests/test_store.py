@@ -15,16 +15,17 @@ from made_traces import DEVICE, traces
 from stored_runs import STEP, WHOLE, measured, plain, stored, write_run
 
 from docs import pages
+from fastcomm import store
 from fastcomm.analyses.info import info
 from fastcomm.analyses.ingest import ingest, plan
 from fastcomm.errors import SchemaError, TraceFileError
-from fastcomm.metrics.partial import Partial
+from fastcomm.metrics import Partial
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.config import Config, Parallel
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.patterns import Pattern
 from fastcomm.readers.runs import OpenOptions, open_run
-from fastcomm.store import layout, rules
+from fastcomm.store import COLUMNS, MANIFEST, files
 from fastcomm.store import reader as store_reader
 from fastcomm.synthetic import Job, NsysVariant, write, write_nsys
 from fastcomm.trace.iterations import IterationRule
@@ -76,8 +77,8 @@ def test_metrics_get_device_work_and_the_rows_of_its_communication(trace, tmp_pa
 def test_the_file_says_in_words_what_the_trace_says_in_numbers(trace, tmp_path_factory):
     path = stored(trace, tmp_path_factory.mktemp("store") / "rank-00000.parquet")
     rows = pq.read_table(path).sort_by("event")
-    assert rows.column_names[: len(layout.COLUMNS)] == layout.COLUMNS.names
-    assert set(rows.column_names[len(layout.COLUMNS) :]) <= set(ARGS.names)
+    assert rows.column_names[: len(COLUMNS)] == COLUMNS.names
+    assert set(rows.column_names[len(COLUMNS) :]) <= set(ARGS.names)
     assert rows["start"].to_pylist() == trace.events["start"].to_pylist()
     lanes = trace.lanes.to_pylist()
     threads = [lanes[lane]["thread"] for lane in trace.events["lane"].to_pylist()]
@@ -93,7 +94,7 @@ def test_the_same_trace_gives_the_same_bytes(trace, tmp_path_factory):
 
 
 def test_row_groups_come_in_sections_however_small_they_are(tmp_path, monkeypatch):
-    monkeypatch.setattr(layout, "ROW_GROUP", 2)
+    monkeypatch.setattr(store, "ROW_GROUP", 2)
     events = [k.mark("ProfilerStep#0", 0, 100), k.launch(1, 1), k.launch(2, 2), k.launch(3, 3)]
     events += [k.kernel(f"gemm{n}", 10 * n, 5) for n in range(5)]
     events += [k.event("aten::mm", "cpu_op", 4, 5, pid=100, tid=1)]
@@ -200,10 +201,10 @@ def test_patterns_of_kernels_only_count_when_storing(run):
     tags=TagRules(explicit=(TagRule(field="ranks", value=(0, 1), tag="TP"),),
                   grid=Parallel(tp=2).grid(8), guess=True))])  # fmt: skip
 def test_what_was_said_comes_back_from_json(options):
-    text = json.dumps(rules.as_json(options))
-    assert rules.restored(json.loads(text)) == options
-    assert rules.over(options, options) == options
-    assert rules.over(TraceOptions(), options) == options
+    text = json.dumps(files.as_json(options))
+    assert files.restored(json.loads(text)) == options
+    assert files.over(options, options) == options
+    assert files.over(TraceOptions(), options) == options
 
 
 @pytest.mark.compiled
@@ -256,7 +257,7 @@ def test_the_page_knows_every_column_and_key(run):
     for path in (run / "store").glob("*.parquet"):
         assert set(pq.read_schema(path).names) <= known, path
     assert {*ARGS.names, *KINDS} <= known
-    manifest = json.loads((run / "store" / layout.MANIFEST).read_text())
+    manifest = json.loads((run / "store" / MANIFEST).read_text())
     one = manifest["ranks"][0]
     keys = {*manifest, *one, *one["fingerprint"], *one["clock_note"], *manifest["reading"]}
     told = info(open_run(run / "store")).to_dict()

@@ -11,13 +11,13 @@ import pytest
 from fault_tools import agree
 from stored_runs import STEP, WHOLE, measured, plain, stored, write_run
 
+from fastcomm import store as store_layout
 from fastcomm.analyses.measure import compute_metrics
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
 from fastcomm.readers.runs import open_run
-from fastcomm.store import layout
-from fastcomm.store import layout as store_layout
+from fastcomm.store import ABOUT, MANIFEST
 from fastcomm.store import reader as store_reader
 
 
@@ -29,9 +29,9 @@ def run(tmp_path):
 def rewrite(path, change=lambda table: table, **said):
     """The device work of a rank's file as another program might have written it."""
     with pq.ParquetFile(path) as file:
-        table, about = file.read_row_group(0), json.loads(file.metadata.metadata[layout.ABOUT])
+        table, about = file.read_row_group(0), json.loads(file.metadata.metadata[ABOUT])
     text = json.dumps({**about, **said})
-    pq.write_table(change(table).replace_schema_metadata({layout.ABOUT: text}), path)
+    pq.write_table(change(table).replace_schema_metadata({ABOUT: text}), path)
 
 
 @pytest.mark.parametrize("said", [True, None])
@@ -66,11 +66,11 @@ def test_a_word_that_nobody_knows_is_damage(run):
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_a_manifest_holds_finite_numbers(run, value):
-    path = run / "store" / layout.MANIFEST
+    path = run / "store" / MANIFEST
     text = path.read_text()
     path.write_text(text.replace('"link_bandwidth": null', f'"link_bandwidth": {value}'))
     assert path.read_text() != text
-    with pytest.raises(TraceFileError, match=f"damaged, .*found {value}, wanted a finite"):
+    with pytest.raises(TraceFileError, match=f"damaged, .*found {value}, expected a finite"):
         store_layout.read_manifest(run / "store")
 
 
@@ -130,10 +130,10 @@ def other_parquet(path):
 def with_about(**changes):
     def change(path):
         file = pq.ParquetFile(path)
-        said = json.loads(file.metadata.metadata[layout.ABOUT])
+        said = json.loads(file.metadata.metadata[ABOUT])
         table = file.read().replace_schema_metadata()
         text = json.dumps({**said, **changes})
-        pq.write_table(table.replace_schema_metadata({layout.ABOUT: text}), path)
+        pq.write_table(table.replace_schema_metadata({ABOUT: text}), path)
 
     return change
 
@@ -147,7 +147,7 @@ def with_about(**changes):
         (other_parquet, "damaged, or no file of a store"),
         (other_rank, "the file says rank 0, the store rank 1"),
         (with_about(layout=99), "layout 99 by a newer fastcomm"),
-        (with_about(layout="1"), "layout '1', wanted a number"),
+        (with_about(layout="1"), "layout '1', expected a number"),
         (with_about(reading={}), r"damaged, or no file of a store \(KeyError"),
         (with_about(lanes={"process": []}), r"rank-00001.parquet: damaged|lanes: no column"),
         (with_about(iterations={"number": [1], "start": [5], "stop": [1]}), "stops before"),

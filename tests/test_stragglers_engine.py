@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from fastcomm import parquet
+from fastcomm import arrow_files
 from fastcomm.analyses.stragglers import analyse_stragglers
 from fastcomm.cli import main
 from fastcomm.errors import ClusterError, FastcommError, TraceFileError
@@ -74,7 +74,7 @@ def test_the_result_is_that_of_one_process_and_the_client_reads_nothing(
     def refuse(*_):
         raise AssertionError("the client reads the table")
 
-    monkeypatch.setattr(parquet, "read", refuse)
+    monkeypatch.setattr(arrow_files, "read", refuse)
     there = asked_for(job, tmp_path / "there", f"file://{table}", "--dask", cluster.address)
     assert there == here
     steps = ("--steps", "1,3", "--dask", cluster.address)

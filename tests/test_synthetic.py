@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from synthetic_files import LINK, SMALL, VARIANTS, shapes, written
 
 from fastcomm.errors import ConfigError
-from fastcomm.synthetic import Job, Variant, truth, write
+from fastcomm.synthetic import FIRST_ID, Job, Variant, text, truth, write
 from fastcomm.synthetic.catalog import groups
-from fastcomm.synthetic.files import FIRST_ID, text
 from fastcomm.synthetic.kineto import launch_times
 from fastcomm.synthetic.play import steps
 
@@ -263,7 +262,7 @@ def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch):
         yield b"{"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fastcomm.synthetic.files.text", broken)
+    monkeypatch.setattr("fastcomm.synthetic.text", broken)
     with pytest.raises(KeyboardInterrupt):
         write(Job.of(1), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -317,7 +317,7 @@ def test_a_pattern_of_kernels_that_decides_for_none_says_why(run):
 @pytest.mark.parametrize(
     ("parallel", "reason"),
     [
-        ({}, "no sizes are given; give --dp, --tp, --pp, --ep and --cp with it"),
+        ({}, "no sizes are given; pass --dp, --tp, --pp, --ep and --cp with it"),
         ({"tp": 4}, "the groups of these sizes are the same in any order"),
         ({"tp": 2, "dp": 2}, "the traces do not say which ranks form a process group"),
     ],

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from fastcomm.analyses.conditions import Condition
 from fastcomm.cli import main
+from fastcomm.report import html
 from fastcomm.report.console import percent, plain_console, say, shortened, table
 from fastcomm.report.html import ranks as by_rank_page
-from fastcomm.report.html import words
 
 pytestmark = pytest.mark.compiled
 
@@ -350,10 +350,10 @@ def test_nothing_is_said_of_differences_that_are_noise(made):
     ranks = SimpleNamespace(
         is_known=True, by_compute=[0, 1, 2], ranks=[0, 1, 2], ns={"compute": compute}
     )
-    lead = words.plain(by_rank_page._lead(None, ranks, ""))
+    lead = html.plain(by_rank_page._lead(None, ranks, ""))
     assert lead.startswith("All 3 ranks compute equally long")
     ranks.ns = {"compute": compute * [1, 1, 1.2]}
-    lead = words.plain(by_rank_page._lead(None, ranks, ""))
+    lead = html.plain(by_rank_page._lead(None, ranks, ""))
     assert lead.startswith("Rank 2 computes the most")
 
 

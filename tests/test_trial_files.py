@@ -12,16 +12,16 @@ from replay_data import TRIAL, document, needed
 from fastcomm.compat import dpro
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.dpro import (
+    Event,
     communication,
     frameworks,
     inputs,
     job,
     json_files,
+    of_events,
     trial,
-    uniform,
 )
 from fastcomm.readers.dpro.statistics import statistics
-from fastcomm.readers.dpro.uniform import Event
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_any_uniform_trace_survives_a_file_to_the_nanosecond(tmp_path_factory, r
         )
         for name, start, dur, suffix, phase, step in rows
     ]
-    written = uniform.of_events(made)
+    written = of_events(made)
     path = tmp_path_factory.mktemp("uniform") / "t.json"
     path.write_bytes(json_files.to_bytes(written))
     again = json_files.read(path)

@@ -63,7 +63,7 @@ def test_a_second_ingest_ends_with_the_name_of_the_first_and_changes_nothing(one
         before = contents(store)
         said = invoke("ingest", one, "-o", store, code=1).stderr.splitlines()[-1]
         assert f"Error: {store}: another ingest (process " in said
-        assert "wait until it has ended, or choose another --output" in said
+        assert "wait until it ends, or choose another --output" in said
         assert contents(store) == before
     invoke("ingest", one, "-o", store)
     assert LOCK not in contents(store)
@@ -91,7 +91,9 @@ def test_a_lock_of_a_killed_ingest_blocks_nobody(one, tmp_path):
 def test_a_pipe_in_the_place_of_the_lock_is_refused(one, tmp_path):
     (tmp_path / "store").mkdir()
     os.mkfifo(tmp_path / "store" / LOCK)
-    with pytest.raises(FastcommError, match="no regular file, and no lock; remove it"):
+    with pytest.raises(
+        FastcommError, match="not a regular file, so it cannot be a lock; remove it"
+    ):
         ingest(plan([one], tmp_path / "store"))
 
 
@@ -166,7 +168,9 @@ def test_a_file_of_another_ingest_is_an_error_whatever_its_size(one, other, tmp_
     path = tmp_path / "store" / "rank-00001.parquet"
     path.write_bytes((tmp_path / "others" / path.name).read_bytes())
     agree(tmp_path / "store")
-    with pytest.raises(TraceFileError, match=r"rank-00001.*of another source, or read with"):
+    with pytest.raises(
+        TraceFileError, match=r"rank-00001.*has another source or other options"
+    ):
         compute_metrics(open_run(tmp_path / "store"))
 
 

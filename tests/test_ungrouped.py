@@ -14,8 +14,7 @@ from job_traces import measured, trace
 from ungrouped_events import MS, US, matched
 
 from fastcomm.analyses.measure import compute_metrics
-from fastcomm.metrics import matching, ungrouped
-from fastcomm.metrics.partial import Partial, merge, put_away
+from fastcomm.metrics import Partial, matching, merge, put_away, ungrouped
 from fastcomm.metrics.result import answer
 from fastcomm.readers.runs import open_run
 from fastcomm.report import details as report

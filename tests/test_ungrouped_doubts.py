@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ungrouped_events import MS, US, cut_up, matched
 
-from fastcomm.exchange.ungrouped import Sample, Stream, places
+from fastcomm.exchange.sequences import Sample, Stream, places
 from fastcomm.metrics import matching, ungrouped
 from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped, find
-from fastcomm.spread import one_by_one
+from fastcomm.trace.run import one_by_one
 
 
 def regular(ranks=4, count=8, late=None, skew=MS):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcomm.errors import ConfigError
-from fastcomm.report.html import words
+from fastcomm.report import html
 from fastcomm.units import (
     counted,
     format_bandwidth,
@@ -119,7 +119,7 @@ def test_a_number_is_rounded_once_and_to_the_next_unit_where_it_reaches_it():
         "1.00 us",
     ]
     assert [format_ns(ns, 4) for ns in (18.8449e6, 999_960)] == ["18.84 ms", "1.000 ms"]
-    assert [words.ns(ns) for ns in (17.951e6, 999_600)] == ["18.0\u202fms", "1.00\u202fms"]
+    assert [html.ns(ns) for ns in (17.951e6, 999_600)] == ["18.0\u202fms", "1.00\u202fms"]
 
 
 QUANTITIES = st.floats(-1e15, 1e15) | st.integers(-(10**6), 10**6).map(float)
@@ -155,7 +155,7 @@ def test_a_larger_number_is_not_printed_as_a_smaller_one(form, values, ulps):
 
 @given(QUANTITIES)
 def test_the_page_prints_what_the_terminal_prints(value):
-    assert read(words.ns(value), FORMATS[format_ns]) == read(
+    assert read(html.ns(value), FORMATS[format_ns]) == read(
         format_ns(value), FORMATS[format_ns]
     )
 
@@ -167,4 +167,4 @@ def test_a_noun_is_in_the_number_of_its_count():
         "2 iterations",
     ]
     assert [counted(n, "micro-batch") for n in (1, 2)] == ["1 micro-batch", "2 micro-batches"]
-    assert words.many(1, "rank") == "1 rank"
+    assert html.many(1, "rank") == "1 rank"

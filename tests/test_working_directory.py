@@ -10,7 +10,7 @@ import pytest
 from replay_data import FOLDER as REPLAY
 from replay_data import needed
 
-from fastcomm import import_path
+from fastcomm import process
 from fastcomm.cli import settings
 from fastcomm.synthetic import Job, TableJob, write, write_table
 
@@ -147,18 +147,18 @@ def test_the_working_directory_leaves_the_path_unless_it_is_named(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), "", "/other"])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "/other"]))
-    import_path.drop_working_directory()
+    process.drop_working_directory()
     assert sys.path == ["/other"]
     monkeypatch.setattr(sys, "path", [str(tmp_path), "/other"])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    import_path.drop_working_directory()
+    process.drop_working_directory()
     assert sys.path == [str(tmp_path), "/other"]
 
 
 def test_the_environment_of_children_is_restored_after_the_last(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "/other", ""]))
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    first, second = import_path.safe_children(), import_path.safe_children()
+    first, second = process.safe_children(), process.safe_children()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from fastcomm.metrics import pieces, ungrouped
 from fastcomm.metrics.ungrouped import ExpectedMembers, find
-from fastcomm.spread import one_by_one
+from fastcomm.trace.run import one_by_one
 from fastcomm.trace.schema import OP
 
 US, MS = 1_000, 1_000_000

@@ -9,8 +9,8 @@ from pathlib import Path
 from fastcomm.compat import chakra
 from fastcomm.compat.chakra import Written
 from fastcomm.errors import FastcommError
-from fastcomm.executors.executor import Executor, Progress, Task, both
-from fastcomm.outputs import check_no_input
+from fastcomm.executors import Executor, Progress, Task, both
+from fastcomm.files import check_no_input
 from fastcomm.trace.run import RunTraces, SkippedRank
 from fastcomm.trace.trace import Trace
 

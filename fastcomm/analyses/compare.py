@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pyarrow as pa
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.result import Result
 from fastcomm.trace.run import (
@@ -39,7 +39,7 @@ def read(path: Path) -> dict[str, Any] | None:
     if not path.is_file() or path.suffix != ".json" or path.stat().st_size > _MOST_BYTES:
         return None
     try:
-        with inputs.opened(path) as file:
+        with files.opened(path) as file:
             found = orjson.loads(file.read())
         wrong = _wrong(found)
     except (OSError, orjson.JSONDecodeError) as error:

@@ -8,16 +8,21 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.analysis import JoinError, analyse, joined
-from fastcomm.critical_path.result import CriticalPath
 from fastcomm.critical_path.rules import TraceEvents
 from fastcomm.critical_path.window import WindowError
 from fastcomm.errors import FastcommError
-from fastcomm.executors.executor import Executor, Progress, Task, of_rank
-from fastcomm.executors.local import executor_of
+from fastcomm.executors import Executor, Progress, Task, executor_of, of_rank
 from fastcomm.options import PathOptions, Window
-from fastcomm.spread import Spread
-from fastcomm.trace.run import RunTraces, SkippedRank, Source, expected_ranks, warnings_of_run
+from fastcomm.trace.run import (
+    RunTraces,
+    SkippedRank,
+    Source,
+    Spread,
+    expected_ranks,
+    warnings_of_run,
+)
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Ints
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from fastcomm.checks import build, shows
 from fastcomm.compat.dispatch import original_bandwidth
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm.dispatch import Recipe
 from fastcomm.dispatch.schedules import STRATEGIES, Terms
 from fastcomm.dispatch.simulation import Simulation, simulate
 from fastcomm.dispatch.workload import Workload
-from fastcomm.hardware.cluster import GpuLinks, load_links
+from fastcomm.hardware import GpuLinks, load_links
 from fastcomm.options import DispatchOptions
 from fastcomm.units import parse_bandwidth
 

@@ -14,15 +14,14 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from fastcomm import parquet
-from fastcomm.analyses import warm
+from fastcomm import arrow_files
+from fastcomm.analyses import preparation
 from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileError
-from fastcomm.executors.versions import installed, versions
-from fastcomm.remote import place
+from fastcomm.executors.processes import installed, versions
+from fastcomm.files import place
 from fastcomm.result import TableResult
-from fastcomm.store import reader
+from fastcomm.store import Entry, Manifest, TableFile, read_manifest, reader, table_name
 from fastcomm.store.files import StoredFile, footer_sha256, listed, table_file
-from fastcomm.store.layout import Entry, Manifest, TableFile, read_manifest, table_name
 from fastcomm.trace.run import SkippedRank
 from fastcomm.units import counted, format_bytes
 from fastcomm_kernels import _jit
@@ -186,7 +185,7 @@ def _compiled() -> Check:
 def _self_test() -> Check:
     """Measure a step whose numbers are known."""
     try:
-        row = warm.run_kernels().iterations.to_pylist()[0]
+        row = preparation.run_kernels().iterations.to_pylist()[0]
     except Exception as error:  # whatever it is, the report says its kind
         return _failed("self-test", error)
     wrong = [name for name, known in _KNOWN.items() if row[name] != known]
@@ -292,6 +291,6 @@ def _fault(entry: Entry, file: StoredFile | SkippedRank) -> str:
 def _read_pages(file: StoredFile) -> None:
     """Read every page, which has a checksum; TraceFileError where one is wrong."""
     with reader.opened(file.path) as pages:
-        parquet.check(pages.metadata, file.size, file.path)
+        arrow_files.check(pages.metadata, file.size, file.path)
         for group in range(pages.metadata.num_row_groups):
             pages.read_row_group(group)

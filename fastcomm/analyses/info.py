@@ -9,14 +9,13 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm import parquet
+from fastcomm import arrow_files
 from fastcomm.errors import TraceFileError
-from fastcomm.executors.executor import Executor, Progress, Task, both
-from fastcomm.executors.local import executor_of
+from fastcomm.executors import Executor, Progress, Task, both, executor_of
 from fastcomm.readers.runs import missing
 from fastcomm.result import Result
-from fastcomm.store.layout import MANIFEST, ClockNote, Entry, Manifest, read_manifest
-from fastcomm.store.part import group_table, untagged, with_rank, without_bytes
+from fastcomm.store import MANIFEST, ClockNote, Entry, Manifest, read_manifest
+from fastcomm.store.writer import group_table, untagged, with_rank, without_bytes
 from fastcomm.trace.run import (
     RunTraces,
     SkippedRank,
@@ -359,6 +358,6 @@ def _of_store(run: RunTraces, manifests: dict[Path, Manifest]) -> Info:
 
 def _table(path: Path) -> pa.Table:
     try:
-        return parquet.read(path)
+        return arrow_files.read(path)
     except (OSError, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}; ingest the traces again") from error

@@ -13,25 +13,24 @@ import pyarrow as pa
 
 from fastcomm.errors import ClusterError, ConfigError, FastcommError, TraceFileError
 from fastcomm.exchange.clocks import clock_offsets
-from fastcomm.executors.executor import Executor, Progress, Task, both
-from fastcomm.executors.local import executor_of
-from fastcomm.outputs import aside, left_behind
+from fastcomm.executors import Executor, Progress, Task, both, executor_of
+from fastcomm.files import aside, is_local, left_behind, place, refuse_output
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.runs import OpenOptions, missing, open_run, with_card
-from fastcomm.remote import is_local, place, refuse_output
-from fastcomm.store import reader, rules, writer
-from fastcomm.store.files import LOCK, footer_sha256, locked
-from fastcomm.store.layout import (
+from fastcomm.store import (
     MANIFEST,
     ClockNote,
-    Left,
     Manifest,
+    UnstoredRank,
     file_name,
+    files,
     read_manifest,
+    reader,
     to_json,
+    writer,
 )
-from fastcomm.store.part import StoredRank, write_tables
-from fastcomm.store.writer import fingerprint
+from fastcomm.store.files import LOCK, footer_sha256, locked
+from fastcomm.store.writer import StoredRank, fingerprint, write_tables
 from fastcomm.trace.run import RunTraces, SkippedRank, Source, agreed_size, named_ranks
 from fastcomm.trace.trace import Trace
 from fastcomm.version import __version__
@@ -163,7 +162,7 @@ def ingest(
             writer=secrets.token_hex(8),
         )
         _write_manifest(folder, begun)
-        tasks = replace(run, sources=_storing(run, folder, rules.as_json(planned.reading)))
+        tasks = replace(run, sources=_storing(run, folder, files.as_json(planned.reading)))
         task = Task(measure=partial(_part, folder=folder), merge=_all, finish=both)
         engine = executor_of(workers)
         parts, left_out = engine.gather(tasks, task, keep_going=keep_going, progress=progress)
@@ -263,11 +262,11 @@ def _kept(path: Path, wanted: dict[str, Any]) -> Trace | None:
         return None  # damaged: it is written again
 
 
-def _left(each: SkippedRank, folder: Path) -> Left:
+def _left(each: SkippedRank, folder: Path) -> UnstoredRank:
     if each.rank is not None:
         # What an earlier source of the rank left is not of this run.
         (folder / file_name(each.rank)).unlink(missing_ok=True)
-    return Left(rank=each.rank, source=each.path, error=each.error)
+    return UnstoredRank(rank=each.rank, source=each.path, error=each.error)
 
 
 def _finished(
@@ -303,7 +302,7 @@ def _finished(
             replace(part.entry, clock_note=notes.get(part.entry.rank)) for part in parts
         ),
         failed=failed,
-        reading=rules.as_json(planned.reading),
+        reading=files.as_json(planned.reading),
     )
     _write_manifest(folder, manifest)
     return Ingested(

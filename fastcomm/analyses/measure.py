@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fastcomm.errors import FastcommError
-from fastcomm.executors.executor import Executor, Progress, Task
-from fastcomm.executors.local import executor_of
-from fastcomm.metrics.partial import (
+from fastcomm.executors import Executor, Progress, Task, executor_of
+from fastcomm.metrics import (
     Partial,
     RankNote,
     merge,
@@ -17,8 +16,7 @@ from fastcomm.metrics.partial import (
 from fastcomm.metrics.result import Metrics, answer
 from fastcomm.options import ByteKind, ClockKind, MetricsOptions
 from fastcomm.readers.runs import with_world
-from fastcomm.spread import Spread
-from fastcomm.trace.run import RunTraces, SkippedRank, agreed_size, ranges
+from fastcomm.trace.run import RunTraces, SkippedRank, Spread, agreed_size, ranges
 
 
 def compute_metrics(

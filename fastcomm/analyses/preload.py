@@ -4,7 +4,7 @@ import sys
 from contextlib import suppress
 from types import TracebackType
 
-from fastcomm.analyses.warm import run_kernels
+from fastcomm.analyses.preparation import run_kernels
 
 
 def _print_unless_over(

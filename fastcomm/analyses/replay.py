@@ -15,18 +15,16 @@ from fastcomm.checks import takes
 from fastcomm.compat import dpro
 from fastcomm.critical_path.analysis import RunEvents, analyse, joined
 from fastcomm.errors import FastcommError
-from fastcomm.executors.executor import Executor, Progress, Task
-from fastcomm.executors.local import executor_of
+from fastcomm.executors import Executor, Progress, Task, executor_of
 from fastcomm.options import PredictionOptions, ReplayOptions, Window
 from fastcomm.readers.dpro import trial as trials
 from fastcomm.readers.dpro.trial import Trial
+from fastcomm.replay import RULES, Options, critical_path
 from fastcomm.replay.predictions import partial as tensors_alone
 from fastcomm.replay.predictions import predictions
-from fastcomm.replay.replayer import RULES, Options, critical_path
 from fastcomm.replay.result import Session, session
 from fastcomm.replay.run_graph import StepConstraints, measured, replayer
-from fastcomm.spread import Spread
-from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank
+from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, Spread
 from fastcomm.trace.trace import Trace
 
 

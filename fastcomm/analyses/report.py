@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from fastcomm.analyses import warm
+from fastcomm.analyses import preparation
 from fastcomm.analyses.critical_path import path_for_page
-from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path import CriticalPath
 from fastcomm.errors import FastcommError
 from fastcomm.metrics.result import Metrics
 from fastcomm.trace.run import RunTraces
@@ -23,7 +23,7 @@ def run_path(metrics: Metrics, run: RunTraces) -> RunPath:
 
     `run` is opened with every event.
     """
-    warm.compile_critical_path()
+    preparation.compile_critical_path()
     try:
         return RunPath(path=path_for_page(run, metrics.busiest_rank))
     except FastcommError as error:

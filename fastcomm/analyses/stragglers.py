@@ -14,12 +14,11 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from fastcomm.checks import takes
-from fastcomm.executors.executor import Executor
-from fastcomm.executors.local import Local
+from fastcomm.executors import Executor, Local
+from fastcomm.files import place
 from fastcomm.graph import edits
 from fastcomm.graph.edits import DurationChange
 from fastcomm.options import StragglerOptions
-from fastcomm.remote import place
 from fastcomm.result import Result
 from fastcomm.stragglers import JobDescription, Stragglers, analysis, operations
 from fastcomm.stragglers.model import JobModel, JobTimes, changed_times, chosen, job_trace

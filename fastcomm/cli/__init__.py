@@ -14,10 +14,9 @@ import click
 
 from fastcomm.cli import settings
 from fastcomm.cli.messages import OutputError, SuggestingGroup, fitted, talk, whole_output
-from fastcomm.errors import FastcommError
-from fastcomm.inert import inert_lines
-from fastcomm.outputs import guarded
-from fastcomm.signals import interruptible
+from fastcomm.errors import FastcommError, inert_lines
+from fastcomm.files import guarded
+from fastcomm.process import interruptible
 from fastcomm.version import __version__
 
 # The line of each command in the main help. Its module, with _ for -, is imported when it runs.

@@ -69,7 +69,7 @@ def run(
     from fastcomm.analyses.compare import common_ranks, compare
     from fastcomm.analyses.conditions import Condition
     from fastcomm.cli import INCOMPLETE, REGRESSED
-    from fastcomm.report import compare as report
+    from fastcomm.report import details as report
 
     parsed = [Condition.parsed(text) for text in conditions]
     options = replace(metrics, with_tables=False)
@@ -136,7 +136,7 @@ def _metrics(name: str, path: str, measure_now: "Callable[[], Metrics]") -> dict
     Errors say which of the two runs they are of.
     """
     from fastcomm.analyses import compare as analyses_compare
-    from fastcomm.remote import is_local, place
+    from fastcomm.files import is_local, place
 
     try:
         where = place(path)

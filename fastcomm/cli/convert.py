@@ -15,12 +15,11 @@ from fastcomm.cli.options import (
     executor_for,
     run_options,
 )
-from fastcomm.errors import ConfigError
-from fastcomm.inert import inert
+from fastcomm.errors import ConfigError, inert
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
-    from fastcomm.readers.dpro.uniform import UniformTrace
+    from fastcomm.readers.dpro import UniformTrace
 
 _EXAMPLES = """\b
 Examples:
@@ -67,7 +66,7 @@ def run(
     measured; collectives and messages have sizes, groups and partners, and the simulator
     determines their time.
     """
-    from fastcomm.outputs import refuse_inputs
+    from fastcomm.files import refuse_inputs
 
     refuse_inputs(destination, [path] if form == "chakra" or path.is_file() else [])
     if form == "chakra":
@@ -83,7 +82,7 @@ def _uniform(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli import INCOMPLETE
     from fastcomm.readers.dpro import inputs
 
@@ -101,7 +100,7 @@ def _uniform(
 
 def write_uniform(trace: "UniformTrace", destination: Path) -> None:
     """Write a uniform trace, gzipped where the name ends in .gz, and print what was written."""
-    from fastcomm.outputs import aside
+    from fastcomm.files import aside
     from fastcomm.readers.dpro import json_files
 
     data = json_files.to_bytes(trace)
@@ -119,8 +118,8 @@ def _chakra(
     reading: ReadOptions,
     execution: ExecutionOptions,
 ) -> None:
-    from fastcomm.analyses import chakra, warm
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses import chakra, preparation
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.console import progress
 
@@ -128,7 +127,7 @@ def _chakra(
         found = open_traces((path,), reading, whole=True)
         warn(found.warnings)
         if engine.is_here:
-            warm.compile_critical_path()
+            preparation.compile_critical_path()
         with progress(found) as advance:
             written = chakra.convert(
                 found,

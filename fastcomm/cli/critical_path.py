@@ -19,9 +19,9 @@ from fastcomm.options import PathOptions, ReadOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fastcomm.critical_path.dependencies import DataDependencies
+    from fastcomm.critical_path import CriticalPath
     from fastcomm.critical_path.overlay import Drawing
-    from fastcomm.critical_path.result import CriticalPath
+    from fastcomm.critical_path.rules import DataDependencies
     from fastcomm.trace.trace import Trace
 
 _EXAMPLES = """\b
@@ -152,18 +152,18 @@ def _rules(
     options: OneRankOptions,
 ) -> "tuple[Callable[[Trace, PathOptions], CriticalPath], type[Drawing]]":
     """Return the analysis by the rules that were asked for, compiled, and how to draw it."""
-    from fastcomm.analyses import warm
+    from fastcomm.analyses import preparation
 
     if options.compat:
         from fastcomm.compat import hta
 
-        warm.compile_for("critical-path-hta", hta.find_path)
+        preparation.compile_for("critical-path-hta", hta.find_path)
         zero = options.zero_weight_launches
         return partial(hta.find_path, zero_weight_launches=zero), hta.HtaDrawing
     from fastcomm.critical_path.analysis import analyse
     from fastcomm.critical_path.overlay import Drawing
 
-    warm.compile_critical_path()
+    preparation.compile_critical_path()
     return analyse, Drawing
 
 
@@ -188,12 +188,13 @@ def _write_page(
     html: Path,
 ) -> None:
     from fastcomm.report.commands import reading_arguments, window_arguments
-    from fastcomm.report.html import critical, render
+    from fastcomm.report.html import critical
+    from fastcomm.report.html import write as write_page
 
     options = [*reading_arguments(reading), *window_arguments(window)]
     if found.is_joined and reading.keep_going:
         options.append("--keep-going")
-    render.write(critical.page(found, paths, options), html)
+    write_page(critical.page(found, paths, options), html)
 
 
 def _show(found: "CriticalPath", files: ResultFiles) -> None:

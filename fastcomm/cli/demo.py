@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from fastcomm.inert import shell_joined, shell_quoted
+from fastcomm.errors import shell_joined, shell_quoted
 
 if TYPE_CHECKING:
     from pathlib import Path

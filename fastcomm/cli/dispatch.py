@@ -19,9 +19,8 @@ from fastcomm.cli.dispatch_options import (
 )
 from fastcomm.cli.options import COUNT, Number, builds, with_options, workers_option
 from fastcomm.cli.results import output_option
-from fastcomm.dispatch.recipe import Recipe
-from fastcomm.errors import ConfigError
-from fastcomm.inert import inert
+from fastcomm.dispatch import Recipe
+from fastcomm.errors import ConfigError, inert
 from fastcomm.options import WorkloadOptions
 from fastcomm.units import counted
 
@@ -245,7 +244,7 @@ def _recipe(shape: WorkloadOptions) -> Recipe:
 
 
 def _numbers(path: Path) -> list[float]:
-    from fastcomm.inputs import text
+    from fastcomm.files import text
 
     try:
         return [float(word) for word in text(path).replace(",", " ").split()]

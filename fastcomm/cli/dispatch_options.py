@@ -19,7 +19,7 @@ from fastcomm.cli.results import (
     print_json,
     result_options,
 )
-from fastcomm.dispatch.recipe import DTYPE_BYTES, LAWS, RANGES, Recipe
+from fastcomm.dispatch import DTYPE_BYTES, LAWS, RANGES, Recipe
 from fastcomm.options import DispatchOptions, WorkloadOptions
 
 if TYPE_CHECKING:
@@ -215,9 +215,9 @@ class SimulationRequest:
         """Write the page and the files that were asked for, and print the result."""
         if self.results.html is not None:
             from fastcomm.report.html import dispatch as pages
-            from fastcomm.report.html import render
+            from fastcomm.report.html import write as write_page
 
-            render.write(pages.page(result), self.results.html)
+            write_page(pages.page(result), self.results.html)
         if self.results.output is not None:
             from fastcomm.report.dispatch import write_dispatch
 

@@ -106,7 +106,7 @@ def convert(*, path: Path, destination: Path, step_boundary: str, clock_alignmen
 
     DESTINATION is the file to write; .gz compresses it.
     """
-    from fastcomm.outputs import refuse_inputs
+    from fastcomm.files import refuse_inputs
     from fastcomm.readers.dpro import inputs
 
     refuse_inputs(destination, [path] if path.is_file() else [])

@@ -12,7 +12,7 @@ from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.analyses.info import Info
-    from fastcomm.executors.executor import Executor
+    from fastcomm.executors import Executor
 
 _EXAMPLES = """\b
 Examples:
@@ -67,14 +67,14 @@ def run(
 def _seen(
     paths: tuple[str, ...], reading: ReadOptions, executor: "Executor", *, all_ranks: bool
 ) -> "Info":
-    from fastcomm.analyses import warm
+    from fastcomm.analyses import preparation
     from fastcomm.analyses.info import info
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.report.console import progress
 
     found_run = open_traces(paths, reading, executor)
     if executor.is_here:
-        warm.compile_kernels()
+        preparation.compile_kernels()
     with progress(found_run) as advance:
         return info(
             found_run,

@@ -12,7 +12,7 @@ from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
     from fastcomm.analyses.ingest import Ingested
-    from fastcomm.executors.executor import Executor
+    from fastcomm.executors import Executor
 
 _EXAMPLES = """\b
 Examples:
@@ -48,7 +48,7 @@ def run(
     3 done without some ranks (--keep-going).
     """
     from fastcomm.cli import INCOMPLETE
-    from fastcomm.outputs import unguarded
+    from fastcomm.files import unguarded
 
     # A store reads its own ranks when it goes on; `plan` keeps it apart from the traces.
     with unguarded(), executor_for(execution) as executor:
@@ -63,11 +63,11 @@ def _stored(
 ) -> "Ingested":
     from functools import partial
 
-    from fastcomm.analyses import warm
+    from fastcomm.analyses import preparation
     from fastcomm.analyses.ingest import ingest, plan
-    from fastcomm.analyses.opening import worker_paths
-    from fastcomm.readers.formats import OpenOptions
-    from fastcomm.remote import is_url
+    from fastcomm.analyses.preparation import worker_paths
+    from fastcomm.files import is_url
+    from fastcomm.readers import OpenOptions
     from fastcomm.report.console import progress
 
     folder, *traces = worker_paths((output, *paths), executor)
@@ -76,7 +76,7 @@ def _stored(
     planned = executor.call(planning) if any(map(is_url, traces)) else planning()
     warn(planned.run.warnings)
     if executor.is_here:
-        warm.compile_kernels()
+        preparation.compile_kernels()
     with progress(planned.run) as advance:
         return ingest(
             planned, workers=executor, keep_going=reading.keep_going, progress=advance

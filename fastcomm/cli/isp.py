@@ -33,8 +33,8 @@ from fastcomm.options import SearchOptions
 from fastcomm.units import parse_quantity
 
 if TYPE_CHECKING:
+    from fastcomm.isp import Question
     from fastcomm.isp.calibration import Setting
-    from fastcomm.isp.question import Question
     from fastcomm.isp.result import HardwareChange, SearchResult
     from fastcomm.isp.search import SearchSweep
 
@@ -327,7 +327,7 @@ def run(
     stages, micro-batches, and recompute. Runs nothing. --model, --world-size, --seq-len and a
     batch are required.
     """
-    from fastcomm.isp import question
+    from fastcomm import isp
     from fastcomm.isp.calibration import setting
 
     if config_path is not None:
@@ -335,12 +335,12 @@ def run(
 
         options = options.over(config_file(config_path))
     warn(_decimal_units(options))
-    lengths = question.numbers(options.seq_len, "sequence length") or (0,)
+    lengths = isp.numbers(options.seq_len, "sequence length") or (0,)
     if options.compat and showing.sensitivity:
         raise ConfigError("--sensitivity does not apply to --compat; leave one out")
     if options.compat and len(lengths) > 1:
         raise ConfigError("--compat takes one --seq-len")
-    asked = question.question_of(options)
+    asked = isp.question_of(options)
     using = setting(options)
     if len(lengths) > 1:
         _sweep(asked, using, lengths, files)
@@ -380,9 +380,9 @@ def _write(found: "SearchResult | SearchSweep", files: ResultFiles) -> None:
         write_search(found, files.output, xlsx=files.xlsx)
     if files.html is not None:
         from fastcomm.report.html import isp as page
-        from fastcomm.report.html import render
+        from fastcomm.report.html import write as write_page
 
-        render.write(page.page(found), files.html)
+        write_page(page.page(found), files.html)
 
 
 _DECIMAL = re.compile(r"([0-9.]+)\s*([kKmMgGtT])(?:[bB]|bytes)?")

@@ -20,7 +20,7 @@ from textwrap import TextWrapper
 
 import click
 
-from fastcomm.inert import inert_lines, shell_quoted
+from fastcomm.errors import inert_lines, shell_quoted
 
 _LOG = logging.getLogger("fastcomm")
 _LEAST_WIDTH = 40

@@ -78,10 +78,11 @@ def run(
         files.write_metrics(found, output, xlsx=xlsx)
     if html is not None:
         from fastcomm.report.commands import reading_arguments
-        from fastcomm.report.html import render, run_page
+        from fastcomm.report.html import run_page
+        from fastcomm.report.html import write as write_page
 
         page = run_page.run_page(found, paths, options=reading_arguments(reading))
-        render.write(page, html)
+        write_page(page, html)
     show(found, as_json, full=full, spec=spec)
     if found.failed:
         ctx.exit(INCOMPLETE)
@@ -90,9 +91,9 @@ def run(
 def show(found: "Metrics", as_json: bool, *, full: bool, spec: bool) -> None:
     """Print the result to stdout: as JSON, or for a person on one screen."""
     if as_json:
-        from fastcomm.report import json_text
+        from fastcomm import result
 
-        click.echo(json_text.text(found.to_dict()))
+        click.echo(result.text(found.to_dict()))
         return
 
     from fastcomm.report import terminal

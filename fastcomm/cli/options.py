@@ -13,12 +13,11 @@ import click
 from fastcomm.checks import MOST_LISTED, MOST_NUMBER, MOST_WORKERS, RANKS, Range, shortened
 from fastcomm.cli.commands import LAYOUT, READING, option
 from fastcomm.cli.messages import warn
-from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.inert import shell_joined
+from fastcomm.errors import ConfigError, TraceFileError, shell_joined
 from fastcomm.options import ReadOptions
 
 if TYPE_CHECKING:
-    from fastcomm.executors.executor import Executor
+    from fastcomm.executors import Executor
 
 _MOST_DIGITS = len(str(MOST_NUMBER))
 
@@ -188,7 +187,7 @@ class Output(click.Path):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         """Return the path; ConfigError for a URL or an empty name, before anything is done."""
-        from fastcomm.remote import refuse_output
+        from fastcomm.files import refuse_output
 
         refuse_output(option_name(param), value)
         return super().convert(value, param, ctx)
@@ -204,7 +203,7 @@ class OutputFile(Output):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         """Return the path; raise FastcommError where it must not be replaced."""
-        from fastcomm.outputs import check_replaceable, note_output
+        from fastcomm.files import check_replaceable, note_output
 
         path = super().convert(value, param, ctx)
         check_replaceable(path)
@@ -411,11 +410,12 @@ def executor_for(options: ExecutionOptions) -> "Iterator[Executor]":
     if options.dask is None:
         if options.dask_scratch is not None:
             raise ConfigError("--dask-scratch: no cluster shares it; wanted --dask with it")
-        from fastcomm.executors import local, processes
+        from fastcomm import executors
+        from fastcomm.executors import processes
 
         if options.workers > 1:
             processes.start_early()
-        yield local.Local(workers=options.workers)
+        yield executors.Local(workers=options.workers)
         return
     if options.workers > 1:
         raise ConfigError("--workers and --dask contradict each other; wanted one")

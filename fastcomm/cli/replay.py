@@ -96,13 +96,13 @@ def _replayed(
     path: Path, options: PathOptions, reading: ReadOptions, execution: ExecutionOptions
 ) -> "Session":
     """Replay a step of a run as measured."""
-    from fastcomm.analyses import warm
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses import preparation
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.analyses.replay import session_of, step_of
     from fastcomm.report.console import progress
 
     with executor_for(execution) as executor:
-        warm.compile_critical_path()
+        preparation.compile_critical_path()
         run = open_traces((path,), reading, executor, whole=True)
         warn(run.warnings)
         with progress(run) as advance:
@@ -125,7 +125,7 @@ def give_session(
     `by_name` searches for the bottleneck among names, not among operations; `workers` threads
     do that.
     """
-    from fastcomm.remote import place
+    from fastcomm.files import place
     from fastcomm.replay import predictions
     from fastcomm.report import replay as report
 
@@ -142,9 +142,10 @@ def give_session(
     if options.trace_path is not None:
         report.write_trace(session.changed or session.replayed, options.trace_path)
     if options.html is not None:
-        from fastcomm.report.html import render, replayed
+        from fastcomm.report.html import replayed
+        from fastcomm.report.html import write as write_page
 
-        render.write(replayed.page(session, str(path)), options.html)
+        write_page(replayed.page(session, str(path)), options.html)
     if options.as_json:
         print_json(session)
     else:

@@ -55,7 +55,7 @@ def run(
     for fastcomm metrics. The critical path goes through all ranks of a small run, otherwise
     through the rank that computes the longest.
     """
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.analyses.report import run_path
     from fastcomm.cli import INCOMPLETE
     from fastcomm.report.commands import reading_arguments

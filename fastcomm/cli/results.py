@@ -22,7 +22,7 @@ from fastcomm.cli.options import (
 from fastcomm.options import MetricsOptions, ReadOptions
 
 if TYPE_CHECKING:
-    from fastcomm.executors.executor import Executor
+    from fastcomm.executors import Executor
     from fastcomm.metrics.result import Metrics
     from fastcomm.result import Result
 
@@ -99,14 +99,14 @@ def measure(
     executor: "Executor",
 ) -> "Metrics":
     """Measure the run at the paths, with a progress bar."""
-    from fastcomm.analyses import warm
+    from fastcomm.analyses import preparation
     from fastcomm.analyses.measure import compute_metrics
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.report.console import progress
 
     run = open_traces(paths, reading, executor)
     if executor.is_here:
-        warm.compile_kernels()
+        preparation.compile_kernels()
     with progress(run) as advance:
         return compute_metrics(
             run, options, workers=executor, keep_going=reading.keep_going, progress=advance
@@ -115,9 +115,9 @@ def measure(
 
 def print_json(found: "Result") -> None:
     """Print the JSON document of a result."""
-    from fastcomm.report import json_text
+    from fastcomm import result
 
-    click.echo(json_text.dumps(found.to_dict()))
+    click.echo(result.dumps(found.to_dict()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,9 +38,9 @@ def defaults(command: click.Command, name: str) -> dict[str, Any]:
         if FILE in os.environ:
             raise ConfigError(f"{file}: no such file; {FILE} names it")
         return {}
-    from fastcomm import inputs
+    from fastcomm import files
 
-    said = inputs.toml(file).get(name, {})
+    said = files.toml(file).get(name, {})
     if not isinstance(said, dict):
         raise ConfigError(f"{file}: {name}: found {said!r}, wanted a table: [{name}]")
     return _by_parameter(command, said, f"{file}: [{name}]")

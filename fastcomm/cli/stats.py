@@ -86,7 +86,7 @@ def run(
 
 
 def _read(path: Path, reading: ReadOptions) -> "Input":
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.readers.dpro import inputs
 
     run = open_traces((path,), reading, whole=True)

@@ -75,7 +75,7 @@ def run(
     measured, with ideal operations, and with those of one rank, stage or type as measured.
     TABLE may be a URL; with --dask the workers read it.
     """
-    from fastcomm.analyses.opening import worker_paths
+    from fastcomm.analyses.preparation import worker_paths
     from fastcomm.analyses.stragglers import analyse_stragglers
     from fastcomm.report import stragglers as report
 
@@ -90,10 +90,10 @@ def run(
     if output is not None:
         report.write(result, output)
     if html is not None:
-        from fastcomm.report.html import render
         from fastcomm.report.html import stragglers as page
+        from fastcomm.report.html import write as write_page
 
-        render.write(page.page(result.stragglers, table), html)
+        write_page(page.page(result.stragglers, table), html)
     if as_json:
         print_json(result)
     else:

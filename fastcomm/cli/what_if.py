@@ -136,9 +136,10 @@ def run(
     if files.output is not None:
         report.write_what_if(answer, files.output, xlsx=files.xlsx)
     if files.html is not None:
-        from fastcomm.report.html import critical, render
+        from fastcomm.report.html import critical
+        from fastcomm.report.html import write as write_page
 
-        render.write(critical.what_if(answer, paths), files.html)
+        write_page(critical.what_if(answer, paths), files.html)
     if files.as_json:
         print_json(answer)
     else:

@@ -21,7 +21,7 @@ from fastcomm.errors import ConfigError
 from fastcomm.options import PathOptions, ReadOptions
 
 if TYPE_CHECKING:
-    from fastcomm.critical_path.result import CriticalPath
+    from fastcomm.critical_path import CriticalPath
     from fastcomm.trace.run import RunTraces, SkippedRank
     from fastcomm.trace.trace import Trace
 
@@ -108,15 +108,15 @@ def find_path(
 
     Warnings of the run and the skipped ranks are printed to stderr.
     """
-    from fastcomm.analyses import warm
+    from fastcomm.analyses import preparation
     from fastcomm.analyses.critical_path import critical_path
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli.messages import say, warn
     from fastcomm.report.console import progress
 
     with executor_for(execution) as executor:
         if executor.is_here:
-            warm.compile_critical_path()
+            preparation.compile_critical_path()
         run = open_traces(paths, reading, executor, whole=True)
         if options.rank is not None or len(run.ranks) == 1:
             warn(_without_effect(options.rank, reading, execution, run))
@@ -154,7 +154,7 @@ def one_rank(
         If the rank, or with --keep-going every rank, cannot be read.
 
     """
-    from fastcomm.analyses.opening import open_traces
+    from fastcomm.analyses.preparation import open_traces
     from fastcomm.cli.messages import say, warn
 
     if execution.dask is not None:
@@ -182,7 +182,7 @@ def _first_readable(run: "RunTraces") -> tuple["Trace", "Sequence[SkippedRank]"]
 
     """
     from fastcomm.errors import FastcommError
-    from fastcomm.executors.executor import by_rank, lost
+    from fastcomm.executors import by_rank, lost
 
     left_out: list[SkippedRank] = []
     for source in run.sources:

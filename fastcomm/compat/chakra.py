@@ -13,8 +13,8 @@ import numpy as np
 from fastcomm.critical_path import corrected
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
-from fastcomm.graph.graph import EDGE_KIND
-from fastcomm.outputs import aside
+from fastcomm.files import aside
+from fastcomm.graph import EDGE_KIND
 from fastcomm.trace.schema import OPS
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels.arrays import Ints

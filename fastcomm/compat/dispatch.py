@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.dispatch import schedules
-from fastcomm.dispatch.fast import assigned_stages, largest_sum, pad
 from fastcomm.dispatch.schedules import (
     NoAnswerError,
     Strategy,
@@ -17,7 +16,14 @@ from fastcomm.dispatch.schedules import (
     deepep_counts,
     end_loads,
 )
-from fastcomm.dispatch.traffic import Matrix, Traffic, sum_by_node
+from fastcomm.dispatch.traffic import (
+    Matrix,
+    Traffic,
+    assigned_stages,
+    largest_sum,
+    pad,
+    sum_by_node,
+)
 from fastcomm.units import parse_bandwidth
 
 

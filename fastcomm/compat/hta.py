@@ -16,10 +16,9 @@ import pyarrow as pa
 
 from fastcomm.compat import hta_graph
 from fastcomm.compat.hta_graph import Clipped, Linked
-from fastcomm.critical_path import overlay, saved
+from fastcomm.critical_path import CriticalPath, PathSource, overlay, saved
 from fastcomm.critical_path.analysis import source_notes
 from fastcomm.critical_path.overlay import Drawing
-from fastcomm.critical_path.result import CriticalPath, PathSource
 from fastcomm.critical_path.rules import (
     CORRECTED,
     TYPES,
@@ -31,7 +30,7 @@ from fastcomm.critical_path.rules import (
 )
 from fastcomm.critical_path.window import TimeRange, WindowError, errors_of, instances
 from fastcomm.errors import FastcommError
-from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath, longest_path
+from fastcomm.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath, longest_path
 from fastcomm.options import Window
 from fastcomm.readers.runs import OpenOptions, open_run
 from fastcomm.trace.run import RunTraces

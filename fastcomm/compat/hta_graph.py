@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fastcomm.critical_path.window import TimeRange
-from fastcomm.graph.graph import Graph
+from fastcomm.files import place
+from fastcomm.graph import Graph
 from fastcomm.readers.kineto.stream import find
-from fastcomm.remote import place
 from fastcomm.trace.columns import codes, codes_in_order, pair_codes
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels import attribution
 from fastcomm_kernels import graph as graphs
 from fastcomm_kernels import hta as kernels
+from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.graph import NONE, Numbers
 
@@ -118,7 +118,7 @@ def _doubles(ns: Ints) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 def _partners(rows: EventRows, linking: Flags) -> Numbers:
     """The row that each row is linked to; what has a correlation alone is linked to id 0."""
     (code,), count = codes(np.where(rows.correlation == -1, NULL, rows.correlation))
-    partner = attribution.partners(code, count, linking, rows.position)
+    partner = matching.partners(code, count, linking, rows.position)
     zero = np.flatnonzero(rows.position == 0)
     if len(zero):
         partner[(partner == NONE) & (rows.correlation >= 0)] = zero[0]
@@ -328,7 +328,7 @@ def _queue(linked: Linked, launches: Ints) -> Numbers:
     stream = rows.stream.copy()
     stream[launches] = rows.stream[linked.partner[launches]]
     (numbers,), streams = codes(stream)
-    return attribution.queue_lengths(launches, works, numbers, rows.start, streams)
+    return matching.queue_lengths(launches, works, numbers, rows.start, streams)
 
 
 def _recorded(linked: Linked, launches: Ints) -> tuple[Numbers, Numbers]:
@@ -364,9 +364,7 @@ def _work_before(linked: Linked, launches: Ints, work: Numbers, records: Ints) -
     lane, mark_lane, lanes = pair_codes(
         (process[work], rows.stream[work]), (goal[:, 0], goal[:, 1])
     )
-    before = attribution.launches_before(
-        (launches, lane), (records, mark_lane), rows.start, lanes
-    )
+    before = matching.launches_before((launches, lane), (records, mark_lane), rows.start, lanes)
     by_record = np.full(count + 1, NONE, np.int32)
     by_record[of_record] = np.where(before >= 0, linked.partner[before], NONE)
     return by_record[of_row]
@@ -380,9 +378,7 @@ def _work_behind(linked: Linked, launches: Ints, work: Numbers) -> Numbers:
         (rows.lane[launches], rows.stream[work]),
         (rows.lane[marks], rows.stream[linked.partner[marks]]),
     )
-    behind = attribution.launches_behind(
-        (launches, lane), (marks, mark_lane), rows.start, lanes
-    )
+    behind = matching.launches_behind((launches, lane), (marks, mark_lane), rows.start, lanes)
     found = np.full(len(rows), NONE, np.int32)
     found[marks] = np.where(behind >= 0, linked.partner[behind], NONE)
     return found

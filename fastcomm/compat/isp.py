@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fastcomm import isp as questions
 from fastcomm.checks import build, shows
 from fastcomm.compat import isp_space
 from fastcomm.compat.isp_space import ORIGINAL_ALGOS, OriginalBlock, OriginalRules
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.cluster import Cluster
+from fastcomm.hardware import Cluster
 from fastcomm.hardware.measurements import AttentionTable, ComputeTables
-from fastcomm.isp import question as questions
+from fastcomm.isp import ALGOS, Question
 from fastcomm.isp.calibration import Setting, setting
-from fastcomm.isp.question import ALGOS, Question
 from fastcomm.isp.result import FeasibleCells, Fields, Records, SearchResult, kept
 from fastcomm.options import SearchOptions
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.checks import DTYPE_BYTES, PENALTY, build
 from fastcomm.errors import ConfigError
-from fastcomm.isp.question import Question
+from fastcomm.isp import Question
 from fastcomm.options import SearchOptions
 from fastcomm.units import parse_quantity
 from fastcomm_kernels.arrays import Ints
@@ -282,7 +282,7 @@ def of_config(said: Mapping[str, Any], where: str = "configuration") -> SearchOp
 
 def config_file(path: Path) -> SearchOptions:
     """Return the options of a JSON file with the original's keys; ConfigError for others."""
-    said = inputs.json(path)
+    said = files.json(path)
     if not isinstance(said, dict):
         raise ConfigError(f"{path}: found {type(said).__name__}, wanted an object")
     return of_config(said, str(path))

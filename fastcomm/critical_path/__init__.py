@@ -1,1 +1,381 @@
-"""Which chain of work sets the time of a step."""
+"""A critical path, of one rank or through several: which chain of work sets the time of a step.
+
+A path has its graph, its edges, and what they are. Times are nanoseconds. An event's id is its
+place in the trace's file.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastcomm.critical_path.across import RankJoin
+from fastcomm.critical_path.rules import (
+    FACTS,
+    OWN,
+    TYPES,
+    EventDescriptions,
+    PathRules,
+    TraceEvents,
+    classes,
+    short_names,
+)
+from fastcomm.critical_path.window import DeviceTime, TimeRange, step_note
+from fastcomm.errors import FastcommError
+from fastcomm.graph import EDGE_KIND, EDGE_KINDS, Graph, LongestPath
+from fastcomm.result import Result
+from fastcomm.units import format_ns
+from fastcomm_kernels.arrays import Flags, Ints
+
+if TYPE_CHECKING:
+    from fastcomm.critical_path.rules import DataDependencies
+    from fastcomm.critical_path.what_if import WhatIf
+    from fastcomm.graph.edits import Edit
+    from fastcomm.trace.run import SkippedRank
+
+_MOST_CLASSES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathSource:
+    """Where a path comes from."""
+
+    rules: PathRules
+    window: TimeRange
+    path: str  # of the trace
+    rank: int
+    base: int = 0  # ns that the file's own times lack
+    clipped: int = 0  # events of the window
+    data_load: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def noting(self, note: str) -> Self:
+        """Return this with one more note, before all others."""
+        return replace(self, notes=(note, *self.notes))
+
+
+class CriticalPath(Result):
+    """The path through the graph of one rank, or of several that collectives join.
+
+    `data` are data dependencies, where they were asked for, `failed` the skipped ranks, and
+    `warnings` those of the traces.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        events: EventDescriptions,
+        about: PathSource,
+        on_device: Flags,
+        path: LongestPath | None,
+        slack: Ints | None = None,
+        across: RankJoin | None = None,
+    ) -> None:
+        self.graph = graph
+        self.events = events
+        self.about = about
+        self.on_device = on_device  # by node
+        self.path = path  # None where the graph has no valid one
+        self.slack = slack  # by edge of the path; -1: nothing else was near
+        if across is not None:
+            self.across = across
+        self.data: DataDependencies | None = None
+        self.failed: tuple[SkippedRank, ...] = ()
+        self.warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def search(
+        cls,
+        graph: Graph,
+        events: EventDescriptions,
+        about: PathSource,
+        on_device: Flags,
+        across: RankJoin | None = None,
+    ) -> Self:
+        """Search the path by the rules of `about`; `on_device` is by node."""
+        path, slack = about.rules.search(graph, events, on_device)
+        return cls(graph, events, about, on_device, path, slack, across)
+
+    @property
+    def found(self) -> LongestPath:
+        """The path; FastcommError where there is none."""
+        if self.path is None:
+            raise FastcommError(f"{self.about.path}: the graph has no critical path")
+        return self.path
+
+    @cached_property
+    def across(self) -> RankJoin:
+        """How the ranks are joined."""
+        return RankJoin.of_one(self.about.rank, len(self.graph.event))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks whose work the path is searched in."""
+        return self.across.ranks
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the path goes through several ranks."""
+        return len(self.ranks) > 1
+
+    @property
+    def crossings(self) -> int:
+        """How often the path goes from one rank to another."""
+        graph, edges = self.graph, self.found.edges
+        known = edges[graph.kind[edges] != EDGE_KIND["unexplained"]]
+        ends = (self.across.rank_of[side[known]] for side in (graph.source, graph.target))
+        return int(np.not_equal(*ends).sum())
+
+    @property
+    def event_ids(self) -> list[int]:
+        """The ids of the events on the path, ascending; unique on each rank alone."""
+        rows = np.unique(self.graph.event[self.found.nodes])
+        return sorted(self.events.ids(rows).tolist())
+
+    @property
+    def event_count(self) -> int:
+        """How many events are on the path."""
+        return len(np.unique(self.graph.event[self.found.nodes]))
+
+    @property
+    def length_ns(self) -> int:
+        """The length of the path: what its edges weigh, nothing less than 0."""
+        return int(np.maximum(self.graph.weight[self.found.edges], 0).sum())
+
+    @cached_property
+    def wall_ns(self) -> int:
+        """From the first node of the graph to the last."""
+        graph = self.graph
+        used = np.concatenate([graph.source, graph.target])
+        times = graph.time[used] if len(used) else graph.time
+        return int(times.max() - times.min()) if len(times) else 0
+
+    @cached_property
+    def breakdown(self) -> pa.Table:
+        """The path edge by edge: what it is, how long it takes, whose time that is.
+
+        Of several ranks it has a column `rank`.
+        """
+        graph, edges = self.graph, self.found.edges
+        kinds = graph.kind[edges]
+        owners = self.events.describe(graph.owner[edges])
+        targets = self.events.describe(graph.event[graph.target[edges]])
+        slack = self.slack
+        table = pa.table(
+            {
+                "type": pa.array([TYPES[kind] for kind in EDGE_KINDS]).take(pa.array(kinds)),
+                "bound_by": self._bound_by,
+                "start_ns": graph.time[graph.source[edges]],
+                "stop_ns": graph.time[graph.target[edges]],
+                "duration_ns": graph.weight[edges],
+                "slack_ns": pa.nulls(len(edges), pa.int64())
+                if slack is None
+                else pa.array(slack, mask=slack < 0),
+                "event": owners["id"],
+                "name": owners["name"],
+                "short_name": short_names(owners["name"]),
+                **{key: owners[key] for key in ("kind", "process", "thread", "stream")},
+                **{key: owners[key] for key in ("op", "tag")},
+                "to_event": targets["id"],
+            }
+        )
+        if not self.is_joined:
+            return table
+        rank_of = self.across.rank_of[graph.target[edges]]
+        return table.add_column(0, "rank", pa.array(np.array(self.ranks, np.int64)[rank_of]))
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return `breakdown` as a capsule of Arrow's C stream interface."""
+        return self.breakdown.__arrow_c_stream__(requested_schema)
+
+    @cached_property
+    def _bound_by(self) -> pa.Array:
+        """The class of each edge of the path."""
+        graph, edges = self.graph, self.found.edges
+        owners = self.events.describe(graph.owner[edges], FACTS)
+        targets = self.events.describe(graph.event[graph.target[edges]], ["is_device"])
+        about = self.about
+        return classes(
+            about.rules.edge_class, graph.kind[edges], owners, targets, about.data_load
+        )
+
+    def to_arrow(self) -> dict[str, pa.Table]:
+        """Return the path edge by edge as `critical_path`, and the tables that explain it.
+
+        Of several ranks these are `ranks`, `hold_ups` and `collectives`; with data
+        dependencies `operators` and `subgraphs`.
+        """
+        tables = {"critical_path": self.breakdown}
+        if self.data is not None:
+            tables |= self.data.to_arrow()
+        if self.is_joined:
+            tables |= {
+                "ranks": self.by_rank(),
+                "hold_ups": self.hold_ups(),
+                "collectives": self.across.collectives,
+            }
+        return tables
+
+    def figures(self) -> dict[str, str]:
+        """Return the ranks, the rules, the length of the path, and its largest classes."""
+        sums = sorted(self.summary_ns().items(), key=lambda pair: -pair[1])
+        largest = ", ".join(f"{name} {format_ns(ns)}" for name, ns in sums[:_MOST_CLASSES])
+        count = f"{len(self.ranks)} of {self.across.expected_ranks}"
+        return {
+            **({"ranks": count} if self.is_joined else {"rank": str(self.about.rank)}),
+            "rules": self.about.rules.name,
+            "length": format_ns(self.length_ns),
+            "largest": largest,
+        }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes on the path; by the corrected rules, also on what the device does along it."""
+        about, events = self.about, self.events
+        if self.path is None or not about.rules.is_exact:
+            return about.notes
+        if not isinstance(events, TraceEvents):
+            return about.notes
+        device = DeviceTime.of(events.trace, self.breakdown, self.graph.event)
+        more = (device.note(), step_note(events.trace, about.window, self.wall_ns))
+        return (*about.notes, *(note for note in more if note))
+
+    def contents(self) -> dict[str, Any]:
+        """Return the JSON document without its version; shares are those of the path.
+
+        Through several ranks it has no ids of events, which are unique on one rank alone.
+        """
+        graph, path, about = self.graph, self.found, self.about
+        length, sums, counts = self.length_ns, self.summary_ns(), graph.counts()
+        edges = {name: counts[name] for name in about.rules.edge_kinds}
+        if not edges.get("join"):
+            edges.pop("join", None)
+        data = {} if self.data is None else {"data": self.data.to_dict()}
+        ids = {} if self.is_joined else {"event_ids": self.event_ids}
+        return {
+            "rules": about.rules.name,
+            "path_of_trace": about.path,
+            **(self._rank_contents() if self.is_joined else {"rank": about.rank}),
+            "window": {"start_ns": about.window.start, "stop_ns": about.window.stop},
+            "events": about.clipped,
+            "nodes": graph.used,
+            "nodes_listed": len(graph.event),
+            "edges": edges,
+            "path": {
+                "nodes": len(path.nodes),
+                "events": self.event_count,
+                "length_ns": length,
+                "wall_ns": self.wall_ns,
+                "coverage": length / self.wall_ns if self.wall_ns else None,
+                **ids,
+            },
+            "summary": _shares(sums),
+            "summary_ns": sums,
+            "summary_by_tag": _shares(self.by_tag_ns(), sum(sums.values())),
+            "top_events": self.top("event").to_pylist(),
+            "top_operators": self.top("name").to_pylist(),
+            "notes": list(self.notes),
+            **data,
+            "failed": [asdict(each) for each in self.failed],
+        }
+
+    def _rank_contents(self) -> dict[str, Any]:
+        """Return what the JSON document says of several ranks."""
+        across = self.across
+        keys = ["rank", "bound_by"]
+        classes = self.breakdown.group_by(keys).aggregate([("duration_ns", "sum")])
+        order = [("duration_ns_sum", "descending"), ("rank", "ascending")]
+        classes = classes.sort_by(order).rename_columns([*keys, "on_path_ns"])
+        return {
+            "expected_ranks": across.expected_ranks,
+            "ranks": self.by_rank().to_pylist(),
+            "hold_ups": self.hold_ups().to_pylist(),
+            "classes_by_rank": classes.to_pylist(),
+            "crossings": self.crossings,
+            "collectives": len(across.collectives["instance"].unique()),
+            "violations": across.violations,
+        }
+
+    def by_rank(self) -> pa.Table:
+        """Return each rank's time on the path, its waits, and the waits that it causes."""
+        if not self.is_joined:
+            return self.across.by_rank({self.about.rank: self.length_ns})
+        sums = self.breakdown.group_by("rank").aggregate([("duration_ns", "sum")])
+        on_path = zip(*(sums[name].to_pylist() for name in sums.column_names), strict=True)
+        return self.across.by_rank(dict(on_path))
+
+    def hold_ups(self) -> pa.Table:
+        """Return by how much each rank of each group comes later than all others."""
+        return self.across.hold_ups()
+
+    def summary_ns(self) -> dict[str, int]:
+        """How long each class is on the path, sorted by name."""
+        weight = self.graph.weight[self.found.edges]
+        encoded = self._bound_by.dictionary_encode()
+        total = np.zeros(len(encoded.dictionary), np.int64)
+        np.add.at(total, encoded.indices.to_numpy(), weight)
+        pairs = zip(encoded.dictionary.to_pylist(), total.tolist(), strict=True)
+        return dict(sorted(pairs))
+
+    def summary(self) -> dict[str, float]:
+        """The same as percent of their sum."""
+        sums = self.summary_ns()
+        total = sum(sums.values())
+        return {name: 100 * ns / total if total else 0.0 for name, ns in sums.items()}
+
+    def by_tag_ns(self) -> dict[str, int]:
+        """How long the communication of each parallelism is on the path."""
+        table = self.breakdown
+        is_comm = pc.equal(table["bound_by"], "gpu_communication_bound")
+        return _sums(table.filter(pc.and_(is_comm, pc.is_valid(table["tag"]))), "tag")
+
+    def top(self, by: str = "event", count: int = 10) -> pa.Table:
+        """The events, or with `by="name"` the names, that take most of the path themselves."""
+        whose, what = self.breakdown["event"], self.breakdown["bound_by"]
+        own = pc.and_(pc.is_valid(whose), pc.is_in(what, value_set=pa.array(OWN)))
+        table = self.breakdown.filter(own)
+        keys = ["event", "name", "kind"] if by == "event" else ["name", "kind"]
+        sums = table.group_by(keys).aggregate(
+            [("duration_ns", "sum"), ("duration_ns", "count")]
+        )
+        sums = sums.rename_columns(
+            [
+                {"duration_ns_sum": "self_ns", "duration_ns_count": "edges"}.get(n, n)
+                for n in sums.column_names
+            ]
+        )
+        order = [("self_ns", "descending"), (keys[0], "ascending")]
+        return sums.sort_by(order).slice(0, count)
+
+    def what_if(self, *edits: "Edit") -> "WhatIf":
+        """Replay the window with edits: its length before and after, and the new path.
+
+        Raises
+        ------
+        ConfigError
+            If an edit selects no event.
+
+        """
+        from fastcomm.critical_path.what_if import Replay
+
+        return Replay(self).run(edits)
+
+    def save(self, out_dir: str) -> str:
+        """Write graph and path to ``<out_dir>.zip``, and give its path."""
+        from fastcomm.critical_path.saved import save  # which needs this module
+
+        return save(self, out_dir)
+
+
+def _sums(table: pa.Table, key: str) -> dict[str, int]:
+    sums = table.group_by(key).aggregate([("duration_ns", "sum")])
+    pairs = zip(sums[key].to_pylist(), sums["duration_ns_sum"].to_pylist(), strict=True)
+    return dict(sorted(((str(name), ns) for name, ns in pairs)))
+
+
+def _shares(sums: dict[str, int], whole: int | None = None) -> dict[str, float]:
+    total = sum(sums.values()) if whole is None else whole
+    return {name: ns / total if total else 0.0 for name, ns in sums.items()}

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path import corrected
+from fastcomm.critical_path import CriticalPath, PathSource, corrected
 from fastcomm.critical_path.across import RankJoin, collectives
-from fastcomm.critical_path.result import CriticalPath, PathSource
 from fastcomm.critical_path.rules import CORRECTED, EVENT, EventDescriptions, TraceEvents
 from fastcomm.critical_path.window import TimeRange, errors_of, find
 from fastcomm.errors import FastcommError
 from fastcomm.exchange.arrivals import Instances
 from fastcomm.exchange.instances import RunCommunication
-from fastcomm.graph.graph import EDGE_KIND, Graph, slack
+from fastcomm.graph import EDGE_KIND, Graph, slack
 from fastcomm.options import Window
 from fastcomm.trace.run import expected_ranks, named_ranks
 from fastcomm.trace.schema import KIND

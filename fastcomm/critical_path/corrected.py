@@ -12,14 +12,14 @@ from typing import Self
 import numpy as np
 
 from fastcomm.critical_path.window import TimeRange
-from fastcomm.graph.graph import EDGE_KINDS, Graph
+from fastcomm.graph import EDGE_KINDS, Graph
 from fastcomm.trace.columns import Integers, codes, filled, lookup, pair_codes
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels import attribution
 from fastcomm_kernels import constraints as kernels
 from fastcomm_kernels import graph as graphs
+from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 from fastcomm_kernels.graph import NONE, Numbers
 
@@ -197,7 +197,7 @@ def _last_launched(
     # Places in `work` instead of rows, so that a launch of several works keeps them apart.
     start = np.concatenate([found.rows.start[found.call[work]], found.rows.start[marks[0]]])
     behind = len(work) + np.arange(len(marks[0]))
-    at = attribution.launches_before(
+    at = matching.launches_before(
         (np.arange(len(work)), lane), (behind, marks[1]), start, lanes
     )
     found_work: Numbers = np.append(work, NONE)[at].astype(np.int32)
@@ -216,7 +216,7 @@ def _held_up(found: Selected, streams: "_Streams", work: Ints, waits: Ints) -> N
     )
     start = np.concatenate([rows.start[launch], rows.start[call[order]]])
     marks = len(work) + np.arange(len(order))
-    at = attribution.launches_behind(
+    at = matching.launches_behind(
         (np.arange(len(work)), lane), (marks, mark_lane), start, lanes
     )
     held = np.full(len(waits), NONE, np.int32)

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.corrected import Selected
-from fastcomm.critical_path.dependencies import DataDependencies
-from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path.rules import DataDependencies
 from fastcomm.critical_path.what_if import Reordering, pieces_of
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError

@@ -15,13 +15,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.rules import TYPES
 from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.graph.graph import EDGE_KIND, EDGE_KINDS
-from fastcomm.outputs import aside, refuse_inputs
+from fastcomm.files import aside, is_local, place, refuse_inputs
+from fastcomm.graph import EDGE_KIND, EDGE_KINDS
 from fastcomm.readers.kineto.stream import UnreadBytesError, blocks
-from fastcomm.remote import is_local, place
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fastcomm import inputs, parquet
-from fastcomm.critical_path.result import CriticalPath, PathSource
+from fastcomm import arrow_files, files
+from fastcomm.critical_path import CriticalPath, PathSource
 from fastcomm.critical_path.rules import CORRECTED, EVENT, PathRules, SavedEvents
 from fastcomm.critical_path.window import TimeRange
 from fastcomm.errors import FastcommError
-from fastcomm.graph.graph import EDGE_KINDS, Graph
-from fastcomm.graph.graph import LongestPath as GraphPath
-from fastcomm.outputs import aside
+from fastcomm.files import aside
+from fastcomm.graph import EDGE_KINDS, Graph
+from fastcomm.graph import LongestPath as GraphPath
 from fastcomm.trace.columns import filled
 from fastcomm.trace.trace import checked
 from fastcomm_kernels.graph import NONE
@@ -117,7 +117,7 @@ def load(path: str | Path, known_rules: Sequence[PathRules] = (CORRECTED,)) -> C
     """
     path = Path(path)
     try:
-        with inputs.opened(path) as file, zipfile.ZipFile(file) as archive:
+        with files.opened(path) as file, zipfile.ZipFile(file) as archive:
             return _restored(archive, path, {each.name: each for each in known_rules})
     except (
         OSError,
@@ -186,7 +186,7 @@ def _path(table: pa.Table, graph: Graph, last: Any) -> tuple[GraphPath, Any]:
 def _table(archive: zipfile.ZipFile, name: str, path: Path) -> pa.Table:
     """A table, once its own words say that it fits into memory."""
     content = archive.read(f"{name}.parquet")
-    table = parquet.read_open(io.BytesIO(content), len(content), path)
+    table = arrow_files.read_open(io.BytesIO(content), len(content), path)
     return checked(table, _SCHEMAS[name], f"{path}: {name}")
 
 

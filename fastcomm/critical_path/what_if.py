@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path import CriticalPath
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.graph import EDGE_KIND, Graph, LongestPath, measured_delays
 from fastcomm.graph.edits import Edit, selected
-from fastcomm.graph.graph import EDGE_KIND, Graph, LongestPath, measured_delays
 from fastcomm.result import Result
 from fastcomm.trace.run import SkippedRank
 from fastcomm.units import format_ns

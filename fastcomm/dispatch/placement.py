@@ -8,15 +8,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.dispatch.recipe import Recipe
-from fastcomm.dispatch.sampler import layer_key
+from fastcomm.dispatch import Recipe, layer_key
 from fastcomm.dispatch.schedules import Terms
 from fastcomm.dispatch.simulation import NS, Simulation, simulate
 from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.dispatch.workload import Workload
 from fastcomm.errors import ConfigError
 from fastcomm.result import TableResult
-from fastcomm_kernels import routing
+from fastcomm_kernels import dispatch
 
 Loads = NDArray[np.float64]
 Table = NDArray[np.int64]
@@ -166,7 +165,7 @@ def _chosen(layer: LayerTokens, tables: tuple[Ids, Ids, Ids], rule: int, key: np
     out = np.empty(layer.expert.shape, np.int32)
     src_node = (layer.src // layer.width).astype(layer.src.dtype)
     with np.errstate(over="ignore"):
-        routing.replicated(0, key, src_node, layer.expert, tables, rule, out)
+        dispatch.replicated(0, key, src_node, layer.expert, tables, rule, out)
     return out
 
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.dispatch import fast
-from fastcomm.dispatch.traffic import Matrix, Traffic
+from fastcomm.dispatch.traffic import FastSchedule, Matrix, Traffic, schedule, spreadout_s
 from fastcomm.errors import FastcommError
-from fastcomm.hardware.cluster import GpuLinks
+from fastcomm.hardware import GpuLinks
 from fastcomm_kernels import dispatch
 
 LINKS = ("NIC", "NVLink")
@@ -223,7 +222,7 @@ def spreadout(traffic: Traffic, terms: Terms) -> Timing:
     demand, remote = traffic.demand(terms.demand), traffic.remote(terms.demand)
     ends = end_loads(remote, demand - remote)
     took, back = (
-        fast.spreadout_s(
+        spreadout_s(
             each,
             traffic.width,
             terms.links.inter_cost(size),
@@ -268,7 +267,7 @@ def _fast_exact(traffic: Traffic, terms: Terms) -> Timing:
     """FAST as published."""
     demand = traffic.demand(terms.demand)
     found, back = (
-        fast.schedule(
+        schedule(
             each,
             traffic.width,
             terms.links.inter_cost(size),
@@ -296,7 +295,7 @@ def _fast_exact(traffic: Traffic, terms: Terms) -> Timing:
     )
 
 
-def _fast_loads(found: fast.Schedule) -> Matrix:
+def _fast_loads(found: FastSchedule) -> Matrix:
     """Return the load of each GPU: its rail, balance, redistribution, and own node."""
     block = found.balanced
     nodes, width = block.shape[0], block.shape[2]

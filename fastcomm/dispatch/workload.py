@@ -18,13 +18,13 @@ import pyarrow.parquet as pq
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fastcomm import inputs, parquet, remote
-from fastcomm.dispatch import sampler
-from fastcomm.dispatch.recipe import Recipe
+from fastcomm import arrow_files, files
+from fastcomm.dispatch import Recipe, id_type, layers_of_seed, source_gpus
+from fastcomm.dispatch import layers as drawn_layers
 from fastcomm.dispatch.traffic import Ids, LayerTokens
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.files import aside
 from fastcomm.options import WorkloadOptions
-from fastcomm.outputs import aside
 
 Numbers = NDArray[Any]
 
@@ -35,13 +35,13 @@ _ZIP_DAMAGE = (zipfile.BadZipFile, zlib.error, TokenError, MemoryError, Overflow
 
 def one(path: Path) -> Numbers:
     """Return the array of an .npy file."""
-    with _errors(path), inputs.opened(path) as file:
+    with _errors(path), files.opened(path) as file:
         return _array(file, path.stat().st_size)
 
 
 def several(path: Path, *wanted: tuple[str, ...]) -> tuple[Numbers, ...]:
     """Return the first array of an .npz file for each tuple of names in `wanted`."""
-    with _errors(path), inputs.opened(path) as file, zipfile.ZipFile(file) as archive:
+    with _errors(path), files.opened(path) as file, zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         found = [next((n for n in names if n in members), None) for names in wanted]
         if None in found:
@@ -56,7 +56,7 @@ def _member(
     archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], name: str, path: Path
 ) -> Numbers:
     info = members[name]
-    inputs.Limits.of_environment().check(info.file_size, info.compress_size, path)
+    files.Limits.of_environment().check(info.file_size, info.compress_size, path)
     with archive.open(info) as stream:
         return _array(stream, info.file_size)
 
@@ -131,12 +131,12 @@ def _home_gpus(recipe: Recipe) -> NDArray[np.int32]:
 
 
 def drawn(recipe: Recipe, **more: Any) -> Iterator[tuple[Ids, Ids]]:
-    """Yield the layers of a recipe; `more` are further arguments of `sampler.layers`."""
+    """Yield the layers of a recipe; `more` are further arguments of `recipe.layers`."""
     if recipe.sampler == "seed":
-        return sampler.layers_of_seed(recipe)
+        return layers_of_seed(recipe)
     if recipe.sampler == "table":
         raise ConfigError("sampler: `table` is a user's own routing, and draws nothing")
-    return sampler.layers(recipe, **more)
+    return drawn_layers(recipe, **more)
 
 
 def write(recipe: Recipe, folder: Path, **more: Any) -> list[Path]:
@@ -155,14 +155,14 @@ def write(recipe: Recipe, folder: Path, **more: Any) -> list[Path]:
 
 
 def _write(path: Path, recipe: Recipe, layers: Iterator[tuple[Ids, Ids]]) -> Path:
-    kind = pa.from_numpy_dtype(sampler.id_type(recipe))
+    kind = pa.from_numpy_dtype(id_type(recipe))
     schema = pa.schema(
         {"src": kind, "expert": pa.list_(kind, recipe.topk)},
         metadata={_KEY: json.dumps(recipe.to_dict()).encode()},
     )
     with (
         aside(path) as unfinished,
-        parquet.writer(unfinished, schema, compression="zstd") as writer,
+        arrow_files.writer(unfinished, schema, compression="zstd") as writer,
     ):
         for _ in range(recipe.num_layers):
             src, expert = next(layers)
@@ -213,8 +213,8 @@ def _files(path: Path) -> tuple[Path, ...]:
 
 def _recipe(path: Path) -> Recipe | None:
     try:
-        inputs.check(path)
-        with remote.named(path) as source:
+        files.check(path)
+        with files.named(path) as source:
             said = (pq.read_schema(source).metadata or {}).get(_KEY)
         return None if said is None else Recipe.of(**json.loads(said))
     except (*_RECIPE_DAMAGE, pa.ArrowException) as error:
@@ -238,7 +238,7 @@ def _read(path: Path, recipe: Recipe) -> Iterator[tuple[Ids, Ids]]:
 
 def _columns(path: Path) -> tuple[Ids, Ids]:
     try:
-        table = parquet.read(path)
+        table = arrow_files.read(path)
     except (OSError, pa.ArrowException) as error:
         raise TraceFileError(f"{path}: {error}") from error
     src, expert = (
@@ -283,7 +283,7 @@ def _experts_alone(path: Path, expert: Ids, options: WorkloadOptions) -> tuple[I
     given = options.given()
     shape = {name: given[name] for name in _GPUS if name in given}
     recipe = Recipe.of(**shape, seq_len=expert.shape[-2], batch_size=1, topk=1)
-    return sampler.source_gpus(recipe), expert
+    return source_gpus(recipe), expert
 
 
 def _arrays(path: Path, options: WorkloadOptions) -> tuple[Ids, Ids]:
@@ -317,7 +317,7 @@ def _table(path: Path, src: Ids, expert: Ids, options: WorkloadOptions) -> Workl
             raise ConfigError(f"{path}: {name} is {value}, and {given[name]} was asked for")
     recipe = Recipe.of(**{**given, **fixed})
     _check(path, src, expert.reshape(-1, expert.shape[2]), recipe)
-    dtype = sampler.id_type(recipe)
+    dtype = id_type(recipe)
     every = np.broadcast_to(src, expert.shape[:2])
     pairs = [
         (np.ascontiguousarray(s, dtype), np.ascontiguousarray(e, dtype))

@@ -11,8 +11,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.exchange.matching import NONE, ROOTED, CollectiveCalls, Matches, match
-from fastcomm.exchange.messages import Messages, match_messages
+from fastcomm.exchange.matching import (
+    NONE,
+    ROOTED,
+    CollectiveCalls,
+    Matches,
+    Messages,
+    match,
+    match_messages,
+)
 from fastcomm.trace.columns import filled
 from fastcomm.trace.schema import ENDS_TOGETHER, FROM_ROOT, OP, TO_ROOT, numbers
 from fastcomm_kernels.arrays import NULL, Flags, Ints

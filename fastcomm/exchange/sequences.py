@@ -1,15 +1,23 @@
-"""Records of several ranks that should be one sequence, though each may lack some items of it.
+"""Records of several ranks that should be one sequence, though each may lack some items.
 
 An item has a code, which is the same wherever it is the same item, and the time of its end. The
 places found are numbers from 0, NONE for an item whose rank could not be brought in line.
+
+Collectives whose process group the trace does not name are such items: a stream runs them one
+after the other, and all members of a collective finish it at the same time. If all ranks have
+the same operations on a stream in the same order, and the ends agree once a constant clock
+offset is removed, the k-th on one rank is the k-th on another. Whatever leaves a doubt is
+refused. Times are in ns; each rank has its own clock.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from fastcomm_kernels import alignment
-from fastcomm_kernels.arrays import Ints
+from fastcomm_kernels import matching
+from fastcomm_kernels.arrays import NULL, Floats, Ints
 
 NONE = -1
 
@@ -31,6 +39,34 @@ _FAR_NS = 100_000_000
 _Items = tuple[Ints, Ints]
 _Found = _Items | None
 _Search = Callable[[Ints, Ints, Ints, Ints], _Found]
+
+# Fewer matched collectives on a stream do not show whether their ends agree.
+LEAST = 3
+# Ends that differ by less agree, whatever else is known.
+FLOOR_NS = 20_000
+# Ends agree if they differ by less than this share of the gap between two collectives.
+_SHARE_OF_GAP = 0.1
+# Ends have to be closer to each other than arrivals are, by this factor.
+_CLOSER = 4
+# Shares of two sequences that have to be in both: of the shorter, and of the longer.
+_LEAST_COMMON = (0.75, 0.5)
+# Ranks form separate groups if a rank's ends are so many times closer to those of its
+# neighbor than to those of the farthest rank.
+_SEPARATE = 4
+_LEAST_RANKS_TO_SEPARATE = 4
+_RANKS_AT_ONCE = 256
+
+Refusal = Literal[
+    "smaller groups",
+    "messages",
+    "absent",
+    "few",
+    "order",
+    "ends",
+    "impossible",
+    "loose",
+    "separate",
+]
 
 
 def edges(sorted_values: Ints) -> Ints:
@@ -160,7 +196,7 @@ def nearest(all_: _Items, own: _Items, apart: int) -> Ints:
     for k in np.flatnonzero(several).tolist():
         here, there = slice(a[k], a[k + 1]), slice(b[k], b[k + 1])
         columns = (all_[0][here], all_[1][here], own[0][there], own[1][there])
-        found = alignment.align(*columns, MOST_LOST, apart)
+        found = matching.align(*columns, MOST_LOST, apart)
         place[there] = np.where(found == NONE, NONE, found + a[k])
     return place
 
@@ -205,3 +241,158 @@ def offset(a_code: Ints, a_stop: Ints, b_code: Ints, b_stop: Ints) -> int:
     best = np.flatnonzero(agree == agree.max())
     middle = ahead[best + (agree.max() - 1) // 2]
     return int(middle[np.argmin(np.abs(middle))])
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The collectives of one rank on one stream, sorted by end."""
+
+    op: Ints  # index into OPS
+    size: Ints  # bytes, where they are the same on all members; else NULL
+    iteration: Ints  # number
+    start: Ints
+    stop: Ints
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    @property
+    def tolerance_ns(self) -> int:
+        """How far the ends of one collective may differ between this rank and another."""
+        if len(self) < 2:  # noqa: PLR2004 - no gap
+            return FLOOR_NS
+        gap = float(np.median(np.diff(self.stop)))
+        return int(np.clip(_SHARE_OF_GAP * gap, FLOOR_NS, APART_NS))
+
+
+def places(reference: Stream, own: Stream) -> Ints | Refusal:
+    """Return for each collective of a rank its place on the reference rank, or NONE.
+
+    A refusal where the two do not have the same sequence. Either may lack some collectives at
+    its beginning and its end; of those between only one of the two may.
+    """
+    if min(len(reference), len(own)) < LEAST:
+        return "few"
+    ours, theirs = _codes(reference, own)
+    if np.array_equal(ours, theirs):
+        place = np.arange(len(own))
+        if _agree(reference, own, place):
+            return place
+    ahead = offset(ours, reference.stop, theirs, own.stop)
+    apart = reference.tolerance_ns
+    place = nearest((ours, reference.stop), (theirs, own.stop - ahead), apart)
+    if not _is_one_sequence(place, len(reference)):
+        return "ends" if np.array_equal(np.sort(ours), np.sort(theirs)) else "order"
+    return place if _agree(reference, own, place) else "ends"
+
+
+def _codes(reference: Stream, own: Stream) -> tuple[Ints, Ints]:
+    """One number for each pair of operation and size; for an operation if a size is unknown."""
+    op, size = np.append(reference.op, own.op), np.append(reference.size, own.size)
+    unsized = np.isin(op, op[size == NULL])
+    sizes, code = np.unique(np.where(unsized, NULL, size), return_inverse=True)
+    code = op * len(sizes) + code
+    return code[: len(reference)], code[len(reference) :]
+
+
+def _is_one_sequence(place: Ints, length: int) -> bool:
+    """Whether enough is common, and between the common ones only one of the two lacks some."""
+    common, lengths = np.flatnonzero(place != NONE), sorted((len(place), length))
+    least = max(share * each for share, each in zip(_LEAST_COMMON, lengths, strict=True))
+    if len(common) < max(LEAST, least):
+        return False
+    found = place[common]
+    own_alone = int(common[-1] - common[0]) + 1 - len(common)
+    other_alone = int(found[-1] - found[0]) + 1 - len(common)
+    is_ordered = bool((np.diff(found) > 0).all())
+    return (
+        is_ordered
+        and not min(own_alone, other_alone)
+        and own_alone + other_alone <= (min(MOST_LOST, len(common)))
+    )
+
+
+def _agree(reference: Stream, own: Stream, place: Ints) -> bool:
+    """Whether ends agree, and most collectives are in iterations of the same number."""
+    common = np.flatnonzero(place != NONE)
+    other = place[common]
+    late = own.stop[common] - reference.stop[other]
+    off = np.abs(late - _lower_median(late))
+    same = own.iteration[common] == reference.iteration[other]
+    return bool(off.max() <= reference.tolerance_ns and 2 * same.sum() > len(same))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Times of all ranks in some collectives of a stream, less the end on the reference rank.
+
+    Both are shaped (ranks, collectives), on one clock; NaN where a rank lacks one.
+    """
+
+    start: Floats
+    stop: Floats
+
+    @classmethod
+    def of(cls, start: Ints, stop: Ints, end: Ints) -> "Sample":
+        """Align clocks by ends; NULL where a rank lacks one. `end`: of the reference."""
+        lacks = stop == NULL
+        ahead = np.array(
+            [_lower_median((own - end)[~lack]) for own, lack in zip(stop, lacks, strict=True)]
+        )
+        return cls(
+            *(
+                np.where(lacks, np.nan, np.where(lacks, 0, times - end - ahead[:, None]))
+                for times in (start, stop)
+            )
+        )
+
+    @property
+    def ends_ns(self) -> Floats:
+        """From the first to the last end of each collective."""
+        span: Floats = np.nanmax(self.stop, axis=0) - np.nanmin(self.stop, axis=0)
+        return span
+
+    @property
+    def arrivals_ns(self) -> Floats:
+        """From the first to the last arrival at each collective."""
+        span: Floats = np.nanmax(self.start, axis=0) - np.nanmin(self.start, axis=0)
+        return span
+
+    def refusal(self) -> Refusal | None:
+        """Why these are not one sequence of collectives of all ranks, if they are not."""
+        if np.isnan(self.stop).all(axis=1).any():
+            return "few"
+        last_arrival, first_end = np.nanmax(self.start, axis=0), np.nanmin(self.stop, axis=0)
+        if (last_arrival > first_end + FLOOR_NS).any():
+            return "impossible"
+        agreed = max(FLOOR_NS, float(np.median(self.arrivals_ns)) / _CLOSER)
+        if float(np.median(self.ends_ns)) > agreed:
+            return "loose"
+        return "separate" if self._falls_apart() else None
+
+    def _falls_apart(self) -> bool:
+        """Whether ranks fall into groups that end together, each apart from the others."""
+        if len(self.stop) < _LEAST_RANKS_TO_SEPARATE:
+            return False
+        off = np.nan_to_num(self.stop - np.nanmedian(self.stop, axis=0))
+        parts = [_distances(off, first) for first in range(0, len(off), _RANKS_AT_ONCE)]
+        near, far = (np.concatenate(each) for each in zip(*parts, strict=True))
+        nearest, farthest = float(np.median(near)), float(np.median(far))
+        return farthest > max(FLOOR_NS / 2, _SEPARATE * nearest)
+
+
+def _lower_median(values: Ints) -> np.int64:
+    """Return the lower of two medians; 0 of no values."""
+    ordered = np.sort(values)
+    return ordered[(len(ordered) - 1) // 2] if len(ordered) else np.int64(0)
+
+
+def _distances(off: Floats, first: int) -> tuple[Floats, Floats]:
+    """Root mean square distances of some ranks to their nearest and farthest other rank."""
+    own, square = off[first : first + _RANKS_AT_ONCE], (off**2).sum(axis=1)
+    between = square[first : first + len(own), None] + square - 2 * own @ off.T
+    distance = np.sqrt(np.maximum(between, 0) / off.shape[1])
+    farthest = distance.max(axis=1)
+    rows = np.arange(len(own))
+    distance[rows, rows + first] = np.inf
+    return distance.min(axis=1), farthest

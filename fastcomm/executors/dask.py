@@ -17,11 +17,19 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastcomm.errors import ClusterError, FastcommError
-from fastcomm.executors.dask_address import FORMS, quiet, require, where_is
-from fastcomm.executors.dask_data import Scratch, There, make, remove
-from fastcomm.executors.executor import Fold, Held, Progress, Task, by_rank, died, lost
-from fastcomm.executors.versions import check_code, check_same, code, versions
-from fastcomm.temporary import temporary_folder
+from fastcomm.executors import Fold, Held, Progress, Task, by_rank, died, lost
+from fastcomm.executors.dask_cluster import (
+    FORMS,
+    Scratch,
+    There,
+    make,
+    quiet,
+    remove,
+    require,
+    where_is,
+)
+from fastcomm.executors.processes import check_code, check_same, code, versions
+from fastcomm.process import temporary_folder
 from fastcomm.trace.run import RunTraces, SkippedRank, Source
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.checks import DELAY_MS, DURATION_NS, FACTOR, SPEED, shortened
 from fastcomm.errors import ConfigError
 from fastcomm.trace.schema import OPS, TAGS
@@ -181,7 +181,7 @@ def removal(text: str) -> Edit:
 
 def read_edits(path: Path) -> list[Edit]:
     """The edits in a TOML file: a list of tables ``[[edit]]``, in order."""
-    document = inputs.toml(path)
+    document = files.toml(path)
     tables = document.get("edit")
     if set(document) != {"edit"} or not isinstance(tables, list):
         raise ConfigError(f"{path}: found {sorted(document)}, wanted tables [[edit]]")
@@ -237,7 +237,7 @@ def read_changes(path: Path, *, has_ideal: bool = False) -> dict[str, DurationCh
 
     `has_ideal` allows ``"ideal": true``. Raises ConfigError for anything else in the file.
     """
-    tables = inputs.json(path, _LARGEST)
+    tables = files.json(path, _LARGEST)
     if not isinstance(tables, dict):
         ideal = ', "ideal": true' if has_ideal else ""
         raise ConfigError(f'{path}: wanted {{"<key>": {{"delay": ms, "ratio": r{ideal}}}}}')

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.cluster import AttentionCurve, Cluster, GemmCurve, LinkFit, bus_factor
+from fastcomm.hardware import AttentionCurve, Cluster, GemmCurve, LinkFit, bus_factor
 from fastcomm.hardware.measurements import TimedMessage
 
 Array = NDArray[np.float64]

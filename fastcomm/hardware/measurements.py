@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.cluster import GemmTable
+from fastcomm.hardware import GemmTable
 
 _OPS = {
     "allgather": "all_gather",
@@ -47,7 +47,7 @@ def read_measurements(path: Path) -> list[TimedMessage]:
     path = path / "events.parquet" if path.is_dir() else path
     if path.suffix == ".parquet":
         return _events(path)
-    text = inputs.text(path, most=_LARGEST)
+    text = files.text(path, most=_LARGEST)
     found = _nccl_tests(text, path) if "#" in text else _table(text, path)
     if not found:
         raise ConfigError(
@@ -108,11 +108,11 @@ def _table(text: str, path: Path) -> list[TimedMessage]:
 def _events(path: Path) -> list[TimedMessage]:
     import pyarrow as pa
 
-    from fastcomm import parquet  # Arrow takes long to load, and few need it
+    from fastcomm import arrow_files  # Arrow takes long to load, and few need it
 
     columns = ["op", "group_size", "bytes", "duration_ns"]
     try:
-        rows = parquet.read(path, columns).to_pylist()
+        rows = arrow_files.read(path, columns).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
     return of_events(
@@ -174,7 +174,7 @@ def read_attention(path: Path) -> AttentionTable:
 
 def _rows(path: Path, wanted: tuple[str, ...]) -> list[dict[str, str]]:
     try:
-        reader = csv.DictReader(io.StringIO(inputs.text(path, most=_LARGEST), newline=""))
+        reader = csv.DictReader(io.StringIO(files.text(path, most=_LARGEST), newline=""))
         rows = list(reader)
     except csv.Error as error:
         raise ConfigError(f"{path}: {error}") from error

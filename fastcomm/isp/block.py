@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fastcomm.isp import Question
 from fastcomm.isp.model import Layer, Model
-from fastcomm.isp.question import Question
 
 # As in `fastcomm_kernels.arrays`, whose package loads numba, which a search does without.
 Ints = NDArray[np.int64]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.hardware import Cluster, load
 from fastcomm.hardware.calibration import (
     Attended,
     Calibration,
@@ -17,7 +18,6 @@ from fastcomm.hardware.calibration import (
     fit_attention,
     fit_products,
 )
-from fastcomm.hardware.cluster import Cluster, load
 from fastcomm.hardware.measurements import (
     AttentionTable,
     ComputeTables,

@@ -9,7 +9,7 @@ from math import log2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastcomm.hardware.cluster import Cluster, LinkFit, bus_factor
+from fastcomm.hardware import Cluster, LinkFit, bus_factor
 
 Floats = NDArray[np.float64]
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastcomm.hardware.cluster import Cluster
+from fastcomm.hardware import Cluster
 from fastcomm.hardware.measurements import AttentionTable
+from fastcomm.isp import Question
 from fastcomm.isp.block import FULL, NONE, Block, ShardedElements, Stage, experts_of, layers_of
 from fastcomm.isp.communication import by_node, collective
 from fastcomm.isp.model import Experts, Layer
-from fastcomm.isp.question import Question
 
 Array = NDArray[Any]
 

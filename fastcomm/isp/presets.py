@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.errors import ConfigError
 from fastcomm.isp.model import VOCAB, Experts, Latent, Model, swiglu_width
 
@@ -115,7 +115,7 @@ def load(said: str | float) -> Model:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    parsed = inputs.json(path) if path.suffix == ".json" else inputs.toml(path)
+    parsed = files.json(path) if path.suffix == ".json" else files.toml(path)
     if not isinstance(parsed, dict):
         raise ConfigError(f"{path}: found {type(parsed).__name__}, wanted a table of keys")
     return parsed

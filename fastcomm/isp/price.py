@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.hardware.cluster import Cluster
+from fastcomm.hardware import Cluster
+from fastcomm.isp import Question
 from fastcomm.isp.block import FULL, NONE, Block, ShardedElements, Stage, experts_of, places
 from fastcomm.isp.communication import collective, is_inside
 from fastcomm.isp.layer import Correction, LayerCost, attend, head, layer_cost, optimizer
-from fastcomm.isp.question import Question
 
 Array = NDArray[Any]
 Costs = dict[str, Any]  # seconds and rates by name

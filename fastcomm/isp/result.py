@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastcomm.isp.question import ALGOS, Question
+from fastcomm.isp import ALGOS, Question
 from fastcomm.isp.space import nearest
 from fastcomm.result import TableResult
 from fastcomm.units import format_s

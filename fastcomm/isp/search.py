@@ -8,13 +8,13 @@ import numpy as np
 
 from fastcomm.checks import build, shows
 from fastcomm.errors import ConfigError
-from fastcomm.hardware.cluster import AttentionCurve, Cluster, GemmCurve
+from fastcomm.hardware import AttentionCurve, Cluster, GemmCurve
 from fastcomm.hardware.measurements import AttentionTable
+from fastcomm.isp import ALGOS, Question, question_of
 from fastcomm.isp.block import Block
 from fastcomm.isp.calibration import setting
 from fastcomm.isp.layer import Correction
 from fastcomm.isp.price import memory, price
-from fastcomm.isp.question import ALGOS, Question, question_of
 from fastcomm.isp.result import (
     FeasibleCells,
     Fields,

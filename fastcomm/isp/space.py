@@ -6,8 +6,8 @@ from functools import cache
 
 import numpy as np
 
+from fastcomm.isp import Question
 from fastcomm.isp.block import FULL, NONE, SELECTIVE, Block, Ints
-from fastcomm.isp.question import Question
 from fastcomm.units import format_gib
 
 _REASONS = ("heads", "experts", "batch", "schedule", "memory")

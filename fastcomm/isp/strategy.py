@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from fastcomm.isp import Question
 from fastcomm.isp.model import Model
-from fastcomm.isp.question import Question
 from fastcomm.isp.result import Record
 
 

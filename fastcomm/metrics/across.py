@@ -29,8 +29,8 @@ from fastcomm.metrics.skew import RankWaits, Skew, Wait, over_tags, skew, waits
 from fastcomm.metrics.suspects import Known
 from fastcomm.metrics.ungrouped import ExpectedMembers
 from fastcomm.options import ClockKind
-from fastcomm.spread import Spread
 from fastcomm.trace.columns import filled
+from fastcomm.trace.run import Spread
 from fastcomm.trace.schema import TAG
 
 

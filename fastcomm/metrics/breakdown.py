@@ -13,10 +13,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.metrics import pieces
-from fastcomm.metrics.grouping import Groups
 from fastcomm.metrics.view import COMM, COMPUTE, COPY, MASKS, View, sets, tag_bit
+from fastcomm.trace.columns import Groups
 from fastcomm.trace.schema import TAGS
-from fastcomm_kernels import intervals, phases
+from fastcomm_kernels import intervals
 from fastcomm_kernels.arrays import Floats, Ints
 
 SPEC = ("compute", *(f"comm_{tag}" for tag in TAGS), "idle")
@@ -303,8 +303,8 @@ class PhaseWindows:
 def window_rows(view: View) -> pa.Table:
     """One row a window: rank, iteration, tags as indices into TAGS, length."""
     comm = view.comm
-    found = phases.phases(comm.start, comm.stop, comm.tag, comm.iteration)
-    length, source, target, segment = phases.windows(*found)
+    found = intervals.phases(comm.start, comm.stop, comm.tag, comm.iteration)
+    length, source, target, segment = intervals.windows(*found)
     return pa.table(
         {
             "rank": view.rank[segment],

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from fastcomm.metrics import ungrouped
 from fastcomm.metrics.findings import Evidence, Finding, confidence, spread
-from fastcomm.metrics.grouping import classes, members, sums
 from fastcomm.metrics.matching import Compared, Expected
 from fastcomm.metrics.outliers import LEAST_SHARE, HeatArrays, above_peers
 from fastcomm.metrics.skew import LABEL, NO_PAIR, Transfers
+from fastcomm.trace.columns import classes, members, sums
 from fastcomm.trace.run import ranges
 from fastcomm.trace.schema import OP, OPS, TAG, TAGS
 from fastcomm.units import format_bandwidth, format_ns, percent

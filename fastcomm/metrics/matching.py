@@ -23,13 +23,13 @@ from fastcomm.exchange.arrivals import (
 )
 from fastcomm.exchange.clocks import Apart, ClockOffset, by_rank, matched_apart, offsets
 from fastcomm.exchange.matching import NONE
-from fastcomm.exchange.ungrouped import LEAST
+from fastcomm.exchange.sequences import LEAST
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics import ungrouped
 from fastcomm.metrics.pieces import Cells, Piece
 from fastcomm.metrics.skew import MatchedCollectives, Skews, Transfers, WaitSums, skews
 from fastcomm.metrics.ungrouped import Doubt, ExpectedMembers, Ungrouped
-from fastcomm.spread import Spread
+from fastcomm.trace.run import Spread
 from fastcomm.units import format_ns
 from fastcomm_kernels.arrays import NULL
 

@@ -8,7 +8,15 @@ from typing import Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.metrics import gaps, traffic
+from fastcomm.metrics import (
+    Partial,
+    described,
+    gaps,
+    iteration_clock,
+    lacking,
+    note_warnings,
+    traffic,
+)
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics.across import Across, Material, across, plain, table_of
 from fastcomm.metrics.breakdown import (
@@ -30,13 +38,11 @@ from fastcomm.metrics.findings import Finding, findings_table, in_order
 from fastcomm.metrics.gaps import Outside
 from fastcomm.metrics.headline import StepTimes, headline, health, symptoms
 from fastcomm.metrics.outliers import Heat
-from fastcomm.metrics.partial import Partial, described, iteration_clock, lacking, note_warnings
 from fastcomm.metrics.pieces import Piece
 from fastcomm.metrics.traffic import Bandwidth, Exposure, Volume, exposures
 from fastcomm.options import ByteKind, ClockKind
 from fastcomm.result import Result
-from fastcomm.spread import Spread, one_by_one
-from fastcomm.trace.run import SkippedRank, agreed_size, expected_ranks
+from fastcomm.trace.run import SkippedRank, Spread, agreed_size, expected_ranks, one_by_one
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm.units import format_ns
 

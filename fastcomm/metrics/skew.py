@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.exchange.arrivals import CommunicationEvents, MatchedEvents
-from fastcomm.metrics.grouping import classes, members, sums
+from fastcomm.trace.columns import classes, members, sums
 from fastcomm.trace.schema import OP, OPS, TAGS
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 

@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.metrics.grouping import Groups
 from fastcomm.metrics.pieces import NS, rate
 from fastcomm.metrics.skew import Wait
 from fastcomm.metrics.view import View
-from fastcomm.trace.columns import filled, nullable
+from fastcomm.trace.columns import Groups, filled, nullable
 from fastcomm.trace.schema import OP, TAGS
 from fastcomm_kernels.arrays import NULL, Floats
 

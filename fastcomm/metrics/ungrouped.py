@@ -15,12 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.exchange.clocks import Apart
-from fastcomm.exchange.sequences import NONE, edges
-from fastcomm.exchange.ungrouped import Refusal, Sample, Stream, places
+from fastcomm.exchange.sequences import NONE, Refusal, Sample, Stream, edges, places
 from fastcomm.metrics import pieces as pieces_
 from fastcomm.metrics.pieces import Piece
-from fastcomm.spread import Spread
 from fastcomm.trace.columns import filled
+from fastcomm.trace.run import Spread
 from fastcomm.trace.schema import EVEN, numbers
 from fastcomm_kernels.arrays import NULL, Ints
 

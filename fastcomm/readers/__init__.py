@@ -1,1 +1,335 @@
-"""From a file to a `Trace`: one module a format; `runs.open_run` finds format and ranks."""
+"""Read files as traces: one module per format; `runs.open_run` finds the format and the ranks.
+
+A format is a module with `claims`, which checks a file's name and first bytes, and `find`,
+which finds the ranks. Ranks are read later, on any machine that can access the path. This
+module defines the interface of formats, and what names and first bytes of files tell.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, Self
+
+from fastcomm.errors import ConfigError, TraceFileError, shell_quoted
+from fastcomm.files import place
+from fastcomm.options import ReadOptions
+from fastcomm.readers.assembly import TraceOptions
+from fastcomm.readers.config import Config, Parallel
+from fastcomm.readers.config import read as read_config
+from fastcomm.trace.iterations import IterationRule
+from fastcomm.trace.run import MOST_RANKS, SkippedRank, Source
+
+# The patterns of names below, for messages; N is the rank.
+NAME_PATTERNS = ("rankN", "rank-N", "rank_N", "rank[N]", "workerN", "kineto_trace_N",
+                 "torch_et_N", "nsys_N", "_rN.")  # fmt: skip
+
+_N = r"([0-9]{1,7})(?![0-9])"
+# Excludes ranks inside a node or along one parallelism.
+_PART = r"(?<!local[-_ ])(?<!node[-_ ])(?<![tpcde]p[-_ ])"
+# Excludes torch's default "<host>_<pid>.<time>", where worker3 is a host, not a rank.
+_DEFAULT = r"(?!_[0-9]+\.[0-9]+\.pt\.trace)"
+_PATTERNS = tuple(
+    re.compile(text, re.IGNORECASE)
+    for text in (
+        rf"(?<![a-z]){_PART}rank[-_=\[ ]?{_N}",
+        rf"(?<![a-z0-9-])worker_?{_N}{_DEFAULT}",
+        rf"(?<![a-z])(?:kineto_trace|torch_et|nsys)_{_N}",
+        rf"[-_.]r{_N}(?=\.)",
+    )
+)
+
+
+def rank_from_name(name: str) -> int | None:
+    """Return the rank in the last part of a path; None if it names none, or two."""
+    base = re.split(r"[/\\]", name)[-1]
+    for pattern in _PATTERNS:
+        if ranks := {int(match[1]) for match in pattern.finditer(base)}:
+            return ranks.pop() if len(ranks) == 1 else None
+    return None
+
+
+_TAR_AT = 257  # offset of the mark in the header of a tar archive
+# Test of the first bytes, kind of the file, and remedy ({} is the file).
+_KINDS: tuple[tuple[Callable[[bytes], bool], str, str], ...] = (
+    (
+        lambda head: head[_TAR_AT : _TAR_AT + 5] == b"ustar",
+        "a tar archive",
+        "unpack it (tar xf {}) and give fastcomm the directory",
+    ),
+    (
+        lambda head: head.startswith(b"SQLite format 3\0"),
+        "a SQLite database",
+        "decompress it (gunzip -k, zstd -d) to a file named .sqlite",
+    ),
+    (
+        lambda head: head.startswith((b"PK\3\4", b"PK\5\6")),
+        "a ZIP archive",
+        "unpack it (unzip {}) and give fastcomm the directory",
+    ),
+    (
+        lambda head: head.startswith(b"\xfd7zXZ\0"),
+        "compressed by xz",
+        "decompress it first (xz -dk {})",
+    ),
+    (
+        lambda head: head.startswith(b"BZh"),
+        "compressed by bzip2",
+        "decompress it first (bunzip2 -k {})",
+    ),
+    (
+        lambda head: head.startswith(b"7z\xbc\xaf"),
+        "a 7-Zip archive",
+        "unpack it (7z x {}) and give fastcomm the directory",
+    ),
+    (
+        lambda head: head.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")),
+        "compressed twice",
+        "decompress it once first",
+    ),
+    (lambda head: head.startswith(b"PAR1"), "a Parquet file", "name it .parquet"),
+)
+_SHOWN = 16
+_PRINTABLE = frozenset(range(32, 127)) | frozenset(b"\t\r\n")
+
+
+def unpack(head: bytes, path: Path) -> str | None:
+    """Return the kind of an unsupported file, with a remedy; None for unknown kinds."""
+    for is_kind, kind, remedy in _KINDS:
+        if is_kind(head):
+            return f"{kind}; {remedy.format(shell_quoted(str(path)))}"
+    return None
+
+
+def described(head: bytes) -> str:
+    """Return how a text begins: quoted if it is printable ASCII, else "binary data"."""
+    begin = head[:_SHOWN]
+    if begin and _PRINTABLE.issuperset(begin):
+        return f"text that begins with {begin.decode()!r}"
+    return "binary data"
+
+
+_ARCHIVE = re.compile(r"\.(tar|tar\.\w+|tgz|tbz2?|txz|tzst|zip|7z)$", re.IGNORECASE)
+_DATABASE = re.compile(r"\.(sqlite3?|db)\.(gz|zst|xz|bz2)$", re.IGNORECASE)
+_TRACE = re.compile(r"\.(json\.(xz|bz2|lz4|br)|(jsonl|log)\.(zst|xz|bz2))$", re.IGNORECASE)
+_TOOLS = {
+    "gz": "gunzip -k",
+    "zst": "zstd -d",
+    "xz": "xz -dk",
+    "bz2": "bunzip2 -k",
+    "lz4": "lz4 -dk",
+    "br": "brotli -d",
+}
+
+
+def packed(path: Path) -> str | None:
+    """Return a message with a remedy for an archive or unsupported compression, or None."""
+    name = shell_quoted(str(path))
+    if _ARCHIVE.search(path.name):
+        tool = "unzip" if path.name.lower().endswith(".zip") else "tar xf"
+        tool = "7z x" if path.name.lower().endswith(".7z") else tool
+        return f"{path}: an archive; unpack it ({tool} {name}) and give fastcomm the directory"
+    if _DATABASE.search(path.name) or _TRACE.search(path.name):
+        tool = _TOOLS[path.name.rpartition(".")[2].lower()]
+        return f"{path}: this compression is not read; decompress the file: {tool} {name}"
+    return None
+
+
+def is_packed(path: Path) -> bool:
+    """Return whether a packed file may be a trace: an export, or named after a rank."""
+    if _DATABASE.search(path.name):
+        return True
+    is_trace = ".pt.trace.json" in path.name or rank_from_name(path.name) is not None
+    return is_trace and packed(path) is not None
+
+
+def is_unpacked_beside(path: Path, files: Iterable[Path]) -> bool:
+    """Return whether one of the files is what unpacking a file would create."""
+    stem = _ARCHIVE.sub("", path.name)
+    stem = path.stem if stem == path.name else stem
+    return any(
+        (file.parent == path.parent and file.name.startswith((f"{stem}.", f"{stem}_")))
+        or file == path.with_name(stem)
+        for file in files
+    )
+
+
+# Suffixes of unsupported exports, and the kind to export instead.
+_UNREAD = {
+    ".arrows": "arrowdir",
+    ".h5": "parquetdir",
+    ".hdf": "parquetdir",
+}
+
+
+def unexported(path: Path) -> str | None:
+    """Return a message with a remedy for a report or an unsupported export, or None."""
+    if path.suffix.lower() == ".nsys-rep":
+        return _not_exported(path)
+    if (kind := _UNREAD.get(path.suffix.lower())) is not None:
+        return (
+            f"{path}: an unsupported kind of export; export the report as sqlite, parquetdir "
+            f"or arrowdir: nsys export --type={kind} ..."
+        )
+    return None
+
+
+def _not_exported(path: Path) -> str:
+    """Return the message about a report that was never exported."""
+    return (
+        f"{path}: a report that only nsys can read. Export it, with the payloads of NCCL, and "
+        "give fastcomm the new file:\n"
+        f"    nsys export --type=sqlite --include-blobs=true "
+        f"--output={shell_quoted(str(path.with_suffix('.sqlite')))} {shell_quoted(str(path))}\n"
+        "(an nsys that does not know --include-blobs: --include-json=true.)"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenOptions:
+    """What the user states about a run as a whole."""
+
+    config: Config = field(default_factory=Config)
+    guess_tags: bool = False
+    iterations: IterationRule = field(default_factory=IterationRule)
+    allow_truncated: bool = False
+    whole: bool = False  # whether to read all events, not only what metrics need
+    keep_going: bool = False  # whether to skip unreadable files (`RunTraces.skipped`)
+
+    @classmethod
+    def of(cls, options: ReadOptions, *, whole: bool = False) -> Self:
+        """Return the user's options with the configuration file read.
+
+        Raises `ConfigError` if the file is invalid or contradicts the options.
+        """
+        sizes = Parallel(
+            tp=options.tp,
+            pp=options.pp,
+            dp=options.dp,
+            ep=options.ep,
+            cp=options.cp,
+            order=options.order,
+        )
+        config = Config(parallel=sizes)
+        if options.config:
+            config = config.over(read_config(place(options.config)))
+        return cls(
+            config=config,
+            guess_tags=options.guess_tags,
+            iterations=IterationRule(
+                regex=options.iteration_regex, clock=options.step_boundary
+            ),
+            allow_truncated=options.allow_truncated,
+            keep_going=options.keep_going,
+            whole=whole,
+        )
+
+    @property
+    def world(self) -> int | None:
+        """The number of ranks, if the sizes of the job tell it."""
+        parallel = self.config.parallel
+        if parallel.dp is None:
+            return None
+        return parallel.dp * (parallel.tp or 1) * (parallel.pp or 1) * (parallel.cp or 1)
+
+    def reading(self, world: int | None, ranks: Collection[int] = ()) -> TraceOptions:
+        """Return the options for reading one rank.
+
+        Parameters
+        ----------
+        world
+            Number of ranks; None if unknown.
+        ranks
+            The ranks with a trace, for an assumption if the world size is unknown or too small.
+
+        Raises
+        ------
+        ConfigError
+            If the sizes of the parallelism do not fit the world.
+
+        """
+        if world is None or max(ranks, default=0) >= world:
+            world = self.config.parallel.assumed_world(ranks)
+        config, rule = self.config, self.iterations
+        if rule.regex is None and config.iterations is not None:
+            rule = replace(rule, regex=config.iterations)
+        try:
+            tags = config.tag_rules(world, guess=self.guess_tags)
+        except ConfigError as error:
+            raise ConfigError(f"parallelism: {error}") from error
+        return TraceOptions(
+            allow_truncated=self.allow_truncated,
+            iterations=rule,
+            tags=tags,
+            patterns=config.kernels,
+            whole=self.whole,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSources:
+    """The ranks that one format found, in ascending order."""
+
+    sources: tuple[Source, ...]
+    world_size: int | None = None
+    warnings: tuple[str, ...] = ()
+    link_bandwidth: float | None = None  # bytes per second, if the files state it
+    skipped: tuple[SkippedRank, ...] = ()  # with `OpenOptions.keep_going`
+
+
+class Format(Protocol):
+    """A module that reads one format."""
+
+    def claims(self, path: Path) -> bool:
+        """Return whether a path is of the format, by its name and first bytes."""
+        ...
+
+    def is_damaged(self, path: Path) -> bool:
+        """Return whether a file that `claims` rejects is unreadable, so that it may be one."""
+        ...
+
+    def find(self, paths: Sequence[Path], options: OpenOptions) -> RankSources:
+        """Find the ranks in files of the format, reading no more than needed for that."""
+        ...
+
+
+def agreed_world(stated: Mapping[Path, int | None], ranks: Mapping[int, Path]) -> int | None:
+    """Return the world size that the files agree on; None if no file states it.
+
+    Parameters
+    ----------
+    stated
+        The world size that each file states, or None.
+    ranks
+        The file of each rank.
+
+    Raises
+    ------
+    TraceFileError
+        If files contradict each other, or a rank.
+
+    """
+    sizes: dict[int, Path] = {}
+    for path, size in stated.items():
+        if size is not None:
+            check_count(size, path, "world size")
+            sizes.setdefault(size, path)
+    for rank, path in ranks.items():
+        check_count(rank, path, "rank")
+    if len(sizes) > 1:
+        text = " and ".join(f"{size} ({path})" for size, path in sizes.items())
+        raise TraceFileError(f"the files contradict each other about the world size: {text}")
+    world = next(iter(sizes), None)
+    if world is not None and max(ranks) >= world:
+        raise TraceFileError(
+            f"{ranks[max(ranks)]}: rank {max(ranks)} of a world of {world} ({sizes[world]})"
+        )
+    return world
+
+
+def check_count(number: int, path: Path, name: str) -> None:
+    """Raise TraceFileError for a rank or number of ranks above any job's; `name` says which."""
+    if number > MOST_RANKS:
+        raise TraceFileError(
+            f"{path}: found a {name} of more than {MOST_RANKS}; no job has so many ranks"
+        )

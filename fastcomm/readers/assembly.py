@@ -1,6 +1,6 @@
-"""From a reader's events and collectives to a `Trace`: iterations, tags, tables.
+"""Assemble a `Trace` from a reader's events and collectives: iterations, tags, tables.
 
-What differs from format to format ends where this begins.
+Everything here is the same for all formats. Times are ns.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers.communication import Collectives, unmatched
+from fastcomm.readers.communication import Collectives, unused_patterns
 from fastcomm.readers.patterns import Pattern
 from fastcomm.readers.tagging import SOURCE, tag
 from fastcomm.trace import bytes as byte_rules
@@ -40,47 +40,64 @@ DEVICE_KINDS = ("kernel", "memcpy", "memset")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceOptions:
-    """What the user said about reading."""
+    """What the user states about reading a trace."""
 
     allow_truncated: bool = False
     iterations: IterationRule = field(default_factory=IterationRule)
     tags: TagRules = field(default_factory=TagRules)
     patterns: tuple[Pattern, ...] = ()
-    whole: bool = False  # every event and its `schema.ARGS`, not only what metrics need
+    whole: bool = False  # all events and their `schema.ARGS`, not only what metrics need
 
 
 def assemble(
     events: Events,
     lanes: pa.Table,
-    found: Collectives,
+    collectives: Collectives,
     options: TraceOptions,
     meta: Meta,
 ) -> Trace:
-    """The trace of these events and collectives; `meta` lacks only what is found here.
+    """Assemble the trace of a rank.
 
-    Raises `TraceFileError` where there is nothing to measure or no iteration.
+    Parameters
+    ----------
+    events
+        Events sorted by start.
+    lanes
+        The lanes that the events refer to, as `schema.LANES` has them.
+    collectives
+        The communication among the events.
+    options
+        Rules for iterations, tags and patterns.
+    meta
+        Metadata of the trace, without what this function finds.
+
+    Raises
+    ------
+    TraceFileError
+        If there is nothing to measure, or no iteration.
+
     """
-    found = _plausible(found)
-    iterations, on_device = _iterations(events, found, options.iterations, meta)
-    tagging = tag(events, found, options.tags, meta.world_size, len(iterations.number))
+    collectives = _plausible(collectives)
+    iterations, on_device = _iterations(events, collectives, options.iterations, meta)
+    tagging = tag(events, collectives, options.tags, meta.world_size, len(iterations.number))
     warnings = (
         *meta.warnings,
         *iterations.warnings,
-        *_notes(events, found, meta.lacks),
+        *_notes(events, collectives, meta.lacks),
         *tagging.notes,
     )
     trace = Trace.of(
         events=_event_table(events),
         lanes=lanes,
-        comm=_comm_table(events, found, tagging.events),
-        groups=_group_table(found.groups, tagging.groups),
+        comm=_comm_table(events, collectives, tagging.events),
+        groups=_group_table(collectives.groups, tagging.groups),
         iterations=_iteration_table(iterations),
         args=_args_table(events) if options.whole else None,
         meta=replace(
             meta,
             found_by=iterations.found_by,
             warnings=warnings,
-            unused=(*tagging.unused, *unmatched(events, options.patterns)),
+            unused=(*tagging.unused, *unused_patterns(events, options.patterns)),
         ),
     )
     windows = on_device.iterations
@@ -91,49 +108,53 @@ def assemble(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _OnDevice:
-    """Iterations on the device's clock, if any, and what to say of them or of their lack."""
+class _DeviceIterations:
+    """Iterations on the device's clock, if any, and warnings about them."""
 
     iterations: Iterations | None = None
     notes: tuple[str, ...] = ()
 
 
 def _iterations(
-    events: Events, found: Collectives, rule: IterationRule, meta: Meta
-) -> tuple[Iterations, _OnDevice]:
-    """Return the iterations by the host's marks, and on the device's clock.
+    events: Events, collectives: Collectives, rule: IterationRule, meta: Meta
+) -> tuple[Iterations, _DeviceIterations]:
+    """Return the iterations by the host's marks, and those on the device's clock.
 
-    Raises `TraceFileError` where there is nothing to measure or no iteration.
+    Raises TraceFileError if there is nothing to measure, or no iteration.
     """
     if not len(events.start):
         raise TraceFileError(
             f"{meta.path}: no device work, launch or annotation in the whole trace"
         )
     try:
-        marks = find_iterations(_marks(events, found), rule)
+        marks = find_iterations(_marks(events, collectives), rule)
         work = _device_work(events)
         whole = _without_cut_end(marks, work, events) if meta.is_truncated else marks
-        return whole, _on_device(marks, work, rule, kept=len(whole.number))
+        return whole, _on_device(marks, work, rule, count=len(whole.number))
     except ConfigError as error:
         raise TraceFileError(f"{meta.path}: {error}") from error
 
 
-def _marks(events: Events, found: Collectives) -> Marks:
+def _marks(events: Events, collectives: Collectives) -> Marks:
+    """Return the ranges and collectives that may mark iterations."""
     start, stop = events.start, events.stop
     rows = events.rows("annotation")
-    key = found.op.astype(np.int64) * 1_000_003 + found.group
-    key = key * 1_000_003 + np.where(found.sizes.payload == NULL, -1, found.sizes.payload)
+    key = collectives.op.astype(np.int64) * 1_000_003 + collectives.group
+    key = key * 1_000_003 + np.where(
+        collectives.sizes.payload == NULL, -1, collectives.sizes.payload
+    )
     return Marks(
         names=events.names(rows),
         start=start[rows],
         stop=stop[rows],
         span=_span(events),
-        comm_start=start[found.row],
+        comm_start=start[collectives.row],
         comm_key=key,
     )
 
 
 def _device_work(events: Events) -> DeviceWork:
+    """Return times of the device work, and of its launches."""
     start, stop = events.start, events.stop
     work = events.rows(*DEVICE_KINDS)
     launch = events.launch_of(work)
@@ -145,40 +166,40 @@ def _device_work(events: Events) -> DeviceWork:
 
 
 def _without_cut_end(marks: Iterations, work: DeviceWork, events: Events) -> Iterations:
-    """Return the iterations of a truncated trace that its events show to be whole."""
-    # Those that every reading keeps, sorted by start.
+    """Return the iterations of a truncated trace that are complete."""
+    # The kinds that are read with and without `whole`, sorted by start.
     offset = events.more["offset"][events.rows(*DEVICE_KINDS, "runtime", "annotation")]
     is_ordered = bool((offset[1:] > offset[:-1]).all())
     return without_cut_end(marks, work, events.unanswered(), is_ordered=is_ordered)
 
 
 def _on_device(
-    found: Iterations, work: DeviceWork, rule: IterationRule, kept: int
-) -> _OnDevice:
-    """Return the first `kept` iterations on the device's clock as far as the rule asks for it.
+    host: Iterations, work: DeviceWork, rule: IterationRule, count: int
+) -> _DeviceIterations:
+    """Return the first `count` iterations on the device's clock, if the rule allows it.
 
-    Raises ConfigError where the rule demands them and there are none.
+    Raises ConfigError if the rule requires them, and there are none.
     """
-    if rule.clock == "device" or not kept:
+    if rule.clock == "device" or not count:
         try:
-            iterations = on_device_clock(found, work, kept)
+            iterations = on_device_clock(host, work, count)
         except ConfigError as error:
             raise ConfigError(f"--step-boundary device: {error}") from error
-        return _OnDevice(iterations=iterations, notes=iterations.warnings)
-    # Ranges that a user gives are taken as they are.
-    if found.found_by == RANGES or not len(work.start):
-        return _OnDevice()
-    why = why_not_on_device_clock(found, work)
-    if why is None:
+        return _DeviceIterations(iterations=iterations, notes=iterations.warnings)
+    # A user's ranges are not moved.
+    if host.found_by == RANGES or not len(work.start):
+        return _DeviceIterations()
+    reason = why_not_on_device_clock(host, work)
+    if reason is None:
         try:
-            iterations = on_device_clock(found, work, kept)
+            iterations = on_device_clock(host, work, count)
         except ConfigError as error:
-            why = str(error)
+            reason = str(error)
         else:
-            return _OnDevice(iterations=iterations, notes=iterations.warnings)
-    # These windows are nearly the same on either clock.
-    is_alike = found.found_by in (PERIOD, WHOLE)
-    return _OnDevice(notes=() if is_alike else (f"{why}: {_BY_HOST}",))
+            return _DeviceIterations(iterations=iterations, notes=iterations.warnings)
+    # The windows of these rules are nearly equal on both clocks.
+    is_alike = host.found_by in (PERIOD, WHOLE)
+    return _DeviceIterations(notes=() if is_alike else (f"{reason}: {_BY_HOST}",))
 
 
 _BY_HOST = "iterations are by the host's marks, which the device may run behind"
@@ -189,56 +210,58 @@ def _iteration_table(iterations: Iterations) -> pa.Table:
 
 
 def _span(events: Events) -> tuple[int, int]:
-    """From the first to the end of the last of the events that every reading keeps."""
+    """Return the first start and last stop of the events that are read in any case."""
     start, stop = events.start, events.stop
-    kept = events.rows(*DEVICE_KINDS, "runtime", "annotation")
-    rows = kept if len(kept) else np.arange(len(start))
+    selected = events.rows(*DEVICE_KINDS, "runtime", "annotation")
+    rows = selected if len(selected) else np.arange(len(start))
     return int(start[rows[0]]), int(stop[rows].max())
 
 
-def _notes(events: Events, found: Collectives, lacks: Sequence[str]) -> list[str]:
-    """What a user should know before trusting the numbers."""
+def _notes(events: Events, collectives: Collectives, missing: Sequence[str]) -> list[str]:
+    """Return warnings about missing communication and unknown sizes."""
     notes = []
-    if not len(found.row):
+    if not len(collectives.row):
         host_only = _host_only(events)
-        # Without any device work, that there is no communication says nothing new.
-        if host_only or not set(NO_DEVICE).intersection(lacks):
+        # Without device work, missing communication is no news.
+        if host_only or not set(NO_DEVICE).intersection(missing):
             notes.append("no communication on the device" + host_only)
-    elif "bytes" not in lacks and found.unsized is not None:
-        notes += _unsized(found, found.unsized)
-    if fused := _fused(found):
+    elif "bytes" not in missing and collectives.unsized is not None:
+        notes += _unsized(collectives, collectives.unsized)
+    if fused := _fused(collectives):
         notes.append(f"{fused} communication kernels are fused with other work")
     return notes
 
 
-def _plausible(found: Collectives) -> Collectives:
-    """The events, of unknown size where a size cannot be."""
-    sizes, count = byte_rules.plausible(found.sizes)
+def _plausible(collectives: Collectives) -> Collectives:
+    """Return the collectives with impossible sizes replaced by unknown ones."""
+    sizes, count = byte_rules.plausible(collectives.sizes)
     if not count:
-        return found
+        return collectives
     most = f"{byte_rules.LARGEST:.2g} bytes"
-    reason = f"{count} have sizes that, alone or together, are above {most} and cannot be"
-    return replace(found, sizes=sizes, unsized=(reason, *(found.unsized or ())))
+    reason = (
+        f"{count} have sizes that, alone or together, are above {most}, which is impossible"
+    )
+    return replace(collectives, sizes=sizes, unsized=(reason, *(collectives.unsized or ())))
 
 
-def _unsized(found: Collectives, reasons: Sequence[str]) -> list[str]:
-    """Report how many events have no known size, and why."""
-    unknown = int((found.sizes.payload == NULL).sum())
-    why = "; ".join(reasons) or "nothing in the trace says it"
+def _unsized(collectives: Collectives, reasons: Sequence[str]) -> list[str]:
+    """Return the warning about events of unknown size, with the reasons."""
+    unknown = int((collectives.sizes.payload == NULL).sum())
+    causes = "; ".join(reasons) or "the trace does not tell"
     return [
-        f"{unknown} of {len(found.row)} communication events have no known size, and bandwidth "
-        f"and volume omit them: {why}"
+        f"{unknown} of {len(collectives.row)} communication events have no known size, and "
+        f"bandwidth and volume omit them: {causes}"
     ][:unknown]
 
 
-def _fused(found: Collectives) -> int:
-    """How many events do more than communicate."""
-    fused = np.array([named.fused for named in found.named], np.bool_)
-    return int(np.count_nonzero(fused[found.name]))
+def _fused(collectives: Collectives) -> int:
+    """Return the number of events that do more than communicate."""
+    fused = np.array([named.fused for named in collectives.named], np.bool_)
+    return int(np.count_nonzero(fused[collectives.name]))
 
 
 def _host_only(events: Events) -> str:
-    """How many collectives the host shows that run on the host."""
+    """Return the end of a message about collectives that run on the host, or ""."""
     gloo = events.rows_named(lambda name: name.startswith("gloo:"), "annotation", "cpu_op")
     if not len(gloo):
         return ""
@@ -264,29 +287,29 @@ def _event_table(events: Events) -> pa.Table:
 
 
 def _args_table(events: Events) -> pa.Table:
-    """The columns of `schema.ARGS` that the reader has, `bytes` in any case."""
-    nothing = np.full(len(events.lane), NULL, np.int64)
+    """Return the columns of `schema.ARGS` that the reader has, and `bytes` in any case."""
+    unknown = np.full(len(events.lane), NULL, np.int64)
     present = [name for name in ARGS.names if name in events.more or name == "bytes"]
-    return pa.table({name: nullable(events.more.get(name, nothing)) for name in present})
+    return pa.table({name: nullable(events.more.get(name, unknown)) for name in present})
 
 
-def _comm_table(events: Events, found: Collectives, tags: NDArray[np.int8]) -> pa.Table:
-    row = found.row
+def _comm_table(events: Events, collectives: Collectives, tags: NDArray[np.int8]) -> pa.Table:
+    row = collectives.row
     return pa.table(
         {
-            "op": found.op,
+            "op": collectives.op,
             "start": events.start[row],
             "stop": events.stop[row],
             "stream": nullable(events.more["stream"][row]),
-            "group": pa.array(found.group, mask=found.group < 0),
-            "seq": nullable(found.seq),
+            "group": pa.array(collectives.group, mask=collectives.group < 0),
+            "seq": nullable(collectives.seq),
             "tag": np.ascontiguousarray(tags[:, 0]),
             "tag_source": np.ascontiguousarray(tags[:, 1]),
-            "msg_bytes": nullable(found.sizes.msg),
-            "payload_bytes": nullable(found.sizes.payload),
-            "bus_bytes": nullable(found.sizes.bus),
+            "msg_bytes": nullable(collectives.sizes.msg),
+            "payload_bytes": nullable(collectives.sizes.payload),
+            "bus_bytes": nullable(collectives.sizes.bus),
             "event": row.astype(np.int32),
-            **({} if found.partners is None else found.partners.columns()),
+            **({} if collectives.partners is None else collectives.partners.columns()),
         }
     )
 
@@ -298,10 +321,11 @@ def _group_table(groups: Sequence[ProcessGroup], tagged: Sequence[Tagged]) -> pa
             "description": pa.array([group.description for group in groups], pa.string()),
             "ranks": pa.array([group.ranks for group in groups], pa.list_(pa.int32())),
             "size": pa.array([group.members for group in groups], pa.int32()),
-            "tag": pa.array([TAG[each.tag] for each in tagged], pa.int8()),
-            "tag_source": pa.array([SOURCE[each.source] for each in tagged], pa.int8()),
+            "tag": pa.array([TAG[entry.tag] for entry in tagged], pa.int8()),
+            "tag_source": pa.array([SOURCE[entry.source] for entry in tagged], pa.int8()),
             "candidates": pa.array(
-                [[TAG[tag] for tag in each.candidates] for each in tagged], pa.list_(pa.int8())
+                [[TAG[tag] for tag in entry.candidates] for entry in tagged],
+                pa.list_(pa.int8()),
             ),
         }
     )

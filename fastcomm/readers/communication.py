@@ -1,4 +1,8 @@
-"""Which device work is communication, and with which ranks it communicates."""
+"""Find the communication among device work, and the ranks that it communicates with.
+
+`DeviceRows` are for inputs without host, launches and annotations; their rows are in any order.
+NULL stands for unknown numbers.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, namer
+from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, matcher
 from fastcomm.trace import bytes as byte_rules
 from fastcomm.trace.events import Events
 from fastcomm.trace.schema import FROM_ROOT, OP, TO_ROOT, numbers
@@ -17,11 +21,11 @@ from fastcomm.trace.tags import CHANGED_NOTHING, ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
 
 ROOTED = numbers(FROM_ROOT + TO_ROOT)
-# The details of events that `find_partners` needs.
+# Details of events that `find_partners` reads.
 DETAILS = ("Src Rank", "Dst Rank", "Rank")
 
 _CALL = "record_param_comms"
-_WORDS = ("Collective name", "Process Group Name")
+_TEXTS = ("Collective name", "Process Group Name")
 _SEND, _RECEIVE = 0, 1
 _SIDES = {"send": _SEND, "recv": _RECEIVE}
 _PEERS = ("Dst Rank", "Src Rank")  # by side
@@ -32,21 +36,21 @@ Peers = tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partners:
-    """One entry a communication event."""
+    """Roots and peers of communication events, as global ranks."""
 
-    root: Ints  # NULL where it is unknown or there is none
+    root: Ints  # NULL: unknown or none
     sends_to: Sequence[Peers]  # in the order of the calls; None: unknown, or no message
     receives_from: Sequence[Peers]
 
     @classmethod
     def unknown(cls, count: int) -> Self:
-        """What is known of events that say nothing of it."""
+        """Return unknown partners of a number of events."""
         nobody = (None,) * count
         root = np.full(count, NULL, np.int64)
         return cls(root=root, sends_to=nobody, receives_from=nobody)
 
     def columns(self) -> dict[str, pa.Array]:
-        """The same as columns of `schema.COMM`."""
+        """Return the partners as columns of `schema.COMM`."""
         ranks = pa.list_(pa.int32())
         return {
             "root": pa.array(self.root, mask=self.root == NULL),
@@ -62,46 +66,61 @@ def find_partners(
     group: NDArray[np.int32],
     groups: Sequence[ProcessGroup],
 ) -> Partners:
-    """The partners of the communication of a Kineto trace; `rows` are events by start."""
-    found = Partners.unknown(len(rows))
-    asked = np.isin(op, (*ROOTED, OP["SendRecv"]))
-    if not asked.any():
-        return found
-    calls = _Calls.of(events, rows, asked)
+    """Return roots and peers of the communication of a Kineto trace.
+
+    Parameters
+    ----------
+    events
+        Events of the trace.
+    rows
+        Rows of the communication, by start.
+    op
+        Operation of each, an index into OPS.
+    group
+        Group of each, an index into `groups`, or -1.
+    groups
+        Process groups of the trace.
+
+    """
+    partners = Partners.unknown(len(rows))
+    needs_partners = np.isin(op, (*ROOTED, OP["SendRecv"]))
+    if not needs_partners.any():
+        return partners
+    calls = _Calls.of(events, rows, needs_partners)
     members = [None if place < 0 else groups[place].ranks for place in group.tolist()]
     for k in np.flatnonzero(np.isin(op, ROOTED)).tolist():
-        found.root[k] = _member(members[k], calls.said("Rank", int(calls.around[k])))
-    sends_to, receives_from = list(found.sends_to), list(found.receives_from)
+        partners.root[k] = _member(members[k], calls.detail("Rank", int(calls.around[k])))
+    sends_to, receives_from = list(partners.sends_to), list(partners.receives_from)
     names = [None if place < 0 else groups[place].name for place in group.tolist()]
     messages = np.flatnonzero(op == OP["SendRecv"]).tolist()
-    for k, texts in calls.of_messages(messages, names).items():
-        known = [calls.message(row, members[k]) for row in texts]
-        if None not in known:
+    for k, call_rows in calls.messages_of(messages, names).items():
+        ends = [calls.message(row, members[k]) for row in call_rows]
+        if None not in ends:
             sends_to[k], receives_from[k] = (
-                tuple(peer for at, peer in filter(None, known) if at == side)
+                tuple(peer for direction, peer in filter(None, ends) if direction == side)
                 for side in (_SEND, _RECEIVE)
             )
-    return Partners(root=found.root, sends_to=sends_to, receives_from=receives_from)
+    return Partners(root=partners.root, sends_to=sends_to, receives_from=receives_from)
 
 
 def _member(ranks: tuple[int, ...] | None, place: int) -> int:
-    """The global rank at a place of a group, or NULL."""
+    """Return the global rank at a place of a group, or NULL."""
     return ranks[place] if ranks is not None and 0 <= place < len(ranks) else NULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Calls:
-    """The host's calls of collectives, and which of them launched what."""
+    """The host's calls of collectives, and the communication that they launched."""
 
     events: Events
-    rows: Ints  # of the communication
-    launch: Ints  # of each of them, or -1
-    around: Ints  # the call around the launch, or -1
-    messages: Ints  # the calls of messages by thread and start
-    details: dict[int, dict[str, int]]  # of these, and of what is asked for, by row
+    rows: Ints  # rows of the communication
+    launch: Ints  # row of the launch of each, or -1
+    around: Ints  # row of the call around the launch, or -1
+    messages: Ints  # rows of calls of messages, sorted by thread and start
+    details: dict[int, dict[str, int]]  # details by row and name
 
     @classmethod
-    def of(cls, events: Events, rows: Ints, asked: NDArray[np.bool_]) -> Self:
+    def of(cls, events: Events, rows: Ints, needs_partners: NDArray[np.bool_]) -> Self:
         launch = events.launch_of(rows)
         calls = events.rows_named(lambda name: name == _CALL, "cpu_op", "annotation")
         names = events.detail("Collective name", calls)
@@ -109,9 +128,13 @@ class _Calls:
         start = events.start
         order = np.lexsort((start[messages], events.lane[messages]))
         around = events.enclosing(calls, launch)
-        told = np.unique(np.concatenate([rows[asked], messages, around[asked & (around >= 0)]]))
-        wanted = [name for name in (*DETAILS, *_WORDS) if name in events.details]
-        columns = [events.detail(name, told).tolist() for name in wanted]
+        detail_rows = np.unique(
+            np.concatenate(
+                [rows[needs_partners], messages, around[needs_partners & (around >= 0)]]
+            )
+        )
+        detail_names = [name for name in (*DETAILS, *_TEXTS) if name in events.details]
+        columns = [events.detail(name, detail_rows).tolist() for name in detail_names]
         return cls(
             events=events,
             rows=rows,
@@ -119,59 +142,60 @@ class _Calls:
             around=around,
             messages=messages[order],
             details={
-                row: dict(zip(wanted, values, strict=True))
-                for row, *values in zip(told.tolist(), *columns, strict=True)
+                row: dict(zip(detail_names, values, strict=True))
+                for row, *values in zip(detail_rows.tolist(), *columns, strict=True)
             },
         )
 
-    def said(self, name: str, row: int) -> int:
-        """A detail of a row, or NULL."""
+    def detail(self, name: str, row: int) -> int:
+        """Return a detail of a row, or NULL."""
         return self.details.get(row, {}).get(name, NULL)
 
-    def word(self, name: str, row: int) -> str | None:
-        """The same where it is a text."""
-        return self.events.text(self.said(name, row))
+    def text(self, name: str, row: int) -> str | None:
+        """Return a detail of a row that is a text, or None."""
+        return self.events.text(self.detail(name, row))
 
     def message(self, row: int, ranks: tuple[int, ...] | None) -> tuple[int, int] | None:
-        """Which side of a message a row is, and its peer; None where nobody knows."""
-        side = _SIDES.get(self.word("Collective name", row) or "")
+        """Return the side of a message and the peer of a call; None if unknown."""
+        side = _SIDES.get(self.text("Collective name", row) or "")
         if side is None:
             return None
-        peer = self.said(_PEERS[side], row)
-        peer = peer if peer >= 0 else _member(ranks, self.said("Rank", row))
+        peer = self.detail(_PEERS[side], row)
+        peer = peer if peer >= 0 else _member(ranks, self.detail("Rank", row))
         return None if peer < 0 else (side, peer)
 
-    def of_messages(
-        self, asked: Sequence[int], groups: Sequence[str | None]
+    def messages_of(
+        self, indices: Sequence[int], groups: Sequence[str | None]
     ) -> dict[int, list[int]]:
-        """The rows that say what each of these pieces of communication sends and receives.
+        """Return the rows that state the messages of each communication event.
 
-        That is the call around its launch; where several messages are launched together, which
-        is after their calls, the calls of its group since the launch before that launched
-        nothing themselves; else the event itself.
+        That is the call around its launch. Messages that are launched together, after their
+        calls, have the calls of their group since the previous launch that launched nothing
+        themselves. Else it is the event itself.
         """
         start, lane = self.events.start, self.events.lane
-        calls, taken = set(self.messages.tolist()), set(self.around.tolist())
+        calls, launching = set(self.messages.tolist()), set(self.around.tolist())
         before: dict[int, int] = {}
-        found = {}
-        for k in sorted(asked, key=lambda k: int(start[self.launch[k]])):
+        rows_of = {}
+        for k in sorted(indices, key=lambda k: int(start[self.launch[k]])):
             launch, around = int(self.launch[k]), int(self.around[k])
-            found[k] = [around] if around in calls else [int(self.rows[k])]
+            rows_of[k] = [around] if around in calls else [int(self.rows[k])]
             if launch >= 0 and around not in calls:
                 batch = self._between(before.get(int(lane[launch]), 0), launch)
                 name = groups[k]
-                same = [
+                candidates = [
                     row
                     for row in batch
-                    if row not in taken and name in (None, self.word("Process Group Name", row))
+                    if row not in launching
+                    and name in (None, self.text("Process Group Name", row))
                 ]
-                found[k] = same or found[k]
+                rows_of[k] = candidates or rows_of[k]
             if launch >= 0:
                 before[int(lane[launch])] = int(start[launch])
-        return found
+        return rows_of
 
     def _between(self, since: int, launch: int) -> list[int]:
-        """The calls of messages on a launch's thread from `since` on that ended before it."""
+        """Return the message calls on a launch's thread from a time until the launch."""
         start, stop = self.events.start, self.events.stop
         lane = self.events.lane
         first, last = (np.searchsorted(lane[self.messages], lane[launch], s) for s in _BOUNDS)
@@ -182,64 +206,166 @@ class _Calls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """Communication events, one entry each, sorted by start; NULL is unknown."""
+    """Communication events of a rank, sorted by start; NULL is unknown."""
 
-    row: Ints  # of the event
-    op: NDArray[np.int8]
+    row: Ints  # row of the event
+    op: NDArray[np.int8]  # index into OPS
     seq: Ints
-    group: NDArray[np.int32]  # index into `groups`, -1 where nothing is known
+    group: NDArray[np.int32]  # index into `groups`; -1 is unknown
     groups: tuple[ProcessGroup, ...]
     sizes: byte_rules.Sizes
-    named: tuple[Named, ...]  # what names say
+    named: tuple[Named, ...]  # what kernel names tell
     name: Ints  # index into `named`
-    partners: Partners | None = None  # where the trace says who they are
-    # Why sizes are unknown, and what would help; None where that was reported before.
+    partners: Partners | None = None  # None: the format does not tell
+    # Why sizes are unknown, with remedies; None: already reported.
     unsized: tuple[str, ...] | None = ()
 
 
-def communication(
+def find_communication(
     events: Events, patterns: Sequence[Pattern]
 ) -> tuple[Ints, Ints, tuple[Named, ...]]:
-    """Rows of the communication, and what the name says of each."""
-    found: list[Named] = []
+    """Find the kernels and copies that are communication, by their names.
 
-    def asking(table: tuple[Pattern, ...]) -> Callable[[str], int]:
-        said_by = namer(table)
+    Returns
+    -------
+    ndarray
+        Rows of the events, by start.
+    ndarray
+        For each, an index into the third value.
+    tuple of Named
+        What the different names tell.
 
-        def ask(name: str) -> int:
-            if (said := said_by(name)) is None:
+    """
+    named: list[Named] = []
+
+    def numberer(table: tuple[Pattern, ...]) -> Callable[[str], int]:
+        match = matcher(table)
+
+        def number(name: str) -> int:
+            if (result := match(name)) is None:
                 return -1
-            found.append(said)
-            return len(found) - 1
+            named.append(result)
+            return len(named) - 1
 
-        return ask
+        return number
 
-    rows, answers = [], []
+    rows, indices = [], []
     for kind, table in (("kernel", (*patterns, *PATTERNS)), ("memcpy", PEER_COPIES)):
-        asked = events.rows(kind)
-        answer = events.by_text(events.name[asked], asking(table))
-        said = answer >= 0
-        rows.append(asked[said])
-        answers.append(answer[said])
+        kind_rows = events.rows(kind)
+        index = events.by_text(events.name[kind_rows], numberer(table))
+        rows.append(kind_rows[index >= 0])
+        indices.append(index[index >= 0])
     merged = np.concatenate(rows)
     order = np.argsort(merged)
-    return merged[order], np.concatenate(answers)[order], tuple(found)
+    return merged[order], np.concatenate(indices)[order], tuple(named)
 
 
-def unmatched(events: Events, patterns: Sequence[Pattern]) -> Iterator[str]:
-    """Say of each of a user's patterns that decides for no kernel, why."""
+def unused_patterns(events: Events, patterns: Sequence[Pattern]) -> Iterator[str]:
+    """Yield a warning for each of a user's patterns that decides for no kernel."""
     if not patterns:
         return
     codes = np.unique(events.name[events.rows("kernel")])
     names = [events.texts[code] for code in codes.tolist() if code != NULL]
     deciding, matching = set(), set()
     for name in names:
-        fitting = [n for n, each in enumerate(patterns) if re.search(each.regex, name)]
-        deciding.update(fitting[:1])
-        matching.update(fitting)
+        matches = [n for n, pattern in enumerate(patterns) if re.search(pattern.regex, name)]
+        deciding.update(matches[:1])
+        matching.update(matches)
     for n, pattern in enumerate(patterns):
         if n not in deciding:
-            why = "an earlier pattern decides for the same kernels; put it first"
+            reason = "an earlier pattern decides for the same kernels; put it first"
             if n not in matching:
-                why = "no kernel has such a name" if names else "there are no kernels"
-            yield f"[[kernels]] pattern = {pattern.regex!r}{CHANGED_NOTHING}{why}"
+                reason = "no kernel has such a name" if names else "there are no kernels"
+            yield f"[[kernels]] pattern = {pattern.regex!r}{CHANGED_NOTHING}{reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRows:
+    """Device work in any order; NULL is unknown. Times are ns."""
+
+    start: Ints
+    stop: Ints
+    kind: NDArray[np.int8]  # index into KINDS
+    name: Ints  # index into `texts`
+    texts: Sequence[str]
+    lane: Ints  # index into `lanes`
+    lanes: Sequence[str]  # names of streams, or of other sequences of events
+    stream: Ints
+    offset: Ints  # byte offset of the row in its file
+
+    def events(self) -> tuple[Events, pa.Table, Ints]:
+        """Return the events sorted by start, their lanes, and the row of each event."""
+        order = np.lexsort((self.stop, self.start))
+        lanes = pa.table(
+            {
+                "process": [""] * len(self.lanes),
+                "thread": list(self.lanes),
+                "device": pa.nulls(len(self.lanes), pa.int32()),
+                "is_device": [True] * len(self.lanes),
+            }
+        )
+        events = Events(
+            start=self.start[order],
+            stop=self.stop[order],
+            kind=self.kind[order],
+            name=self.name[order].astype(np.int32),
+            lane=self.lane[order].astype(np.int32),
+            correlation=np.full(len(order), NULL, np.int64),
+            texts=self.texts,
+            more={"stream": self.stream[order], "offset": self.offset[order]},
+        )
+        return events, lanes, order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationColumns:
+    """The communication of `DeviceRows`; `op` is NULL for rows that do not communicate."""
+
+    op: Ints
+    seq: Ints
+    group: Ints  # index into `groups`; -1 is unknown
+    groups: tuple[ProcessGroup, ...]
+    message: Ints  # bytes, as passed to the library's call
+    name: Ints  # index into `named`
+    named: tuple[Named, ...]
+
+    def collectives(self, order: Ints) -> Collectives:
+        """Return the communication of sorted events; `order` is the row of each event."""
+        row = np.flatnonzero(self.op[order] != NULL)
+        chosen = order[row]
+        op, group = self.op[chosen].astype(np.int8), self.group[chosen].astype(np.int32)
+        members = [NULL if entry.members is None else entry.members for entry in self.groups]
+        size = np.array([*members, NULL], np.int64)[group]
+        return Collectives(
+            row=row,
+            op=op,
+            seq=self.seq[chosen],
+            group=group,
+            groups=self.groups,
+            sizes=sizes_of_messages(op, self.message[chosen], size),
+            named=self.named,
+            name=self.name[chosen],
+        )
+
+
+def sizes_of_messages(op: NDArray[np.int8], message: Ints, size: Ints) -> byte_rules.Sizes:
+    """Return the three byte counts from the bytes passed to calls, and the sizes of the groups.
+
+    The bytes are those to or from one peer for operations with a part per peer.
+    """
+    whole = byte_rules.byte_counts(message, size)
+    unknown = np.full(len(message), NULL, np.int64)
+    bytes_in, bytes_out = message.copy(), message.copy()
+    for name, input_bytes, output_bytes in (
+        ("AllGather", message, unknown),
+        ("ReduceScatter", unknown, message),
+        ("AllToAll", whole, whole),
+        ("Gather", message, unknown),
+        ("Scatter", unknown, message),
+    ):
+        chosen = op == OP[name]
+        bytes_in, bytes_out = (
+            np.where(chosen, input_bytes, bytes_in),
+            np.where(chosen, output_bytes, bytes_out),
+        )
+    return byte_rules.sizes(op, bytes_in, bytes_out, size)

@@ -1,7 +1,7 @@
-"""What a user says of a job: a TOML file, and how several such sources lie over each other.
+"""Read what a user states about a job from TOML, and merge several such sources.
 
-A value that nobody said is None, so that another source can say it. What is said is checked
-here, except that sizes fit each other and the world: `Parallel.grid` finds that out.
+A value that is not stated is None, so that another source can state it. Values are checked
+here, except whether sizes fit each other and the world, which `Parallel.grid` checks.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.checks import check_keys, choice, refuse
 from fastcomm.errors import ConfigError
 from fastcomm.readers.patterns import Pattern
@@ -29,7 +29,7 @@ _MOST = 1 << 31  # ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """The sizes of a job's grid, as far as they are said."""
+    """The stated sizes of a job's grid of ranks."""
 
     tp: int | None = None
     pp: int | None = None
@@ -38,27 +38,30 @@ class Parallel:
     cp: int | None = None
     etp: int | None = None
     dp_replicate: int | None = None
-    order: str | None = None  # dimensions, or a name of ORDERS
-    framework: str | None = None  # a name of ORDERS
+    order: str | None = None  # dimensions such as "tp-dp-pp", or a key of ORDERS
+    framework: str | None = None  # a key of ORDERS
 
     def grid(self, world_size: int | None) -> Grid | None:
-        """The grid of a world, None where no size is said; ConfigError on a contradiction."""
-        said = {name: size for name in _SIZES if (size := getattr(self, name)) is not None}
-        order = self.order or ORDERS.get(self.framework or "", DEFAULT_ORDER)
-        return Grid.of(world_size, order=order, **said) if said else None
+        """Return the grid of a world; None without any size.
 
-    def words(self) -> str:
+        Raises `ConfigError` if the sizes contradict each other or the world size.
+        """
+        sizes = {name: size for name in _SIZES if (size := getattr(self, name)) is not None}
+        order = self.order or ORDERS.get(self.framework or "", DEFAULT_ORDER)
+        return Grid.of(world_size, order=order, **sizes) if sizes else None
+
+    def options_text(self) -> str:
         """Return the sizes as options, such as "--tp 2 --dp 4"; empty without any."""
         sizes = [(name, getattr(self, name)) for name in _SIZES]
         return " ".join(f"--{name} {size}" for name, size in sizes if size is not None)
 
     def assumed_world(self, ranks: Iterable[int]) -> int | None:
-        """Return how many ranks there are if no trace says it.
+        """Return the number of ranks to assume if no trace states it.
 
-        It is the number of ranks that have a trace, or what the sizes need where that is more.
-        None where no size is given.
+        This is the number of ranks with a trace, or the product of the sizes if that is larger;
+        None without any size.
         """
-        if not self.words():
+        if not self.options_text():
             return None
         least = (self.dp or 1) * (self.tp or 1) * (self.pp or 1) * (self.cp or 1)
         return max(least, max(ranks, default=0) + 1)
@@ -66,59 +69,63 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything a user can say. Bandwidths are bytes per second, in one direction."""
+    """Everything that a user can state. Bandwidths are bytes per second, in one direction."""
 
     parallel: Parallel = field(default_factory=Parallel)
     tags: tuple[TagRule, ...] = ()
     kernels: tuple[Pattern, ...] = ()
-    iterations: str | None = None  # a regular expression for iteration marks
+    iterations: str | None = None  # regular expression for iteration marks
     bandwidth: float | None = None  # of the link that reports compare with
-    ranks: Mapping[str, int] = field(default_factory=dict)  # by file, or by file:process
-    table: "TableMapping | None" = None  # what the columns of a table of operations mean
+    ranks: Mapping[str, int] = field(default_factory=dict)  # by "file" or "file:process"
+    table: "TableMapping | None" = None  # columns of a table of operations
     scale_out: float | None = None  # between nodes
     scale_up: float | None = None  # inside a node
-    # The sizes that the user gave, as options; those of a workload card are not among them.
-    given: str | None = field(default=None, compare=False)
-    given_order: str | None = field(default=None, compare=False)  # likewise; empty without one
+    # The user's sizes and order as options, without those of a workload card; empty: none.
+    user_sizes: str | None = field(default=None, compare=False)
+    user_order: str | None = field(default=None, compare=False)
 
     def over(self, base: "Config") -> "Config":
-        """Lie over `base`: what this says wins, and its rules come before those."""
-        parallel = replace(base.parallel, **_said(self.parallel))
+        """Return this configuration merged over `base`: its values and rules go first."""
+        parallel = replace(base.parallel, **_stated(self.parallel))
         if self.parallel.framework and not self.parallel.order:
             parallel = replace(parallel, order=None)
         return replace(
             base,
-            **_said(self),
+            **_stated(self),
             parallel=parallel,
             tags=self.tags + base.tags,
             kernels=self.kernels + base.kernels,
             ranks={**base.ranks, **self.ranks},
         )
 
-    def with_given(self) -> "Config":
-        """Keep what is given here of the grid, before what a workload card says joins it."""
-        if self.given is not None:
+    def with_user_sizes(self) -> "Config":
+        """Record the sizes as the user's, before those of a workload card are merged."""
+        if self.user_sizes is not None:
             return self
         order = self.parallel.order
         return replace(
             self,
-            given=self.parallel.words(),
-            given_order="" if order is None else f"--order {order}",
+            user_sizes=self.parallel.options_text(),
+            user_order="" if order is None else f"--order {order}",
         )
 
     def tag_rules(self, world_size: int | None, *, guess: bool = False) -> TagRules:
-        """Return what decides a group's tag."""
+        """Return the rules that decide the tag of a group.
+
+        `guess` is whether to guess tags from the traffic of a group.
+        """
         return TagRules(
             explicit=self.tags,
             grid=self.parallel.grid(world_size),
             guess=guess,
-            grid_words=self.given or "",
-            order_words=self.given_order or "",
+            grid_words=self.user_sizes or "",
+            order_words=self.user_order or "",
         )
 
 
-def _said(source: Parallel | Config) -> dict[str, Any]:
-    values = {each.name: getattr(source, each.name) for each in fields(source)}
+def _stated(source: Parallel | Config) -> dict[str, Any]:
+    """Return the fields that are not None, without those that are merged one by one."""
+    values = {field_.name: getattr(source, field_.name) for field_ in fields(source)}
     merged = ("parallel", "tags", "kernels", "ranks")
     return {
         key: value for key, value in values.items() if value is not None and key not in merged
@@ -126,8 +133,11 @@ def _said(source: Parallel | Config) -> dict[str, Any]:
 
 
 def read(path: Path) -> Config:
-    """Read a TOML file; ConfigError with its path, the key, what was found and wanted."""
-    data = inputs.toml(path)
+    """Read a TOML file.
+
+    Raises `ConfigError`, with path and key, for an unknown key or an invalid value.
+    """
+    data = files.toml(path)
     check_keys(
         data, ("parallel", "tags", "kernels", "iterations", "link", "ranks", "table"), str(path)
     )
@@ -140,8 +150,8 @@ def read(path: Path) -> Config:
         parallel=_parallel(
             _table(data, "parallel", (*_SIZES, "order", "framework"), path), path
         ),
-        tags=tuple(_tag_rule(row, at) for row, at in _rows(data, "tags", path)),
-        kernels=tuple(_kernel(row, at) for row, at in _rows(data, "kernels", path)),
+        tags=tuple(_tag_rule(row, where) for row, where in _rows(data, "tags", path)),
+        kernels=tuple(_kernel(row, where) for row, where in _rows(data, "kernels", path)),
         iterations=_regex(marks, "regex", f"{path}: [iterations]"),
         ranks=_ranks(data, path),
         table=_mapping(data, path),
@@ -150,27 +160,34 @@ def read(path: Path) -> Config:
 
 
 def whole(table: Mapping[str, Any], key: str, where: str) -> int | None:
-    """The whole number of 1 or more under `key`; None where there is none."""
-    found = table.get(key)
-    if found is not None and not (_is_count(found) and 1 <= found <= _MOST):
-        refuse(where, key, found, f"a whole number from 1 to {_MOST}")
-    return found
+    """Return the positive integer under `key`, or None without the key.
+
+    `where` begins the message of the `ConfigError` for another value.
+    """
+    value = table.get(key)
+    if value is not None and not (_is_count(value) and 1 <= value <= _MOST):
+        refuse(where, key, value, f"a whole number from 1 to {_MOST}")
+    return value
 
 
 def _table(
-    data: Mapping[str, Any], key: str, known: Iterable[str], path: Path
+    data: Mapping[str, Any], key: str, keys: Iterable[str], path: Path
 ) -> dict[str, Any]:
+    """Return a table of the file with only these keys; empty if it is missing."""
     table = data.get(key, {})
     if not isinstance(table, dict):
         refuse(f"{path}:", key, table, f"a table [{key}]")
-    check_keys(table, known, f"{path}: [{key}]")
+    check_keys(table, keys, f"{path}: [{key}]")
     return table
 
 
 def _mapping(data: Mapping[str, Any], path: Path) -> "TableMapping | None":
+    """Return the mapping of a table of operations, if the file has one."""
     if "table" not in data:
         return None
-    from fastcomm.readers.table_mapping import table_mapping  # few runs are tables
+    from fastcomm.readers.table_mapping import (
+        table_mapping,
+    )  # slow import, and few runs are tables
 
     if not isinstance(data["table"], dict):
         refuse(f"{path}:", "table", data["table"], "a table [table]")
@@ -178,7 +195,7 @@ def _mapping(data: Mapping[str, Any], path: Path) -> "TableMapping | None":
 
 
 def _ranks(data: Mapping[str, Any], path: Path) -> dict[str, int]:
-    """The rank of each file, or of each process of a file: "report.sqlite:4711"."""
+    """Return the rank of each file ("report.sqlite") or process ("report.sqlite:4711")."""
     table = data.get("ranks", {})
     if not isinstance(table, dict):
         refuse(f"{path}:", "ranks", table, "a table [ranks]")
@@ -189,7 +206,7 @@ def _ranks(data: Mapping[str, Any], path: Path) -> dict[str, int]:
 
 
 def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[tuple[dict[str, Any], str]]:
-    """The tables of an array, each with the words that say where it is."""
+    """Return the tables of an array, each with the beginning of its error messages."""
     rows = data.get(key, [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         refuse(f"{path}:", key, rows, f"tables [[{key}]]")
@@ -197,6 +214,7 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[tuple[dict[str,
 
 
 def _parallel(table: Mapping[str, Any], path: Path) -> Parallel:
+    """Return the sizes and the order of the grid."""
     where = f"{path}: [parallel]"
     sizes = {name: whole(table, name, where) for name in _SIZES}
     order = _text(table, "order", where)
@@ -209,25 +227,28 @@ def _parallel(table: Mapping[str, Any], path: Path) -> Parallel:
 
 
 def _text(table: Mapping[str, Any], key: str, where: str) -> str | None:
-    found = table.get(key)
-    if found is not None and not isinstance(found, str):
-        refuse(where, key, found, "text in quotes")
-    return found
+    """Return the text under `key`, or None without the key."""
+    value = table.get(key)
+    if value is not None and not isinstance(value, str):
+        refuse(where, key, value, "text in quotes")
+    return value
 
 
-def _needed(found: str | None, key: str, where: str) -> str:
-    if not found:
-        raise ConfigError(f"{where}: no key {key}, wanted one")
-    return found
+def _needed(value: str | None, key: str, where: str) -> str:
+    """Return a value that must not be missing."""
+    if not value:
+        raise ConfigError(f"{where}: missing key {key}")
+    return value
 
 
 def _regex(table: Mapping[str, Any], key: str, where: str) -> str | None:
-    found = _text(table, key, where)
+    """Return the regular expression under `key`, or None without the key."""
+    value = _text(table, key, where)
     try:
-        re.compile(found or "")
+        re.compile(value or "")
     except (re.error, RecursionError, OverflowError) as error:
-        refuse(where, key, found, f"a regular expression: {error}")
-    return found
+        refuse(where, key, value, f"a regular expression: {error}")
+    return value
 
 
 def _kernel(row: Mapping[str, Any], where: str) -> Pattern:
@@ -243,35 +264,38 @@ def _kernel(row: Mapping[str, Any], where: str) -> Pattern:
 def _tag_rule(row: Mapping[str, Any], where: str) -> TagRule:
     check_keys(row, (*RULE_FIELDS, "tag"), where)
     tag = _needed(choice(row, "tag", TAGS, where), "tag", where)
-    said = [name for name in RULE_FIELDS if name in row]
-    if len(said) != 1:
+    names = [name for name in RULE_FIELDS if name in row]
+    if len(names) != 1:
         raise ConfigError(
-            f"{where}: found {' and '.join(said) or 'only a tag'}, wanted one of"
+            f"{where}: found {' and '.join(names) or 'only a tag'}, expected exactly one of"
             f" {', '.join(RULE_FIELDS)}"
         )
-    return TagRule(field=said[0], value=_rule_value(said[0], row, where), tag=tag)
+    return TagRule(field=names[0], value=_rule_value(names[0], row, where), tag=tag)
 
 
 def _rule_value(name: str, row: Mapping[str, Any], where: str) -> str | int | tuple[int, ...]:
-    """The value of a tag rule; a communicator may be text, since TOML's integers are signed."""
-    found = row[name]
-    if name == "communicator" and isinstance(found, str):
+    """Return the value of a tag rule.
+
+    A communicator may be text, since TOML integers are signed.
+    """
+    value = row[name]
+    if name == "communicator" and isinstance(value, str):
         try:
-            found = int(found.replace(",", ""), 0)
+            value = int(value.replace(",", ""), 0)
         except ValueError:
             refuse(where, name, row[name], "a number, as in 123 or '0x8000000000000001'")
     if name in {"name", "description"}:
-        kind, wanted = isinstance(found, str), "text in quotes"
+        is_valid, expected = isinstance(value, str), "text in quotes"
     elif name == "ranks":
-        kind, wanted = isinstance(found, list) and all(map(_is_count, found)), "a list of ranks"
-        found = tuple(found) if kind else found
+        is_valid = isinstance(value, list) and all(map(_is_count, value))
+        value, expected = tuple(value) if is_valid else value, "a list of ranks"
     else:
-        kind, wanted = _is_count(found), "a number of 0 or more"
-    if not kind:
-        refuse(where, name, found, wanted)
-    value: str | int | tuple[int, ...] = found
-    return value
+        is_valid, expected = _is_count(value), "a number of 0 or more"
+    if not is_valid:
+        refuse(where, name, value, expected)
+    rule_value: str | int | tuple[int, ...] = value
+    return rule_value
 
 
-def _is_count(found: object) -> bool:
-    return type(found) is int and 0 <= found < 1 << 64
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 64

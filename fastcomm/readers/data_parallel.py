@@ -1,17 +1,18 @@
-"""Recognize plain data parallelism (DDP, FSDP) where nothing names the process groups.
+"""Recognize plain data parallelism (DDP, FSDP) if no process group has a name.
 
-A run is plain if all of this holds; what remains unclear stays `OTHER`:
+A run is plain if all of these hold; otherwise the parallelism stays `OTHER`:
 
-- Every group is the default group, or no group is named. A group without a description
-  (`undefined`, as serving engines make them) has to be the world, and training has to show.
-- It does all-reduces, broadcasts, all-gathers and reduce-scatters (and barriers), by a library
-  that serves every parallelism (NCCL, RCCL, oneCCL, HCCL). Kernels such as vLLM's custom
-  all-reduce belong to tensor parallel layers.
+- Every group is the default group, or no group has a name. A group without a description
+  (`undefined`, as serving engines create them) has to be the world of a training job.
+- Its operations are all-reduces, broadcasts, all-gathers and reduce-scatters (and barriers), by
+  a library for every parallelism (NCCL, RCCL, oneCCL, HCCL). Kernels such as vLLM's custom
+  all-reduce belong to tensor-parallel layers.
 - Without groups, each operation runs on one stream: PyTorch has a stream for each group.
-- The device computes, too, and it looks like training. Backward passes, optimizers, DDP and
-  FSDP are training. Serving engines, and many equal all-reduces in every step without a sign
-  of training, are inference with tensor parallel layers.
-- Many equal all-reduces a step are not plain either, unless DDP or FSDP is marked: the buckets
+- The device computes as well, and the job looks like training. Backward passes, optimizers, DDP
+  and FSDP are training. Serving engines are inference with tensor-parallel layers, and so are
+  many equal all-reduces in every step without a sign of training.
+- Many equal all-reduces per step are not plain either, unless DDP or FSDP is marked: the
+buckets
   of DDP differ in size, those of layers do not.
 """
 
@@ -30,14 +31,14 @@ from fastcomm_kernels.arrays import NULL, Ints
 
 _PLAIN = numbers(["AllReduce", "Broadcast", "AllGather", "ReduceScatter"])
 _NEUTRAL = numbers(["Barrier", "OTHER"])
-# All-reduces of a step from which on they are of layers: 4 layers, forward and backward.
+# Fewest all-reduces per step that imply layers: 4 layers, forward and backward.
 _MANY = 16
-# Different sizes that the all-reduces of equal layers have.
+# Most different sizes of the all-reduces of equal layers.
 _SIZES = 2
 
 # Annotations of wrappers that are data parallel.
 _WRAPPERS = re.compile(r"DistributedDataParallel|FSDP::|FullyShardedDataParallel|^DDP\b")
-# Names of annotations and kernels in which training shows.
+# Names of annotations and kernels of training.
 _TRAINING = re.compile(
     r"Optimizer\.|[Bb]ackward|(?<![a-z])bwd|dgrad|wgrad|multi_tensor_apply|[Ff]used_?[Aa]dam"
     r"|(?<![a-z])adamw?_"
@@ -49,36 +50,45 @@ _INFERENCE = re.compile(
 )
 
 
-def is_plain(events: Events, found: Collectives, world: int | None, iterations: int) -> bool:
+def is_plain(
+    events: Events, collectives: Collectives, world: int | None, iterations: int
+) -> bool:
     """Return whether the communication of a rank looks like plain data parallelism.
 
-    `world` is how many ranks the world has, where the trace says it, and `iterations` in
-    how many steps the collectives were counted.
+    Parameters
+    ----------
+    events, collectives
+        Events of the rank, and its communication.
+    world
+        Number of ranks; None if the trace does not state it.
+    iterations
+        Number of steps in the trace.
+
     """
     return (
-        len(found.row) > 0
-        and _are_plain(found)
-        and all(_is_world(group, world) for group in found.groups)
-        and _one_stream_each(events, found)
-        and _looks_like_it(_Signs.of(events, found), found, iterations)
+        len(collectives.row) > 0
+        and _are_plain(collectives)
+        and all(_is_world(group, world) for group in collectives.groups)
+        and _one_stream_each(events, collectives)
+        and _looks_like_training(_Signs.of(events, collectives), collectives, iterations)
     )
 
 
-def _looks_like_it(signs: "_Signs", found: Collectives, iterations: int) -> bool:
-    """Return whether the names and the all-reduces of a run speak for training."""
+def _looks_like_training(signs: "_Signs", collectives: Collectives, iterations: int) -> bool:
+    """Return whether the names and all-reduces of a run indicate training."""
     if signs.wraps:
         return True
-    if not signs.trains and (signs.infers or not all(map(_is_default, found.groups))):
+    if not signs.trains and (signs.infers or not all(map(_is_default, collectives.groups))):
         return False
-    return signs.computes and not _is_layered(found, iterations, is_training=signs.trains)
+    return signs.computes and not _is_layered(collectives, iterations, is_training=signs.trains)
 
 
-def _are_plain(found: Collectives) -> bool:
-    """Return whether only operations of DDP and FSDP occur, in kernels for any purpose."""
-    named = [found.named[place] for place in np.unique(found.name).tolist()]
-    if any(each.tag or each.library not in COLLECTIVE_LIBRARIES for each in named):
+def _are_plain(collectives: Collectives) -> bool:
+    """Return whether all operations are those of DDP and FSDP, by general libraries."""
+    named = [collectives.named[place] for place in np.unique(collectives.name).tolist()]
+    if any(name.tag or name.library not in COLLECTIVE_LIBRARIES for name in named):
         return False
-    ops = set(np.unique(found.op).tolist())
+    ops = set(np.unique(collectives.op).tolist())
     return bool(ops & set(_PLAIN)) and ops <= {*_PLAIN, *_NEUTRAL}
 
 
@@ -87,43 +97,45 @@ def _is_default(group: ProcessGroup) -> bool:
 
 
 def _is_world(group: ProcessGroup, world: int | None) -> bool:
-    """Return whether a group is the world, or one of which nothing is known."""
+    """Return whether a group is the world, or nothing is known of it."""
     if _is_default(group):
         return True
     is_silent = SILENT.fullmatch(group.description or "") is not None
     return is_silent and world is not None and group.members == world
 
 
-def _one_stream_each(events: Events, found: Collectives) -> bool:
-    """Return whether every operation that has no named group is on one stream.
+def _one_stream_each(events: Events, collectives: Collectives) -> bool:
+    """Return whether each operation without a named group runs on one stream.
 
-    Operations that are not known have to be on a stream of the others.
+    Unknown operations have to run on one of these streams.
     """
-    op, stream = found.op, events.more["stream"][found.row]
-    of_group = np.array([group.is_unnamed for group in found.groups] + [True], np.bool_)
-    unnamed = of_group[found.group]  # -1 is the last
-    known = np.isin(op, _PLAIN)
-    for each in _PLAIN:
-        if len(np.unique(stream[unnamed & (op == each)])) > 1:
+    op, stream = collectives.op, events.more["stream"][collectives.row]
+    group_is_unnamed = np.array(
+        [group.is_unnamed for group in collectives.groups] + [True], np.bool_
+    )
+    unnamed = group_is_unnamed[collectives.group]  # a group of -1 is the last entry
+    is_plain_op = np.isin(op, _PLAIN)
+    for plain_op in _PLAIN:
+        if len(np.unique(stream[unnamed & (op == plain_op)])) > 1:
             return False
-    strange = stream[unnamed & (op == OP["OTHER"])]
-    return bool(np.isin(strange, stream[known]).all())
+    unknown_streams = stream[unnamed & (op == OP["OTHER"])]
+    return bool(np.isin(unknown_streams, stream[is_plain_op]).all())
 
 
 @dataclass(frozen=True, slots=True)
 class _Signs:
     """What the names of annotations and kernels tell of the job."""
 
-    wraps: bool  # DDP or FSDP
+    wraps: bool  # has annotations of DDP or FSDP
     trains: bool
     infers: bool
-    computes: bool  # there is device work besides communication
+    computes: bool  # has device work besides communication
 
     @classmethod
-    def of(cls, events: Events, found: Collectives) -> "_Signs":
-        """Look at each name once."""
+    def of(cls, events: Events, collectives: Collectives) -> "_Signs":
+        """Search each different name once."""
         is_compute = events.kind == KIND["kernel"]
-        is_compute[found.row] = False
+        is_compute[collectives.row] = False
         marks = _names(events, events.rows("annotation"))
         kernels = _names(events, np.flatnonzero(is_compute))
         names = [*marks, *kernels]
@@ -136,22 +148,23 @@ class _Signs:
 
 
 def _names(events: Events, rows: Ints) -> Sequence[str]:
+    """Return the different names of some events."""
     codes = events.name[rows]
-    met = np.zeros(len(events.texts), np.bool_)
-    met[codes[codes >= 0]] = True
-    return [events.texts[code] for code in np.flatnonzero(met).tolist()]
+    is_used = np.zeros(len(events.texts), np.bool_)
+    is_used[codes[codes >= 0]] = True
+    return [events.texts[code] for code in np.flatnonzero(is_used).tolist()]
 
 
 def _any(pattern: re.Pattern[str], names: Iterable[str]) -> bool:
     return any(pattern.search(name) for name in names)
 
 
-def _is_layered(found: Collectives, iterations: int, *, is_training: bool) -> bool:
-    """Return whether there are as many equal all-reduces in a step as only layers do."""
-    sizes = found.sizes.payload[found.op == OP["AllReduce"]]
+def _is_layered(collectives: Collectives, iterations: int, *, is_training: bool) -> bool:
+    """Return whether a step has as many equal all-reduces as only layers cause."""
+    sizes = collectives.sizes.payload[collectives.op == OP["AllReduce"]]
     if len(sizes) < _MANY * max(1, iterations):
         return False
-    known = sizes[sizes != NULL]
-    if not len(known):
+    known_sizes = sizes[sizes != NULL]
+    if not len(known_sizes):
         return not is_training
-    return len(np.unique(known)) <= _SIZES
+    return len(np.unique(known_sizes)) <= _SIZES

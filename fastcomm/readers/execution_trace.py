@@ -1,8 +1,8 @@
-"""PyTorch's host execution traces: operators, and the storages that they read and write.
+"""Read PyTorch's host execution traces: operators, and the storages they read and write.
 
-Two schemas: 1.1 (`inputs.values`, `attrs`, `ctrl_deps`) and 1.0 (`inputs`, `rf_id`, `parent`).
-A tensor is ``[id, storage id, offset, elements, element size, device]``; views share its
-storage.
+Two schemas exist: 1.1 (`inputs.values`, `attrs`, `ctrl_deps`) and 1.0 (`inputs`, `rf_id`,
+`parent`). A tensor is ``[id, storage id, offset, elements, element size, device]``; views share
+its storage.
 """
 
 import re
@@ -14,31 +14,31 @@ from typing import Any
 import orjson
 
 from fastcomm.errors import TraceFileError
+from fastcomm.files import place
 from fastcomm.readers.kineto.stream import CutShortError, document
-from fastcomm.remote import place
 from fastcomm.trace.trace import Trace
 
 _NAMES = ("torch_et_{rank}.json", "pytorch_et_{rank}.json")
-_TENSOR = 6
+_TENSOR = 6  # items of a tensor
 
-Storage = tuple[int, str]  # its id, and its device
+Storage = tuple[int, str]  # id and device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedOperator:
-    """A node of an execution trace."""
+    """One node of an execution trace."""
 
     id: int
     parent: int
     name: str
-    order: int  # the number of its call; Kineto calls it `Record function id`
+    order: int  # number of the call, which Kineto names `Record function id`
     thread: int
     reads: frozenset[Storage]
     writes: frozenset[Storage]
 
 
 def find(trace: Trace) -> Path | None:
-    """The execution trace that lies beside a trace."""
+    """Return the execution trace in the folder of a trace, or None."""
     folder = place(trace.meta.path).parent
     for name in _NAMES:
         for suffix in ("", ".gz"):
@@ -49,19 +49,22 @@ def find(trace: Trace) -> Path | None:
 
 
 def read(path: Path) -> list[TracedOperator]:
-    """The operators of an execution trace, in order of their calls."""
+    """Read the operators of an execution trace, in the order of their calls.
+
+    Raises `TraceFileError` if the file is not an execution trace, or is truncated.
+    """
     try:
-        found = [_operator(node) for node in orjson.loads(document(path))["nodes"]]
+        operators = [_operator(node) for node in orjson.loads(document(path))["nodes"]]
     except (ValueError, KeyError, TypeError, AttributeError, CutShortError) as error:
         raise TraceFileError(
-            f"{path}: no execution trace of PyTorch, or a cut one ({error!r}); wanted a JSON "
-            "object with a list of nodes"
+            f"{path}: not an execution trace of PyTorch, or a truncated one ({error!r}); "
+            "expected a JSON object with a list of nodes"
         ) from error
-    return sorted(found, key=lambda each: (each.order, each.id))
+    return sorted(operators, key=lambda operator: (operator.order, operator.id))
 
 
 def _operator(node: Mapping[str, Any]) -> TracedOperator:
-    attributes = {each["name"]: each["value"] for each in node.get("attrs", ())} or node
+    attributes = {entry["name"]: entry["value"] for entry in node.get("attrs", ())} or node
     sides = [node["inputs"], node["outputs"]]
     inputs, outputs = (side["values"] if isinstance(side, dict) else side for side in sides)
     name, schema = str(node["name"]), str(attributes.get("op_schema", ""))
@@ -79,13 +82,13 @@ def _operator(node: Mapping[str, Any]) -> TracedOperator:
 
 
 def _storages(values: Any) -> Iterator[Storage]:
-    """The storages of all tensors in a value, lists of tensors included."""
+    """Yield the storages of all tensors in a value, including lists of tensors."""
     if not isinstance(values, list):
         return
     if (
         len(values) == _TENSOR
         and isinstance(values[-1], str)
-        and all(type(each) is int for each in values[:5])
+        and all(type(number) is int for number in values[:5])
     ):
         yield values[1], values[-1]
         return
@@ -94,7 +97,7 @@ def _storages(values: Any) -> Iterator[Storage]:
 
 
 def _written(name: str, schema: str, inputs: list[Any]) -> frozenset[Storage]:
-    """The storages of the inputs that an operator writes: its schema marks them with ``!``."""
+    """Return the storages that an operator writes: its schema marks the inputs with ``!``."""
     if schema:
         arguments = _arguments(schema)
         marked = [
@@ -111,7 +114,7 @@ def _written(name: str, schema: str, inputs: list[Any]) -> frozenset[Storage]:
 
 
 def _arguments(schema: str) -> list[str]:
-    """The arguments of an operator's schema, in order, without the star between them."""
+    """Return the arguments of an operator's schema, in order, without the star."""
     depth, parts = 0, [""]
     for letter in schema.partition("(")[2].rpartition(" -> ")[0].strip().removesuffix(")"):
         depth += (letter in "([") - (letter in ")]")

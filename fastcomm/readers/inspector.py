@@ -1,6 +1,6 @@
-"""NCCL Inspector logs: a file a process, a rank a process, a line an operation.
+"""Read NCCL Inspector logs: one file per process, one line per operation.
 
-A log knows sizes, groups and durations. It knows no compute, and times only if it is verbose.
+A log has sizes, groups and durations. It has no compute, and times only if it is verbose.
 """
 
 from collections import Counter
@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from fastcomm.errors import TraceFileError
+from fastcomm.readers import OpenOptions, RankSources, check_count
 from fastcomm.readers.assembly import TraceOptions, assemble
-from fastcomm.readers.device_rows import CommunicationColumns, DeviceRows
-from fastcomm.readers.formats import OpenOptions, RankSources, check_count
+from fastcomm.readers.communication import CommunicationColumns, DeviceRows
 from fastcomm.readers.inspector_log import (
     InspectorCommunicator,
     Log,
     communicators,
-    damage,
+    damage_warnings,
     read_log,
 )
 from fastcomm.readers.kineto.stream import CutShortError, blocks
@@ -33,12 +33,12 @@ from fastcomm_kernels.arrays import NULL, Ints
 
 SUFFIXES = (".log", ".log.gz", ".jsonl", ".jsonl.gz")
 _VERSIONS = frozenset({"v4.0"})
-_EPOCH = 1_000_000_000_000_000_000  # ns: less is no time since 1970
+_EPOCH = 1_000_000_000_000_000_000  # ns; smaller times are not since 1970
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedProcess:
-    """What the run knows of a process."""
+    """What the whole run states about one process."""
 
     rank: int
     world_size: int | None
@@ -46,7 +46,7 @@ class LoggedProcess:
 
 
 def claims(path: Path) -> bool:
-    """Whether the first record of the file is NCCL Inspector's."""
+    """Return whether the first record of a file is from NCCL Inspector."""
     if not path.name.lower().endswith(SUFFIXES) or not path.is_file():
         return False
     head = _head(path)
@@ -56,12 +56,12 @@ def claims(path: Path) -> bool:
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether a file named like a log is empty, or cannot be read."""
+    """Return whether a file named like a log is empty or unreadable."""
     return path.name.lower().endswith(SUFFIXES) and not path.is_dir() and not _head(path)
 
 
 def _head(path: Path) -> bytes:
-    """The beginning of the text; nothing where there is none."""
+    """Return the beginning of the text; empty if it is unreadable."""
     try:
         return next(blocks(path), b"")[:4096]
     except (CutShortError, TraceFileError):
@@ -69,17 +69,21 @@ def _head(path: Path) -> bytes:
 
 
 def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
-    """The rank of each process by the communicator of all, and who is in which group."""
-    said = {path: communicators(path) for path in paths}
-    for path, found in said.items():
-        if not found and is_damaged(path):
-            raise TraceFileError(f"{path}: cannot be read: the file is empty, or not whole")
-    ranks, world, warnings = _ranks(said, options)
-    groups = _groups(said, ranks, world)
+    """Find the rank of each process, and the members of each communicator.
+
+    Ranks are those in the communicator of all processes, unless the configuration states them.
+    Raises `TraceFileError` for unreadable files, and for ranks that are missing or occur twice.
+    """
+    logs = {path: communicators(path) for path in paths}
+    for path, members in logs.items():
+        if not members and is_damaged(path):
+            raise TraceFileError(f"{path}: cannot be read: the file is empty or truncated")
+    ranks, world, warnings = _ranks(logs, options)
+    groups = _groups(logs, ranks, world)
     reading = options.reading(world, ranks.values())
     sources = []
-    for path in sorted(paths, key=lambda each: ranks[each]):
-        own = {each.id: groups[each.id] for each in said[path]}
+    for path in sorted(paths, key=lambda path: ranks[path]):
+        own = {member.id: groups[member.id] for member in logs[path]}
         process = LoggedProcess(rank=ranks[path], world_size=world, groups=own)
         sources.append(
             Source(
@@ -92,80 +96,83 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     return RankSources(sources=tuple(sources), world_size=world, warnings=warnings)
 
 
-_Said = Mapping[Path, Sequence[InspectorCommunicator]]
+_Logs = Mapping[Path, Sequence[InspectorCommunicator]]
 
 
 def _ranks(
-    said: _Said, options: OpenOptions
+    logs: _Logs, options: OpenOptions
 ) -> tuple[dict[Path, int], int | None, tuple[str, ...]]:
-    """The rank of each file, the size of the world, and what to warn of."""
+    """Return the rank of each file, the world size, and warnings."""
     explicit = options.config.ranks
     if explicit:
-        told = {p: explicit.get(str(p), explicit.get(p.name)) for p in said}
-        ranks = {path: rank for path, rank in told.items() if rank is not None}
-        if missing := [str(path) for path in said if path not in ranks]:
-            raise TraceFileError(f"{missing[0]}: [ranks] names no rank of this file")
+        stated = {p: explicit.get(str(p), explicit.get(p.name)) for p in logs}
+        ranks = {path: rank for path, rank in stated.items() if rank is not None}
+        if missing := [str(path) for path in logs if path not in ranks]:
+            raise TraceFileError(
+                f"{missing[0]}: [ranks] in the configuration lacks this file; add its rank"
+            )
         _check_different(ranks)
         return ranks, options.world, ()
-    if world := _world(said):
-        ranks = {path: each.rank for path in said for each in said[path] if each.id == world.id}
+    if world := _world(logs):
+        ranks = {p: member.rank for p in logs for member in logs[p] if member.id == world.id}
         _check_different(ranks)
         return ranks, world.size, ()
-    ranks = {path: number for number, path in enumerate(sorted(said))}
+    ranks = {path: number for number, path in enumerate(sorted(logs))}
     warning = (
         "no communicator has all processes: ranks are numbered in the order of the files; "
-        "[ranks] in the configuration names them"
+        "state them in [ranks] in the configuration"
     )
-    return ranks, options.world, (warning,) if len(said) > 1 else ()
+    return ranks, options.world, (warning,) if len(logs) > 1 else ()
 
 
-def _world(said: _Said) -> InspectorCommunicator | None:
-    """The largest communicator, if every process is in it; of several, that of the first id."""
-    everywhere = Counter(each.id for found in said.values() for each in found)
-    largest = max((each.size for found in said.values() for each in found), default=0)
-    check_count(largest, next(iter(said)), "size of a communicator")
+def _world(logs: _Logs) -> InspectorCommunicator | None:
+    """Return the largest communicator if it has every process; of several, the first by id."""
+    counts = Counter(member.id for log in logs.values() for member in log)
+    largest = max((member.size for log in logs.values() for member in log), default=0)
+    check_count(largest, next(iter(logs)), "size of a communicator")
     shared = {
-        each.id: each
-        for found in said.values()
-        for each in found
-        if each.size == largest and everywhere[each.id] == len(said)
+        member.id: member
+        for log in logs.values()
+        for member in log
+        if member.size == largest and counts[member.id] == len(logs)
     }
     return shared[min(shared)] if shared else None
 
 
 def _check_different(ranks: Mapping[Path, int]) -> None:
-    taken: dict[int, Path] = {}
+    owner: dict[int, Path] = {}
     for path, rank in ranks.items():
-        if rank in taken:
-            raise TraceFileError(f"two files of rank {rank}: {taken[rank]} and {path}")
-        taken[rank] = path
+        if rank in owner:
+            raise TraceFileError(f"two files of rank {rank}: {owner[rank]} and {path}")
+        owner[rank] = path
 
 
 def _groups(
-    said: _Said, ranks: Mapping[Path, int], world: int | None
+    logs: _Logs, ranks: Mapping[Path, int], world: int | None
 ) -> dict[str, ProcessGroup]:
-    """Each communicator's ranks in the job, where the logs of all its members are there."""
+    """Return the group of each communicator; its ranks are known if all its logs are given."""
     members: dict[str, set[int]] = {}
     by_id: dict[str, InspectorCommunicator] = {}
-    for path, found in said.items():
-        for each in found:
-            by_id.setdefault(each.id, each)
-            members.setdefault(each.id, set()).add(ranks[path])
+    for path, log in logs.items():
+        for member in log:
+            by_id.setdefault(member.id, member)
+            members.setdefault(member.id, set()).add(ranks[path])
     groups = {}
-    for key, each in by_id.items():
-        known = members[key]
-        if each.size == world:
-            known = set(range(each.size))
+    for key, communicator in by_id.items():
+        group_ranks = members[key]
+        if communicator.size == world:
+            group_ranks = set(range(communicator.size))
         groups[key] = ProcessGroup(
-            name=each.name or key,
-            ranks=tuple(sorted(known)) if len(known) == each.size else None,
-            size=each.size,
+            name=communicator.name or key,
+            ranks=tuple(sorted(group_ranks)) if len(group_ranks) == communicator.size else None,
+            size=communicator.size,
             communicator=_number(key),
         )
     return groups
 
 
 def _number(communicator: str) -> int | None:
+    """Return a communicator's id as a number, or None."""
     try:
         return int(communicator, 0)
     except ValueError:
@@ -173,7 +180,23 @@ def _number(communicator: str) -> int | None:
 
 
 def read(path: Path, options: TraceOptions, process: LoggedProcess) -> Trace:
-    """Read one process's log; TraceFileError where it is none."""
+    """Read the log of one process as a trace.
+
+    Parameters
+    ----------
+    path
+        The log.
+    options
+        What to read, and the rules for iterations and tags.
+    process
+        Rank and groups of the process.
+
+    Raises
+    ------
+    TraceFileError
+        If the file is not a log, or is damaged.
+
+    """
     log = read_log(path, allow_truncated=options.allow_truncated)
     columns = log.columns()
     is_timed = bool((columns["start"] != NULL).all())
@@ -203,7 +226,7 @@ def read(path: Path, options: TraceOptions, process: LoggedProcess) -> Trace:
         named=(Named(library="NCCL", op="OTHER", tag=None, fused=False),),
     )
     if not is_timed:
-        # Where durations were put says nothing: one iteration holds them all.
+        # Without times, positions of durations mean nothing: one iteration has them all.
         whole = (0, int(start.min()), int(stop.max()) + 1)
         options = replace(options, iterations=IterationRule(ranges=(whole,)))
     meta = Meta(
@@ -212,7 +235,7 @@ def read(path: Path, options: TraceOptions, process: LoggedProcess) -> Trace:
         format="inspector",
         path=str(path),
         clock="unix" if int(start.min()) >= _EPOCH else None,
-        warnings=(*damage(log), *_notes(log, columns)),
+        warnings=(*damage_warnings(log), *_notes(log, columns)),
         lacks=("compute",) if is_timed else ("compute", "times"),
     )
     trace = assemble(events, lanes, calls.collectives(order), options, meta)
@@ -222,41 +245,41 @@ def read(path: Path, options: TraceOptions, process: LoggedProcess) -> Trace:
 
 
 def _notes(log: Log, columns: Mapping[str, Ints]) -> list[str]:
-    """What the log leaves out."""
+    """Return warnings about what the log omits."""
     notes = []
-    if strange := sorted(log.versions - _VERSIONS):
+    if unknown := sorted(log.versions - _VERSIONS):
         notes.append(
-            f"inspector_output_format_version {', '.join(strange)}: found an unknown version, "
-            f"wanted {', '.join(sorted(_VERSIONS))}; read as that"
+            f"inspector_output_format_version {', '.join(unknown)} is unknown; read as "
+            f"{', '.join(sorted(_VERSIONS))}"
         )
     if log.has_newer:
         notes.append(
             "NCCL 2.30's inspector leaves out messages under 8192 bytes and operations without "
             "times of the GPU: volume is a lower bound"
         )
-    if lost := _lost(columns):
-        seen = len(columns["seq"])
+    if missing := _missing_count(columns):
+        total = len(columns["seq"]) + missing
         notes.append(
-            f"{lost} of {seen + lost} operations have no line (their sequence numbers are "
+            f"{missing} of {total} operations have no line (their sequence numbers are "
             "missing): volume is a lower bound"
         )
     return notes
 
 
-def _lost(columns: Mapping[str, Ints]) -> int:
-    """How many sequence numbers are missing between the first and the last.
+def _missing_count(columns: Mapping[str, Ints]) -> int:
+    """Return how many sequence numbers are missing between the first and the last.
 
-    A version may count a communicator's operations together, or each kind of them.
+    NCCL versions count the operations of a communicator together, or by kind.
     """
-    lost = 0
+    count = 0
     for communicator in np.unique(columns["communicator"]).tolist():
         own = columns["communicator"] == communicator
         seq, ops = columns["seq"][own], columns["name"][own]
         if len(np.unique(seq)) == len(seq):
-            lost += _gaps(seq)
+            count += _gaps(seq)
         else:
-            lost += sum(_gaps(np.unique(seq[ops == each])) for each in np.unique(ops).tolist())
-    return lost
+            count += sum(_gaps(np.unique(seq[ops == op])) for op in np.unique(ops).tolist())
+    return count
 
 
 def _gaps(seq: Ints) -> int:

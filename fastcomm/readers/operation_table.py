@@ -1,4 +1,4 @@
-"""Read tables of operations: one row an operation, all ranks in one file."""
+"""Read tables of operations: one row per operation, all ranks in one file. Times are ns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.readers import table_mapping
+from fastcomm.readers import OpenOptions, RankSources, table_mapping
 from fastcomm.readers.assembly import TraceOptions, assemble
-from fastcomm.readers.device_rows import CommunicationColumns, DeviceRows
-from fastcomm.readers.formats import OpenOptions, RankSources
+from fastcomm.readers.communication import CommunicationColumns, DeviceRows
 from fastcomm.readers.patterns import Named
 from fastcomm.readers.table_mapping import WORK, RowKind, TableMapping, preset_of
 from fastcomm.trace.iterations import IterationRule
@@ -30,48 +29,50 @@ _NO_GROUP = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """What the whole table says of one rank."""
+    """What the whole table states about one rank."""
 
     rank: int
     world_size: int | None
-    # By the columns in which ranks agree: a label, and the ranks that agree with this one.
+    # By columns: a label, and the ranks that have the values of this rank in these columns.
     peers: Mapping[tuple[str, ...], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by the group's label
-    # What to add to the times of an iteration, where they count from its begin.
+    groups: Mapping[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # members by the group's label
+    # ns to add to times of an iteration that count from its begin.
     shifts: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRows:
-    """Rows and their kinds; `code` is the place of a row's kind in `values` and `kinds`."""
+    """Rows of one rank and their kinds; row i is of the kind `kinds[code[i]]`."""
 
     table: pa.Table
     mapping: TableMapping
     code: Ints
-    values: list[str]
-    kinds: list[RowKind]
+    values: list[str]  # the different values of the column of kinds
+    kinds: list[RowKind]  # the kind of each value
 
     @classmethod
     def of(cls, table: pa.Table, mapping: TableMapping) -> Self:
-        """Ask what each row is."""
+        """Find the kind of each row."""
         code, values = _encoded(table[mapping.kind])
         kinds = [mapping.kind_of(value) or _NOTHING for value in values]
         return cls(table=table, mapping=mapping, code=code, values=values, kinds=kinds)
 
     def notes(self) -> list[str]:
-        """What the mapping does not know."""
-        strange = [place for place, kind in enumerate(self.kinds) if kind is _NOTHING]
-        if not strange:
+        """Return a warning about rows that the mapping does not explain."""
+        unknown = [place for place, kind in enumerate(self.kinds) if kind is _NOTHING]
+        if not unknown:
             return []
-        count = int(np.isin(self.code, strange).sum())
-        names = ", ".join(sorted(repr(self.values[place]) for place in strange)[:8])
+        count = int(np.isin(self.code, unknown).sum())
+        names = ", ".join(sorted(repr(self.values[place]) for place in unknown)[:8])
         return [
             f"{count} rows are neither compute nor communication: [table.kinds] does not name "
             f"{names}"
         ]
 
     def work(self, start: Ints, stop: Ints) -> DeviceRows:
-        """The rows as device work."""
+        """Return the rows as device work."""
         name, texts = _encoded(self.table[self.mapping.name or self.mapping.kind])
         lane, lanes, stream = self._lanes()
         kinds = [KIND[WORK[kind.work] if kind.work else "kernel"] for kind in self.kinds]
@@ -88,27 +89,30 @@ class TableRows:
         )
 
     def _lanes(self) -> tuple[Ints, list[str], Ints]:
-        """The lane of each row and the lanes: streams, else compute and the tags apart."""
-        unknown = np.full(self.table.num_rows, NULL, np.int64)
+        """Return the lane of each row, the lanes, and the stream of each row or NULL.
+
+        Without streams, compute and each tag have lanes of their own.
+        """
+        stream = np.full(self.table.num_rows, NULL, np.int64)
         if self.mapping.stream is not None:
             column = self.table[self.mapping.stream]
             lane, lanes = _encoded(column.cast(pa.string()))
             if pa.types.is_integer(column.type):
-                unknown = column.cast(pa.int64()).fill_null(NULL).to_numpy()
-            return lane, lanes, unknown
-        words = [kind.work or kind.tag or kind.op or "" for kind in self.kinds]
-        lanes = sorted(set(words))
-        return np.array([lanes.index(word) for word in words])[self.code], lanes, unknown
+                stream = column.cast(pa.int64()).fill_null(NULL).to_numpy()
+            return lane, lanes, stream
+        labels = [kind.work or kind.tag or kind.op or "" for kind in self.kinds]
+        lanes = sorted(set(labels))
+        return np.array([lanes.index(label) for label in labels])[self.code], lanes, stream
 
     def calls(self, rank: Rank) -> tuple[CommunicationColumns, list[TagRule]]:
-        """What each row communicates, and the rules that give its groups their tags."""
+        """Return the communication of each row, and the rules that tag its groups."""
         groups: dict[ProcessGroup, int] = {}
-        of_kind = [groups.setdefault(group, len(groups)) if group else _NO_GROUP
+        by_kind = [groups.setdefault(group, len(groups)) if group else _NO_GROUP
                    for group in (_group(kind, rank) for kind in self.kinds)]  # fmt: skip
-        group = np.array(of_kind, np.int64)[self.code]
+        group = np.array(by_kind, np.int64)[self.code]
         if self.mapping.group is not None:
             place, labels = _encoded(self.table[self.mapping.group])
-            known = [
+            by_label = [
                 groups.setdefault(
                     ProcessGroup(name=label, ranks=rank.groups.get(label)), len(groups)
                 )
@@ -116,7 +120,7 @@ class TableRows:
                 else _NO_GROUP
                 for label in labels
             ]
-            group = np.where(group == _NO_GROUP, np.array(known, np.int64)[place], group)
+            group = np.where(group == _NO_GROUP, np.array(by_label, np.int64)[place], group)
         op = [NULL if kind.op is None else OP[kind.op] for kind in self.kinds]
         calls = CommunicationColumns(
             op=np.array(op, np.int64)[self.code],
@@ -131,13 +135,14 @@ class TableRows:
             ),
         )
         rules = {
-            TagRule(field="name", value=tagged.name or "", tag=kind.tag)
+            TagRule(field="name", value=kind_group.name or "", tag=kind.tag)
             for kind in self.kinds
-            if kind.tag is not None and (tagged := _group(kind, rank)) is not None
+            if kind.tag is not None and (kind_group := _group(kind, rank)) is not None
         }
         return calls, sorted(rules, key=lambda rule: str(rule.value))
 
     def _bytes(self) -> Ints:
+        """Return the bytes of each row, or NULL."""
         if self.mapping.bytes is None:
             return np.full(len(self.code), NULL, np.int64)
         column = self.table[self.mapping.bytes]
@@ -148,24 +153,24 @@ class TableRows:
 
 
 def _encoded(column: Any) -> tuple[Ints, list[str]]:
-    """Texts as places in a list of the different ones; a null is the empty text."""
+    """Return texts as codes and the list of different texts; null is an empty text."""
     encoded = column.fill_null("").combine_chunks().dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
 
 
 def _group(kind: RowKind, rank: Rank) -> ProcessGroup | None:
-    """The group of a kind's rows, where the mapping says who is in it."""
+    """Return the group of the rows of a kind, or None if the mapping does not tell it."""
     if not kind.same:
         return None
     label, ranks = rank.peers[kind.same]
     return ProcessGroup(name=f"{kind.tag or kind.op} {label}", ranks=ranks)
 
 
-_LAID = "times count from the begin of each iteration: iterations are laid one behind another"
+_LAID = "times restart in each iteration: iterations are placed one after another"
 
 
 def claims(path: Path) -> bool:
-    """Whether the columns of the table are those of a preset."""
+    """Return whether a file is a table with the columns of a preset."""
     if not table_mapping.is_table(path):
         return False
     try:
@@ -175,7 +180,7 @@ def claims(path: Path) -> bool:
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether the file is named like a table and cannot be read as one."""
+    """Return whether a file is named like a table and cannot be read as one."""
     if not table_mapping.is_table(path):
         return False
     try:
@@ -186,37 +191,38 @@ def is_damaged(path: Path) -> bool:
 
 
 def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
-    """The ranks in the tables; of those, only the columns that tell ranks and groups are read.
+    """Find the ranks in tables, reading only the columns that tell ranks and groups.
 
-    Raises `ConfigError` where neither the configuration nor a preset says what columns mean.
+    Raises `ConfigError` if neither the configuration nor a preset explains the columns, and
+    `TraceFileError` for damaged files and ranks that occur twice.
     """
     owner: dict[int, Path] = {}
     members: list[tuple[Path, Rank, TableMapping]] = []
     for path in paths:
         columns = table_mapping.columns_of(path)
-        meaning = options.config.table or preset_of(columns)
-        if meaning is None:
+        mapping = options.config.table or preset_of(columns)
+        if mapping is None:
             raise ConfigError(
-                f"{path}: what do the columns mean? Found {', '.join(columns)}; "
-                "a [table] in the configuration says it"
+                f"{path}: the meaning of the columns {', '.join(columns)} is unknown. State it "
+                "in a [table] of the configuration"
             )
-        meaning.check(columns, str(path))
-        for each in _ranks(path, meaning, options.world):
-            if each.rank in owner:
+        mapping.check(columns, str(path))
+        for rank in _ranks(path, mapping, options.world):
+            if rank.rank in owner:
                 raise TraceFileError(
-                    f"two files of rank {each.rank}: {owner[each.rank]} and {path}"
+                    f"two files of rank {rank.rank}: {owner[rank.rank]} and {path}"
                 )
-            owner[each.rank] = path
-            members.append((path, each, meaning))
+            owner[rank.rank] = path
+            members.append((path, rank, mapping))
     sources = []
-    for path, each, meaning in members:
-        reading = options.reading(each.world_size, owner)
+    for path, rank, mapping in members:
+        reading = options.reading(rank.world_size, owner)
         sources.append(
             Source(
-                rank=each.rank,
+                rank=rank.rank,
                 path=path,
                 size=path.stat().st_size,
-                read=partial(read, path, reading, each, meaning),
+                read=partial(read, path, reading, rank, mapping),
             )
         )
     world = options.world if options.world and max(owner) < options.world else None
@@ -225,23 +231,23 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
 
 
 def _ranks(path: Path, mapping: TableMapping, world: int | None) -> list[Rank]:
-    """What the table says of each of its ranks."""
+    """Return what the table states about each of its ranks."""
     keys = [mapping.rank, *mapping.coordinates, *([mapping.group] if mapping.group else [])]
     keys = list(dict.fromkeys(keys))
     columns = [*keys, *(_span_columns(mapping) if mapping.restarts else ())]
-    seen: set[tuple[Any, ...]] = set()
+    distinct_rows: set[tuple[Any, ...]] = set()
     spans: dict[int, tuple[int, int]] = {}
     for table in table_mapping.batches(path, list(dict.fromkeys(columns))):
         distinct = table.select(keys).group_by(keys).aggregate([])
-        seen.update(zip(*(distinct[key].to_pylist() for key in keys), strict=True))
+        distinct_rows.update(zip(*(distinct[key].to_pylist() for key in keys), strict=True))
         if mapping.restarts:
             _widen(spans, table, mapping, path)
-    rows = [dict(zip(keys, values, strict=True)) for values in seen]
+    rows = [dict(zip(keys, values, strict=True)) for values in distinct_rows]
     for row in rows:
         number = row[mapping.rank]
         if type(number) is not int or not 0 <= number < MOST_RANKS:
             raise TraceFileError(
-                f"{path}: column {mapping.rank}: found {number!r}, wanted ranks from 0"
+                f"{path}: column {mapping.rank}: found {number!r}, expected ranks from 0"
             )
     if not rows:
         raise TraceFileError(f"{path}: the table has no rows")
@@ -258,33 +264,33 @@ def _ranks(path: Path, mapping: TableMapping, world: int | None) -> list[Rank]:
     ]
 
 
-_Seen = Sequence[Mapping[str, Any]]
+_Rows = Sequence[Mapping[str, Any]]
 
 
 def _peers(
-    rank: int, rows: _Seen, mapping: TableMapping
+    rank: int, rows: _Rows, mapping: TableMapping
 ) -> dict[tuple[str, ...], tuple[str, tuple[int, ...]]]:
-    """For each set of columns that makes groups: who has the same values there."""
+    """Return, for each set of columns that forms groups, a label and the ranks that agree."""
     own = next(row for row in rows if row[mapping.rank] == rank)
     peers = {}
     for same in {kind.same for kind in mapping.kinds if kind.same}:
-        alike = {
+        members = {
             row[mapping.rank] for row in rows if all(row[name] == own[name] for name in same)
         }
         label = " ".join(f"{name}={own[name]}" for name in same)
-        peers[same] = label, tuple(sorted(alike))
+        peers[same] = label, tuple(sorted(members))
     return peers
 
 
-def _labels(rank: int, rows: _Seen, mapping: TableMapping) -> dict[str, tuple[int, ...]]:
-    """The ranks of each group that this rank is in, by the column of groups."""
+def _labels(rank: int, rows: _Rows, mapping: TableMapping) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each group of this rank, by the column of groups."""
     members: dict[str, set[int]] = {}
     if mapping.group is None:
         return {}
     for row in rows:
         if row[mapping.group] not in {None, ""}:
             members.setdefault(str(row[mapping.group]), set()).add(row[mapping.rank])
-    return {name: tuple(sorted(found)) for name, found in members.items() if rank in found}
+    return {name: tuple(sorted(ranks)) for name, ranks in members.items() if rank in ranks}
 
 
 def _span_columns(mapping: TableMapping) -> list[str]:
@@ -295,16 +301,16 @@ def _span_columns(mapping: TableMapping) -> list[str]:
 def _widen(
     spans: dict[int, tuple[int, int]], table: pa.Table, mapping: TableMapping, path: Path
 ) -> None:
-    """Add rows to the first start and last stop of each iteration."""
+    """Widen the first start and last stop of each iteration by some rows."""
     start, stop = table_mapping.times(table, mapping, path)
     number = table_mapping.whole_numbers(table, mapping.iteration or "", path)
-    for each, low, high in zip(*_extents(number, start, stop), strict=True):
-        known = spans.get(each, (low, high))
-        spans[each] = min(known[0], low), max(known[1], high)
+    for iteration, low, high in zip(*_extents(number, start, stop), strict=True):
+        first, last = spans.get(iteration, (low, high))
+        spans[iteration] = min(first, low), max(last, high)
 
 
 def _extents(number: Ints, start: Ints, stop: Ints) -> tuple[list[int], list[int], list[int]]:
-    """Each number, the first start of its rows, and their last stop."""
+    """Return the different numbers, and first start and last stop of the rows of each."""
     numbers, index = np.unique(number, return_inverse=True)
     first = np.full(len(numbers), np.iinfo(np.int64).max)
     last = np.full(len(numbers), np.iinfo(np.int64).min)
@@ -314,7 +320,7 @@ def _extents(number: Ints, start: Ints, stop: Ints) -> tuple[list[int], list[int
 
 
 def _shifts(spans: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """What lays the iterations one behind another, in the order of their numbers."""
+    """Return the ns to add to each iteration to place them one after another."""
     shifts, edge = {}, 0
     for number in sorted(spans):
         low, high = spans[number]
@@ -324,7 +330,25 @@ def _shifts(spans: Mapping[int, tuple[int, int]]) -> dict[int, int]:
 
 
 def read(path: Path, options: TraceOptions, rank: Rank, mapping: TableMapping) -> Trace:
-    """Read the rows of one rank."""
+    """Read the rows of one rank as a trace.
+
+    Parameters
+    ----------
+    path
+        The table.
+    options
+        Rules for iterations and tags.
+    rank
+        The rank, with its groups.
+    mapping
+        The meaning of the columns.
+
+    Raises
+    ------
+    TraceFileError
+        If a column has nulls, no numbers, or impossible times.
+
+    """
     texts = [name for name in (mapping.kind, mapping.name, mapping.group) if name]
     where = pc.field(mapping.rank) == rank.rank
     parts = table_mapping.batches(path, mapping.columns, texts, where)
@@ -335,7 +359,7 @@ def read(path: Path, options: TraceOptions, rank: Rank, mapping: TableMapping) -
     if mapping.iteration is not None:
         number = table_mapping.whole_numbers(table, mapping.iteration, path)
         if mapping.restarts:
-            shift = np.array([rank.shifts[each] for each in number.tolist()], np.int64)
+            shift = np.array([rank.shifts[k] for k in number.tolist()], np.int64)
             start, stop = start + shift, stop + shift
             warnings.append(_LAID)
         ranges = tuple(zip(*_extents(number, start, stop), strict=True))
@@ -344,8 +368,8 @@ def read(path: Path, options: TraceOptions, rank: Rank, mapping: TableMapping) -
     rows = TableRows.of(table, mapping)
     events, lanes, order = rows.work(start, stop).events()
     calls, rules = rows.calls(rank)
-    of_data = tuple(replace(rule, is_given=False) for rule in rules)
-    tags = replace(options.tags, explicit=(*options.tags.explicit, *of_data))
+    table_rules = tuple(replace(rule, is_given=False) for rule in rules)
+    tags = replace(options.tags, explicit=(*options.tags.explicit, *table_rules))
     meta = Meta(
         rank=rank.rank,
         world_size=rank.world_size,
@@ -353,21 +377,21 @@ def read(path: Path, options: TraceOptions, rank: Rank, mapping: TableMapping) -
         path=str(path),
         clock=None,
         warnings=(*warnings, *rows.notes()),
-        lacks=_lacks(mapping),
+        lacks=_missing(mapping),
     )
     trace = assemble(events, lanes, calls.collectives(order), replace(options, tags=tags), meta)
-    by = found_by or trace.meta.found_by
-    return replace(trace, meta=replace(trace.meta, found_by=by))
+    return replace(trace, meta=replace(trace.meta, found_by=found_by or trace.meta.found_by))
 
 
 def _plain(table: pa.Table, texts: Sequence[str]) -> pa.Table:
-    """The table with text as text: dictionaries differ from part to part."""
+    """Return the table with plain text columns: dictionaries differ from part to part."""
     for name in texts:
         place = table.column_names.index(name)
         table = table.set_column(place, name, table[name].cast(pa.string()))
     return table
 
 
-def _lacks(mapping: TableMapping) -> tuple[str, ...]:
+def _missing(mapping: TableMapping) -> tuple[str, ...]:
+    """Return keys of `LACKS` that apply to tables with this mapping."""
     has_compute = any(kind.work == "compute" for kind in mapping.kinds)
     return (*(() if has_compute else ("compute",)), *(() if mapping.bytes else ("bytes",)))

@@ -1,7 +1,7 @@
-"""Which device work is communication, by its name: a table that a user can extend.
+"""Recognize communication by the names of kernels and copies: a table that users can extend.
 
-The first pattern that matches decides. The operation is what the host calls it, where the host
-is known; the name's is the second best: an all-to-all runs as `ncclDevKernel_SendRecv`.
+The first pattern that matches decides. The host's name of the operation takes precedence where
+it is known, since an all-to-all runs as `ncclDevKernel_SendRecv`.
 """
 
 import re
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-# Operations as libraries spell them, in lower case and without "_".
-_SPELLED = {
+# Operations by the names that libraries use, in lower case and without "_".
+_SPELLINGS = {
     "allreduce": "AllReduce",
     "allgather": "AllGather",
     "allgatherv": "AllGather",
@@ -32,20 +32,20 @@ _SPELLED = {
 }
 
 _BOOL = r"(?:true|false|\(bool\)[01])"
-# From the start of a name to its function: the result's type, namespaces and classes. What
-# follows it, template arguments and parameters, may name anything.
+# From the start of a name to its function: result type, namespaces and classes. The template
+# arguments and parameters that follow may contain any name.
 _START = r"^(?:void |static )*(?:(?:\(anonymous namespace\)|\w+)::)*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """A regular expression on names of kernels or copies, and what it says of them."""
+    """A regular expression on names of kernels or copies, and what a match tells."""
 
     regex: str
     library: str
     op: str | None = None  # None: the first group of the expression, else OTHER
     tag: str | None = None  # for events whose group is unknown
-    fused: bool = False  # does more than communicate
+    fused: bool = False  # whether the kernel does more than communicate
 
 
 PATTERNS = (
@@ -111,7 +111,7 @@ PATTERNS = (
         op="AllToAll",
         tag="EP",
     ),
-    # Names that others may use, too: DO_SEND and DO_RECV among the template arguments tell.
+    # The names are ambiguous; DO_SEND and DO_RECV among the template arguments decide.
     Pattern(
         regex=r"^(?:void )?(?:(?:\(anonymous namespace\)|pplx)::)*(?:dispatch|combine)Kernel"
         rf"<(?:[^<>]*, )?{_BOOL}, {_BOOL}[,>]"
@@ -206,7 +206,7 @@ PATTERNS = (
         op="OTHER",
         tag="TP",
     ),
-    # Of collectives on a stream, whose kernels do not have the library in their name.
+    # Collectives on a stream, whose kernels do not have the name of the library.
     Pattern(
         regex=_START + r"(barrier|alltoall|broadcast|reducescatter)\w*_on_stream_kernel",
         library="NVSHMEM",
@@ -222,7 +222,7 @@ PATTERNS = (
     Pattern(regex=r"mscclpp", library="MSCCL++", op="OTHER"),
 )
 
-# What moves data between devices for any parallelism; the others serve one, or a few.
+# Libraries that serve every parallelism; the others serve one, or a few.
 COLLECTIVE_LIBRARIES = ("NCCL", "RCCL", "oneCCL", "HCCL", "MSCCL++")
 
 # Copies from one device to another.
@@ -231,7 +231,7 @@ PEER_COPIES = (Pattern(regex=r"^Memcpy PtoP", library="peer copy", op="SendRecv"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """What a name says of communication."""
+    """What a name tells of communication."""
 
     library: str
     op: str
@@ -239,28 +239,28 @@ class Named:
     fused: bool
 
 
-def named(name: str, patterns: tuple[Pattern, ...]) -> Named | None:
-    """What the first pattern that matches says of `name`; None: it is no communication."""
-    return namer(patterns)(name)
+def match_name(name: str, patterns: tuple[Pattern, ...]) -> Named | None:
+    """Return what the first matching pattern tells of a name; None: not communication."""
+    return matcher(patterns)(name)
 
 
-@lru_cache(maxsize=16)  # every rank of a run has the same names, and asks by the same patterns
-def namer(patterns: tuple[Pattern, ...]) -> Callable[[str], Named | None]:
-    """What `named` says by these patterns, each name searched once."""
+@lru_cache(maxsize=16)  # the ranks of a run share names and patterns
+def matcher(patterns: tuple[Pattern, ...]) -> Callable[[str], Named | None]:
+    """Return `match_name` for these patterns, with a cache of names."""
 
     @lru_cache(maxsize=1 << 14)
-    def ask(name: str) -> Named | None:
+    def match(name: str) -> Named | None:
         for pattern in patterns:
-            if found := re.search(pattern.regex, name):
-                op = pattern.op or _op(found[1])
+            if result := re.search(pattern.regex, name):
+                op = pattern.op or _op(result[1])
                 return Named(
                     library=pattern.library, op=op, tag=pattern.tag, fused=pattern.fused
                 )
         return None
 
-    return ask
+    return match
 
 
-def _op(word: str) -> str:
-    """Return the operation that a library spells so, or OTHER."""
-    return _SPELLED.get(word.lower().replace("_", ""), "OTHER")
+def _op(name: str) -> str:
+    """Return the operation with a library's name, or OTHER."""
+    return _SPELLINGS.get(name.lower().replace("_", ""), "OTHER")

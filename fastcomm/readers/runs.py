@@ -1,28 +1,48 @@
-"""Open a run: a directory, files or globs become one source a rank."""
+"""Open a run: directories, files or globs become one source per rank; read workload cards.
+
+In a workload card of CCL-Bench (YAML), every key is optional, and unknown ones are ignored. A
+size that is not a number is an error, since tags would be wrong; anything else that cannot be
+used is a warning.
+"""
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
+from typing import Any, TypeGuard
 
+from fastcomm import files
+from fastcomm.checks import refuse
 from fastcomm.errors import SchemaError, TraceFileError
-from fastcomm.outputs import note_inputs
-from fastcomm.readers.config import Config
+from fastcomm.files import is_local, note_inputs, place
+from fastcomm.readers import OpenOptions, RankSources, rank_from_name
+from fastcomm.readers.config import Config, Parallel, whole
 from fastcomm.readers.detection import FORMATS, detect, module
-from fastcomm.readers.files import rank_from_name
-from fastcomm.readers.formats import OpenOptions, RankSources
-from fastcomm.remote import is_local, place
 from fastcomm.trace.run import RunTraces, SkippedRank, Source, absent
 from fastcomm.trace.trace import Trace
 from fastcomm.units import plural
 
 _State = tuple[tuple[str, int, int, int], ...]
 
+# What the name of a framework begins with or contains, and its order of ranks.
+FRAMEWORKS = {
+    "megatron": "megatron",
+    "nemo": "megatron",
+    "deepspeed": "deepspeed",
+    "torchtitan": "torchtitan",
+    "vllm": "vllm",
+    "sglang": "vllm",
+}
+_SERVING = ("vllm", "sglang")  # their experts are split over tensor ranks, not each by them
+_GBPS = 1e9 / 8  # bytes per second of a Gbit/s
+_FASTEST = 1e9  # Gbit/s, far above any link
+
 
 def steady(source: Source) -> Source:
-    """The same source, whose reading fails if somebody changes its file meanwhile."""
+    """Return the source, with an error if its file changes while it is read."""
     narrow = source.read_narrow
     return replace(
         source,
@@ -32,6 +52,7 @@ def steady(source: Source) -> Source:
 
 
 def _read(path: Path, read: Callable[[], Trace]) -> Trace:
+    """Read a trace; TraceFileError with the path for damaged tables and changed files."""
     before = _state(path)
     try:
         trace = read()
@@ -46,7 +67,7 @@ def _read(path: Path, read: Callable[[], Trace]) -> Trace:
 
 
 def _check(path: Path, before: _State, error: Exception | None) -> None:
-    """TraceFileError where the file is another one than before, or longer, or newer."""
+    """Raise TraceFileError if the file changed since `before`."""
     if before and _state(path) != before:
         raise TraceFileError(
             f"{path}: changed while it was read; wait until it is written, and read it again"
@@ -54,20 +75,20 @@ def _check(path: Path, before: _State, error: Exception | None) -> None:
 
 
 def _state(path: Path) -> _State:
-    """Name, place, size and age of a file, or of the files of a directory; empty: none."""
+    """Return name, inode, size and time of a file, or of the files of a directory."""
     try:
         status = path.stat()
         if not stat.S_ISDIR(status.st_mode):
-            return (_of(path.name, status),)
+            return (_file_state(path.name, status),)
         if not is_local(path):
-            return tuple(sorted(_of(each.name, each.stat()) for each in path.iterdir()))
+            return tuple(sorted(_file_state(file.name, file.stat()) for file in path.iterdir()))
         with os.scandir(path) as entries:
-            return tuple(sorted(_of(entry.name, entry.stat()) for entry in entries))
+            return tuple(sorted(_file_state(entry.name, entry.stat()) for entry in entries))
     except OSError:
-        return ()  # reading it says what is wrong
+        return ()  # reading the file reports the error
 
 
-def _of(name: str, status: os.stat_result) -> tuple[str, int, int, int]:
+def _file_state(name: str, status: os.stat_result) -> tuple[str, int, int, int]:
     return name, status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -77,31 +98,42 @@ __all__ = ["FORMATS", "OpenOptions", "open_run"]
 def open_run(
     *paths: str | Path, options: OpenOptions | None = None, use_card: bool = True
 ) -> RunTraces:
-    """Find the traces of a run and the rank of each; nothing is read but what tells that.
+    """Find the traces of a run and the rank of each, without reading whole traces.
 
-    A path is a directory (searched to the bottom), a file or a glob. A workload card in a
-    directory fills what the configuration leaves open, unless `use_card` is off. Raises
-    `FastcommError` where there is no trace, a rank cannot be told, a rank's trace cannot be
-    read, two files have one rank, or files contradict the world size. With
-    `options.keep_going` files that cannot be read are in `RunTraces.skipped`.
+    Parameters
+    ----------
+    *paths
+        Directories (searched recursively), files or globs.
+    options
+        Configuration, and whether to go on without unreadable files (`keep_going`), which are
+        then in `RunTraces.skipped`.
+    use_card
+        Whether a workload card in a directory fills in what the configuration leaves open.
+
+    Raises
+    ------
+    FastcommError
+        If there is no trace, a rank is unknown or unreadable, two files have one rank, or files
+        contradict the world size.
+
     """
     options = options or OpenOptions()
     config, card_warnings = with_card(options.config, paths if use_card else ())
     options = replace(options, config=config)
     detected = detect(paths, config, keep_going=options.keep_going)
-    found = _found(detected.format, detected.files, options)
-    note_inputs(each.path for each in found.sources if is_local(each.path))
+    sources = _rank_sources(detected.format, detected.files, options)
+    note_inputs(source.path for source in sources.sources if is_local(source.path))
     run = RunTraces(
-        sources=tuple(map(steady, found.sources)),
-        world_size=found.world_size,
+        sources=tuple(map(steady, sources.sources)),
+        world_size=sources.world_size,
         warnings=(
             *detected.warnings,
-            *found.warnings,
+            *sources.warnings,
             *card_warnings,
-            *_assumed(config, [each.rank for each in found.sources], found.world_size),
+            *_assumed(config, [source.rank for source in sources.sources], sources.world_size),
         ),
-        link_bandwidth=found.link_bandwidth if config.bandwidth is None else config.bandwidth,
-        skipped=_numbered([*detected.skipped, *found.skipped], found),
+        link_bandwidth=sources.link_bandwidth if config.bandwidth is None else config.bandwidth,
+        skipped=_numbered([*detected.skipped, *sources.skipped], sources),
     )
     return replace(
         run,
@@ -110,31 +142,32 @@ def open_run(
     )
 
 
-def _numbered(skipped: Sequence[SkippedRank], found: RankSources) -> tuple[SkippedRank, ...]:
-    """Give the one skipped file of unknown rank the only rank of the world that is left."""
-    unknown = [each for each in skipped if each.rank is None]
-    if len(unknown) != 1 or found.world_size is None or place(unknown[0].path).is_dir():
+def _numbered(skipped: Sequence[SkippedRank], sources: RankSources) -> tuple[SkippedRank, ...]:
+    """Give a single skipped file of unknown rank the only missing rank of the world."""
+    unknown = [file for file in skipped if file.rank is None]
+    if len(unknown) != 1 or sources.world_size is None or place(unknown[0].path).is_dir():
         return tuple(skipped)
-    known = {*(each.rank for each in found.sources), *(each.rank for each in skipped)}
-    rest = [rank for rank in range(found.world_size) if rank not in known]
-    rank = rest[0] if len(rest) == 1 else None
-    return tuple(replace(each, rank=rank) if each is unknown[0] else each for each in skipped)
+    present = {*(source.rank for source in sources.sources), *(file.rank for file in skipped)}
+    absent_ranks = [rank for rank in range(sources.world_size) if rank not in present]
+    rank = absent_ranks[0] if len(absent_ranks) == 1 else None
+    return tuple(replace(file, rank=rank) if file is unknown[0] else file for file in skipped)
 
 
 def _assumed(config: Config, ranks: Sequence[int], world: int | None) -> Iterator[str]:
-    """Warn where the sizes of the parallelism need more ranks than have a trace."""
+    """Warn if the sizes of the parallelism need more ranks than have a trace."""
     if world is not None or config.parallel.dp is not None:
         return
     size = config.parallel.assumed_world(ranks)
     if size is not None and size > max(ranks) + 1:
+        options = config.parallel.options_text()
         yield (
-            f"no trace says how many ranks there are: {config.parallel.words()} is taken for "
-            f"{size} ranks; give --dp if there are more"
+            f"no trace says how many ranks there are: {options} is taken for {size} ranks. "
+            "Pass --dp if there are more"
         )
 
 
-def _found(name: str, files: Sequence[Path], options: OpenOptions) -> RankSources:
-    """The ranks in files of one format; with `keep_going` without those that fail to open."""
+def _rank_sources(name: str, files: Sequence[Path], options: OpenOptions) -> RankSources:
+    """Return the ranks in files of one format; `keep_going` skips those that fail to open."""
     find = module(name).find
     try:
         return find(files, options)
@@ -144,14 +177,14 @@ def _found(name: str, files: Sequence[Path], options: OpenOptions) -> RankSource
         failures = {path: _failure(name, path, options) for path in files}
         readable = [path for path in files if failures[path] is None]
         if not readable or len(readable) == len(files):
-            raise  # the files contradict each other, or none is left
-        found = find(readable, options)
-    skipped = tuple(each for each in failures.values() if each is not None)
-    return replace(found, skipped=(*found.skipped, *skipped))
+            raise  # the files contradict each other, or none is readable
+        sources = find(readable, options)
+    skipped = tuple(failure for failure in failures.values() if failure is not None)
+    return replace(sources, skipped=(*sources.skipped, *skipped))
 
 
 def _failure(name: str, path: Path, options: OpenOptions) -> SkippedRank | None:
-    """Why a file cannot be opened by itself; None where it can."""
+    """Return why a file cannot be opened by itself, or None."""
     try:
         module(name).find([path], options)
     except TraceFileError as error:
@@ -161,39 +194,171 @@ def _failure(name: str, path: Path, options: OpenOptions) -> SkippedRank | None:
 
 
 def missing(ranks: Sequence[int], world: int | None) -> list[str]:
-    """A warning that names the ranks without a trace, if there are any.
+    """Return a warning about ranks without a trace, if there are any.
 
-    Without a world size it names those below the last rank, and no number of all ranks.
+    Without a world size, the warning names the missing ranks below the last rank, without a
+    total.
     """
     size = world if world is not None else max(ranks) + 1
-    count, words = absent(sorted(set(ranks)), size)
-    of_all = "ranks" if world is None else f"{count} of {size} ranks"
-    have = "have" if world is None else plural(count, "has")
-    return [f"{of_all} {have} no trace here: {words}"] if count else []
+    count, text = absent(sorted(set(ranks)), size)
+    subject = "ranks" if world is None else f"{count} of {size} ranks"
+    verb = "have" if world is None else plural(count, "has")
+    return [f"{subject} {verb} no trace here: {text}"] if count else []
 
 
 def with_world(
     warnings: Sequence[str], untold: Sequence[int], world: int | None
 ) -> tuple[str, ...]:
-    """Return a run's warnings once its traces are read: missing ranks are those of the world.
+    """Return a run's warnings once its traces are read and tell the world size.
 
-    `untold` is that of the run, and `world` what the traces say.
+    Parameters
+    ----------
+    warnings
+        The warnings from opening the run.
+    untold
+        The ranks of the run if its size was unknown then, else empty.
+    world
+        The world size that the traces state; None if unknown.
+
     """
     if world is None or not untold:
         return tuple(warnings)
     guessed = missing(untold, None)
-    kept = (text for text in warnings if text not in guessed)
-    return (*kept, *missing(untold, world))
+    others = (text for text in warnings if text not in guessed)
+    return (*others, *missing(untold, world))
 
 
 def with_card(config: Config, paths: Sequence[str | Path]) -> tuple[Config, tuple[str, ...]]:
-    """The configuration over the workload card that lies in one of the directories."""
+    """Merge a configuration over the workload card in one of the directories.
+
+    Returns
+    -------
+    Config
+        The merged configuration.
+    tuple of str
+        Warnings about the card.
+
+    """
     for path in map(place, paths):
         if not path.is_dir() or not any(path.glob("*.yaml")):
             continue
-        from fastcomm.readers import cards  # most runs have none, and need no YAML
 
-        if (card := cards.find_card(path)) is not None:
-            read = cards.read_card(card)
-            return config.with_given().over(read.config), read.warnings
-    return config.with_given(), ()
+        if (card := find_card(path)) is not None:
+            read = read_card(card)
+            return config.with_user_sizes().over(read.config), read.warnings
+    return config.with_user_sizes(), ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A workload card: the job's layout, and warnings about entries that cannot be right."""
+
+    config: Config
+    total_count: int | None = None  # number of ranks of the job
+    warnings: tuple[str, ...] = ()
+
+
+def find_card(directory: Path) -> Path | None:
+    """Return `<name>/<name>.yaml`, else the only `*.yaml` of the directory, or None."""
+    named = directory / f"{directory.resolve().name}.yaml"
+    if named.is_file():
+        return named
+    cards = [path for path in directory.glob("*.yaml") if path.is_file()]
+    return cards[0] if len(cards) == 1 else None
+
+
+def read_card(path: Path) -> Card:
+    """Read a workload card.
+
+    Raises `ConfigError` if the file is not a card, or a size in it is not a number.
+    """
+    data = _load(path)
+    plan = _section(data, path, "Model-executor", "model_plan_parallelization")
+    hardware = _section(data, path, "workload", "hardware")
+    warnings: list[str] = []
+    parallel = _parallel(plan, f"{path}: model_plan_parallelization")
+    name = _section(data, path, "Model-executor", "framework").get("name")
+    parallel = _laid_out(parallel, name, path, warnings)
+    total = whole(_section(hardware, path, "xpu_spec"), "total_count", f"{path}: xpu_spec")
+    _check_total(parallel, total, path, warnings)
+    bandwidths = _section(hardware, path, "network_topo").get("bandwidth_gbps")
+    scale_out, scale_up = _bandwidths(bandwidths, path, warnings)
+    config = Config(parallel=parallel, scale_out=scale_out, scale_up=scale_up)
+    return Card(config=config, total_count=total, warnings=tuple(warnings))
+
+
+def _load(path: Path) -> Mapping[str, Any]:
+    """Return the mapping in a YAML file, parsed safely."""
+    data = files.yaml(path)
+    if not isinstance(data, dict):
+        refuse(f"{path}:", "card", data, "a mapping of keys to values")
+    return data
+
+
+def _section(data: Mapping[str, Any], path: Path, *keys: str) -> Mapping[str, Any]:
+    """Return the mapping under some keys; empty if it is missing."""
+    for key in keys:
+        section = data.get(key)
+        if section is not None and not isinstance(section, dict):
+            refuse(f"{path}:", key, section, "a mapping")
+        data = section or {}
+    return data
+
+
+def _parallel(plan: Mapping[str, Any], where: str) -> Parallel:
+    """Return the sizes of a card; with a dp_shard of -1, dp follows from the others."""
+    replicate = whole(plan, "dp_replicate", where)
+    is_inferred = plan.get("dp_shard") == -1
+    shard = None if is_inferred else whole(plan, "dp_shard", where)
+    dp = whole(plan, "dp", where)
+    if not is_inferred and (shard or replicate):
+        dp = (shard or 1) * (replicate or 1)
+    tp, pp, cp, ep = (whole(plan, name, where) for name in ("tp", "pp", "cp", "ep"))
+    return Parallel(tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, dp_replicate=replicate)
+
+
+def _laid_out(parallel: Parallel, name: object, path: Path, warnings: list[str]) -> Parallel:
+    """Return the sizes with the order of the named framework."""
+    text = str(name or "").lower()
+    key = next((part for part in FRAMEWORKS if part in text), None)
+    if key is None:
+        if text:
+            warnings.append(
+                f"{path}: framework {text[:40]!r} is not one of {', '.join(FRAMEWORKS)}:"
+                " assuming the rank order of Megatron"
+            )
+        return parallel
+    etp = 1 if key in _SERVING and (parallel.ep or 1) > 1 else None
+    return replace(parallel, framework=FRAMEWORKS[key], etp=etp)
+
+
+def _check_total(
+    parallel: Parallel, total: int | None, path: Path, warnings: list[str]
+) -> None:
+    """Warn if the sizes do not multiply to the number of ranks."""
+    sizes = {name: getattr(parallel, name) or 1 for name in ("dp", "tp", "pp", "cp")}
+    if total is not None and parallel.dp is not None and prod(sizes.values()) != total:
+        product = " * ".join(f"{name} {size}" for name, size in sizes.items())
+        warnings.append(
+            f"{path}: total_count is {total}, but {product} is {prod(sizes.values())}"
+        )
+
+
+def _bandwidths(
+    value: object, path: Path, warnings: list[str]
+) -> tuple[float | None, float | None]:
+    """Return bytes per second between and inside nodes, from two numbers in Gbit/s."""
+    if value is None:
+        return None, None
+    if isinstance(value, list) and len(value) == 2 and all(map(_is_speed, value)):  # noqa: PLR2004
+        return value[0] * _GBPS, value[1] * _GBPS
+    warnings.append(
+        f"{path}: bandwidth_gbps is not two numbers [scale_out, scale_up], so it is ignored"
+    )
+    return None, None
+
+
+def _is_speed(value: object) -> TypeGuard[float]:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _FASTEST
+    )

@@ -1,4 +1,4 @@
-"""Map the columns of a user's table to the meaning, unit and type that fastcomm needs."""
+"""Map the columns of a user's table to meaning, unit and type, and read them."""
 
 import io
 import os
@@ -17,65 +17,64 @@ import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fastcomm import inputs, parquet, remote
+from fastcomm import arrow_files, files
 from fastcomm.checks import check_keys, choice, refuse
-from fastcomm.errors import ConfigError, TraceFileError
-from fastcomm.inert import is_utf8
+from fastcomm.errors import ConfigError, TraceFileError, is_utf8
 from fastcomm.readers.kineto.stream import CutShortError, blocks
 from fastcomm.trace.schema import OPS, TAGS
 from fastcomm_kernels.arrays import Ints
 
 UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
-# What is no communication, and the kind of event that it is.
+# Kinds of rows that are not communication, and their kinds of events.
 WORK = {"compute": "kernel", "copy": "memcpy", "other": "other"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKind:
-    """What rows with one value of the column `kind` are."""
+    """What rows with a value in the column of kinds are."""
 
-    pattern: str  # of `fnmatch`
-    work: str | None = None  # of WORK; None: it communicates
+    pattern: str  # pattern of `fnmatch` for the value
+    work: str | None = None  # a key of WORK; None: communication
     op: str | None = None
     tag: str | None = None
-    same: tuple[str, ...] = ()  # the ranks that agree in these columns are the group
+    same: tuple[str, ...] = ()  # columns; ranks with equal values in them are the group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableMapping:
-    """The columns of a table of operations."""
+    """The names of a table's columns, by their meaning."""
 
     rank: str
     start: str
-    stop: str | None = None  # this, or `duration`
+    stop: str | None = None  # either this or `duration`
     duration: str | None = None
     kind: str
-    kinds: tuple[RowKind, ...]  # the first that matches counts
-    unit: str = "ns"
-    name: str | None = None  # by default that of the kind
+    kinds: tuple[RowKind, ...]  # the first that matches decides
+    unit: str = "ns"  # a key of UNITS
+    name: str | None = None  # default: the column `kind`
     iteration: str | None = None
-    restarts: bool = False  # times count from the begin of each iteration
+    restarts: bool = False  # whether times count from the begin of each iteration
     stream: str | None = None
     bytes: str | None = None
     group: str | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All columns that it names, once each."""
-        said = [getattr(self, name) for name in _COLUMNS]
-        return tuple(dict.fromkeys([*filter(None, said), *self.coordinates]))
+        """The names of all columns, without repetition."""
+        names = [getattr(self, name) for name in _COLUMNS]
+        return tuple(dict.fromkeys([*filter(None, names), *self.coordinates]))
 
     @property
     def coordinates(self) -> tuple[str, ...]:
-        """The columns in which the ranks of a group agree."""
+        """The columns that define groups."""
         return tuple(dict.fromkeys(name for kind in self.kinds for name in kind.same))
 
     def kind_of(self, value: str) -> RowKind | None:
-        """What rows with this value are; None where nothing is said of it."""
+        """Return the kind of rows with a value; None if no pattern matches."""
         return next((kind for kind in self.kinds if fnmatchcase(value, kind.pattern)), None)
 
     def check(self, present: Collection[str], where: str) -> None:
-        """ConfigError where the table lacks a column that is named here."""
+        """Raise ConfigError if the table lacks a column; `where` begins the message."""
         for key in _COLUMNS:
             if (name := getattr(self, key)) is not None and name not in present:
                 _no_column(key, name, present, where)
@@ -97,22 +96,25 @@ def _no_column(key: str, name: str, present: Collection[str], where: str) -> Non
 
 
 def table_mapping(data: Mapping[str, Any], where: str) -> TableMapping:
-    """The `[table]` of a configuration; ConfigError with key, found and wanted."""
+    """Return the mapping in the table `[table]` of a configuration.
+
+    Raises `ConfigError`, with `where` and the key, for missing or invalid entries.
+    """
     where = f"{where}: [table]"
-    check_keys(data, (each.name for each in fields(TableMapping)), where)
+    check_keys(data, (field.name for field in fields(TableMapping)), where)
     columns = {key: _column(data, key, where) for key in _COLUMNS if key in data}
     for key in _NEEDED:
         if key not in columns:
-            raise ConfigError(f"{where}: no key {key}, wanted the name of a column")
+            raise ConfigError(f"{where}: missing key {key}: the name of a column")
     if ("stop" in columns) == ("duration" in columns):
-        found = "both" if "stop" in columns else "neither"
-        raise ConfigError(f"{where}: found {found} of stop and duration, wanted one")
+        present = "both" if "stop" in columns else "neither"
+        raise ConfigError(f"{where}: found {present} of stop and duration, expected one")
     restarts = data.get("restarts", False)
     if not isinstance(restarts, bool):
         refuse(where, "restarts", restarts, "true or false")
     if restarts and "iteration" not in columns:
         raise ConfigError(
-            f"{where}: restarts without iteration, wanted the column of iterations"
+            f"{where}: restarts needs the key iteration: the column of iterations"
         )
     unit = choice(data, "unit", UNITS, where)
     return TableMapping(
@@ -131,35 +133,36 @@ def _kinds(data: Mapping[str, Any], where: str) -> tuple[RowKind, ...]:
     table = data.get("kinds")
     if not isinstance(table, dict) or not table:
         refuse(where, "kinds", table, "a table [table.kinds] with an entry a kind of row")
-    return tuple(_kind(pattern, said, f"{where} kinds") for pattern, said in table.items())
+    return tuple(_kind(pattern, entry, f"{where} kinds") for pattern, entry in table.items())
 
 
-def _kind(pattern: str, said: object, where: str) -> RowKind:
-    """A word, as in "compute" or "AllReduce", or a table with op, tag and same."""
-    if isinstance(said, str):
-        word = choice({pattern: said}, pattern, (*WORK, *OPS), where) or ""
+def _kind(pattern: str, entry: object, where: str) -> RowKind:
+    """Return a kind from text, such as "compute" or "AllReduce", or from a table."""
+    if isinstance(entry, str):
+        name = choice({pattern: entry}, pattern, (*WORK, *OPS), where) or ""
         return (
-            RowKind(pattern=pattern, work=word)
-            if word in WORK
-            else RowKind(pattern=pattern, op=word)
+            RowKind(pattern=pattern, work=name)
+            if name in WORK
+            else RowKind(pattern=pattern, op=name)
         )
-    if not isinstance(said, dict):
-        wanted = f"one of {', '.join((*WORK, *OPS))}, or a table with op, tag, same"
-        refuse(where, pattern, said, wanted)
+    if not isinstance(entry, dict):
+        expected = f"one of {', '.join((*WORK, *OPS))}, or a table with op, tag, same"
+        refuse(where, pattern, entry, expected)
     where = f"{where} {pattern}:"
-    check_keys(said, ("op", "tag", "same"), where)
-    op = choice(said, "op", OPS, where)
+    check_keys(entry, ("op", "tag", "same"), where)
+    op = choice(entry, "op", OPS, where)
     if op is None:
-        raise ConfigError(f"{where} no key op, wanted one of {', '.join(OPS)}")
-    same = said.get("same", [])
-    if not isinstance(same, list) or not all(isinstance(each, str) for each in same):
+        raise ConfigError(f"{where} missing key op, one of {', '.join(OPS)}")
+    same = entry.get("same", [])
+    if not isinstance(same, list) or not all(isinstance(name, str) for name in same):
         refuse(where, "same", same, "a list of names of columns")
     return RowKind(
-        pattern=pattern, op=op, tag=choice(said, "tag", TAGS, where), same=tuple(same)
+        pattern=pattern, op=op, tag=choice(entry, "tag", TAGS, where), same=tuple(same)
     )
 
 
 def _pairs(op: str, tag: str, *same: str) -> dict[str, Any]:
+    """Return a kind of communication among ranks that agree in some columns."""
     return {"op": op, "tag": tag, "same": list(same)}
 
 
@@ -187,18 +190,18 @@ STRAGGLER = table_mapping(
             "separate-grads-all-reduce": _pairs("AllReduce", *_DATA),
             "layernorm-grads-all-reduce": {"op": "AllReduce", "tag": "TP"},
             "embedding-grads-all-reduce": {"op": "AllReduce", "tag": "PP"},
-            "gc": "other",  # of the host
+            "gc": "other",  # garbage collection on the host
         },
     },
     "StragglerAnalysis",
 )
 
-# Tables whose columns alone tell what they are.
+# Mappings of tables that are recognized by their columns.
 PRESETS = {"straggler": (STRAGGLER, ("dp_rank", "stage", "seq_id", "mc", "gmc"))}
 
 
 def preset_of(present: Collection[str]) -> TableMapping | None:
-    """The mapping of a table that is known by its columns."""
+    """Return the mapping of a table that is recognized by its columns, or None."""
     for mapping, further in PRESETS.values():
         if {*mapping.columns, *further} <= set(present):
             return mapping
@@ -209,38 +212,57 @@ PARQUET = (".parquet", ".pq")
 CSV = (".csv", ".csv.gz")
 _LARGEST = float(1 << 63)
 _COARSE = 10  # ns
-_MOST_NAMED = 5  # rows
+_MOST_NAMED = 5  # rows in a message
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is a table by its name."""
+    """Return whether a file is a table, by its name."""
     return path.name.lower().endswith((*PARQUET, *CSV)) and path.is_file()
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
+    """Raise errors of reading a file as TraceFileError with its path."""
     try:
         yield
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
-        raise TraceFileError(f"{path}: no readable Parquet or CSV table: {error}") from error
+        raise TraceFileError(f"{path}: not a readable Parquet or CSV table: {error}") from error
 
 
 def columns_of(path: Path) -> list[str]:
-    """The names of the columns; TraceFileError where the file is no table."""
+    """Return the names of the columns; TraceFileError if the file is not a table."""
     with _reading(path):
         if path.name.lower().endswith(PARQUET):
-            return parquet.names(path)
+            return arrow_files.names(path)
         return list(_csv(path, None, ()).schema.names)
 
 
 def batches(
     path: Path, columns: Sequence[str], texts: Sequence[str] = (), where: pc.Expression = None
 ) -> Iterator[pa.Table]:
-    """These columns of the rows that fulfil `where`, some at a time; `texts` are text."""
+    """Yield the rows of a table as smaller tables.
+
+    Parameters
+    ----------
+    path
+        A Parquet or CSV file.
+    columns
+        Columns to read.
+    texts
+        Those that are text, whatever a CSV file suggests.
+    where
+        Condition on rows; None yields all.
+
+    Raises
+    ------
+    TraceFileError
+        If the file is damaged.
+
+    """
     with _reading(path):
         if path.name.lower().endswith(PARQUET):
-            inputs.check(path)
-            yield from _rows(path, list(columns), where)
+            files.check(path)
+            yield from _parquet_rows(path, list(columns), where)
             return
         with _csv(path, columns, texts) as reader:
             for batch in reader:
@@ -248,21 +270,21 @@ def batches(
                 yield table if where is None else table.filter(where)
 
 
-def _rows(path: Path, columns: list[str], where: pc.Expression) -> Iterator[pa.Table]:
-    """The same of a Parquet file."""
+def _parquet_rows(path: Path, columns: list[str], where: pc.Expression) -> Iterator[pa.Table]:
+    """Yield the matching rows of a Parquet file as smaller tables."""
     size = path.stat().st_size
-    with remote.named(path) as source:
-        texts = parquet.check(pq.read_metadata(source), size, path, columns)
+    with files.named(path) as source:
+        texts = arrow_files.check(pq.read_metadata(source), size, path, columns)
     as_codes = pa_dataset.ParquetFileFormat(dictionary_columns=set(texts))
     place: Any = path
     rows: pa_dataset.Dataset | pa_dataset.Fragment
-    if not remote.is_local(path):
+    if not files.is_local(path):
         rows = pa_dataset.dataset(place.path, format=as_codes, filesystem=place.fs)
     elif is_utf8(str(path)):
         rows = pa_dataset.dataset(path, format=as_codes)
     else:
         rows = as_codes.make_fragment(pa.OSFile(os.fsencode(path)))
-    spelled = parquet.Spelled(size, path, texts)
+    spelled = arrow_files.Spelled(size, path, texts)
     for batch in rows.to_batches(columns=columns, filter=where):
         yield spelled.table(pa.Table.from_batches([batch]))
 
@@ -270,6 +292,7 @@ def _rows(path: Path, columns: list[str], where: pc.Expression) -> Iterator[pa.T
 def _csv(
     path: Path, columns: Sequence[str] | None, texts: Sequence[str]
 ) -> pa_csv.CSVStreamingReader:
+    """Open a CSV file; no columns mean all."""
     options = pa_csv.ConvertOptions(
         include_columns=columns, column_types=dict.fromkeys(texts, pa.string())
     )
@@ -277,85 +300,93 @@ def _csv(
 
 
 class _Text(io.RawIOBase):
-    """The text of a file, decompressed, with the bounds of `blocks`."""
+    """The decompressed text of a file as a stream, with the limits of `blocks`."""
 
     def __init__(self, path: Path) -> None:
         self._blocks = blocks(path)
         self._path = path
-        self._rest = memoryview(b"")
+        self._block = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """At most so many bytes; none at the end."""
+        """Return at most `size` bytes; none at the end."""
         try:
-            if not self._rest:
-                self._rest = memoryview(next(self._blocks, b""))
+            if not self._block:
+                self._block = memoryview(next(self._blocks, b""))
         except CutShortError as error:
-            raise EOFError("the compressed file ends before its end") from error
-        size = len(self._rest) if size < 0 else size
-        found, self._rest = self._rest[:size], self._rest[size:]
-        return bytes(found)
+            raise EOFError("the compressed file is truncated") from error
+        size = len(self._block) if size < 0 else size
+        data, self._block = self._block[:size], self._block[size:]
+        return bytes(data)
 
 
 def times(table: pa.Table, mapping: TableMapping, path: Path) -> tuple[Ints, Ints]:
-    """Start and stop of each row. An end that the table does not have is formed in its type."""
+    """Return start and stop of each row in ns.
+
+    A stop from a duration is added in the type of the columns. Raises `TraceFileError` for
+    nulls, values that are not times, negative durations, and stops before starts.
+    """
     start = _numbers(table, mapping.start, path)
     end = _numbers(table, mapping.stop or mapping.duration or "", path)
     if mapping.duration is not None:
-        if len(strange := np.flatnonzero(~(end >= 0))):
+        if len(bad := np.flatnonzero(~(end >= 0))):
             raise TraceFileError(
-                f"{path}: column {mapping.duration}: found {end[strange[0]]} in "
-                f"{_rows_of_rank(strange)}, wanted 0 or more"
+                f"{path}: column {mapping.duration}: found {end[bad[0]]} in "
+                f"{_rows_of_rank(bad)}, expected 0 or more"
             )
         if len(end) and not end.any():
             raise TraceFileError(
-                f"{path}: column {mapping.duration}: all durations of a rank, its rows 0 to "
-                f"{len(end) - 1}, are 0; wanted times"
+                f"{path}: column {mapping.duration}: all durations of a rank (its rows 0 to "
+                f"{len(end) - 1}) are 0"
             )
         end = start + end
     # Columns of times are in ns already.
     scale = 1 if pa.types.is_temporal(table[mapping.start].type) else UNITS[mapping.unit]
-    begun = _to_ns(start, scale, mapping.start, path)
-    ended = _to_ns(end, scale, mapping.stop or mapping.duration or "", path)
-    if len(late := np.flatnonzero(ended < begun)):
+    start_ns = _to_ns(start, scale, mapping.start, path)
+    stop_ns = _to_ns(end, scale, mapping.stop or mapping.duration or "", path)
+    if len(late := np.flatnonzero(stop_ns < start_ns)):
+        first = late[0]
         raise TraceFileError(
-            f"{path}: an operation stops at {ended[late[0]]} ns before it starts at "
-            f"{begun[late[0]]} ns, as {len(late)} do; wanted {mapping.start} <= {mapping.stop}"
+            f"{path}: an operation stops at {stop_ns[first]} ns before it starts at "
+            f"{start_ns[first]} ns, as {len(late)} do; expected {mapping.start} <= "
+            f"{mapping.stop}"
         )
-    return begun, ended
+    return start_ns, stop_ns
 
 
 def _rows_of_rank(rows: Ints) -> str:
-    """The first rows in words; what is read at once is the rows of a rank."""
+    """Return the first rows as text; a table that is read has the rows of one rank."""
     first = ", ".join(map(str, rows[:_MOST_NAMED].tolist()))
     return f"row {first}{', ...' if len(rows) > _MOST_NAMED else ''} of a rank's rows (from 0)"
 
 
 def _numbers(table: pa.Table, name: str, path: Path) -> NDArray[Any]:
-    """A column without nulls, as numbers; of a column of times, its nanoseconds."""
+    """Return a column without nulls as numbers, times as ns."""
     column = table[name]
     if column.null_count:
-        raise TraceFileError(f"{path}: column {name}: {column.null_count} nulls, wanted none")
+        raise TraceFileError(f"{path}: column {name}: {column.null_count} nulls, expected none")
     with _reading(path):
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.timestamp("ns")).cast(pa.int64())
         elif pa.types.is_duration(column.type):
             column = column.cast(pa.duration("ns")).cast(pa.int64())
         elif not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-            raise TraceFileError(f"{path}: column {name}: found {column.type}, wanted numbers")
+            raise TraceFileError(
+                f"{path}: column {name}: found {column.type}, expected numbers"
+            )
     numbers: NDArray[Any] = column.to_numpy()
     return numbers
 
 
 def _to_ns(numbers: NDArray[Any], scale: int, name: str, path: Path) -> Ints:
-    """Numbers of a unit that is `scale` ns as whole ns, the half rounded to even."""
+    """Return numbers in units of `scale` ns as integer ns, halves rounded to even."""
     exact = numbers.astype(np.float64) * scale
-    if len(strange := np.flatnonzero(~(np.abs(exact) < _LARGEST))):
+    if len(bad := np.flatnonzero(~(np.abs(exact) < _LARGEST))):
         raise TraceFileError(
-            f"{path}: column {name}: a number is no time in this unit ({scale} ns), "
-            f"{numbers[strange[0]]} in {_rows_of_rank(strange)}"
+            f"{path}: column {name}: {numbers[bad[0]]} is not a valid time in this unit "
+            f"({scale} ns), in {_rows_of_rank(bad)}"
         )
     if np.issubdtype(numbers.dtype, np.integer):
         return numbers.astype(np.int64) * scale
@@ -363,7 +394,7 @@ def _to_ns(numbers: NDArray[Any], scale: int, name: str, path: Path) -> Ints:
 
 
 def resolution(table: pa.Table, mapping: TableMapping) -> str | None:
-    """What to say of floating-point times that are coarse."""
+    """Return a warning about coarse floating-point times, or None."""
     column = table[mapping.start]
     if not pa.types.is_floating(column.type) or not table.num_rows:
         return None
@@ -375,10 +406,10 @@ def resolution(table: pa.Table, mapping: TableMapping) -> str | None:
 
 
 def whole_numbers(table: pa.Table, name: str, path: Path) -> Ints:
-    """A column of whole numbers without nulls."""
+    """Return a column of integers as int64; TraceFileError for nulls and other values."""
     column = table[name]
     if column.null_count:
-        raise TraceFileError(f"{path}: column {name}: {column.null_count} nulls, wanted none")
+        raise TraceFileError(f"{path}: column {name}: {column.null_count} nulls, expected none")
     with _reading(path):
         numbers: Ints = column.cast(pa.int64()).to_numpy()
     return numbers

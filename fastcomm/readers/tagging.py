@@ -1,6 +1,6 @@
-"""The parallelism of the communication of a rank: of each group, and of each event.
+"""Tag the communication of a rank with its parallelism: each group, and each event.
 
-Events that no group is known of are asked for stream by stream, as if each stream were a group:
+Events without a known group are tagged stream by stream, as if each stream were a group:
 PyTorch has a stream for each process group.
 """
 
@@ -37,17 +37,17 @@ _PLAIN = Tagged(tag="DP", source="heuristic")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tagging:
-    """Tags of a rank."""
+    """The tags of a rank, and what to report about them."""
 
-    groups: tuple[Tagged, ...]  # one each of `Collectives.groups`
-    events: NDArray[np.int8]  # tag and source of each communication event
-    unused: tuple[str, ...]  # what the user said that has no effect on this rank
-    notes: tuple[str, ...]  # what a user should know of the tags
+    groups: tuple[Tagged, ...]  # the tag of each of `Collectives.groups`
+    events: NDArray[np.int8]  # shape (communication events, 2): tag and source
+    unused: tuple[str, ...]  # rules and options of the user without an effect on this rank
+    notes: tuple[str, ...]  # warnings
 
 
 @dataclass(slots=True)
 class _Unit:
-    """A group, or a stream whose events are of no known group, and what it was seen to do."""
+    """A group, or a stream of events without a known group, with its traffic."""
 
     group: ProcessGroup
     ops: dict[int, int] = field(default_factory=dict)  # events by operation
@@ -56,60 +56,78 @@ class _Unit:
     by_op: dict[int, Tagged] = field(default_factory=dict)
 
 
-_Kind = tuple[int, int, int, int]  # group, operation, name and stream, as numbers
+_Kind = tuple[int, int, int, int]  # group, operation, name, stream
 
 
 def tag(
-    events: Events, found: Collectives, rules: TagRules, world: int | None, iterations: int
+    events: Events,
+    collectives: Collectives,
+    rules: TagRules,
+    world: int | None,
+    iterations: int,
 ) -> Tagging:
     """Tag the communication of one rank.
 
-    `world` is how many ranks there are, where the trace says it, and `iterations` in how many
-    steps the events were counted.
+    Parameters
+    ----------
+    events, collectives
+        Events of the rank, and its communication.
+    rules
+        The user's rules, sizes, and whether to guess.
+    world
+        Number of ranks; None if the trace does not state it.
+    iterations
+        Number of steps in the trace.
+
     """
-    columns = found.group, found.op, found.name, events.more["stream"][found.row]
+    columns = (
+        collectives.group,
+        collectives.op,
+        collectives.name,
+        events.more["stream"][collectives.row],
+    )
     first, kind = alike(*columns)
     kinds = list(zip(*(column[first].tolist() for column in columns), strict=True))
-    units = _units(found.groups, kinds, np.bincount(kind).tolist())
+    units = _units(collectives.groups, kinds, np.bincount(kind).tolist())
     for unit in units.values():
-        _ask(unit, replace(rules, guess=False), iterations)
-    rest = [unit for unit in units.values() if _is_open(unit.whole, unit.group)]
-    if rest and rules.grid is None and is_plain(events, found, world, iterations):
-        for unit in rest:
+        _tag_unit(unit, replace(rules, guess=False), iterations)
+    open_units = [unit for unit in units.values() if _is_open(unit.whole, unit.group)]
+    if open_units and rules.grid is None and is_plain(events, collectives, world, iterations):
+        for unit in open_units:
             unit.whole, unit.by_op = _PLAIN, {}
     elif rules.guess:
-        for unit in rest:
-            _ask(unit, rules, iterations)
-    tags, notes = _of_kinds(kinds, units, found.named, rules)
+        for unit in open_units:
+            _tag_unit(unit, rules, iterations)
+    tags, notes = _tag_kinds(kinds, units, collectives.named, rules)
     return Tagging(
-        groups=tuple(units[place, NULL].whole for place in range(len(found.groups))),
+        groups=tuple(units[place, NULL].whole for place in range(len(collectives.groups))),
         events=tags[kind],
         unused=tuple(_unused(list(units.values()), rules)),
         notes=notes,
     )
 
 
-def _of_kinds(
+def _tag_kinds(
     kinds: Sequence[_Kind],
     units: Mapping[tuple[int, int], _Unit],
     named: Sequence[Named],
     rules: TagRules,
 ) -> tuple[NDArray[np.int8], tuple[str, ...]]:
-    """Return tag and source of each kind of event, and notes on tags by a kernel's name."""
+    """Return tag and source of each kind of event, and notes on tags from kernel names."""
     tags = np.empty((len(kinds), 2), np.int8)
     by_name = set()
     for row, (place, op, name, stream) in enumerate(kinds):
         unit, kernel = units[_key(place, stream)], named[name]
-        said = unit.by_op.get(op, unit.whole)
-        if kernel.tag and _goes_by_name(said, unit.group, kernel.tag, rules):
-            # Without a library it is a column of a table, which a user or a preset explains.
+        tagged = unit.by_op.get(op, unit.whole)
+        if kernel.tag and _name_decides(tagged, unit.group, kernel.tag, rules):
+            # Without a library, the name is from a table whose mapping states the tag.
             source = "heuristic" if kernel.library else "explicit"
-            said = Tagged(tag=kernel.tag, source=source)
+            tagged = Tagged(tag=kernel.tag, source=source)
             by_name.add((kernel.library, kernel.tag))
-        tags[row] = TAG[said.tag], SOURCE[said.source]
+        tags[row] = TAG[tagged.tag], SOURCE[tagged.source]
     notes = (
-        f"{library} kernels are {tag} by their name alone; [[tags]] or [[kernels]] in a "
-        "--config say otherwise"
+        f"{library} kernels are {tag} by their name alone; override this with [[tags]] or "
+        "[[kernels]] in a --config"
         for library, tag in sorted(by_name)
         if library
     )
@@ -117,14 +135,14 @@ def _of_kinds(
 
 
 def _key(place: int, stream: int) -> tuple[int, int]:
-    """Return what a unit goes by: the place of its group, else its stream."""
+    """Return the key of a unit: the index of its group, else its stream."""
     return (place, NULL) if place >= 0 else (-1, stream)
 
 
 def _units(
     groups: Sequence[ProcessGroup], kinds: Sequence[_Kind], counts: Sequence[int]
 ) -> dict[tuple[int, int], _Unit]:
-    """Return all groups, and the streams of events without one, with what they do."""
+    """Return all groups, and the streams of events without one, with their traffic."""
     units = {(place, NULL): _Unit(group) for place, group in enumerate(groups)}
     for (place, op, _, stream), count in zip(kinds, counts, strict=True):
         unit = units.setdefault(_key(place, stream), _Unit(ProcessGroup()))
@@ -135,66 +153,72 @@ def _units(
     return units
 
 
-def _ask(unit: _Unit, rules: TagRules, iterations: int) -> None:
-    """Tag a unit, each operation alone where its ranks or streams fit several tags.
+def _tag_unit(unit: _Unit, rules: TagRules, iterations: int) -> None:
+    """Tag a unit; each operation separately if its ranks or streams fit several tags.
 
-    One rank set may serve experts by its all-to-alls and gradients by its all-reduces.
+    The ranks of one group may serve experts by all-to-alls and gradients by all-reduces.
     """
-    unit.whole = _answer(unit.group, unit.ops, rules, iterations)
-    guesses = unit.group.is_unnamed and rules.guess and unit.whole.source == "none"
-    if unit.whole.candidates or guesses:
+    unit.whole = _tag_operations(unit.group, unit.ops, rules, iterations)
+    may_guess = unit.group.is_unnamed and rules.guess and unit.whole.source == "none"
+    if unit.whole.candidates or may_guess:
         unit.by_op = {
-            op: _answer(unit.group, {op: count}, rules, iterations)
+            op: _tag_operations(unit.group, {op: count}, rules, iterations)
             for op, count in unit.ops.items()
         }
 
 
-def _answer(
+def _tag_operations(
     group: ProcessGroup, ops: Mapping[int, int], rules: TagRules, iterations: int
 ) -> Tagged:
-    """Return the tag of a group; a grid of one dimension decides unless a name says more."""
+    """Return the tag of a group; a grid of one dimension decides unless a name tells more."""
     counts = {OPS[op]: count for op, count in ops.items()}
     tagged = tag_group(group, Behaviour(counts=counts, iterations=iterations), rules)
-    only = None if rules.grid is None else rules.grid.only
-    if only is None or tagged.source == "explicit":
+    only_tag = None if rules.grid is None else rules.grid.only
+    if only_tag is None or tagged.source == "explicit":
         return tagged
     is_named = tagged.source == "description" and group.description not in WORLD
-    return tagged if is_named and tagged.tag != "OTHER" else Tagged(tag=only, source="ranks")
+    return (
+        tagged if is_named and tagged.tag != "OTHER" else Tagged(tag=only_tag, source="ranks")
+    )
 
 
-def _is_open(said: Tagged, group: ProcessGroup) -> bool:
-    """Return whether nothing tells the parallelism of a group."""
-    return said.source == "none" or (said.tag == "OTHER" and group.description in WORLD)
+def _is_open(tagged: Tagged, group: ProcessGroup) -> bool:
+    """Return whether the parallelism of a group is unknown."""
+    return tagged.source == "none" or (tagged.tag == "OTHER" and group.description in WORLD)
 
 
-def _goes_by_name(said: Tagged, group: ProcessGroup, named: str, rules: TagRules) -> bool:
-    """Return whether a kernel's name decides: nothing tells more, or it can only be experts."""
-    if _is_open(said, group) or (said.source == "heuristic" and not said.candidates):
+def _name_decides(
+    tagged: Tagged, group: ProcessGroup, kernel_tag: str, rules: TagRules
+) -> bool:
+    """Return whether a kernel's name decides: other evidence is weak, or it must be experts."""
+    if _is_open(tagged, group) or (tagged.source == "heuristic" and not tagged.candidates):
         return True
-    return named == "EP" and rules.grid is not None and said.tag == rules.grid.only
+    return kernel_tag == "EP" and rules.grid is not None and tagged.tag == rules.grid.only
 
 
 def _unused(units: Sequence[_Unit], rules: TagRules) -> Iterator[str]:
-    """Say of each rule and option that has no effect on any of the units, why."""
+    """Yield why rules and options of the user have no effect on any unit."""
     decided = [_decides(unit.group, rules.explicit) for unit in units]
     for place, rule in enumerate(rules.explicit):
         if rule.is_given and place not in decided:
-            words = f"[[tags]] {rule.field} = {_value(rule)}"
-            yield words + CHANGED_NOTHING + _why_no_match(rule, units)
-    rest = [unit for unit, by in zip(units, decided, strict=True) if by is None]
-    if rules.grid is not None and rules.grid_words and not any(map(_used_grid, rest)):
-        yield rules.grid_words + CHANGED_NOTHING + _why_no_grid(rest)
-    if rules.order_words and (why := _why_no_order(rules.grid, rest)):
-        yield rules.order_words + CHANGED_NOTHING + why
-    if rules.guess and not any(map(_was_guessed, rest)):
-        yield "--guess-tags" + CHANGED_NOTHING + _why_no_guess(rest)
+            rule_text = f"[[tags]] {rule.field} = {_value(rule)}"
+            yield rule_text + CHANGED_NOTHING + _why_no_match(rule, units)
+    undecided = [unit for unit, index in zip(units, decided, strict=True) if index is None]
+    if rules.grid is not None and rules.grid_words and not any(map(_used_grid, undecided)):
+        yield rules.grid_words + CHANGED_NOTHING + _why_no_grid(undecided)
+    if rules.order_words and (reason := _why_no_order(rules.grid, undecided)):
+        yield rules.order_words + CHANGED_NOTHING + reason
+    if rules.guess and not any(map(_was_guessed, undecided)):
+        yield "--guess-tags" + CHANGED_NOTHING + _why_no_guess(undecided)
 
 
 def _decides(group: ProcessGroup, rules: Sequence[TagRule]) -> int | None:
+    """Return the index of the first rule that matches a group, or None."""
     return next((place for place, rule in enumerate(rules) if rule.matches(group)), None)
 
 
 def _value(rule: TagRule) -> str:
+    """Return the value of a rule as in TOML."""
     value = rule.value
     return str(list(value)) if isinstance(value, tuple) else repr(value)
 
@@ -202,14 +226,14 @@ def _value(rule: TagRule) -> str:
 _FEW = 8
 
 
-def _few(words: set[str]) -> str:
-    """Return the first of some words, as a sentence lists them."""
-    shown = sorted(words, key=lambda word: (len(word), word))
+def _few(values: set[str]) -> str:
+    """Return a list of the first values as text."""
+    shown = sorted(values, key=lambda value: (len(value), value))
     return ", ".join(shown[:_FEW]) + (", ..." if len(shown) > _FEW else "")
 
 
 def _why_no_match(rule: TagRule, units: Sequence[_Unit]) -> str:
-    """Return why a rule matches no group, and what could."""
+    """Return why a rule matches no group, and which rule could."""
     if not units:
         return "there is no communication on the device"
     if any(rule.matches(unit.group) for unit in units):
@@ -217,9 +241,8 @@ def _why_no_match(rule: TagRule, units: Sequence[_Unit]) -> str:
     streams = {str(stream) for unit in units for stream in unit.streams}
     by_stream = f"communication is on streams {_few(streams)}" if streams else ""
     if rule.field == "stream":
-        return (
-            f"no group has all its communication on this stream; {by_stream or 'none is said'}"
-        )
+        streams_text = by_stream or "no stream is recorded"
+        return f"no group has all its communication on this stream; {streams_text}"
     present = {
         str(value)
         for unit in units
@@ -229,26 +252,28 @@ def _why_no_match(rule: TagRule, units: Sequence[_Unit]) -> str:
         return f"no group has this {rule.field}; the traces have {_few(present)}"
     return (
         f"the traces do not say the {rule.field} of any group; "
-        f"use stream = N: {by_stream or 'no stream is said, either'}"
+        f"use stream = N: {by_stream or 'no stream is recorded, either'}"
     )
 
 
 def _used_grid(unit: _Unit) -> bool:
-    answers = (unit.whole, *unit.by_op.values())
+    """Return whether the grid decided a tag of a unit."""
+    tags = (unit.whole, *unit.by_op.values())
     is_world = unit.group.description in WORLD
-    return is_world or any(each.source == "ranks" or each.candidates for each in answers)
+    return is_world or any(tagged.source == "ranks" or tagged.candidates for tagged in tags)
 
 
 def _was_guessed(unit: _Unit) -> bool:
-    answers = (unit.whole, *unit.by_op.values())
+    """Return whether a tag of a unit was guessed."""
+    tags = (unit.whole, *unit.by_op.values())
     return any(
-        each.source == "heuristic" and not each.candidates and each is not _PLAIN
-        for each in answers
+        tagged.source == "heuristic" and not tagged.candidates and tagged is not _PLAIN
+        for tagged in tags
     )
 
 
 def _why_no_grid(units: Sequence[_Unit]) -> str:
-    """Return why a grid decides nothing."""
+    """Return why the grid decides nothing."""
     if not units:
         return "there is no communication on the device whose parallelism is open"
     if all(unit.whole.source == "description" for unit in units):
@@ -268,9 +293,9 @@ def _why_no_grid(units: Sequence[_Unit]) -> str:
 
 
 def _why_no_order(grid: Grid | None, units: Sequence[_Unit]) -> str | None:
-    """Return why the order of the grid's dimensions decides nothing; None where it may."""
+    """Return why the order of the grid's dimensions decides nothing, or None."""
     if grid is None:
-        return "no sizes are given; give --dp, --tp, --pp, --ep and --cp with it"
+        return "no sizes are given; pass --dp, --tp, --pp, --ep and --cp with it"
     if grid.is_of_any_order:
         return "the groups of these sizes are the same in any order"
     is_described = [unit.whole.source == "description" for unit in units]
@@ -283,12 +308,12 @@ def _why_no_order(grid: Grid | None, units: Sequence[_Unit]) -> str | None:
 
 
 def _why_no_guess(units: Sequence[_Unit]) -> str:
-    """Return why behaviour decides nothing."""
+    """Return why the traffic decides nothing."""
     if not units:
         return "there is no communication on the device whose parallelism is open"
     if not any(_is_open(unit.whole, unit.group) for unit in units):
         return "every process group has its parallelism already"
     return (
-        "the traffic fits several parallelisms; --dp, --tp, --pp, --ep and --cp, or [[tags]] "
-        "in a --config say more"
+        "the traffic fits several parallelisms; pass --dp, --tp, --pp, --ep and --cp, or "
+        "[[tags]] in a --config"
     )

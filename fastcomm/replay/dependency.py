@@ -14,10 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from fastcomm.errors import FastcommError
-from fastcomm.readers.dpro.communication import COUNTS
-from fastcomm.readers.dpro.job import TREE, LocalGraph, Topology, Tree
-from fastcomm.readers.dpro.trial import Trial
-from fastcomm.readers.dpro.uniform import (
+from fastcomm.readers.dpro import (
     COARSE,
     IN,
     OUT,
@@ -28,6 +25,9 @@ from fastcomm.readers.dpro.uniform import (
     is_rank,
     long_name,
 )
+from fastcomm.readers.dpro.communication import COUNTS
+from fastcomm.readers.dpro.job import TREE, LocalGraph, Topology, Tree
+from fastcomm.readers.dpro.trial import Trial
 from fastcomm_kernels.arrays import NULL, Ints
 
 Edge = tuple[str, str]

@@ -9,8 +9,8 @@ import numpy as np
 
 from fastcomm.errors import FastcommError
 from fastcomm.readers.dpro.trial import Trial
+from fastcomm.replay import Replayed, Replayer
 from fastcomm.replay.dependency import Group, head_of, joined, through_network
-from fastcomm.replay.replayer import Replayed, Replayer
 
 _TENTH = 10
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.readers.dpro.statistics import Statistics
-from fastcomm.readers.dpro.uniform import (
+from fastcomm.readers.dpro import (
     COARSE,
     REQUESTS,
     STAGES,
@@ -18,6 +17,7 @@ from fastcomm.readers.dpro.uniform import (
     category,
     coarse,
 )
+from fastcomm.readers.dpro.statistics import Statistics
 from fastcomm.replay.dependency import Dependencies
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 

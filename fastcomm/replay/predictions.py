@@ -15,13 +15,13 @@ import numpy as np
 
 from fastcomm.errors import ConfigError, FastcommError
 from fastcomm.graph.edits import DurationChange, read_changes
+from fastcomm.readers.dpro import COMMUNICATION, COMPUTATION, OUT, Name, long_name
 from fastcomm.readers.dpro.job import RING, Topology
 from fastcomm.readers.dpro.trial import Trial
-from fastcomm.readers.dpro.uniform import COMMUNICATION, COMPUTATION, OUT, Name, long_name
+from fastcomm.replay import Replayed, Replayer, ReplayPath
 from fastcomm.replay.dependency import Dependencies, head_of, joined, through_network
 from fastcomm.replay.fusion import Fusion, fusion
 from fastcomm.replay.gaps import Measured
-from fastcomm.replay.replayer import Replayed, Replayer, ReplayPath
 from fastcomm_kernels.arrays import Floats
 
 _ALL = "DELAY_ALL"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
 from fastcomm.errors import FastcommError
-from fastcomm.replay.replayer import Replayed
+from fastcomm.replay import Replayed
 
 if TYPE_CHECKING:
     import networkx
@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from fastcomm.readers.dpro.statistics import StepTime
 from fastcomm.readers.dpro.trial import Trial
+from fastcomm.replay import Options, Replayer, ReplayPath, critical_path
 from fastcomm.replay.dependency import dependencies
 from fastcomm.replay.gaps import measured
 from fastcomm.replay.predictions import Predictions, Removed
-from fastcomm.replay.replayer import Options, Replayer, ReplayPath, critical_path
 from fastcomm.result import Result
 from fastcomm.trace.run import ReadRanks
 from fastcomm.units import format_ns, signed_percent

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastcomm.graph.graph import EDGE_KIND, DeviceGraph, Graph, measured_delays
+from fastcomm.graph import EDGE_KIND, DeviceGraph, Graph, measured_delays
+from fastcomm.readers.dpro import HOST, Name, category
 from fastcomm.readers.dpro.inputs import Naming, pid, plain
 from fastcomm.readers.dpro.statistics import RankSteps, StepTime
-from fastcomm.readers.dpro.uniform import HOST, Name, category
+from fastcomm.replay import Options, Replayer
 from fastcomm.replay.dependency import Dependencies
 from fastcomm.replay.gaps import Measured
-from fastcomm.replay.replayer import Options, Replayer
 from fastcomm.trace.run import ReadRanks
 from fastcomm.trace.trace import Trace
 from fastcomm_kernels import replay as kernels

@@ -7,7 +7,7 @@ needs process groups that are matched across ranks; each critical path times of 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fastcomm.inert import shell_joined
+from fastcomm.errors import shell_joined
 from fastcomm.metrics.findings import Finding, Kind
 from fastcomm.metrics.result import Metrics
 from fastcomm.options import PathOptions, ReadOptions

@@ -20,7 +20,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fastcomm import units
-from fastcomm.inert import inert
+from fastcomm.errors import inert
 
 if TYPE_CHECKING:
     from fastcomm.trace.run import RunTraces, Source

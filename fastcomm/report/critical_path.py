@@ -5,10 +5,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from fastcomm.critical_path.dependencies import DataDependencies
-from fastcomm.critical_path.result import CriticalPath
+from fastcomm import result
+from fastcomm.critical_path import CriticalPath
+from fastcomm.critical_path.rules import DataDependencies
 from fastcomm.critical_path.what_if import EditSweep, WhatIf
-from fastcomm.report import files, json_text
+from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.trace.run import ranks_words
 from fastcomm.units import counted, format_ns, percent
@@ -176,7 +177,7 @@ def _top(found: CriticalPath) -> TerminalTable:
 
 def write(found: CriticalPath, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write critical_path.json and the tables as CSV and Parquet; return their paths."""
-    texts = {"critical_path.json": json_text.dumps(found.to_dict())}
+    texts = {"critical_path.json": result.dumps(found.to_dict())}
     book = "critical_path" if xlsx else None
     return files.write_tables(folder, texts, found.to_arrow(), book)
 
@@ -223,5 +224,5 @@ def _sweep(each: EditSweep, before_ns: int) -> TerminalTable:
 
 def write_what_if(found: WhatIf, folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write what_if.json, the new path, and the sweeps; their paths."""
-    texts = {"what_if.json": json_text.dumps(found.to_dict())}
+    texts = {"what_if.json": result.dumps(found.to_dict())}
     return files.write_tables(folder, texts, found.to_arrow(), "what_if" if xlsx else None)

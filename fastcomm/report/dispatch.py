@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from fastcomm import result
 from fastcomm.dispatch.placement import Placing
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import DispatchSweep, Simulation, StrategyResult
-from fastcomm.report import files, json_text
+from fastcomm.report import files
 from fastcomm.report.console import NA, TerminalTable, na, plain_console, say, table
 from fastcomm.result import TableResult
 from fastcomm.units import GIB, counted, format_bandwidth, format_bytes, format_s
@@ -240,7 +241,7 @@ def _times(value: float | None) -> str:
 
 def write_dispatch(found: TableResult, folder: Path, *, xlsx: bool = False) -> list[Path]:
     """Write dispatch.json, dispatch.csv and dispatch.parquet; give their paths."""
-    text = json_text.dumps(found.to_dict())
+    text = result.dumps(found.to_dict())
     tables = {"dispatch": found.to_arrow()}
     book = "dispatch" if xlsx else None
     return files.write_tables(folder, {"dispatch.json": text}, tables, book)

@@ -12,12 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from fastcomm import parquet
-from fastcomm.errors import FastcommError
-from fastcomm.inert import inert
-from fastcomm.outputs import aside, check_no_input, check_replaceable
-from fastcomm.remote import refuse_output
-from fastcomm.report import json_text
+from fastcomm import arrow_files, result
+from fastcomm.errors import FastcommError, inert
+from fastcomm.files import aside, check_no_input, check_replaceable, refuse_output
 
 if TYPE_CHECKING:
     from xlsxwriter import Workbook
@@ -169,7 +166,7 @@ def write_tables(
     """
     writers: dict[str, Writer] = {}
     for name, table in tables.items():
-        writers[f"{name}.parquet"] = partial(parquet.write, table)
+        writers[f"{name}.parquet"] = partial(arrow_files.write, table)
         writers[f"{name}.csv"] = partial(write_csv, table)
     if book is not None:
         writers[f"{book}.xlsx"] = partial(write_workbook, tables)
@@ -184,6 +181,6 @@ def text(content: str) -> Writer:
 
 def write_metrics(found: "Metrics", folder: str | Path, *, xlsx: bool = False) -> list[Path]:
     """Write metrics.json and a CSV and a Parquet file a table; give their paths."""
-    text = json_text.text(found.to_dict())
+    text = result.text(found.to_dict())
     book = "metrics" if xlsx else None
     return write_tables(folder, {"metrics.json": text}, found.to_arrow(), book)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fastcomm.analyses.info import Info, RankInfo, kinds
-from fastcomm.inert import shell_joined, shell_quoted
+from fastcomm.errors import shell_joined, shell_quoted
 from fastcomm.report.console import (
     TerminalTable,
     group_name,

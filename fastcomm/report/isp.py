@@ -5,13 +5,14 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from fastcomm import result
 from fastcomm.hardware.calibration import Calibration, ComputeResidual
+from fastcomm.isp import Question
 from fastcomm.isp.communication import two_gpus
-from fastcomm.isp.question import Question
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
 from fastcomm.isp.search import SearchSweep, SweepPoint
 from fastcomm.isp.strategy import Term, memory_terms, time_terms
-from fastcomm.report import files, json_text
+from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.units import (
     counted,
@@ -242,7 +243,7 @@ def write_search(
     book = "isp" if xlsx else None
     if isinstance(found, SearchSweep):
         return files.write_tables(folder, {}, {"sweep": found.to_arrow()}, book)
-    text = json_text.dumps(found.to_dict())
+    text = result.dumps(found.to_dict())
     return files.write_tables(
         folder, {"isp.json": text}, {"strategies": found.to_arrow()}, book
     )

@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.markup import escape
 
-from fastcomm import parquet
+from fastcomm import arrow_files, result
+from fastcomm.replay import Replayed
 from fastcomm.replay.predictions import Predictions
-from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.result import Session, graphml
-from fastcomm.report import files, json_text
+from fastcomm.report import files
 from fastcomm.report.console import plain_console, say, table
 from fastcomm.units import counted, format_ns, signed_percent
 
@@ -142,8 +142,11 @@ def write(session: Session, folder: Path) -> None:
     """Write nodes.parquet, edges.parquet, graph.graphml, and last replay.json."""
     tables = session.to_arrow()
     writers: dict[str, files.Writer] = {
-        **{f"{name}.parquet": partial(parquet.write, table) for name, table in tables.items()},
+        **{
+            f"{name}.parquet": partial(arrow_files.write, table)
+            for name, table in tables.items()
+        },
         "graph.graphml": files.text(graphml(session.changed or session.replayed)),
-        "replay.json": files.text(json_text.dumps(session.to_dict())),
+        "replay.json": files.text(result.dumps(session.to_dict())),
     }
     files.write(folder, writers)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 from rich.markup import escape
 
+from fastcomm import result
 from fastcomm.analyses.stats import OperationComparison, RunStatistics
 from fastcomm.readers.dpro.statistics import MS, Statistics, StepTime
-from fastcomm.report import files, json_text
+from fastcomm.report import files
 from fastcomm.report.console import TerminalTable, plain_console, say, table
 from fastcomm.units import counted, format_ns, format_signed_ns, signed_percent
 
@@ -16,7 +17,7 @@ _STEP_DIGITS = 4
 
 def write(statistics: RunStatistics, folder: Path, *, xlsx: bool = False) -> list[Path]:
     """Write stats.json, ops.parquet and ops.csv; give their paths."""
-    texts = {"stats.json": json_text.dumps(statistics.to_dict())}
+    texts = {"stats.json": result.dumps(statistics.to_dict())}
     return files.write_tables(
         folder, texts, {"ops": statistics.to_arrow()}, "stats" if xlsx else None
     )

@@ -1,37 +1,61 @@
-"""The files of a store: those that its manifest lists, and the lock of whoever writes them."""
+"""Check the files of a store against its manifest, lock it, and apply other rules to traces.
+
+Warnings are stored. Steps and parallelism can be found by other rules than those of the store.
+"""
 
 import fcntl
 import hashlib
+import json
 import logging
 import os
+import re
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
-from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.inputs import opened
-from fastcomm.store.layout import Entry, Manifest, TableFile, table_name
+import numpy as np
+import pyarrow as pa
+
+from fastcomm.errors import ConfigError, FastcommError, TraceFileError
+from fastcomm.files import opened
+from fastcomm.options import StepClock
+from fastcomm.readers.assembly import TraceOptions, assemble
+from fastcomm.readers.communication import Collectives, Partners
+from fastcomm.readers.patterns import PATTERNS, PEER_COPIES, Named, Pattern, match_name
+from fastcomm.store import Entry, Manifest, TableFile, table_name
+from fastcomm.trace import schema
+from fastcomm.trace.bytes import Sizes
+from fastcomm.trace.columns import filled
+from fastcomm.trace.events import Events
+from fastcomm.trace.iterations import IterationRule
+from fastcomm.trace.parallel import Grid
 from fastcomm.trace.run import SkippedRank
+from fastcomm.trace.tags import ProcessGroup, TagRule, TagRules
+from fastcomm.trace.trace import Trace
+from fastcomm_kernels.arrays import NULL, Ints
 
 _TAIL = 8  # bytes at the end of a Parquet file: the length of the footer, and "PAR1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """The file of a rank, and what its footer has to repeat."""
+    """The file of a rank, as the manifest lists it."""
 
     rank: int
     path: Path
-    size: int  # bytes; 0 where there is no file, which reading it reports
-    provenance: dict[str, Any] | None = None
+    size: int  # bytes; 0 if the file is missing, which reading it reports
+    provenance: dict[str, Any] | None = None  # entries that its footer must have
 
 
 def listed(folder: Path, manifest: Manifest) -> Iterator[StoredFile | SkippedRank]:
-    """Yield each rank of a store: its file, or why that is not the one that was written."""
+    """Yield the file of each rank of a store, or why it is not the file that was written.
+
+    Raises `TraceFileError` if a file is a link that leads out of the store.
+    """
     for entry in manifest.ranks:
         path = _inside(folder, entry.file)
         size = size_of(path)
@@ -47,7 +71,7 @@ def listed(folder: Path, manifest: Manifest) -> Iterator[StoredFile | SkippedRan
 
 
 def size_of(path: Path) -> int | None:
-    """The size of a file in bytes; None where there is none."""
+    """Return the bytes of a file; None if it is missing."""
     try:
         return path.stat().st_size
     except OSError:
@@ -55,7 +79,10 @@ def size_of(path: Path) -> int | None:
 
 
 def footer_sha256(path: Path) -> str:
-    """Hash the footer of a Parquet file, which has the place of every page; OSError."""
+    """Return the SHA-256 of the footer of a Parquet file, which locates every page.
+
+    Raises `OSError` if the file cannot be read.
+    """
     with path.open("rb") as file:
         file.seek(-_TAIL, os.SEEK_END)
         tail = file.read(_TAIL)
@@ -64,34 +91,41 @@ def footer_sha256(path: Path) -> str:
 
 
 def table_file(folder: Path, name: str) -> TableFile:
-    """Return size and hash of a table of the whole run; OSError."""
+    """Return size and hash of a table of the whole run; OSError if it cannot be read."""
     with opened(folder / table_name(name)) as file:
         content = file.read()
     return TableFile(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A file of the store; TraceFileError where it is a link that leads out of it."""
+    """Return the path of a file; TraceFileError if it is a link out of the store."""
     path = folder / name
     if path.is_symlink() and path.resolve().parent != folder.resolve():
         raise TraceFileError(
-            f"{path}: a link out of the store; wanted the file itself, or a link to the store"
+            f"{path}: a link out of the store. Copy the file into the store, or link the whole "
+            "store"
         )
     return path
 
 
 def _provenance(entry: Entry, manifest: Manifest) -> dict[str, Any]:
-    found: dict[str, Any] = {"fingerprint": asdict(entry.fingerprint)}
+    """Return the source and the options that the manifest states for a rank."""
+    provenance: dict[str, Any] = {"fingerprint": asdict(entry.fingerprint)}
     if manifest.reading is not None:
-        found["reading"] = manifest.reading
-    return found
+        provenance["reading"] = manifest.reading
+    return provenance
 
 
-def check_provenance(about: dict[str, Any], wanted: dict[str, Any] | None, path: Path) -> None:
-    """TraceFileError where a file says that it is of another source than the manifest says."""
-    if wanted and any(about.get(name) != value for name, value in wanted.items()):
+def check_provenance(
+    about: dict[str, Any], expected: dict[str, Any] | None, path: Path
+) -> None:
+    """Raise TraceFileError if a file has another source or options than the manifest states.
+
+    `about` is the metadata of the file, and `expected` the provenance in the manifest.
+    """
+    if expected and any(about.get(name) != value for name, value in expected.items()):
         raise TraceFileError(
-            f"{path}: of another source, or read with other options, than the manifest says: "
+            f"{path}: has another source or other options than the manifest states: "
             "written by another ingest; ingest its trace again"
         )
 
@@ -103,10 +137,10 @@ _LOG = logging.getLogger("fastcomm")
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a store; False, with a warning, where the file system has no locks.
+    """Hold the lock of a store; yield False, after a warning, on file systems without locks.
 
-    The system releases the lock when the process ends, however it ends: the file may stay, and
-    is no lock by itself. FastcommError where another process holds it.
+    The system releases the lock when the process ends: the file alone is not a lock. Raises
+    `FastcommError` if another process holds the lock.
     """
     path = folder / LOCK
     try:
@@ -123,19 +157,21 @@ def locked(folder: Path) -> Iterator[bool]:
 
 
 def _acquired(path: Path) -> int | None:
-    """The open file with the lock; None where there are no locks."""
+    """Return the open file with the lock; None on file systems without locks."""
     while True:
         descriptor = os.open(path, _LOCK_FLAGS, 0o644)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise FastcommError(f"{path}: no regular file, and no lock; remove it")
+            raise FastcommError(
+                f"{path}: not a regular file, so it cannot be a lock; remove it"
+            )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is(descriptor, path):
+            if _is_same_file(descriptor, path):
                 _sign(descriptor)
                 return descriptor
         except BlockingIOError as error:
-            raise _held(descriptor, path) from error
+            raise _locked_error(descriptor, path) from error
         except OSError as error:
             _LOG.warning(
                 "warning: %s: this file system has no locks (%s); let no other ingest write "
@@ -143,14 +179,15 @@ def _acquired(path: Path) -> int | None:
                 path.parent,
                 error.strerror,
             )
-            if not os.fstat(descriptor).st_size:  # nobody else's
+            if not os.fstat(descriptor).st_size:  # no other process wrote to it
                 path.unlink(missing_ok=True)
             os.close(descriptor)
             return None
-        os.close(descriptor)  # its holder has just removed it
+        os.close(descriptor)  # its holder has just removed it, so try again
 
 
-def _is(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    """Return whether an open file is still the one with this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -158,15 +195,200 @@ def _is(descriptor: int, path: Path) -> bool:
 
 
 def _sign(descriptor: int) -> None:
-    with suppress(OSError):  # a full disk: nobody can read who holds the lock
+    """Write process and host into the lock, for the messages of others."""
+    with suppress(OSError):  # a full disk: messages cannot name the holder
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
 
-def _held(descriptor: int, path: Path) -> FastcommError:
+def _locked_error(descriptor: int, path: Path) -> FastcommError:
+    """Return the error about a lock that another process holds."""
     holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "a process"
     os.close(descriptor)
     return FastcommError(
-        f"{path.parent}: another ingest ({holder}) writes this store; wait until it has ended, "
+        f"{path.parent}: another ingest ({holder}) writes this store; wait until it ends, "
         "or choose another --output"
     )
+
+
+def as_json(options: TraceOptions) -> dict[str, Any]:
+    """Return the options as plain JSON objects; equal options give equal ones."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(options)))
+    # The origin of sizes and rules does not change the result of reading.
+    del plain["tags"]["grid_words"], plain["tags"]["order_words"]
+    for rule in plain["tags"]["explicit"]:
+        del rule["is_given"]
+    return plain
+
+
+def restored(plain: Mapping[str, Any]) -> TraceOptions:
+    """Return the options from `as_json`; KeyError, TypeError or ValueError if invalid."""
+    tags, marks = plain["tags"], plain["iterations"]
+    return TraceOptions(
+        allow_truncated=bool(plain["allow_truncated"]),
+        iterations=IterationRule(
+            regex=marks["regex"],
+            ranges=tuple((int(a), int(b), int(c)) for a, b, c in marks["ranges"]),
+            clock=_clock(marks["clock"]),
+        ),
+        tags=TagRules(
+            explicit=tuple(_rule(rule) for rule in tags["explicit"]),
+            grid=None if tags["grid"] is None else Grid(**tags["grid"]),
+            guess=bool(tags["guess"]),
+        ),
+        patterns=tuple(Pattern(**pattern) for pattern in plain["patterns"]),
+        whole=bool(plain["whole"]),
+    )
+
+
+def _clock(text: str) -> StepClock:
+    for clock in get_args(StepClock):
+        if clock == text:
+            return cast("StepClock", clock)
+    raise ValueError(f"clock {text!r}")
+
+
+def _rule(plain: Mapping[str, Any]) -> TagRule:
+    value = plain["value"]
+    value = tuple(value) if isinstance(value, list) else value
+    return TagRule(field=plain["field"], value=value, tag=plain["tag"])
+
+
+def over(user: TraceOptions, stored: TraceOptions) -> TraceOptions:
+    """Return the options that hold when a store is opened with `user` options.
+
+    They equal `stored` if the user's options add nothing. The clock of iterations is the stored
+    one: `store.reader.read` chooses it. Raises `ConfigError` for patterns of kernels, which
+    only the first reading of traces can apply.
+    """
+    if new := [p.regex for p in user.patterns if p not in stored.patterns]:
+        raise ConfigError(
+            f"[[kernels]]: {', '.join(new)}: what is communication is decided when a run "
+            "is stored; ingest the traces again with this configuration"
+        )
+    return replace(
+        stored,
+        iterations=_marks(user.iterations, stored.iterations),
+        tags=_tags(user.tags, stored.tags),
+    )
+
+
+def _marks(user: IterationRule, stored: IterationRule) -> IterationRule:
+    """Return the user's rule for iterations, if any, else the stored one."""
+    chosen = user if user.regex is not None or user.ranges else stored
+    return replace(chosen, clock=stored.clock)
+
+
+def _tags(user: TagRules, stored: TagRules) -> TagRules:
+    """Return the rules of both, the user's first."""
+    older = tuple(rule for rule in stored.explicit if rule not in user.explicit)
+    return TagRules(
+        explicit=(*user.explicit, *older),
+        grid=user.grid or stored.grid,
+        guess=user.guess or stored.guess,
+        grid_words=user.grid_words,
+        order_words=user.order_words,
+    )
+
+
+_UNKNOWN_NAME = Named(library="", op="OTHER", tag=None, fused=False)
+
+
+def reapplied(trace: Trace, options: TraceOptions, stored: TraceOptions) -> Trace:
+    """Return the trace as reading its source with `options` instead of `stored` would."""
+    events = _events(trace)
+    collectives = _collectives(trace, events, options.patterns)
+    bare = replace(trace.meta, warnings=())
+    whole = trace.args is not None
+    # Warnings that follow from the stored rules are dropped.
+    before = assemble(events, trace.lanes, collectives, replace(stored, whole=whole), bare)
+    warnings = tuple(note for note in trace.meta.warnings if note not in before.meta.warnings)
+    meta = replace(trace.meta, warnings=warnings)
+    return assemble(events, trace.lanes, collectives, replace(options, whole=whole), meta)
+
+
+def _events(trace: Trace) -> Events:
+    """Return the stored events as a reader returns them."""
+    name = trace.events["name"].combine_chunks()
+    args = trace.args
+    more = {} if args is None else {arg: filled(args[arg]) for arg in args.column_names}
+    stream = np.full(trace.events.num_rows, NULL, np.int64)
+    stream[trace.comm["event"].to_numpy()] = filled(trace.comm["stream"])
+    start, stop, correlation, offset = (
+        filled(trace.events[key]) for key in ("start", "stop", "correlation", "offset")
+    )
+    return Events(
+        start=start,
+        stop=stop,
+        kind=trace.events["kind"].to_numpy(),
+        name=name.indices.to_numpy(),
+        lane=trace.events["lane"].to_numpy(),
+        correlation=correlation,
+        texts=name.dictionary.to_pylist(),
+        more={**more, "stream": stream, "offset": offset},
+    )
+
+
+def _collectives(trace: Trace, events: Events, patterns: Sequence[Pattern]) -> Collectives:
+    """Return the stored communication as a reader returns it."""
+    comm = trace.comm
+    row = comm["event"].to_numpy().astype(np.int64)
+    group = filled(comm["group"])
+    names, name = _named(events, row, patterns)
+    return Collectives(
+        row=row,
+        op=comm["op"].to_numpy(),
+        seq=filled(comm["seq"]),
+        group=np.where(group == NULL, -1, group).astype(np.int32),
+        groups=_groups(trace),
+        sizes=Sizes(*(filled(comm[f"{kind}_bytes"]) for kind in ("msg", "payload", "bus"))),
+        named=names,
+        name=name,
+        partners=_partners(comm),
+        unsized=None,
+    )
+
+
+def _partners(comm: pa.Table) -> Partners:
+    return Partners(
+        root=filled(comm["root"]),
+        sends_to=comm["sends_to"].to_pylist(),
+        receives_from=comm["receives_from"].to_pylist(),
+    )
+
+
+def _named(
+    events: Events, row: Ints, patterns: Sequence[Pattern]
+) -> tuple[tuple[Named, ...], Ints]:
+    """Return what the different names tell, and the index of each event's name in these."""
+    names: list[Named] = []
+    index_of: dict[tuple[int, bool], int] = {}
+    copies = events.kind[row] == schema.KIND["memcpy"]
+    index = np.empty(len(row), np.int64)
+    codes = events.name[row].tolist()
+    for k, key in enumerate(zip(codes, copies.tolist(), strict=True)):
+        if key not in index_of:
+            table = PEER_COPIES if key[1] else (*patterns, *PATTERNS)
+            index_of[key] = len(names)
+            names.append(match_name(events.texts[key[0]], table) or _UNKNOWN_NAME)
+        index[k] = index_of[key]
+    return tuple(names), index
+
+
+def _groups(trace: Trace) -> tuple[ProcessGroup, ...]:
+    rows = trace.groups.select(["name", "description", "ranks", "size"]).to_pylist()
+    return tuple(
+        ProcessGroup(
+            name=row["name"],
+            description=row["description"],
+            ranks=None if row["ranks"] is None else tuple(row["ranks"]),
+            size=row["size"],
+            communicator=_communicator(row["name"] or ""),
+        )
+        for row in rows
+    )
+
+
+def _communicator(name: str) -> int | None:
+    """Return the id of a communicator from the name of its group, or None."""
+    return int(name, 16) if re.fullmatch("0x[0-9a-f]{16}", name) else None

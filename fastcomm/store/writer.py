@@ -1,13 +1,17 @@
-"""Write one rank's trace as one Parquet file, with a fingerprint of its source."""
+"""Write one rank's trace as one Parquet file, and the tables of the whole run.
+
+A file has a fingerprint of its source; `StoredRank` has what these tables need of a rank.
+"""
 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -15,25 +19,38 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from fastcomm import inputs, parquet
-from fastcomm.errors import SchemaError, TraceFileError
-from fastcomm.outputs import aside
-from fastcomm.remote import is_local
-from fastcomm.store import layout
-from fastcomm.store.layout import Fingerprint
-from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG_SOURCES, TAGS
+from fastcomm import arrow_files, files, store
+from fastcomm.errors import SchemaError, TraceFileError, utf8
+from fastcomm.exchange import clocks
+from fastcomm.files import aside, is_local
+from fastcomm.store import (
+    COMPRESSION,
+    ClockNote,
+    Entry,
+    Fingerprint,
+    TableFile,
+    file_name,
+    reader,
+    table_name,
+)
+from fastcomm.store.files import footer_sha256, table_file
+from fastcomm.trace.columns import filled
+from fastcomm.trace.schema import KIND, KINDS, OPS, PARTNERS, TAG, TAG_SOURCES, TAGS
 from fastcomm.trace.trace import Trace
 
-_ENDS = 1 << 16  # bytes
+_ENDS = 1 << 16  # bytes of the beginning and of the end that are hashed
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """The fingerprint of a file, or of a directory by the files in it."""
+    """Return the fingerprint of a file, or of the files in a directory.
+
+    Raises `TraceFileError` if the path cannot be read.
+    """
     try:
         if path.is_dir():
-            return _of_directory(path)
+            return _directory_fingerprint(path)
         status = path.stat()
-        with inputs.opened(path) as file:
+        with files.opened(path) as file:
             text = file.read(_ENDS)
             file.seek(max(len(text), status.st_size - _ENDS))
             text += file.read(_ENDS)
@@ -46,37 +63,50 @@ def fingerprint(path: Path) -> Fingerprint:
     )
 
 
-def _of_directory(path: Path) -> Fingerprint:
+def _directory_fingerprint(path: Path) -> Fingerprint:
+    """Return the fingerprint of the names, sizes and times of all files in a directory."""
     if is_local(path):
         below = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
     else:
         below = [file for file in path.rglob("*") if file.is_file()]
-    files = sorted(below)
-    seen = [(str(file.relative_to(path)), file.stat()) for file in files]
-    text = repr([(name, status.st_size, status.st_mtime_ns) for name, status in seen])
+    states = [(str(file.relative_to(path)), file.stat()) for file in sorted(below)]
+    text = repr([(name, status.st_size, status.st_mtime_ns) for name, status in states])
     return Fingerprint(
-        size=sum(status.st_size for _, status in seen),
-        mtime_ns=max((status.st_mtime_ns for _, status in seen), default=0),
+        size=sum(status.st_size for _, status in states),
+        mtime_ns=max((status.st_mtime_ns for _, status in states), default=0),
         sha256=hashlib.sha256(text.encode()).hexdigest(),
     )
 
 
 Rows = NDArray[np.int64]
 
-_COMM_WORDS = {"op": OPS, "tag": TAGS, "tag_source": TAG_SOURCES}
+_COMM_TEXTS = {"op": OPS, "tag": TAGS, "tag_source": TAG_SOURCES}
 _LANE_COLUMNS = ("process", "thread", "device", "is_device")
 
 
 def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
-    """Write the trace, aside and renamed when it is whole.
+    """Write a trace as the file of a rank, which appears when it is complete.
 
-    `provenance` is kept with it as JSON: where it comes from, and how it was read.
+    Parameters
+    ----------
+    trace
+        The trace.
+    path
+        The file.
+    provenance
+        The source of the trace and how it was read, for the metadata of the file.
+
+    Raises
+    ------
+    SchemaError
+        If the communication does not fit the events.
+
     """
     comm = _ordered(trace)
     sections = _sections(trace, comm)
     table = _table(trace, comm)
     about = {
-        "layout": layout.LAYOUT,
+        "layout": store.LAYOUT,
         **provenance,
         "meta": _meta(trace),
         **{
@@ -87,22 +117,23 @@ def write(trace: Trace, path: Path, provenance: Mapping[str, Any]) -> None:
         "events": trace.events.num_rows,
         "whole": trace.args is not None,
         "partners": any(comm[name].null_count < comm.num_rows for name in PARTNERS),
-        "row_groups": [-(-len(rows) // layout.ROW_GROUP) for rows in sections],
+        "row_groups": [-(-len(rows) // store.ROW_GROUP) for rows in sections],
     }
     with aside(path) as unfinished, _writer(unfinished, table.schema) as writer:
-        writer.add_key_value_metadata({layout.ABOUT: json.dumps(about).encode()})
+        writer.add_key_value_metadata({store.ABOUT: json.dumps(about).encode()})
         for part in _parts(sections):
             writer.write_table(_compact(table.take(pa.array(part))))
 
 
 def _parts(sections: list[Rows]) -> Iterator[Rows]:
+    """Yield the rows of each row group."""
     for rows in sections:
-        for first in range(0, len(rows), layout.ROW_GROUP):
-            yield rows[first : first + layout.ROW_GROUP]
+        for first in range(0, len(rows), store.ROW_GROUP):
+            yield rows[first : first + store.ROW_GROUP]
 
 
 def _compact(table: pa.Table) -> pa.Table:
-    """The table with the words that it uses: a row group has its own dictionary."""
+    """Return a table with only the texts that it uses: a row group has its own dictionary."""
     for place, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             column = table[field.name].combine_chunks()
@@ -114,41 +145,41 @@ def _compact(table: pa.Table) -> pa.Table:
 
 
 def _writer(path: Path, schema: pa.Schema) -> AbstractContextManager[pq.ParquetWriter]:
-    growing = [name for name in schema.names if name in layout.GROWING]
+    growing = [name for name in schema.names if name in store.GROWING]
     packed = {
-        _leaf(field): "snappy" if field.name in layout.QUICK else layout.COMPRESSION
+        _leaf(field): "snappy" if field.name in store.QUICK else store.COMPRESSION
         for field in schema
     }
-    return parquet.writer(
+    return arrow_files.writer(
         path,
         schema,
         compression=packed,
         compression_level={
-            leaf: layout.LEVEL for leaf, kind in packed.items() if kind == layout.COMPRESSION
+            leaf: store.LEVEL for leaf, kind in packed.items() if kind == store.COMPRESSION
         },
         use_dictionary=[name for name in schema.names if name not in growing],
         column_encoding=dict.fromkeys(growing, "DELTA_BINARY_PACKED"),
-        write_statistics=list(layout.CHOSEN_BY),
+        write_statistics=list(store.FILTER_COLUMNS),
         write_page_checksum=True,
-        # What a reader needs stands in Parquet's own schema; Arrow's takes kilobytes a file.
+        # Parquet's own schema suffices; Arrow's takes kilobytes per file.
         store_schema=False,
     )
 
 
 def _leaf(field: pa.Field) -> str:
-    """The name that Parquet has for what a column holds."""
+    """Return the name in Parquet of the values of a column."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
 
 
 def _ordered(trace: Trace) -> pa.Table:
-    """The communication in the order of its events; SchemaError where two are one event."""
+    """Return the communication by event; SchemaError if two rows are of one event."""
     event = trace.comm["event"].to_numpy()
     comm = trace.comm
     if (event[1:] < event[:-1]).any():
         comm = comm.take(pa.array(np.argsort(event, kind="stable")))
         event = comm["event"].to_numpy()
     if (event[1:] == event[:-1]).any():
-        raise SchemaError("comm.event: two rows of one event, wanted one")
+        raise SchemaError("comm.event: two rows of one event, expected one")
     times = trace.events.select(["start", "stop"]).take(comm["event"].combine_chunks())
     if not times.equals(comm.select(["start", "stop"])):
         raise SchemaError("comm: start and stop differ from those of its events")
@@ -156,27 +187,27 @@ def _ordered(trace: Trace) -> pa.Table:
 
 
 def _sections(trace: Trace, comm: pa.Table) -> list[Rows]:
-    """The rows of each section, by start."""
+    """Return the rows of each section, by start."""
     section_of = np.empty(len(KINDS), np.int8)
-    for place, kinds in enumerate(layout.SECTIONS.values()):
+    for place, kinds in enumerate(store.SECTIONS.values()):
         section_of[[KIND[kind] for kind in kinds]] = place
     section = section_of[trace.events["kind"].to_numpy()]
     section[comm["event"].to_numpy()] = 0
-    return [np.flatnonzero(section == place) for place in range(len(layout.SECTIONS))]
+    return [np.flatnonzero(section == place) for place in range(len(store.SECTIONS))]
 
 
 def _table(trace: Trace, comm: pa.Table) -> pa.Table:
-    """All columns of the file, rows as in the trace."""
+    """Return all columns of the file, with the rows of the trace."""
     events, rows = trace.events, trace.events.num_rows
     lane = events["lane"].combine_chunks()
-    at = np.full(rows, -1, np.int64)
-    at[comm["event"].to_numpy()] = np.arange(comm.num_rows)
-    place = pa.array(at, mask=at < 0)
+    index = np.full(rows, -1, np.int64)
+    index[comm["event"].to_numpy()] = np.arange(comm.num_rows)
+    place = pa.array(index, mask=index < 0)
     columns = {
-        **{layout.EVENT_NAMES.get(name, name): events[name] for name in events.column_names},
+        **{store.EVENT_NAMES.get(name, name): events[name] for name in events.column_names},
         **{name: trace.lanes[name].combine_chunks().take(lane) for name in _LANE_COLUMNS},
         **{
-            layout.COMM_NAMES.get(name, name): _words(comm, name).take(place)
+            store.COMM_NAMES.get(name, name): _texts(comm, name).take(place)
             for name in comm.column_names
             if name not in ("start", "stop", "event")
         },
@@ -185,19 +216,19 @@ def _table(trace: Trace, comm: pa.Table) -> pa.Table:
         "rank": pa.array(np.full(rows, trace.meta.rank, np.int32)),
         "event": pa.array(np.arange(rows, dtype=np.int32)),
     }
-    schema = layout.stored_columns(None if trace.args is None else trace.args.schema)
+    schema = store.stored_columns(None if trace.args is None else trace.args.schema)
     return pa.table([columns[name] for name in schema.names], schema.names).cast(schema)
 
 
-def _words(comm: pa.Table, name: str) -> pa.Array:
-    """A column of the communication, numbers that stand for words as these."""
-    if name in _COMM_WORDS:
-        return _dictionary(comm[name].to_numpy(), _COMM_WORDS[name])
+def _texts(comm: pa.Table, name: str) -> pa.Array:
+    """Return a column of the communication, with texts for codes."""
+    if name in _COMM_TEXTS:
+        return _dictionary(comm[name].to_numpy(), _COMM_TEXTS[name])
     return comm[name].combine_chunks()
 
 
-def _dictionary(codes: NDArray[np.int8], words: tuple[str, ...]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(words))
+def _dictionary(codes: NDArray[np.int8], texts: tuple[str, ...]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(codes.astype(np.int32), pa.array(texts))
 
 
 def _device_iterations(trace: Trace) -> dict[str, Any] | None:
@@ -206,5 +237,152 @@ def _device_iterations(trace: Trace) -> dict[str, Any] | None:
 
 
 def _meta(trace: Trace) -> dict[str, Any]:
-    """What is known of the rank, but for the path, which the provenance has."""
+    """Return the metadata of the trace without its path, which the provenance has."""
     return {name: value for name, value in asdict(trace.meta).items() if name != "path"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRank:
+    """One rank of a store, with its rows of the tables of the whole run."""
+
+    entry: Entry
+    world_size: int | None
+    fresh: bool  # whether it was written now, not by an earlier ingest
+    groups: pa.Table
+    iterations: pa.Table
+    ends: pa.Table  # `clocks.ENDS`
+
+    @classmethod
+    def of(cls, trace: Trace, folder: Path) -> Self:
+        """Describe a rank whose file is in the store."""
+        path = folder / file_name(trace.meta.rank)
+        metadata = reader.about(path)
+        meta = trace.meta
+        entry = Entry(
+            rank=meta.rank,
+            file=path.name,
+            events=metadata["events"],
+            start=pc.min(trace.events["start"]).as_py(),
+            stop=pc.max(trace.events["stop"]).as_py(),
+            size=path.stat().st_size,
+            format=meta.format,
+            clock=meta.clock,
+            found_by=meta.found_by,
+            iterations=trace.iterations.num_rows,
+            communication=trace.comm.num_rows,
+            without_bytes=without_bytes(trace),
+            untagged=untagged(trace),
+            warnings=meta.warnings,
+            lacks=meta.lacks,
+            source=metadata["source"],
+            fingerprint=Fingerprint(**metadata["fingerprint"]),
+            footer=footer_sha256(path),
+        )
+        return cls(
+            entry=entry,
+            world_size=meta.world_size,
+            fresh=meta.path != str(path),
+            groups=group_table(trace),
+            iterations=with_rank(trace.iterations, meta.rank),
+            ends=clocks.ends(trace),
+        )
+
+
+def without_bytes(trace: Trace) -> int:
+    """Return the number of communication events of unknown size."""
+    return int(trace.comm["payload_bytes"].null_count)
+
+
+def untagged(trace: Trace) -> int:
+    """Return the number of communication events of unknown parallelism."""
+    return int((trace.comm["tag"].to_numpy() == TAG["OTHER"]).sum())
+
+
+def write_tables(
+    folder: Path, parts: Sequence[StoredRank], notes: Mapping[int, ClockNote]
+) -> tuple[TableFile, ...]:
+    """Write the tables of the whole run, and return the size and hash of each.
+
+    Parameters
+    ----------
+    folder
+        The store.
+    parts
+        Ranks, sorted.
+    notes
+        Evidence about clocks, by rank.
+
+    """
+    tables = {
+        "ranks": _ranks([part.entry for part in parts], notes),
+        "groups": pa.concat_tables([part.groups for part in parts]),
+        "iterations": pa.concat_tables([part.iterations for part in parts]),
+    }
+    for name, table in tables.items():
+        with aside(folder / table_name(name)) as path:
+            arrow_files.write(table, path, compression=COMPRESSION, store_schema=False)
+    return tuple(table_file(folder, name) for name in tables)
+
+
+def _ranks(entries: Sequence[Entry], notes: Mapping[int, ClockNote]) -> pa.Table:
+    """Return the table of ranks."""
+    column = partial(_column, entries)
+    rank_notes = [notes.get(entry.rank) for entry in entries]
+
+    def note(name: str, kind: pa.DataType) -> pa.Array:
+        return pa.array([entry and getattr(entry, name) for entry in rank_notes], kind)
+
+    correction = [entry and (entry.offset_ns if entry.applies else 0) for entry in rank_notes]
+    return pa.table(
+        {
+            "rank": column("rank", pa.int32()),
+            "file": column("file", pa.string()),
+            "events": column("events", pa.int64()),
+            "start": column("start", pa.int64()),
+            "stop": column("stop", pa.int64()),
+            "iterations": column("iterations", pa.int64()),
+            "format": column("format", pa.string()),
+            "clock": column("clock", pa.string()),
+            "clock_offset_ns": note("offset_ns", pa.int64()),
+            "clock_spread_ns": note("spread_ns", pa.int64()),
+            "clock_matches": note("matches", pa.int64()),
+            "clock_reference": note("reference", pa.int32()),
+            "clock_correction_ns": pa.array(correction, pa.int64()),
+        }
+    )
+
+
+def _column(entries: Sequence[Entry], name: str, kind: pa.DataType) -> pa.Array:
+    values = [getattr(entry, name) for entry in entries]
+    return pa.array([utf8(v) if isinstance(v, str) else v for v in values], kind)
+
+
+def group_table(trace: Trace) -> pa.Table:
+    """Return the groups of a rank, with texts for tags and the number of their events."""
+    groups, comm = trace.groups, trace.comm
+    used = filled(comm["group"], -1)
+    candidates = [
+        "/".join(TAGS[tag] for tag in fits or ()) for fits in groups["candidates"].to_pylist()
+    ]
+    table = pa.table(
+        {
+            "group_id": pa.array(np.arange(groups.num_rows, dtype=np.int32)),
+            "name": groups["name"],
+            "description": groups["description"],
+            "ranks": groups["ranks"],
+            "size": groups["size"],
+            "tag": pa.array([TAGS[tag] for tag in groups["tag"].to_pylist()], pa.string()),
+            "tag_source": pa.array(
+                [TAG_SOURCES[code] for code in groups["tag_source"].to_pylist()], pa.string()
+            ),
+            "candidates": pa.array(candidates, pa.string()),
+            "events": pa.array(np.bincount(used[used >= 0], minlength=groups.num_rows)),
+        }
+    )
+    return with_rank(table, trace.meta.rank)
+
+
+def with_rank(table: pa.Table, rank: int) -> pa.Table:
+    """Return a table with the rank as its first column."""
+    column = pa.array(np.full(table.num_rows, rank, np.int32))
+    return table.add_column(0, "rank", column)

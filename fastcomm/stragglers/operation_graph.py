@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from fastcomm.errors import FastcommError
-from fastcomm.graph.graph import acyclic_order
+from fastcomm.graph import acyclic_order
 from fastcomm.stragglers.operations import POINT_TO_POINT, Op, OperationTable
 from fastcomm_kernels.arrays import Ints
 from fastcomm_kernels.graph import index

@@ -14,10 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm import inputs, parquet
+from fastcomm import arrow_files, files
 from fastcomm.checks import RANKS, shortened
-from fastcomm.errors import FastcommError, TraceFileError
-from fastcomm.inert import shell_quoted
+from fastcomm.errors import FastcommError, TraceFileError, shell_quoted
 from fastcomm.trace.run import ranges
 from fastcomm_kernels.arrays import Floats, Ints
 
@@ -91,7 +90,7 @@ def notes(left_out: Sequence[int]) -> tuple[str, ...]:
 
 def meta(path: Path) -> dict[str, Any]:
     """The description of a job; its sizes are positive."""
-    sizes = inputs.yaml(path)
+    sizes = files.yaml(path)
     if not isinstance(sizes, dict):
         raise TraceFileError(f"{path}: found {sizes!r}, wanted dp_size, pp_size and the rest")
     for name in _SIZES:
@@ -111,11 +110,11 @@ def read(path: Path) -> OperationTable:
     """
     _refuse_traces(path)
     try:
-        present = parquet.names(path)
+        present = arrow_files.names(path)
         if missing := [name for name in _COLUMNS if name not in present]:
             raise TraceFileError(f"{path}: no column {', '.join(missing)}; found {present}")
         names = [*_COLUMNS, *(name for name in _CHUNKS if name in present)]
-        table = parquet.read(path, names)
+        table = arrow_files.read(path, names)
     except OSError as error:
         raise TraceFileError(f"{path}: {error.strerror or error}") from error
     except pa.ArrowException as error:
@@ -134,10 +133,9 @@ def _refuse_traces(path: Path) -> None:
 
     The error says what to use instead.
     """
-    from fastcomm.readers import detection
+    from fastcomm.readers import detection, packed
     from fastcomm.readers import detection as readers_detection
     from fastcomm.readers.config import Config
-    from fastcomm.readers.files import packed
 
     readers_detection.refuse_standard_input(path)
     if remedy := packed(path):

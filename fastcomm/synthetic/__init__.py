@@ -1,11 +1,31 @@
-"""A made-up training job, written in the formats of real profilers: demo, tests, benchmarks."""
+"""A made-up training job, written in the formats of real profilers: demo, tests, benchmarks.
 
-from fastcomm.synthetic.files import write
-from fastcomm.synthetic.job import Job
-from fastcomm.synthetic.kineto import Variant
+Kineto's files are written here, one a rank.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm.files import aside
+from fastcomm.process import safe_children
+from fastcomm.synthetic import kineto, play
+from fastcomm.synthetic.catalog import KERNELS, group_count, groups, host_args
+from fastcomm.synthetic.job import Job, TableJob, write_table
+from fastcomm.synthetic.kineto import DEVICES, RankText, Variant
 from fastcomm.synthetic.nsys import NsysVariant, write_nsys, write_nsys_big
-from fastcomm.synthetic.table import TableJob, write_table
+from fastcomm.synthetic.pipeline import BASE_NS, EPOCH_NS
+from fastcomm.synthetic.play import COMPUTE, COPY, STREAMS
 from fastcomm.synthetic.truth import planted, truth
+from fastcomm_kernels.arrays import Ints
 
 __all__ = [
     "Job",
@@ -19,3 +39,278 @@ __all__ = [
     "write_nsys_big",
     "write_table",
 ]
+
+_DEVICE = {
+    "name": "NVIDIA H100 80GB HBM3",
+    "totalGlobalMem": 84_942_979_072,
+    "computeMajor": 9,
+    "computeMinor": 0,
+    "maxThreadsPerBlock": 1024,
+    "maxThreadsPerMultiprocessor": 2048,
+    "regsPerBlock": 65_536,
+    "warpSize": 32,
+    "sharedMemPerBlock": 49_152,
+    "numSms": 132,
+    "regsPerMultiprocessor": 65_536,
+    "sharedMemPerBlockOptin": 232_448,
+    "sharedMemPerMultiprocessor": 233_472,
+}
+
+
+def envelope_head(job: Job, rank: int, variant: Variant) -> str:
+    """Everything up to the first row."""
+    info = json.dumps(_distributed(job, rank, variant))
+    devices = json.dumps([{"id": number, **_DEVICE} for number in range(DEVICES)], indent=4)
+    devices = devices.replace("\n", "\n    ")
+    base = "" if variant & Variant.BASE_LAST else _base(",")
+    trace_id = f"{job.seed * 0x9E3779B97F4A7C15 + rank:032X}"[-32:]
+    return f""" {{
+    "schemaVersion": 1,
+    "deviceProperties": {devices},
+    
+      "trace_id": "{trace_id}",
+      "cupti_version": 26,
+      "cuda_runtime_version": 12090,
+      "cuda_driver_version": 12090,
+      "record_shapes": 1,
+      "with_stack": 1,
+      "distributedInfo": {info},
+      "host_name": "node{rank // DEVICES:04d}",{base}
+    "traceEvents": [
+    """  # noqa: W293
+
+
+def tail(start: int, stop: int, name: str, variant: Variant) -> str:
+    """The rows of the profiler itself, from `start` to `stop`, and the rest of the object."""
+    text = kineto.complete(
+        "Trace",
+        "PyTorch Profiler (0)",
+        kineto.lane("Spans", "PyTorch Profiler"),
+        start,
+        stop - start,
+        '"Op count": 0',
+    )
+    text += kineto.label("process_sort_index", kineto.lane("Spans", 0), start, 536_870_912)
+    iteration = kineto.lane("Traces", "Trace PyTorch Profiler")
+    text += kineto.instant("Iteration Start: PyTorch Profiler", iteration, start)
+    text += kineto.instant("Record Window End", kineto.lane("", ""), stop).removesuffix(",")
+    last = "," + _base("") if variant & Variant.BASE_LAST else ""
+    return f'{text}\n  ],"traceName": "{name}"{last} }}\n'
+
+
+def labels(text: RankText, start: int) -> str:
+    """The names of processes, threads and streams."""
+    process, device = text.process, text.device
+    host = kineto.lane(process, 0)
+    found = kineto.label("process_name", host, start, "python3")
+    found += kineto.label("process_labels", host, start, "CPU")
+    found += kineto.label("process_sort_index", host, start, process)
+    gpu = kineto.lane(device, 0)
+    found += kineto.label("process_name", gpu, start, "python3")
+    found += kineto.label("process_labels", gpu, start, f"GPU {device}")
+    found += kineto.label("process_sort_index", gpu, start, 5_000_000 + device)
+    for backward, where in text.lanes.items():
+        name = "pt_autograd_0" if backward else "python3"
+        found += kineto.label("thread_name", where, start, f"thread ({name})")
+    for stream in sorted({COMPUTE, COPY, *STREAMS.values()}):
+        found += kineto.label(
+            "thread_name", kineto.lane(device, stream), start, f"stream {stream} "
+        )
+    return found
+
+
+def _base(comma: str) -> str:
+    return f"""
+    "displayTimeUnit": "ms",
+    "baseTimeNanoseconds": {BASE_NS}{comma}"""
+
+
+def _distributed(job: Job, rank: int, variant: Variant) -> dict[str, object]:
+    undescribed = bool(variant & Variant.UNDESCRIBED)
+    found = groups(job, rank)
+    return {
+        "backend": "nccl",
+        "rank": rank,
+        "world_size": job.ranks,
+        "pg_count": group_count(job),
+        "pg_config": [
+            {
+                "pg_name": group.name,
+                "pg_desc": "undefined" if undescribed else group.description,
+                "backend_config": "cuda:nccl",
+                "pg_size": group.size,
+                "ranks": list(group.ranks),
+            }
+            for group in sorted(found.values(), key=lambda group: int(group.name))
+        ],
+        "nccl_version": "2.27.5",
+    }
+
+
+ROWS = 512  # of one block
+FIRST_ID = 1_000_000_000  # ten digits, and above all ids of rows that count
+_IDS = 1_000_000_000  # then they start again, below 2^31
+# Places of digits in a row: no name of ours holds such a run of letters.
+_TIME, _ID, _NUMBER = "T" * 13 + "." + "T" * 3, "I" * 10, "N" * 10
+_PYTHON = (
+    "torch/nn/modules/module.py(1773): _wrapped_call_impl",
+    "megatron/core/transformer/transformer_layer.py(412): forward",
+    "<built-in method linear of type object at 0x7f3c1d4c9a20>",
+    "megatron/core/tensor_parallel/mappings.py(71): _reduce",
+    "torch/autograd/graph.py(829): _engine_run_backward",
+)
+
+Bytes = NDArray[np.uint8]
+
+
+class Filler:
+    """Blocks of rows for one rank, on threads of their own."""
+
+    def __init__(self, job: Job, process: int, row_ns: int, variant: Variant) -> None:
+        where = kineto.lane(process, process + 113)
+        written = [_row(job, number, where, row_ns) for number in range(ROWS)]
+        text = "".join(written)
+        if variant & Variant.COMPACT:
+            text = kineto.compact(text)
+        self._block: Bytes = np.frombuffer(text.encode(), np.uint8).copy()
+        whole, _, _ = _TIME.partition(".")
+        self._times = _places(text, _TIME, [*range(len(whole)), *range(14, len(_TIME))])
+        self._ids = _places(text, _ID, list(range(10)))
+        self._numbers = _places(text, _NUMBER, list(range(10)))
+        self._written = 0
+        self.size = len(self._block)
+
+    def blocks(self, start: int, stop: int, size: int) -> Iterator[bytes]:
+        """Blocks of at least `size` bytes in all, their times spread over [start, stop)."""
+        count = -(-size // self.size)
+        for number in range(count):
+            first = start + (stop - start) * number // count
+            last = start + (stop - start) * (number + 1) // count
+            yield self._written_over(first, last)
+
+    def _written_over(self, start: int, stop: int) -> bytes:
+        block = self._block
+        steps = np.arange(ROWS, dtype=np.int64)
+        block[self._times] = _digits(start - BASE_NS + (stop - start) * steps // ROWS, 16)
+        numbers = FIRST_ID + (self._written + steps) % _IDS
+        block[self._ids] = block[self._numbers] = _digits(numbers, 10)
+        self._written += ROWS
+        return block.tobytes()
+
+
+def _row(job: Job, number: int, where: str, row_ns: int) -> str:
+    kernels = list(KERNELS.values())
+    kernel = kernels[number % len(kernels)]
+    if number % 3:
+        name, cat = kernel.host, "cpu_op"
+        said = host_args(job, kernel)
+        args = f'"External id": {_ID},"Record function id": 0, {said}, "Ev Idx": {_NUMBER}'
+    else:
+        name, cat = _PYTHON[number % len(_PYTHON)], "python_function"
+        args = f'"Python parent id": {number}, "Python id": {_ID}, "Ev Idx": {_NUMBER}'
+    text = kineto.complete(cat, name, where, BASE_NS, row_ns, args)
+    return text.replace('"ts": 0.000', f'"ts": {_TIME}')
+
+
+def _places(text: str, run: str, within: list[int]) -> Ints:
+    """Where the characters `within` a run stand in `text`, a row for each time it occurs."""
+    starts = []
+    found = text.find(run)
+    while found >= 0:
+        starts.append(found)
+        found = text.find(run, found + len(run))
+    return np.array(starts, dtype=np.int64)[:, None] + np.array(within, dtype=np.int64)
+
+
+def _digits(values: Ints, width: int) -> Bytes:
+    """The decimal digits of each value, as text."""
+    text = np.empty((len(values), width), np.uint8)
+    for column in reversed(range(width)):
+        rest = values // 10
+        text[:, column] = values - 10 * rest + ord("0")
+        values = rest
+    return text
+
+
+try:
+    from isal import igzip as gzip
+except ImportError:  # no wheel for this machine
+    import gzip  # type: ignore[no-redef]
+
+LEVEL = 1
+
+
+def write(
+    job: Job,
+    directory: Path,
+    *,
+    ranks: Iterable[int] | None = None,
+    variant: Variant = Variant.TODAY,
+    compress: bool = True,
+    filler_bytes: int = 0,
+    workers: int = 1,
+) -> list[Path]:
+    """Write the trace of every rank, or of some; the paths come in the order of the ranks.
+
+    Rows that no metric sees are added until the text of a file has `filler_bytes` bytes.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    chosen = range(job.ranks) if ranks is None else sorted(ranks)
+    one = partial(_write_rank, job, directory, variant, compress, filler_bytes)
+    if workers == 1:
+        return [one(rank) for rank in chosen]
+    spawn = get_context("spawn")
+    with safe_children(), ProcessPoolExecutor(workers, mp_context=spawn) as pool:
+        return list(pool.map(one, chosen))
+
+
+def text(
+    job: Job, rank: int, name: str, variant: Variant, filler_bytes: int
+) -> Iterator[bytes]:
+    """The bytes of one file, a step at a time."""
+    change = kineto.compact if variant & Variant.COMPACT else str
+    lines = RankText(job, rank, variant)
+    head = envelope_head(job, rank, variant) + labels(lines, EPOCH_NS)
+    written = 0
+    filler, stop = None, EPOCH_NS
+    for done, step in enumerate(play.steps(job, rank), 1):
+        chunk = change(head + "".join(lines.step(step))).encode()
+        head, stop = "", step.stop
+        written += len(chunk)
+        yield chunk
+        missing = filler_bytes * done // job.steps - written
+        if missing > 0:
+            filler = filler or Filler(job, lines.process, _row_ns(step.ns, missing), variant)
+            for block in filler.blocks(step.start, step.stop, missing):
+                written += len(block)
+                yield block
+    yield change(tail(EPOCH_NS - 150_000, stop + 500_000, name, variant)).encode()
+
+
+def _row_ns(step_ns: int, size: int) -> int:
+    """So long that a thread's rows do not overlap."""
+    return max(1, step_ns * 400 // size * 3 // 4)
+
+
+def _write_rank(
+    job: Job, directory: Path, variant: Variant, compress: bool, filler_bytes: int, rank: int
+) -> Path:
+    name = f"rank{rank}.pt.trace.json"
+    path = directory / (name + ".gz" if compress else name)
+    with _aside(path, compress=compress) as file:
+        for chunk in text(job, rank, name, variant, filler_bytes):
+            file.write(chunk)
+    return path
+
+
+@contextmanager
+def _aside(path: Path, *, compress: bool) -> Iterator[BinaryIO]:
+    """A file under another name, which gets its own when it is whole, or vanishes."""
+    with aside(path) as unfinished, unfinished.open("wb") as raw:
+        if compress:
+            # No name and no time in the header: the same job gives the same bytes.
+            zipped = gzip.GzipFile("", "wb", LEVEL, raw, mtime=0)  # type: ignore[no-untyped-call]
+            with zipped as file:
+                yield cast("BinaryIO", file)
+        else:
+            yield raw

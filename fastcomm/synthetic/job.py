@@ -1,13 +1,24 @@
-"""A made-up training job: how many ranks, how they are arranged, how big and how fast.
+"""Made-up jobs: how many ranks, how they are arranged, how big and how fast.
 
-Ranks are laid out as Megatron does, tensor parallelism first: ``tp + TP * (dp + DP * pp)``.
-Expert parallelism takes blocks of neighbours from the data dimension. Times are int ns.
+Ranks of a `Job` are laid out as Megatron does, tensor parallelism first: ``tp + TP * (dp + DP *
+pp)``. Expert parallelism takes blocks of neighbors from the data dimension. Times are int ns.
+
+A `TableJob` is a table of operations with one slow rank, data and pipeline parallel: all micro-
+batches forward, then all backward, then gradients and the optimizer. Every operation starts as
+soon as it can, so recorded steps have no launch delays. Its times are seconds, as such tables
+have them.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
+from random import Random
 from typing import Any, Literal, Self, get_args
 
+import pyarrow as pa
+
+from fastcomm import arrow_files
 from fastcomm.errors import ConfigError
+from fastcomm.files import aside
 
 GAP = 900  # between two kernels of one stream
 
@@ -19,6 +30,33 @@ _SLOWDOWN = {"slow_link": 100, "hot_expert": 60}
 # Up to so many ranks, at most that much parallelism.
 _WIDEST = {32: 2, 128: 4}
 _DEEPEST = {7: 1, 64: 2, 512: 4}
+
+_FORWARD, _BACKWARD, _MESSAGE = 0.020, 0.040, 0.0005
+_GATHER, _SCATTER, _NORMS, _EMBEDDING, _CLIP, _OPTIMIZER = (
+    0.010,
+    0.020,
+    0.001,
+    0.005,
+    0.002,
+    0.010,
+)
+_JITTER = 0.01
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("dp_rank", pa.int8()),
+        pa.field("stage", pa.int8()),
+        pa.field("rank", pa.int16()),
+        pa.field("step", pa.int64()),
+        pa.field("optype", pa.string()),
+        pa.field("start_ts", pa.float32()),
+        pa.field("duration", pa.float32()),
+        pa.field("seq_id", pa.int32()),
+        pa.field("mc", pa.int8()),
+        pa.field("gmc", pa.int16()),
+    ]
+)
+_OF_CHUNKS = ("compute", "params-all-gather", "grads-reduce-scatter")
 
 
 def _largest(ranks: int, table: dict[int, int]) -> int:
@@ -130,3 +168,150 @@ class Job:
     def expert_data(self) -> int:
         """Ranks that hold the same experts."""
         return self.dp // self.ep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableJob:
+    """What the job is: its sizes, and by which share the computation of one rank is slower."""
+
+    dp: int = 2
+    pp: int = 4
+    micro_batches: int = 6
+    steps: int = 8
+    slow_dp: int = 1
+    slow_stage: int = 2
+    slowdown: float = 0.3
+    seed: int = 0
+
+    @classmethod
+    def of(cls, ranks: int, slowdown: float = 0.3) -> "TableJob":
+        """A job of any size: up to four stages, and the slow rank in the last data rank."""
+        pp = next(size for size in (4, 2, 1) if ranks % size == 0)
+        dp = ranks // pp
+        return cls(dp=dp, pp=pp, slow_dp=dp - 1, slow_stage=pp // 2, slowdown=slowdown)
+
+    @property
+    def slow_rank(self) -> int:
+        """The number of the slow rank."""
+        return self.slow_dp * self.pp + self.slow_stage
+
+
+def table(job: TableJob) -> pa.Table:
+    """The operations of all steps."""
+    random = Random(job.seed)
+    rows = [row for step in range(job.steps) for row in _Step(job, step, random).rows()]
+    columns = zip(*rows, strict=True)
+    return pa.table(dict(zip(_SCHEMA.names, columns, strict=True)), _SCHEMA)
+
+
+def write_table(job: TableJob, folder: Path) -> tuple[Path, Path]:
+    """Write `table.parquet` and `meta.yaml`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = folder / "table.parquet", folder / "meta.yaml"
+    with aside(paths[0]) as unfinished:
+        arrow_files.write(table(job), unfinished)
+    sizes = {"dp": job.dp, "pp": job.pp, "tp": 1, "dsp": 1, "vpp": 1}
+    lines = [f"{name}_size: {size}" for name, size in sizes.items()]
+    lines = ["trial_name: demo", "run_id: 0", *lines, f"world_size: {job.dp * job.pp}", ""]
+    with aside(paths[1]) as unfinished:
+        unfinished.write_text("\n".join(lines), "utf-8")
+    return paths
+
+
+Place = tuple[int, int]  # data rank, stage
+
+
+class _Step:
+    """One step on its way into rows."""
+
+    def __init__(self, job: TableJob, step: int, random: Random) -> None:
+        self.job, self.step, self.random = job, step, random
+        self.places = [(d, s) for d in range(job.dp) for s in range(job.pp)]
+        self.found: list[tuple[object, ...]] = []
+        self.count: dict[tuple[Place, str], int] = {}
+        self.clock = dict.fromkeys(self.places, 0.0)  # end of the last computation
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """All operations of all ranks."""
+        self._joined("params-all-gather", _GATHER, self._by_stage())
+        for way in ("forward", "backward"):
+            for d in range(self.job.dp):
+                self._pass(way, d)
+        for place in self.places:
+            self._alone(place, "gc", 0.0)
+            self._alone(place, "layernorm-grads-all-reduce", _NORMS)
+        ends = [[(d, s) for s in sorted({0, self.job.pp - 1})] for d in range(self.job.dp)]
+        self._joined("embedding-grads-all-reduce", _EMBEDDING, ends)
+        self._joined("grads-reduce-scatter", _SCATTER, self._by_stage())
+        self._joined("optimizer-clip-main-grad", _CLIP, [self.places])
+        for place in self.places:
+            self._alone(place, "optimizer", _OPTIMIZER)
+        return self.found
+
+    def _by_stage(self) -> list[list[Place]]:
+        """What data parallelism joins: nothing where there is one data rank."""
+        if self.job.dp == 1:
+            return []
+        return [[(d, s) for d in range(self.job.dp)] for s in range(self.job.pp)]
+
+    def _pass(self, way: str, d: int) -> None:
+        """All micro-batches of one data rank through the pipeline, in one direction."""
+        stages = range(self.job.pp) if way == "forward" else range(self.job.pp - 1, -1, -1)
+        sent: dict[int, float] = {}  # by stage: the end of its last message
+        posted = {s: self.clock[d, s] for s in stages}
+        for _ in range(self.job.micro_batches):
+            before: int | None = None
+            for s in stages:
+                if before is not None:
+                    self._message(way, (d, before), (d, s), sent, posted)
+                self._alone((d, s), f"{way}-compute", self._compute(way, (d, s)))
+                posted[s] = self.clock[d, s]
+                before = s
+
+    def _message(
+        self,
+        way: str,
+        source: Place,
+        target: Place,
+        sent: dict[int, float],
+        posted: dict[int, float],
+    ) -> None:
+        """From one stage to the next: it takes its time when both are there."""
+        begin = max(self.clock[source], sent.get(source[1], 0.0))
+        wait = posted[target[1]]
+        end = max(begin, wait) + self._about(_MESSAGE)
+        self._add(source, f"{way}-send", begin, end)
+        self._add(target, f"{way}-recv", wait, end)
+        sent[source[1]] = end
+        self.clock[target] = max(self.clock[target], end)
+
+    def _compute(self, way: str, place: Place) -> float:
+        time = self._about(_FORWARD if way == "forward" else _BACKWARD)
+        slow = place == (self.job.slow_dp, self.job.slow_stage)
+        return time * (1 + self.job.slowdown) if slow else time
+
+    def _about(self, time: float) -> float:
+        return time * (1 + self.random.uniform(-_JITTER, _JITTER))
+
+    def _alone(self, place: Place, optype: str, time: float) -> None:
+        """An operation behind the one before."""
+        begin = self.clock[place]
+        self.clock[place] = begin + time
+        self._add(place, optype, begin, self.clock[place])
+
+    def _joined(self, optype: str, time: float, groups: list[list[Place]]) -> None:
+        """An operation that ends when its time has passed since all of a group began."""
+        for group in groups:
+            end = max(self.clock[place] for place in group) + self._about(time)
+            for place in group:
+                self._add(place, optype, self.clock[place], end)
+                self.clock[place] = end
+
+    def _add(self, place: Place, optype: str, begin: float, end: float) -> None:
+        number = self.count.get((place, optype), 0)
+        self.count[place, optype] = number + 1
+        d, s = place
+        chunk = 0 if optype.endswith(_OF_CHUNKS) else -1
+        rank = d * self.job.pp + s
+        where = (d, s, rank, self.step, optype, begin, end - begin, number)
+        self.found.append((*where, chunk, s if chunk == 0 else -1))

@@ -18,7 +18,7 @@ from fastcomm.errors import FastcommError
 from fastcomm.trace.columns import filled, lookup
 from fastcomm.trace.schema import KIND
 from fastcomm.trace.trace import Trace
-from fastcomm_kernels import attribution
+from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL, Flags, Ints
 
 Spans = tuple[NDArray[np.int32], Ints, Ints]  # lane, start, stop
@@ -34,7 +34,7 @@ def enclosing(ranges: Spans, points: Spans) -> Ints:
         lane, start, stop = ranges
         outer_first = np.lexsort((-stop, start, lane))
         order = np.lexsort((points[1], points[0]))
-        place = attribution.enclosing(*_taken(ranges, outer_first), *_taken(points, order))
+        place = matching.enclosing(*_taken(ranges, outer_first), *_taken(points, order))
         inner[order] = np.where(place >= 0, outer_first[place], -1)
     return inner
 

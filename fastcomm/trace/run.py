@@ -1,7 +1,8 @@
 """A run: the traces of many ranks, each read when somebody asks for it, and their warnings.
 
 A rank counts its own events, whoever reads a report those of the run: warnings that differ only
-in such counts are one, with the counts summed.
+in such counts are one, with the counts summed. A `Spread` works on several things of a run at
+once.
 """
 
 import re
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from fastcomm.errors import ConfigError, TraceFileError
 from fastcomm.trace.trace import Trace
@@ -239,3 +240,20 @@ def _subject(ranks: Sequence[int], number: int | None, *, is_sum: bool) -> str:
     if len(ranks) != number:
         return f"{named_ranks(ranks)}{together}: "
     return f"all {number} ranks{together}: " if together else ""
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Spread(Protocol):
+    """What calls a function with each of several things, which do not depend on each other."""
+
+    def __call__(self, function: Callable[[A], B], things: Sequence[A], /) -> list[B]:
+        """The answers, in the order of the things."""
+        ...
+
+
+def one_by_one(function: Callable[[A], B], things: Sequence[A], /) -> list[B]:
+    """The `Spread` of one process."""
+    return [function(thing) for thing in things]

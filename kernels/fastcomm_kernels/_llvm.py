@@ -1,12 +1,12 @@
-"""The few machine instructions that Python has no word for, each with a Python twin.
+"""Machine instructions that Python cannot express, each with a Python twin.
 
 With the JIT on, kernels compile these to one to ten instructions; with `NUMBA_DISABLE_JIT=1`
-the twin answers. A test holds the pairs equal. The twins return Python integers, so that a
-hash that wraps at 64 bits does so without NumPy's overflow warning.
+the twin runs. A test checks that both are equal. Twins return Python integers, so that a hash
+that wraps at 64 bits raises no overflow warning of NumPy.
 
-An *address* is where an array's numbers lie; to the twins it is the array itself. Functions
-that hand addresses to each other skip the counting of references, which costs a scanner nine
-tenths of its speed. Whoever takes an address keeps the array alive while it is used.
+An *address* is the memory address of an array's data; for twins it is the array itself.
+Functions that pass addresses avoid reference counting, which would make a scanner ten times
+slower. Callers keep the array alive while its address is in use.
 """
 
 from collections.abc import Callable
@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 Text = NDArray[np.uint8]
 Address = NDArray[Any]
 
-# One test looks at so many bytes, a test for something near at half as many.
+# Bytes that one test looks at; tests for nearby bytes look at half as many.
 STEP = 64
 HALF = STEP // 2
-# A text needs as many readable bytes behind its end: a test may begin just behind it.
+# Readable bytes that a text needs behind its end, where a test may begin.
 PADDING = 2 * STEP
 
 _WORD = (1 << 64) - 1
@@ -36,12 +36,12 @@ _setting: Any = config
 
 
 def address_twin(array: NDArray[Any]) -> Address:
-    """Where the numbers of a contiguous array lie."""
+    """Return the address of the data of a contiguous array."""
     return array.reshape(-1)
 
 
 def byte_twin(text: Address, i: int) -> int:
-    """The byte at `i`."""
+    """Return the byte at `i`."""
     return int(text[i])
 
 
@@ -51,7 +51,7 @@ def put_byte_twin(text: Address, i: int, value: int) -> None:
 
 
 def get_twin(column: Address, i: int) -> int:
-    """The 64-bit integer at `i`."""
+    """Return the 64-bit integer at `i`."""
     return int(column[i])
 
 
@@ -61,55 +61,58 @@ def put_twin(column: Address, i: int, value: int) -> None:
 
 
 def put8_twin(column: Address, i: int, value: int) -> None:
-    """Write the same 64-bit integer eight times from `i` on."""
+    """Write one 64-bit integer to eight cells from `i` on."""
     column[i : i + 8] = value
 
 
 def load64_twin(text: Address, i: int) -> int:
-    """Eight bytes from `i`, the first lowest."""
+    """Return eight bytes from `i` on as a signed integer, the first byte lowest."""
     return int.from_bytes(text[i : i + 8].tobytes(), "little", signed=True)
 
 
 def mix_twin(state: int, word: int) -> int:
-    """A step of a multiplicative hash over 64-bit words, signed here as everywhere."""
+    """Return the next state of a multiplicative hash over 64-bit words, signed."""
     product = ((int(state) ^ int(word)) * _MULTIPLIER) & _WORD
     mixed = product ^ (product >> 32)
     return mixed - (mixed >> 63 << 64)
 
 
 def digit_count_twin(word: int) -> int:
-    """How many of eight bytes, from the first on, are decimal digits."""
+    """Return how many of the first bytes of a word are decimal digits, 0 to 8."""
     parts = (word & _WORD).to_bytes(8, "little")
     return next((k for k, part in enumerate(parts) if part not in _DIGITS), 8)
 
 
 def digits_twin(word: int, size: int) -> int:
-    """The number that the first `size` of eight bytes spell, all of them decimal digits."""
+    """Return the number that the first `size` bytes of a word spell, all decimal digits."""
     return int(b"0" + (word & _WORD).to_bytes(8, "little")[:size])
 
 
 def trailing_zeros_twin(mask: int) -> int:
-    """Zero bits below the lowest set bit of a mask that has one."""
+    """Return the number of zero bits below the lowest set bit of a mask that has one."""
     return (int(mask) & -int(mask)).bit_length() - 1
 
 
 def count_twin(mask: int) -> int:
-    """Set bits of a mask."""
+    """Return the number of set bits of a mask."""
     return int(mask).bit_count()
 
 
 def up_twin(mask: int, carry: int) -> int:
-    """A mask moved up by one place, and what comes in below."""
+    """Return a mask shifted up by one bit, with `carry` as the lowest bit."""
     return (mask << 1 | carry) & _WORD
 
 
 def top_twin(mask: int) -> int:
-    """The highest bit of a mask."""
+    """Return the highest bit of a mask."""
     return mask >> 63 & 1
 
 
 def insides_twin(quotes: int, carry: int) -> int:
-    """Bits from each opening quote to before its closing one; `carry` is 1 if one is open."""
+    """Return the bits from each opening quote to before its closing one.
+
+    `carry` is 1 if a string is open at the first bit.
+    """
     mask, inside = 0, carry
     for k in range(STEP):
         inside ^= quotes >> k & 1
@@ -118,12 +121,12 @@ def insides_twin(quotes: int, carry: int) -> int:
 
 
 def mask_twin(text: Address, i: int, members: NDArray[np.bool_], width: int) -> int:
-    """Bits of the `width` bytes from `i` that are `members`."""
-    found = np.packbits(members[text[i : i + width]], bitorder="little")
-    return int.from_bytes(found.tobytes(), "little")
+    """Return, as bits, which of `width` bytes from `i` on are `members`."""
+    bits = np.packbits(members[text[i : i + width]], bitorder="little")
+    return int.from_bytes(bits.tobytes(), "little")
 
 
-# The sets of bytes that a scan looks for.
+# Sets of bytes that a scan searches.
 BLANKS = frozenset(range(1, 33))
 QUOTES = frozenset(b'"')
 ESCAPES = frozenset(b"\\")
@@ -143,51 +146,57 @@ def _whole(number: int) -> Any:
     return ir.Constant(_I64, number)
 
 
-def _load(builder: Any, address: Any, i: Any, what: Any, size: int) -> Any:
+def _load(builder: Any, address: Any, i: Any, type_: Any, size: int) -> Any:
     place = builder.add(address, builder.mul(i, _whole(size)))
-    loaded = builder.load(builder.inttoptr(place, what.as_pointer()))
+    loaded = builder.load(builder.inttoptr(place, type_.as_pointer()))
     loaded.align = size
     return loaded
 
 
-def _store(builder: Any, args: Any, what: Any, size: int) -> None:
+def _store(builder: Any, args: Any, type_: Any, size: int) -> None:
     place = builder.add(args[0], builder.mul(args[1], _whole(size)))
-    value = args[2] if what is _I64 else builder.trunc(args[2], what)
-    builder.store(value, builder.inttoptr(place, what.as_pointer())).align = size
+    value = args[2] if type_ is _I64 else builder.trunc(args[2], type_)
+    builder.store(value, builder.inttoptr(place, type_.as_pointer())).align = size
 
 
-def _intrinsic(answer: Any, arguments: int, code: Callable[[Any, Any], Any]) -> Any:
-    """An intrinsic of 64-bit arguments; `code` takes the builder and the values."""
-    kinds = [types.int64] * arguments
+def _intrinsic(result_type: Any, arguments: int, code: Callable[[Any, Any], Any]) -> Any:
+    """Return an intrinsic of 64-bit arguments; `code` takes the builder and the values."""
+    argument_types = [types.int64] * arguments
 
     @intrinsic
     def one(typing: Any, a: Any) -> Any:
-        return answer(*kinds), lambda _context, builder, _signature, args: code(builder, args)
+        return result_type(*argument_types), lambda _context, builder, _signature, args: code(
+            builder, args
+        )
 
     @intrinsic
     def two(typing: Any, a: Any, b: Any) -> Any:
-        return answer(*kinds), lambda _context, builder, _signature, args: code(builder, args)
+        return result_type(*argument_types), lambda _context, builder, _signature, args: code(
+            builder, args
+        )
 
     @intrinsic
     def three(typing: Any, a: Any, b: Any, c: Any) -> Any:
-        return answer(*kinds), lambda _context, builder, _signature, args: code(builder, args)
+        return result_type(*argument_types), lambda _context, builder, _signature, args: code(
+            builder, args
+        )
 
     return (one, two, three)[arguments - 1]
 
 
 def _ranges(members: frozenset[int]) -> list[tuple[int, int]]:
-    """The runs of neighbours in a set of bytes: first and last."""
+    """Return the first and last of each run of adjacent bytes in a set."""
     firsts = [byte for byte in sorted(members) if byte - 1 not in members]
     lasts = [byte for byte in sorted(members) if byte + 1 not in members]
     return list(zip(firsts, lasts, strict=True))
 
 
 def _mask(members: frozenset[int], width: int) -> Any:
-    """An intrinsic that tests `width` bytes at once and gives the answers as bits."""
+    """Return an intrinsic that tests `width` bytes at once and returns the results as bits."""
     vector = ir.VectorType(_I8, width)
     # Square and curly brackets differ in one bit: set it, and one test finds both.
     fold = all(byte ^ 32 in members for byte in members)
-    wanted = frozenset(byte | 32 for byte in members) if fold else members
+    folded = frozenset(byte | 32 for byte in members) if fold else members
 
     def splat(byte: int) -> Any:
         return ir.Constant(vector, [byte] * width)
@@ -195,12 +204,13 @@ def _mask(members: frozenset[int], width: int) -> Any:
     def code(builder: Any, args: Any) -> Any:
         block = _load(builder, args[0], args[1], vector, 1)
         block = builder.or_(block, splat(32)) if fold else block
-        found = ir.Constant(ir.VectorType(ir.IntType(1), width), [0] * width)
-        for first, last in _ranges(wanted):
-            # A wrapped difference makes one comparison of a range.
+        matches = ir.Constant(ir.VectorType(ir.IntType(1), width), [0] * width)
+        for first, last in _ranges(folded):
+            # An unsigned difference wraps, so that one comparison tests a range.
             moved = builder.sub(block, splat(first))
-            found = builder.or_(found, builder.icmp_unsigned("<=", moved, splat(last - first)))
-        bits = builder.bitcast(found, ir.IntType(width))
+            in_range = builder.icmp_unsigned("<=", moved, splat(last - first))
+            matches = builder.or_(matches, in_range)
+        bits = builder.bitcast(matches, ir.IntType(width))
         return bits if width == STEP else builder.zext(bits, _I64)
 
     return _intrinsic(types.int64, 2, code)
@@ -209,8 +219,8 @@ def _mask(members: frozenset[int], width: int) -> Any:
 @intrinsic
 def _address(typing: Any, array: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        made = context.make_array(signature.args[0])(context, builder, args[0])
-        return builder.ptrtoint(made.data, _I64)
+        struct = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.ptrtoint(struct.data, _I64)
 
     return types.int64(array), code
 
@@ -282,27 +292,27 @@ def _mix(builder: Any, args: Any) -> Any:
     return builder.xor(mixed, builder.lshr(mixed, _whole(32)))
 
 
-def _each(byte: int) -> Any:
+def _eight_times(byte: int) -> Any:
     return _whole(int.from_bytes(bytes([byte] * 8), "little"))
 
 
 def _digit_count(builder: Any, args: Any) -> Any:
-    digits = builder.xor(args[0], _each(ord("0")))
-    # The top bit of a byte above 9; the top bits are left out of the sum, so that none carries.
-    above = builder.add(builder.and_(digits, _each(0x7F)), _each(0x7F - 9))
-    above = builder.and_(builder.or_(above, digits), _each(0x80))
+    digits = builder.xor(args[0], _eight_times(ord("0")))
+    # Sets the top bit of bytes above 9; top bits are masked in the sum, so that none carries.
+    above = builder.add(builder.and_(digits, _eight_times(0x7F)), _eight_times(0x7F - 9))
+    above = builder.and_(builder.or_(above, digits), _eight_times(0x80))
     return builder.lshr(_zeros_below(builder, above, if_none=True), _whole(3))
 
 
 def _digits(builder: Any, args: Any) -> Any:
     word, size = args
-    # Two moves: by 64 places at once is not defined.
+    # Two shifts, because a shift by 64 bits is undefined.
     half = builder.sub(_whole(32), builder.shl(size, _whole(2)))
     word = builder.shl(builder.shl(word, half), half)
-    word = builder.and_(word, _each(0x0F))
+    word = builder.and_(word, _eight_times(0x0F))
     for width, below in ((8, 0x00FF00FF00FF00FF), (16, 0x0000FFFF0000FFFF), (32, 0xFFFFFFFF)):
-        # Two neighbours become one number: ten (a hundred, ten thousand) times the first
-        # and the second.
+        # Two adjacent numbers become one: ten (a hundred, ten thousand) times the first plus
+        # the second.
         pairs = builder.mul(word, _whole(10 ** (width // 8) << width | 1))
         word = builder.and_(builder.lshr(pairs, _whole(width)), _whole(below))
     return word

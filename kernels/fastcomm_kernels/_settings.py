@@ -1,7 +1,7 @@
-"""Numba's settings: those of the environment, never those of a file in the working directory.
+"""Import numba with the settings of the environment, not of files in the working directory.
 
 Numba reads ``.numba_config.yaml`` there when it is imported and whenever it compiles, and has
-no switch against it. Where others have imported it before, its settings are theirs.
+no option against it. If another package imported numba before, its settings stay.
 """
 
 import sys
@@ -10,19 +10,19 @@ from typing import Any
 
 
 def import_numba() -> None:
-    """Import numba so that it reads no file of settings, now and later."""
+    """Import numba so that it never reads a file of settings."""
     if "numba" in sys.modules:
         return
     modules: dict[str, Any] = sys.modules
-    theirs = {name: modules[name] for name in ("yaml",) if name in modules}
-    modules["yaml"] = None  # as if not installed: a file is not parsed, but warned of
+    yaml_modules = {name: modules[name] for name in ("yaml",) if name in modules}
+    modules["yaml"] = None  # as if not installed: numba warns of a file instead of reading it
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "A Numba config file is found")
             from numba.core import config
     finally:
         del modules["yaml"]
-        modules.update(theirs)
+        modules.update(yaml_modules)
     settings: Any = config
     settings._config_fname = ""
 

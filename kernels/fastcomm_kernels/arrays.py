@@ -1,4 +1,4 @@
-"""Types of arrays, and the integer that stands for null in them."""
+"""Name the types of arrays, and define the integer that stands for null in them."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,8 +1,8 @@
-"""What a point in time had to wait for: constraints that the measured times confirm.
+"""Find what each event had to wait for: constraints that the measured times confirm.
 
 Rows are events sorted by (start, host before device, longer first). Nodes are their starts and
-stops in order of time; every edge goes from a node to one behind it, so that the order of the
-nodes is topological, and edges come in order of their targets.
+stops in order of time. Every edge goes from a node to a later one, so that the order of the
+nodes is topological, and edges are in the order of their targets.
 """
 
 from typing import NamedTuple
@@ -15,15 +15,15 @@ from fastcomm_kernels.graph import NONE, Edges, Numbers, put
 
 OPERATOR, DEPENDENCY, LAUNCH, KERNEL, SYNC, INFERRED, UNEXPLAINED, JOIN = range(8)
 
-# What a call waits for besides `Waits`: the end of a stream, of a device, of whatever was
-# launched before and ends inside of it.
+# What a call waits for besides `Waits`: nothing, the end of a stream, the end of a device, or
+# the last work that was launched before the call and ends inside of it.
 NO_ROLE, FOR_STREAM, FOR_DEVICE, FOR_SOMETHING = range(4)
 
-# A launch takes less: work that starts later has waited for something else.
+# Launches take less: work that starts later waited for something else.
 _LAUNCH_NS = 20_000
-_LOOKS_BACK = 64
+_LOOK_BACK = 64  # most ends of work that are searched
 
-# What is left out, because the times contradict it: by kind.
+# Number of kinds of edges, for counts of constraints that the times contradict.
 CONTRADICTIONS = 8
 
 
@@ -34,10 +34,10 @@ class ConstraintRows(NamedTuple):
     stop: Ints
     lane: Numbers
     is_device: Flags
-    is_locked: Flags  # takes the lock of its process
-    call: Numbers  # of work: row of the call that launched it, or NONE
-    role: Numbers  # of a call
-    goal: Numbers  # of a call with a role: the lane or device that it waits for, or NONE
+    is_locked: Flags  # whether the call takes the lock of its process
+    call: Numbers  # of device work: row of the call that launched it, or NONE
+    role: Numbers  # of a call: NO_ROLE or one of FOR_...
+    goal: Numbers  # of a call with a role: lane or device that it waits for, or NONE
 
 
 class Lanes(NamedTuple):
@@ -50,12 +50,12 @@ class Lanes(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """Rows that wait for the end of work: `source[first[row]:first[row + 1]]`."""
+    """Rows that wait for the end of work: row r for `source[first[r]:first[r + 1]]`."""
 
     first: Numbers
     source: Numbers
     kind: Numbers
-    are_known: bool  # the trace says which work waits for work on other streams
+    are_known: bool  # whether the trace records waits among streams
 
 
 class Nodes(NamedTuple):
@@ -70,12 +70,12 @@ class Nodes(NamedTuple):
 
 @kernel
 def nodes_of(start: Ints, stop: Ints, ends: Ints) -> Nodes:
-    """All starts, and all stops in the order of `ends`, as one.
+    """Return the starts, and the stops in the order of `ends`, merged into nodes.
 
-    What ends at a time comes before what starts then; an event without length stays whole.
+    Stops precede starts at the same time; the nodes of an event without length are adjacent.
     """
     n = len(start)
-    found = Nodes(
+    nodes = Nodes(
         np.empty(2 * n, np.int32),
         np.empty(2 * n, np.int64),
         np.empty(2 * n, np.bool_),
@@ -91,33 +91,33 @@ def nodes_of(start: Ints, stop: Ints, ends: Ints) -> Nodes:
         j, i = j + takes_end, i + (not takes_end)
         for is_end in range(2):
             if takes_end == (is_end == 1) or (is_end == 1 and stop[row] == start[row]):
-                found.event[node], found.is_end[node] = row, is_end == 1
-                found.time[node] = stop[row] if is_end else start[row]
+                nodes.event[node], nodes.is_end[node] = row, is_end == 1
+                nodes.time[node] = stop[row] if is_end else start[row]
                 if is_end:
-                    found.last[row] = node
+                    nodes.last[row] = node
                 else:
-                    found.first[row] = node
+                    nodes.first[row] = node
                 node += 1
-    return found
+    return nodes
 
 
 class State(NamedTuple):
-    """What has happened until now."""
+    """The latest events at a point of the scan; nodes or rows, NONE before the first."""
 
-    latest: Numbers  # by lane: its latest node
-    ended: Numbers  # by lane: the latest end of work
+    latest: Numbers  # by lane: the latest node
+    ended: Numbers  # by lane: the node of the latest end of work
     top: Numbers  # by lane: the latest row that may still be open
-    joined: Numbers  # by lane: the latest end of a call that waited for a whole device
-    below: Numbers  # by row: the one that was open when it started
-    closed: Flags  # by row
-    holder: Numbers  # by process: the latest end of a call that had its lock
-    ends: Numbers  # nodes: all ends of work
-    left_out: Ints  # by kind: constraints that the times contradict
+    joined: Numbers  # by lane: the node of the latest end of a call that waited for a device
+    below: Numbers  # by row: the row that was open when it started
+    closed: Flags  # by row: whether it has ended
+    holder: Numbers  # by process: the node of the latest end of a call with the lock
+    ends: Numbers  # the nodes of all ends of work
+    left_out: Ints  # by kind: number of constraints that the times contradict
 
 
 @kernel
 def no_state(rows: int, lanes: int) -> State:
-    """Nothing has happened."""
+    """Return the state before the first event."""
     by_lane = np.full((5, lanes), NONE, np.int32)
     return State(
         by_lane[0],
@@ -142,7 +142,10 @@ def add(
     time: Ints,
     left_out: Ints,
 ) -> int:
-    """Append an edge, or count it as left out where its source is not before its target."""
+    """Append an edge, or count it as left out if its source is not before its target.
+
+    Return the row behind the last edge.
+    """
     source, target = ends
     if source >= target:
         left_out[kind] += 1
@@ -152,7 +155,7 @@ def add(
 
 @kernel
 def open_row(top: Numbers, below: Numbers, closed: Flags, lane: int) -> int:
-    """The row that started last on a thread and has not ended, or NONE."""
+    """Return the row that started last on a thread and has not ended, or NONE."""
     row = top[lane]
     while row >= 0 and closed[row]:
         row = below[row]
@@ -162,7 +165,7 @@ def open_row(top: Numbers, below: Numbers, closed: Flags, lane: int) -> int:
 
 @kernel
 def handed_over(node: int, lane: int, may_begin: bool, lanes: Lanes, state: State) -> int:
-    """The node of the other thread, forward or backward, behind which this one begins."""
+    """Return the node of the forward or backward thread that precedes a node, or NONE."""
     other, before = NONE, state.latest[lane]
     if may_begin:
         other = lanes.forward[lane]
@@ -182,14 +185,17 @@ def synchronize(
     edges: Edges,
     at: int,
 ) -> int:
-    """The end of a call that waited for a stream, a device, or nobody says what."""
+    """Add edges to the end of a call that waited for a stream or a device.
+
+    Return the row behind the last edge.
+    """
     row = nodes.event[node]
     goal, lane, time = rows.goal[row], rows.lane[row], nodes.time
     if rows.role[row] == FOR_STREAM and goal >= 0 and state.ended[goal] >= 0:
         at = add(edges, at, (state.ended[goal], node), SYNC, NONE, time, state.left_out)
     elif rows.role[row] == FOR_DEVICE:
         for stream in range(len(lanes.device)):
-            # What the thread has waited for before binds it already.
+            # Earlier waits of the thread bind it already.
             is_new = state.ended[stream] > state.joined[lane]
             if is_new and (goal < 0 or lanes.device[stream] == goal):
                 at = add(
@@ -200,8 +206,10 @@ def synchronize(
 
 
 @kernel
-def something(node: int, ended: int, rows: ConstraintRows, nodes: Nodes, ends: Numbers) -> int:
-    """The latest end of work inside of a call that was launched before the call; or NONE."""
+def latest_end_inside(
+    node: int, ended: int, rows: ConstraintRows, nodes: Nodes, ends: Numbers
+) -> int:
+    """Return the latest end of work inside a call that was launched before it, or NONE."""
     begin = nodes.first[nodes.event[node]]
     for k in range(ended - 1, -1, -1):
         if ends[k] < begin:
@@ -222,17 +230,17 @@ def other_stream(
     ends: Numbers,
     own: int,
 ) -> int:
-    """The latest end on another stream that a start far behind its launch follows; or NONE.
+    """Return the latest end on another stream that a delayed start may wait for, or NONE.
 
-    It is behind `own`, the latest end on the same stream, was launched before, and is on the
-    same device.
+    The end is later than `own`, the latest end on the same stream. Its work was launched
+    before, and is on the same device.
     """
     row = nodes.event[node]
     call = rows.call[row]
     if call < 0 or nodes.time[node] - rows.start[call] < _LAUNCH_NS:
         return NONE
     bound = max(own, nodes.first[call])
-    for k in range(ended - 1, max(ended - 1 - _LOOKS_BACK, -1), -1):
+    for k in range(ended - 1, max(ended - 1 - _LOOK_BACK, -1), -1):
         if ends[k] < bound:
             return NONE
         other = nodes.event[ends[k]]
@@ -256,43 +264,46 @@ def lock(
     edges: Edges,
     at: int,
 ) -> int:
-    """The end of a call with a lock: behind the end of the one that had it until then."""
+    """Add an edge from the previous end of a call with the lock; return the next edge's row."""
     row = nodes.event[node]
     lane = rows.lane[row]
     before = holder[lanes.process[lane]]
     if before > nodes.first[row] and rows.lane[nodes.event[before]] != lane:
-        held = nodes.time[node] - nodes.time[before]
-        at = put(edges, at, (before, node), DEPENDENCY, held, row)
+        wait = nodes.time[node] - nodes.time[before]
+        at = put(edges, at, (before, node), DEPENDENCY, wait, row)
     holder[lanes.process[lane]] = node
     return at
 
 
 @kernel
 def switches(event: Numbers, lane: Numbers, lanes: Lanes) -> int:
-    """How often the nodes go from one of the threads that hand over to another."""
-    found, last = 0, NONE
+    """Return how often consecutive nodes change between threads that hand over to others."""
+    total, last = 0, NONE
     for node in range(len(event)):
         own = lane[event[node]]
         if lanes.forward[own] >= 0 or lanes.backward[own] >= 0:
-            found += own != last
+            total += own != last
             last = own
-    return found
+    return total
 
 
 @kernel
 def constrain(
     nodes: Nodes, rows: ConstraintRows, lanes: Lanes, waits: Waits, edges: Edges
 ) -> tuple[int, Ints]:
-    """Fill `edges`; how many there are, and how many were left out, by kind.
+    """Fill `edges`; return their number, and the number of contradicted constraints by kind.
 
-    A node that nothing explains is behind the latest of its lane, or else of all.
+    A node without an explanation gets an edge from the latest node of its lane, or else of all
+    lanes.
     """
     state = no_state(len(rows.start), len(lanes.process))
     latest, top, below, closed = state.latest, state.top, state.below, state.closed
-    ahead = np.full(len(lanes.process), NONE, np.int32)  # by lane: the work started last
-    of_call = np.full(len(rows.start), NONE, np.int32)  # the latest end of what it launched
+    ahead = np.full(
+        len(lanes.process), NONE, np.int32
+    )  # by lane: the row of the work that started last
+    end_of = np.full(len(rows.start), NONE, np.int32)  # by call: the latest end of its work
     time, left_out, at, ended = nodes.time, state.left_out, 0, 0
-    hands = (lanes.forward >= 0).any()
+    hands_over = (lanes.forward >= 0).any()
     for node in range(len(nodes.event)):
         row, is_end, before = nodes.event[node], nodes.is_end[node], at
         lane = rows.lane[row]
@@ -303,7 +314,7 @@ def constrain(
             if last >= 0:
                 kind = OPERATOR if around >= 0 else DEPENDENCY
                 at = put(edges, at, (last, node), kind, time[node] - time[last], around)
-            if hands:
+            if hands_over:
                 source = handed_over(node, lane, around < 0 and not is_end, lanes, state)
                 if source >= 0:
                     at = add(edges, at, (source, node), DEPENDENCY, NONE, time, left_out)
@@ -311,7 +322,7 @@ def constrain(
             if not is_end:
                 below[row], top[lane] = around, row
             elif rows.role[row] == FOR_SOMETHING:
-                source = something(node, ended, rows, nodes, state.ends)
+                source = latest_end_inside(node, ended, rows, nodes, state.ends)
                 if source >= 0:
                     at = add(edges, at, (source, node), INFERRED, NONE, time, left_out)
             elif rows.role[row] != NO_ROLE:
@@ -325,7 +336,7 @@ def constrain(
             state.ended[lane] = state.ends[ended] = node
             ended += 1
             if call >= 0:
-                of_call[call] = node
+                end_of[call] = node
         else:
             call, other = rows.call[row], ahead[lane]
             if other >= 0 and closed[other]:
@@ -333,11 +344,11 @@ def constrain(
                 at = put(edges, at, (source, node), KERNEL, time[node] - time[source], other)
             elif other >= 0:
                 left_out[KERNEL] += 1
-            # Of a graph, the first work on a stream is launched; the rest follows it.
+            # Of a CUDA graph, only the first work on each stream is bound by the launch.
             if call >= 0 and (other < 0 or rows.call[other] != call):
                 at = add(edges, at, (nodes.first[call], node), LAUNCH, row, time, left_out)
-                if of_call[call] >= 0:
-                    at = add(edges, at, (of_call[call], node), INFERRED, NONE, time, left_out)
+                if end_of[call] >= 0:
+                    at = add(edges, at, (end_of[call], node), INFERRED, NONE, time, left_out)
             if not waits.are_known:
                 own = state.ended[lane]
                 source = other_stream(node, ended, rows, lanes, nodes, state.ends, own)

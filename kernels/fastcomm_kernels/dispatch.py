@@ -1,7 +1,12 @@
-"""Loads of a mixture-of-experts layer, counted over its tokens in one pass.
+"""Draw random routings of the tokens of a mixture-of-experts layer, and count the loads.
 
-Token i lies on GPU ``src[i]`` and goes to the experts ``expert[i, :]``, which differ. The loops
-have no branch that depends on the routing: what a token has seen is a mark of its own number.
+Routing is a pure function of (key, number of the token): any chunk of tokens can be drawn alone
+and gives the same experts. Random numbers are those of splitmix64, one step per draw; each
+token starts at a place of its own.
+
+Token i is on GPU ``src[i]`` and goes to the different experts ``expert[i, :]``. Loads are
+counted in one pass without branches that depend on the routing: marks hold the number of the
+last token.
 """
 
 from typing import Any
@@ -11,6 +16,16 @@ from numpy.typing import NDArray
 
 from fastcomm_kernels._jit import kernel
 
+Bits = NDArray[np.uint64]
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+_S11 = np.uint64(11)
+_LOW = np.uint64(0xFFFFFFFF)
+_UNIT = 2.0**-53
+
 Ids = NDArray[Any]  # int16 or int32
 Place = NDArray[np.int32]
 Counts = NDArray[np.int32]
@@ -18,8 +33,171 @@ Matrix = NDArray[np.int64]
 
 
 @kernel
+def mixed(word: np.uint64) -> np.uint64:
+    """Return the output function of splitmix64."""
+    word = (word ^ (word >> _S30)) * _FIRST
+    word = (word ^ (word >> _S27)) * _SECOND
+    return word ^ (word >> _S31)
+
+
+@kernel
+def routed(
+    first: int, key: np.uint64, threshold: Bits, alias: Ids, uniform: bool, out: Ids
+) -> None:
+    """Draw distinct experts for the tokens from number `first` on, into `out` [token, top-k].
+
+    Parameters
+    ----------
+    first, key
+        Number of the first token, and key of the random numbers.
+    threshold, alias
+        Alias table of the experts' popularity.
+    uniform
+        Whether repeated experts are redrawn uniformly, rather than from the table.
+    out
+        Experts; written.
+
+    """
+    experts = np.uint64(len(threshold))
+    for i in range(len(out)):
+        state = mixed(key + np.uint64(first + i) * _STEP)
+        row = out[i]
+        repeat_count = 0
+        for k in range(len(row)):
+            state += _STEP
+            word = mixed(state)
+            column = np.int64(((word >> _S32) * experts) >> _S32)
+            other = alias[column]
+            drawn = column if (word & _LOW) < threshold[column] else np.int64(other)
+            for j in range(k):
+                repeat_count += int(np.int64(row[j]) == drawn)
+            row[k] = drawn
+        if repeat_count == 0:
+            continue
+        # Keep the first of each expert, then draw more.
+        distinct_count = 0
+        tries = 0
+        while distinct_count < len(row):
+            drawn = np.int64(row[min(tries, len(row) - 1)])
+            if tries >= len(row):
+                state += _STEP
+                word = mixed(state)
+                column = np.int64(((word >> _S32) * experts) >> _S32)
+                stays = uniform or (word & _LOW) < threshold[column]
+                drawn = column if stays else np.int64(alias[column])
+            tries += 1
+            is_new = True
+            for j in range(distinct_count):
+                is_new &= np.int64(row[j]) != drawn
+            row[distinct_count] = drawn
+            distinct_count += int(is_new)
+
+
+@kernel
+def raced(
+    first: int,
+    key: np.uint64,
+    law: NDArray[np.int32],
+    weight: NDArray[np.float64],
+    gate: tuple[int, int],
+    out: Ids,
+) -> None:
+    """Draw experts without replacement, in proportion to ``weight[law[i]]``, into `out`.
+
+    Parameters
+    ----------
+    first, key
+        Number of the first token, and key of the random numbers.
+    law
+        Row of `weight` for each token.
+    weight
+        Weights of the experts, shape (laws, experts); an expert of weight 0 is drawn last.
+    gate
+        Number of groups of equal size, and how many of them are used: those with the best
+        experts.
+    out
+        Experts, shape (tokens, top-k); written.
+
+    """
+    experts = weight.shape[1]
+    size = experts // gate[0]
+    score = np.empty(experts)
+    best = np.empty(gate[0])
+    for i in range(len(out)):
+        state = mixed(key + np.uint64(first + i) * _STEP)
+        chances = weight[law[i]]
+        best[:] = np.inf
+        for e in range(experts):
+            state += _STEP
+            unit = (np.float64(mixed(state) >> _S11) + 0.5) * _UNIT
+            score[e] = -np.log(unit) / chances[e] if chances[e] > 0 else np.inf
+            best[e // size] = min(best[e // size], score[e])
+        for _ in range(gate[0] - gate[1]):
+            worst = np.argmax(best)
+            best[worst] = -np.inf
+            for e in range(worst * size, (worst + 1) * size):
+                score[e] = np.inf
+        for k in range(out.shape[1]):
+            winner = np.argmin(score)
+            out[i, k] = winner
+            score[winner] = np.inf
+
+
+@kernel
+def replicated(
+    first: int,
+    key: np.uint64,
+    src_node: Ids,
+    expert: Ids,
+    replicas: tuple[Ids, Ids, Ids],
+    rule: int,
+    out: Ids,
+) -> None:
+    """Choose a replica of each expert, into `out`.
+
+    Parameters
+    ----------
+    first, key
+        Number of the first token, and key of the random numbers.
+    src_node, expert
+        Node and experts of each token.
+    replicas
+        Start, physical expert and node: the replicas of expert e are
+        ``physical[start[e]:start[e + 1]]``.
+    rule
+        0 random; 1 round robin; 2 random among replicas on the source's node, if it has any.
+    out
+        Physical experts; written.
+
+    """
+    start, physical, node = replicas
+    for i in range(len(expert)):
+        state = mixed(key + np.uint64(first + i) * _STEP)
+        for k in range(expert.shape[1]):
+            e = expert[i, k]
+            begin, count = start[e], start[e + 1] - start[e]
+            local = 0
+            if rule == 2:
+                for r in range(begin, begin + count):
+                    local += int(node[r] == src_node[i])
+            state += _STEP
+            among = local if local else count
+            pick = np.int64(((mixed(state) >> _S32) * np.uint64(among)) >> _S32)
+            if rule == 1:
+                pick = (first + i) % count
+            if local:
+                r = begin
+                while node[r] != src_node[i] or pick > 0:
+                    pick -= int(node[r] == src_node[i])
+                    r += 1
+                out[i, k] = physical[r]
+            else:
+                out[i, k] = physical[begin + pick]
+
+
+@kernel
 def copies(src: Ids, expert: Ids, out: Counts) -> None:
-    """Add to `out` [GPU, expert] how many tokens of a GPU go to an expert."""
+    """Add to `out` [GPU, expert] the number of tokens of the GPU that go to the expert."""
     for i in range(len(src)):
         row = out[src[i]]
         for k in range(expert.shape[1]):
@@ -28,69 +206,74 @@ def copies(src: Ids, expert: Ids, out: Counts) -> None:
 
 @kernel
 def distinct_few(src: Ids, expert: Ids, bit: Counts, out: Counts) -> None:
-    """Add to `out` [GPU, set of places] how many tokens reach exactly that set.
+    """Add to `out` [GPU, set of places] the number of tokens that reach exactly this set.
 
-    `bit` is the place of each expert as a power of two. For few places this beats `distinct`.
+    `bit` is the place of each expert as a power of two. For few places this is faster than
+    `distinct`.
     """
     for i in range(len(src)):
-        seen = bit[expert[i, 0]]
+        reached = bit[expert[i, 0]]
         for k in range(1, expert.shape[1]):
-            seen |= bit[expert[i, k]]
-        out[src[i], seen] += 1
+            reached |= bit[expert[i, k]]
+        out[src[i], reached] += 1
 
 
 @kernel
 def distinct(src: Ids, expert: Ids, place: Place, out: Counts) -> None:
-    """Add to `out` [GPU, place] how many tokens of a GPU reach a place, each counted once.
+    """Add to `out` [GPU, place] the number of tokens of the GPU that reach the place.
 
-    `place` holds the place of each expert: its GPU, or its node.
+    `place` is the place of each expert: its GPU or its node. A token counts once per place.
     """
     last = np.full(out.shape[1], -1, np.int64)
     for i in range(len(src)):
         row = out[src[i]]
         for k in range(expert.shape[1]):
-            at = place[expert[i, k]]
-            row[at] += np.int32(last[at] != i)
-            last[at] = i
+            target = place[expert[i, k]]
+            row[target] += np.int32(last[target] != i)
+            last[target] = i
 
 
 @kernel
 def leaving(src: Ids, expert: Ids, home: Place, out: Counts) -> None:
-    """Add to `out` [GPU] how many of its tokens have an expert on another GPU."""
+    """Add to `out` [GPU] the number of its tokens with an expert on another GPU.
+
+    `home` is the GPU of each expert.
+    """
     for i in range(len(src)):
         s = src[i]
-        away = False
+        leaves = False
         for k in range(expert.shape[1]):
-            away |= home[expert[i, k]] != s
-        out[s] += np.int32(away)
+            leaves |= home[expert[i, k]] != s
+        out[s] += np.int32(leaves)
 
 
 @kernel
 def repair(expert: Ids, experts: int, drawn: NDArray[np.int64]) -> int:
-    """Replace repeated experts in each row by those `drawn`; return how many that took.
+    """Replace repeated experts in each row of `expert` by drawn ones, in place.
 
-    -1 if `drawn` is too short; the rows are then half done. Writes into `expert`.
+    Return the number of draws used, or -1 if `drawn` is too short; some rows are then
+    unfinished.
     """
     used = 0
     last = np.full(experts, -1, np.int64)
     for i in range(len(expert)):
         row = expert[i]
-        kept = 0
+        size = 0
         for k in range(len(row)):
             value = row[k]
             if last[value] != i:
                 last[value] = i
-                row[kept] = value
-                kept += 1
-        while kept < len(row):
+                row[size] = value
+                size += 1
+        while size < len(row):
             if used == len(drawn):
                 return -1
-            found = drawn[used]
+            replacement = drawn[used]
             used += 1
-            if last[found] != i:
-                last[found] = i
-                row[kept] = found
-                kept += 1
+            if last[replacement] != i:
+                last[replacement] = i
+                row[size] = replacement
+                size += 1
     return used
 
 
@@ -103,11 +286,24 @@ def balanced_loads(
     likes: tuple[int, int],
     out: Matrix,
 ) -> None:
-    """Add to `out` [GPU, 4] inter and intra sends and receives when NICs share the load.
+    """Add the loads of NICs that share traffic to `out` [GPU, 4].
 
-    Each token goes once to a node, by the NICs of one rank on both sides: one that is a target
-    and the source's own if there is, else by `likes`, how much to like a (target, own rank), as
-    long as `quota` [source node, node, rank] lasts. Writes into `quota` and `out`.
+    The columns of `out` are sends and receives between nodes, and sends and receives inside
+    nodes. Each token goes once to a node, by the NICs of one local rank on both sides. If the
+    source's own rank has a target GPU and quota, it is used; else the rank with quota that has
+    the highest score.
+
+    Parameters
+    ----------
+    src, expert, home
+        Source and experts of each token, and the GPU of each expert.
+    quota
+        Tokens [source node, node, local rank] that may still use a rank; written.
+    likes
+        Scores of a rank with a target GPU, and of the source's own rank.
+    out
+        Loads; written.
+
     """
     width = quota.shape[2]
     node_mark = np.full(quota.shape[0], -1, np.int64)
@@ -123,18 +319,18 @@ def balanced_loads(
             node_mark[n] = i
             hub = s
             if n != s // width:
-                left = quota[s // width, n]
+                available = quota[s // width, n]
                 rank = s % width
-                if left[rank] == 0 or gpu_mark[n * width + rank] != i:
+                if available[rank] == 0 or gpu_mark[n * width + rank] != i:
                     best, to = -1, rank
                     for r in range(width):
                         fit = likes[0] * int(gpu_mark[n * width + r] == i)
                         fit += likes[1] * int(r == rank)
-                        if left[r] > 0 and fit > best:
+                        if available[r] > 0 and fit > best:
                             best = fit
                             to = r
                     rank = to
-                left[rank] -= 1
+                available[rank] -= 1
                 sender = s - s % width + rank
                 hub = n * width + rank
                 out[sender, 0] += 1

@@ -1,7 +1,7 @@
-"""Directed graphs as columns: nodes are numbers, an edge is a row of `source` and `target`.
+"""Operate on directed graphs as columns: edge i goes from ``source[i]`` to ``target[i]``.
 
-An *index* of edges by one of their ends is a pair of columns: edges `edge[first[n]:first[n+1]]`
-are those of node n, in the order in which they stand.
+An *index* of edges by one end is a pair of columns ``first`` and ``edge``:
+``edge[first[n]:first[n + 1]]`` are the edges of node n, in their order.
 """
 
 from typing import NamedTuple, TypeVar
@@ -20,7 +20,7 @@ NONE = -1
 
 
 class Edges(NamedTuple):
-    """Room for edges; the first so many rows are filled."""
+    """Columns of edges, allocated before they are filled."""
 
     source: Numbers
     target: Numbers
@@ -30,13 +30,13 @@ class Edges(NamedTuple):
 
 
 def selected(edges: Edges, rows: Flags | slice) -> Edges:
-    """Some of the edges."""
+    """Return some of the edges."""
     source, target, kind, weight, owner = edges
     return Edges(source[rows], target[rows], kind[rows], weight[rows], owner[rows])
 
 
 def room(count: int) -> Edges:
-    """Room for so many edges."""
+    """Allocate columns for a number of edges."""
     ends = [np.empty(count, np.int32) for _ in range(3)]
     weight = np.empty(count, np.int64)
     return Edges(ends[0], ends[1], np.empty(count, np.int8), weight, ends[2])
@@ -46,7 +46,7 @@ def room(count: int) -> Edges:
 def put(
     edges: Edges, at: int, ends: tuple[int, int], kind: int, weight: int, owner: int
 ) -> int:
-    """Write one edge to row `at`; the row behind it."""
+    """Write one edge to row `at`, and return the next row."""
     edges.source[at], edges.target[at] = ends
     edges.kind[at] = kind
     edges.weight[at] = weight
@@ -56,7 +56,10 @@ def put(
 
 @kernel
 def index(key: Numbers, groups: int) -> tuple[Numbers, Numbers]:
-    """Rows by their key, which is less than `groups`, in their order; NONE is left out."""
+    """Return the index of rows by their key.
+
+    Keys are less than `groups`; rows with the key NONE are in no group.
+    """
     first = np.zeros(groups + 2, np.int32)
     for k in range(len(key)):
         first[key[k] + 2] += key[k] >= 0
@@ -72,14 +75,17 @@ def index(key: Numbers, groups: int) -> tuple[Numbers, Numbers]:
 
 @kernel
 def settle(order: Ints, key: Ints, tie: Ints) -> None:
-    """Sort equal keys, which `order` has side by side, by `tie`, stably; writes `order`."""
+    """Sort runs of equal keys in `order` by `tie`, stably and in place.
+
+    `order` are rows sorted by `key`.
+    """
     i, n = 0, len(order)
     while i < n:
         j = i + 1
         while j < n and key[order[j]] == key[order[i]]:
             j += 1
         if j - i > 16:
-            # Loops: slices and indices that are arrays would take seconds to compile.
+            # Loops, because slices and index arrays would take seconds to compile.
             run, ties = order[i:j].copy(), np.empty(j - i, np.int64)
             for k in range(j - i):
                 ties[k] = tie[run[k]]
@@ -88,59 +94,59 @@ def settle(order: Ints, key: Ints, tie: Ints) -> None:
                 order[i + k] = run[by[k]]
         else:
             for k in range(i + 1, j):
-                row, at = order[k], k
-                while at > i and tie[order[at - 1]] > tie[row]:
-                    order[at] = order[at - 1]
-                    at -= 1
-                order[at] = row
+                row, position = order[k], k
+                while position > i and tie[order[position - 1]] > tie[row]:
+                    order[position] = order[position - 1]
+                    position -= 1
+                order[position] = row
         i = j
 
 
 @kernel
 def originals(into: tuple[Numbers, Numbers], source: Numbers, nodes: int) -> Numbers:
-    """The first edge with the same ends as each edge; `into` indexes edges by target."""
+    """Return the first edge with the same ends as each edge; `into` indexes edges by target."""
     first, edge = into
     target_of = np.full(nodes, NONE, np.int32)
     edge_of = np.empty(nodes, np.int32)
-    found = np.empty(len(source), np.int32)
+    original = np.empty(len(source), np.int32)
     for target in range(nodes):
         for k in range(first[target], first[target + 1]):
             e = edge[k]
             u = source[e]
             if target_of[u] != target:
                 target_of[u], edge_of[u] = target, e
-            found[e] = edge_of[u]
-    return found
+            original[e] = edge_of[u]
+    return original
 
 
 @kernel
 def topological(
     source: Numbers, target: Numbers, out: tuple[Numbers, Numbers], nodes: int
 ) -> Numbers:
-    """Nodes with edges, each behind its predecessors; those on or behind a cycle are missing.
+    """Return nodes with edges, each after its predecessors, without those behind a cycle.
 
-    First come nodes without predecessors as the edges name them, then each as its last
-    predecessor is done: the order of networkx.
+    Nodes without predecessors come first, in the order of the edges, then each node when its
+    last predecessor is done, as in networkx. `out` indexes edges by source.
     """
     first, edge = out
-    missing = np.zeros(nodes, np.int32)
+    open_edges = np.zeros(nodes, np.int32)
     for e in range(len(target)):
-        missing[target[e]] += 1
+        open_edges[target[e]] += 1
     order = np.empty(nodes, np.int32)
     size = 0
     for e in range(len(source)):
-        if missing[source[e]] == 0:
+        if open_edges[source[e]] == 0:
             order[size] = source[e]
             size += 1
-            missing[source[e]] = NONE
-    done = 0
-    while done < size:
-        node = order[done]
-        done += 1
+            open_edges[source[e]] = NONE
+    next_node = 0
+    while next_node < size:
+        node = order[next_node]
+        next_node += 1
         for k in range(first[node], first[node + 1]):
             to = target[edge[k]]
-            missing[to] -= 1
-            if missing[to] == 0:
+            open_edges[to] -= 1
+            if open_edges[to] == 0:
                 order[size] = to
                 size += 1
     return order[:size]
@@ -150,10 +156,26 @@ def topological(
 def longest_path(
     order: Numbers, into: tuple[Numbers, Numbers], source: Numbers, weight: Column, least: float
 ) -> tuple[Column, Numbers]:
-    """Return the length of the longest path to each node, and its last edge; NONE without any.
+    """Return the length of the longest path to each node, and its last edge, or NONE.
 
-    Nodes come in `order`, each behind its predecessors; `into` indexes edges by target. An edge
-    has to be longer by more than `least` than those before it. What is negative starts at 0.
+    Parameters
+    ----------
+    order
+        Nodes, each after its predecessors.
+    into
+        Index of edges by target.
+    source, weight
+        Source and weight of each edge.
+    least
+        An edge replaces an earlier one only if its path is longer by more than this.
+
+    Returns
+    -------
+    ndarray
+        Lengths, in the type of the weights; negative ones become 0, without an edge.
+    ndarray
+        The last edge of each path.
+
     """
     first, edge = into
     nodes = len(first) - 1
@@ -161,20 +183,20 @@ def longest_path(
     through = np.full(nodes, NONE, np.int32)
     for k in range(len(order)):
         node = order[k]
-        best, way = length[node], NONE
+        best, best_edge = length[node], NONE
         for j in range(first[node], first[node + 1]):
             e = edge[j]
             reached = length[source[e]] + weight[e]
-            if way == NONE or reached > best + least:
-                best, way = reached, e
+            if best_edge == NONE or reached > best + least:
+                best, best_edge = reached, e
         if best >= 0:
-            length[node], through[node] = best, way
+            length[node], through[node] = best, best_edge
     return length, through
 
 
 @kernel
 def path_to(last: int, through: Numbers, source: Numbers) -> Numbers:
-    """Return the edges that lead to a node, from first to last; `through` is each node's."""
+    """Return the edges that lead to a node, in order; `through` is the last edge of each."""
     steps, node = 0, last
     while node >= 0 and through[node] >= 0:
         node = source[through[node]]
@@ -189,7 +211,7 @@ def path_to(last: int, through: Numbers, source: Numbers) -> Numbers:
 
 @kernel
 def _binds(a: int, b: int, time: Ints, is_device: Flags) -> bool:
-    """Whether source `a` binds rather than `b`: the later, then one on a device, the last."""
+    """Return whether source `a` binds rather than `b`: the later, then a device, the last."""
     if time[a] != time[b]:
         return bool(time[a] > time[b])
     if is_device[a] != is_device[b]:
@@ -201,11 +223,11 @@ def _binds(a: int, b: int, time: Ints, is_device: Flags) -> bool:
 def binding(
     last: int, first: Numbers, source: Numbers, time: Ints, is_device: Flags
 ) -> tuple[Numbers, Ints]:
-    """The edges that bound node `last`, from first to last, and the slack of each.
+    """Return the edges that bound node `last`, in order, and the slack of each.
 
-    Edges are in order of their targets: node v's are `first[v]` to `first[v + 1]`. Of several
-    that bind v, the latest source does; then one on a device, then the last. Slack is how much
-    earlier the runner-up was, -1 where there is none.
+    Edges are in order of their targets: those of node v are `first[v]` to `first[v + 1]`. The
+    edge with the latest source binds; of equal ones, one on a device, then the last. Slack is
+    the time by which the second-latest source is earlier, or -1 without one.
     """
     path = np.empty(len(first), np.int32)
     slack = np.empty(len(first), np.int64)
@@ -228,27 +250,28 @@ def binding(
 
 @kernel
 def replay(first: Numbers, source: Numbers, weight: Ints, begin: int) -> tuple[Ints, Numbers]:
-    """When each node is reached if an edge takes its weight, and the edge that binds it.
+    """Return when each node is reached if edges take their weights, and the binding edges.
 
-    Edges are in order of their targets; nodes without any begin at `begin`.
+    Edges are in order of their targets; nodes without edges begin at `begin`, and have no
+    binding edge (NONE).
     """
     time = np.empty(len(first) - 1, np.int64)
     through = np.full(len(first) - 1, NONE, np.int32)
     for node in range(len(time)):
         reached = np.int64(begin)
         for e in range(first[node], first[node + 1]):
-            at = time[source[e]] + weight[e]
-            if through[node] == NONE or at > reached:
-                reached, through[node] = at, e
+            arrival = time[source[e]] + weight[e]
+            if through[node] == NONE or arrival > reached:
+                reached, through[node] = arrival, e
         time[node] = reached
     return time, through
 
 
 @kernel
 def latest(first: Numbers, source: Numbers, weight: Ints, end: np.int64) -> Ints:
-    """When each node has to be reached at the latest, so that all are by `end`.
+    """Return the latest time of each node at which all nodes can still be reached by `end`.
 
-    Edges are in order of their targets, each from a node before.
+    Edges are in order of their targets, each from an earlier node.
     """
     time = np.full(len(first) - 1, end)
     for back in range(len(time)):
@@ -266,11 +289,11 @@ def delays(
     kind: NDArray[np.int8],
     least: Ints,
 ) -> Ints:
-    """What every edge weighs in a replay of the times that were measured.
+    """Return the weight of every edge for a replay of the measured times.
 
-    The edge that binds a node weighs the measured delay, so that the replay is exact. The
-    others weigh the `least` of their kind, as far as the measured times allow. `nodes` are
-    times, and whether they are on a device.
+    The edge that binds a node gets the measured delay, so that the replay is exact. Other edges
+    get the `least` delay of their kind, as far as the measured times allow. `nodes` are the
+    times of nodes, and whether they are on a device.
     """
     time, is_device = nodes
     weight = np.empty(len(source), np.int64)

@@ -1,7 +1,7 @@
-"""The edges that HolisticTraceAnalysis draws, in its order.
+"""Draw the edges of HolisticTraceAnalysis, in its order.
 
-Rows are events sorted by (start, position); nodes are sorted by (time, position, end), two an
-event. The kernels append to `edges` and return how many there are then.
+Rows are events sorted by (start, position); nodes are sorted by (time, position, end), two per
+event. The kernels append to `edges` from row `at` on, and return the row behind the last edge.
 """
 
 from typing import NamedTuple
@@ -17,10 +17,10 @@ OPERATOR, DEPENDENCY, LAUNCH, KERNEL, SYNC = range(5)
 # Flags of a row.
 LOCKED, BLOCKING = 1, 2
 
-# What a row of the device pass is.
+# Roles of a row in the device pass.
 WORK, WAIT_EVENT, EVENT_SYNC, STREAM_SYNC, CONTEXT_SYNC = range(5)
 
-_NEAR_NS = 1_500_000  # a kernel that far behind the one before is not bound by it
+_NEAR_NS = 1_500_000  # longest gap between kernels that bind each other
 
 
 class HtaRows(NamedTuple):
@@ -43,9 +43,12 @@ class HtaNodes(NamedTuple):
 
 @kernel
 def nodes_of(rows: Ints, ends: Ints, start: Ints, stop: Ints, tie: Ints) -> HtaNodes:
-    """Starts in order of `rows` and stops in that of `ends`, both by (time, tie), as one."""
+    """Return the nodes: starts in the order of `rows` and stops in the order of `ends`, merged.
+
+    Both orders are by (time, tie).
+    """
     n = len(rows)
-    found = HtaNodes(
+    nodes = HtaNodes(
         np.empty(2 * n, np.int32), np.empty(2 * n, np.int64), np.empty(2 * n, np.bool_)
     )
     i = j = 0
@@ -55,16 +58,16 @@ def nodes_of(rows: Ints, ends: Ints, start: Ints, stop: Ints, tie: Ints) -> HtaN
             a, b = rows[i], ends[j]
             takes_end = stop[b] < start[a] or (stop[b] == start[a] and tie[b] < tie[a])
         row = ends[j] if takes_end else rows[i]
-        found.event[node], found.is_end[node] = row, takes_end
-        found.time[node] = stop[row] if takes_end else start[row]
+        nodes.event[node], nodes.is_end[node] = row, takes_end
+        nodes.time[node] = stop[row] if takes_end else start[row]
         j += takes_end
         i += not takes_end
-    return found
+    return nodes
 
 
 @kernel
 def places(nodes: HtaNodes, rows: int) -> tuple[Numbers, Numbers]:
-    """The nodes of each row's start and end, or NONE."""
+    """Return the nodes of the start and end of each row, or NONE."""
     first, last = np.full(rows, NONE, np.int32), np.full(rows, NONE, np.int32)
     for node in range(len(nodes.event)):
         if nodes.is_end[node]:
@@ -76,7 +79,7 @@ def places(nodes: HtaNodes, rows: int) -> tuple[Numbers, Numbers]:
 
 @kernel
 def lock_edges(rows: HtaRows, nodes: HtaNodes, edges: Edges, at: int) -> int:
-    """Calls that take the same lock wait for each other, on whatever threads they are."""
+    """Add edges among calls that take the same lock, on all threads."""
     opened = np.empty(len(nodes.event), np.int32)
     depth, previous = 0, NONE
     for node in range(len(nodes.event)):
@@ -103,7 +106,7 @@ def lock_edges(rows: HtaRows, nodes: HtaNodes, edges: Edges, at: int) -> int:
 
 @kernel
 def is_shared(rows: HtaRows, nodes: HtaNodes, a: int, b: int) -> bool:
-    """Whether the edge from node `a` to node `b` is left to the locks."""
+    """Return whether `lock_edges` adds the edge from node `a` to node `b`."""
     locked = rows.flags[nodes.event[a]] & rows.flags[nodes.event[b]] & LOCKED
     return locked != 0 and (not nodes.is_end[a] or nodes.is_end[b])
 
@@ -117,10 +120,10 @@ def stack_edges(
     edges: Edges,
     at: int,
 ) -> int:
-    """Walk the call stack of every thread.
+    """Add the edges along the call stack of each thread.
 
-    `starts` and `stops` are pairs: where each thread's rows begin, and the rows, by start and
-    by stop. An end closes what is on top of the stack, whosever end it is.
+    `starts` and `stops` are pairs: the index at which the rows of each thread begin, and the
+    rows, by start and by stop. An end closes the top of the stack, whichever row ends.
     """
     stack = np.empty(len(starts[1]), np.int32)
     for group in range(len(starts[0]) - 1):
@@ -163,15 +166,15 @@ class Device(NamedTuple):
     role: Numbers
     stream: Numbers
     call: Numbers  # row of the launching call, or NONE
-    waited: Numbers  # row of the work that the row's record comes behind, or NONE
-    waiting: Numbers  # row of the work that the row holds up, or NONE
-    is_first: Flags  # queued alone: its launch may bind it
-    zero_launches: bool  # every launch has an edge, of weight 0 where it does not bind
+    waited: Numbers  # row of the work before the event record that the row waits for, or NONE
+    waiting: Numbers  # row of the work that is delayed by the row, or NONE
+    is_first: Flags  # whether the queue was empty: the launch may bind the work
+    zero_launches: bool  # whether launches that do not bind get an edge of weight 0
 
 
 @kernel
 def device_edges(device: Device, rows: HtaRows, nodes: HtaNodes, edges: Edges, at: int) -> int:
-    """Durations, launches, stream order, and waits."""
+    """Add the edges of durations, launches, stream order, and waits."""
     last = np.full(len(device.row) + 1, NONE, np.int32)
     streams = 0
     waits_for = np.full(len(rows.start), NONE, np.int32)
@@ -214,7 +217,10 @@ def work_edges(
     edges: Edges,
     at: int,
 ) -> int:
-    """The edges of one piece of work: `ends` are the nodes it waits for and comes behind."""
+    """Add the edges of device event `k` of the device pass.
+
+    `ends` are the nodes that it waits for and that precede it on its stream, or NONE.
+    """
     waited, before = ends
     row, call, time = device.row[k], device.call[k], nodes.time
     start, end = rows.first[row], rows.last[row]

@@ -1,11 +1,12 @@
-"""Text of a Chrome-trace JSON, block by block, into rows of integers.
+"""Scan the text of Chrome-trace JSON, block by block, into rows of integers.
 
-What a text and an index are, `json_text` says. Keys, phases and categories are compared as
-bytes: no writer spells a letter or digit as an escape, and an event where one does is broken.
-Of a key that comes twice the last value counts; only the first category or name that rules an
-event out does so at once.
+`json_text` defines texts and addresses. Keys, phases and categories are compared as bytes, and
+an event with escapes in these counts as broken. Of repeated keys the last value counts, except
+that the first category or name that rules an event out does so at once.
 
-These kernels write into their arguments: what one block leaves, the next goes on from.
+Functions take the index `i` of a byte in the text and return the index to go on from, or
+``~index`` at a byte that does not fit. They write into their arguments, so that the scan of a
+block continues where the previous block ended.
 """
 
 from typing import NamedTuple
@@ -52,7 +53,7 @@ from fastcomm_kernels.json_text import (
     spells_letters,
     string_end,
 )
-from fastcomm_kernels.json_wanted import (
+from fastcomm_kernels.words import (
     ARG_KEYS,
     ARGS,
     COLUMNS,
@@ -65,38 +66,41 @@ from fastcomm_kernels.json_wanted import (
     OTHER,
     POSITION,
     PROCESS,
+    REFUSED,
     START,
     STOP,
     THREAD,
+    Strings,
+    find,
+    intern,
     keeps,
     kind_of,
 )
-from fastcomm_kernels.words import REFUSED, Strings, find, intern
 
 Rows = NDArray[np.int64]
 
-# A thread or process that is no number but a word: its code, counted down from here.
+# A thread or process that is text, not a number: this minus the code of the text.
 WORD = -(1 << 62)
 
-# What the state holds between two calls: where in the block to go on, where in the file the
-# block begins, whether the block is the last; rows filled, whole events, broken ones; whether
-# the next has still to be found, behind which broken one, and whether that is only cut short;
-# where the first broken ones are.
-AT, BASE, LAST, ROWS, SEEN, DROPPED, LOST, BROKEN, CUT, DROPS = range(10)
+# The state between two calls: index in the block to go on from, offset of the block in the
+# file, whether the block is the last; numbers of filled rows, of complete events and of broken
+# events; whether the next event must still be searched, offset of the broken event before it,
+# whether that event is only truncated; offsets of the first broken events.
+AT, BASE, LAST, ROWS, EVENTS, DROPPED, SEARCHING, BROKEN, CUT, DROPS = range(10)
 STATE_SIZE = DROPS + 8
 
-# Why `scan` came back.
+# Why `scan` returned.
 MORE, DONE, ROWS_FULL, STRINGS_FULL, HOPELESS = range(5)
 
-# No time is as far from its origin: a base time can be added.
+# Times are less than this, so that a base time can be added.
 _FAR = 1 << 62
 _REFUSED = -1
-# After so many broken events a scan gives up where more than one in a hundred is.
+# A scan gives up after more broken events than _MANY, if one in _SHARE is broken.
 _MANY, _SHARE = 1000, 100
 
 
-def _key(word: bytes) -> int:
-    return int.from_bytes(word, "little")
+def _key(text: bytes) -> int:
+    return int.from_bytes(text, "little")
 
 
 _PH, _TS = map(_key, (b'ph"', b'ts"'))
@@ -107,21 +111,21 @@ _STARTS = tuple(
 )
 _3_BYTES, _4_BYTES, _5_BYTES = ((1 << 8 * n) - 1 for n in (3, 4, 5))
 _COMPLETE, _N, _SPACE = map(ord, "Xn ")
-_OTHER = 1  # a phase that is no single character
+_OTHER = 1  # a phase that is not a single character
 
 
 class Into(NamedTuple):
-    """Where the event at hand goes: addresses, and the number of its first cell."""
+    """Where the values of the current event go."""
 
     strings: Address
     pool: Address
     rows: Address
-    at: int
+    at: int  # index of the first cell of the event's row
 
 
 @kernel
 def clear(into: Into, first: int, stop: int) -> None:
-    """Make these columns of the row NULL, and up to seven behind them."""
+    """Set columns of the row to NULL, and up to seven columns behind them."""
     while first < stop:
         put8(into.rows, into.at + first, NULL)
         first += 8
@@ -129,7 +133,7 @@ def clear(into: Into, first: int, stop: int) -> None:
 
 @kernel
 def integer(text: Address, i: int, to: Address, cell: int) -> int:
-    """Read a whole number, in quotes or not, to a cell; NULL for any other value."""
+    """Read an integer, in quotes or not, into a cell; NULL for any other value."""
     word = load64(text, i)
     size = digit_count(word)
     if 0 < size < 8 and byte(text, i + size) in (COMMA, CLOSE):
@@ -147,7 +151,7 @@ def integer(text: Address, i: int, to: Address, cell: int) -> int:
 
 @kernel
 def text_of(text: Address, i: int, into: Into, cell: int) -> int:
-    """Read the code of any value as text to a cell; NULL where it is missing or null."""
+    """Read any value as text, and write its code into a cell; NULL if missing or null."""
     end = skip_value(text, i)
     quoted = int(byte(text, i) == QUOTE)
     if end <= i or (byte(text, i) == _N and end == i + 4):
@@ -160,7 +164,10 @@ def text_of(text: Address, i: int, into: Into, cell: int) -> int:
 
 @kernel
 def read_arg(text: Address, i: int, to: int, plan: Address, into: Into) -> int:
-    """Read the value of one wanted arg to its column."""
+    """Read the value of a selected arg into its column.
+
+    `to` is twice the column, plus 1 for texts.
+    """
     cell = into.at + (to >> 1)
     if to >> 1 >= get(plan, DETAILS) and get(into.rows, into.at + DETAIL) < 0:
         clear(into, get(plan, DETAILS), get(plan, COLUMNS))
@@ -172,7 +179,7 @@ def read_arg(text: Address, i: int, to: int, plan: Address, into: Into) -> int:
 
 @kernel
 def read_args(text: Address, i: int, plan: Address, into: Into) -> int:
-    """Read the wanted members of the `args` object whose brace is at `i`; skip the others."""
+    """Read the selected members of the `args` object whose brace is at `i`."""
     keys, last = get(plan, ARG_KEYS), get(plan, LAST_ARG)
     i = skip_blanks(text, i + 1)
     while byte(text, i) != CLOSE:
@@ -196,7 +203,7 @@ def read_args(text: Address, i: int, plan: Address, into: Into) -> int:
 
 @kernel
 def read_lane(text: Address, i: int, into: Into, cell: int) -> int:
-    """Read a process or thread to a cell: a number, or `WORD` less the code of a word."""
+    """Read a process or thread into a cell: a number, or `WORD` minus the code of a text."""
     if byte(text, i) == QUOTE:
         i = text_of(text, i, into, cell)
         put(into.rows, cell, WORD - get(into.rows, cell))
@@ -209,9 +216,10 @@ def read_lane(text: Address, i: int, into: Into, cell: int) -> int:
 
 @kernel
 def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
-    """Read the event whose brace is at `i`.
+    """Read the event whose brace is at `i` into its row.
 
-    Its KIND is NULL where it is not wanted, and _REFUSED where it cannot be told.
+    KIND becomes NULL for an event that is not selected, and _REFUSED for one with invalid
+    values.
     """
     rows, at, event = into.rows, into.at, i
     put8(rows, at, NULL)
@@ -220,7 +228,7 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
     while byte(text, i) != CLOSE:
         if byte(text, i) != QUOTE:
             return ~i
-        # A branch on each size that a known key has: the processor guesses it and goes on.
+        # A branch for each size of a key, which the processor predicts.
         key = load64(text, i + 1)
         if key & _3_BYTES in (_PH, _TS):
             key, end = key & _3_BYTES, i + 3
@@ -292,8 +300,8 @@ def read_event(text: Address, i: int, plan: Address, into: Into) -> int:
 
 
 @kernel
-def believed(text: Address, event: int, end: int, n: int, last: bool) -> int:
-    """`end`, where an event ends; ``~index`` where a closer look says that it does not."""
+def checked_end(text: Address, event: int, end: int, n: int, last: bool) -> int:
+    """Return `end`, the end of an event, or ``~index`` if a closer check contradicts it."""
     i = skip_blanks(text, end)
     if byte(text, i) in (COMMA, CLOSE_LIST, OPEN):
         return end
@@ -304,10 +312,10 @@ def believed(text: Address, event: int, end: int, n: int, last: bool) -> int:
 
 @kernel
 def next_event(text: Address, i: int, n: int, last: bool) -> int:
-    """The brace at or behind `i` that begins an event, or the bracket that ends the list.
+    """Return the index of the brace that begins the next event, or of the list's bracket.
 
-    An event's first key is one that all have. Where there is none, ``~index`` of where to look
-    again when there is more text.
+    The first key of an event is one that all events have. If there is none, return ``~index``
+    of where to search again with more text.
     """
     while i < n:
         stops = opens(text, i) | closes(text, i)
@@ -337,23 +345,50 @@ def next_event(text: Address, i: int, n: int, last: bool) -> int:
 
 
 @kernel
-def scan(block: Text, n: int, state: Ints, wanted: Ints, strings: Strings, rows: Rows) -> int:
-    """Read events from `state[AT]` on, the wanted ones into `rows`, and say why it ends.
+def scan(
+    block: Text, n: int, state: Ints, selection: Ints, strings: Strings, rows: Rows
+) -> int:
+    """Read events from `state[AT]` on into `rows`, and return why the scan ends.
 
-    `wanted` is a `Wanted.plan`. An event that does not parse is counted and its offset kept
-    (the first eight); the search for the next begins right behind its brace, so that it
-    swallows nothing.
+    An event that does not parse is counted, and the offsets of the first eight are kept. The
+    search for the next event begins behind its brace, so that no event is lost with it.
+
+    Parameters
+    ----------
+    block
+        Text with `PADDING` bytes behind its `n` bytes.
+    n
+        Bytes of the text.
+    state
+        The state between two calls; written.
+    selection
+        The plan of a selection.
+    strings
+        Texts and their codes; written.
+    rows
+        One row per selected event; written.
+
+    Returns
+    -------
+    int
+        MORE, DONE, ROWS_FULL, STRINGS_FULL or HOPELESS.
+
     """
-    text, plan, cells, columns = address(block), address(wanted), address(rows), rows.shape[1]
+    text, plan, cells, columns = (
+        address(block),
+        address(selection),
+        address(rows),
+        rows.shape[1],
+    )
     index, pool = address(strings.cells), address(strings.pool)
     i, last = state[AT], state[LAST] != 0
     while True:
-        if state[LOST]:
+        if state[SEARCHING]:
             i = next_event(text, i, n, last)
             if i < 0:
                 state[AT] = ~i
                 return MORE
-            state[LOST] = 0
+            state[SEARCHING] = 0
         i = skip_blanks(text, i)
         while byte(text, i) == COMMA:
             i = skip_blanks(text, i + 1)
@@ -367,7 +402,7 @@ def scan(block: Text, n: int, state: Ints, wanted: Ints, strings: Strings, rows:
         if byte(text, i) == OPEN:
             end = read_event(text, i, plan, Into(index, pool, cells, row * columns))
             if end >= 0:
-                end = believed(text, i, end, n, last)
+                end = checked_end(text, i, end, n, last)
         elif byte(text, i) == CLOSE_LIST:
             ends = ends_list(text, i, n)
             if ends > 0 or (ends < 0 and last):
@@ -381,9 +416,9 @@ def scan(block: Text, n: int, state: Ints, wanted: Ints, strings: Strings, rows:
         if end >= 0 and rows[row, KIND] != _REFUSED:
             if rows[row, KIND] >= 0:
                 rows[row, OFFSET] = state[BASE] + i
-                rows[row, POSITION] = state[SEEN] + state[DROPPED]
+                rows[row, POSITION] = state[EVENTS] + state[DROPPED]
                 state[ROWS] = row + 1
-            state[SEEN] += 1
+            state[EVENTS] += 1
             i = end
             continue
         state[DROPS + min(state[DROPPED], STATE_SIZE - DROPS - 1)] = state[BASE] + i
@@ -391,8 +426,8 @@ def scan(block: Text, n: int, state: Ints, wanted: Ints, strings: Strings, rows:
         if end >= 0:
             i = end
             continue
-        state[LOST], state[BROKEN] = 1, state[BASE] + i
+        state[SEARCHING], state[BROKEN] = 1, state[BASE] + i
         state[CUT] = int(byte(text, i) == OPEN and ~skip_with_care(text, i) >= n)
-        if state[DROPPED] > _MANY and state[DROPPED] * _SHARE > state[SEEN]:
+        if state[DROPPED] > _MANY and state[DROPPED] * _SHARE > state[EVENTS]:
             return HOPELESS
         i += 1

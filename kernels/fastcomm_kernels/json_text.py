@@ -1,4 +1,9 @@
-"""Scan JSON text: decimal numbers, ends of strings and values, slices of events."""
+"""Scan JSON text: decimal numbers, ends of strings and values, slices of events.
+
+A text is a column of bytes with `PADDING` more behind its end, accessed by its address.
+Functions take the index `i` of a byte and return the index to go on from, or ``~index`` at a
+byte that does not fit.
+"""
 
 from typing import cast
 
@@ -33,29 +38,32 @@ from fastcomm_kernels._llvm import (
 )
 from fastcomm_kernels.arrays import NULL, Ints
 
-# Scales. Not plain integers, for Numba compiles a function anew for each of those.
+# Scales. Not Python integers, because numba would compile a function for each of these.
 _Scales = tuple[int, int]
 WHOLE, THOUSANDTHS = cast("_Scales", (np.int64(0), np.int64(3)))
 
 _LARGEST = (1 << 63) - 1
 _POWER = tuple(10**n for n in range(19))
-# By scale: what is less than this can be scaled.
+# By scale: numbers below this can be scaled without overflow.
 _MOST = tuple(_LARGEST // 10**n for n in range(19))
 _MINUS, _PLUS, _POINT, _ZERO, _NINE = map(ord, "-+.09")
 _BIG_E, _SMALL_E = ord("E"), ord("e")
-# More than any text has digits, and far from where an exponent itself overflows.
+# Larger than any number of digits, and far below an overflow of the exponent.
 _FAR = 1 << 40
 
 
 @kernel
 def is_digit(text: Address, i: int) -> bool:
-    """Whether the byte at `i` is a decimal digit."""
+    """Return whether the byte at `i` is a decimal digit."""
     return _ZERO <= byte(text, i) <= _NINE
 
 
 @kernel
 def decimal(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
-    """A number times 10^scale. Eight digits at a time; what is odd goes to `exactly`."""
+    """Write a number times 10^scale into a cell, NULL for none; return the index behind it.
+
+    Reads eight digits at a time; `exactly` reads unusual numbers.
+    """
     start, value = i, 0
     if byte(text, i) == _MINUS:
         i += 1
@@ -89,7 +97,7 @@ def decimal(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
 
 @kernel
 def exactly(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
-    """`decimal` of any number: of many digits, with an exponent, too large."""
+    """Read any number as `decimal` does: with many digits, an exponent, or too large."""
     negative = byte(text, i) == _MINUS
     if negative:
         i += 1
@@ -99,7 +107,7 @@ def exactly(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
             point = i
         i += 1
     end = i
-    take = (point if point >= 0 else end) - first + scale
+    digit_total = (point if point >= 0 else end) - first + scale
     if byte(text, i) in (_BIG_E, _SMALL_E):
         i += 1
         down = byte(text, i) == _MINUS
@@ -109,16 +117,21 @@ def exactly(text: Address, i: int, scale: int, to: Address, cell: int) -> int:
         while is_digit(text, i):
             exponent = min(10 * exponent + byte(text, i) - _ZERO, _FAR)
             i += 1
-        take += -exponent if down else exponent
-    value, taken, place = 0, 0, first
-    while value >= 0 and taken < take and (value > 0 or place < end):
+        digit_total += -exponent if down else exponent
+    value, read_count, place = 0, 0, first
+    while value >= 0 and read_count < digit_total and (value > 0 or place < end):
         place += place == point
         digit = byte(text, place) - _ZERO if place < end else 0
         value = 10 * value + digit if value <= (_LARGEST - digit) // 10 else NULL
-        taken += 1
+        read_count += 1
         place += 1
     place += place == point
-    if value >= 0 and taken == take and place < end and byte(text, place) >= _ZERO + 5:
+    if (
+        value >= 0
+        and read_count == digit_total
+        and place < end
+        and byte(text, place) >= _ZERO + 5
+    ):
         value = value + 1 if value < _LARGEST else NULL
     put(to, cell, -value if negative and value >= 0 else value)
     return i
@@ -132,15 +145,15 @@ OPEN, CLOSE, OPEN_LIST, CLOSE_LIST = map(ord, "{}[]")
 _SPACE = ord(" ")
 _LINE_BREAKS = (ord("\n"), ord("\r"), 0)
 
-# What is longer is skipped with care: damage does not swallow the rest of a file.
+# Longer values are parsed in full, so that damage does not extend to the end of the file.
 _QUICK = 1 << 14
-# Brackets in brackets that a skip with care remembers.
+# Most nested brackets that `skip_with_care` accepts.
 _DEEPEST = 60
 
 
 @kernel
 def skip_blanks(text: Address, i: int) -> int:
-    """The next byte that is no blank."""
+    """Return the index of the next byte that is not blank."""
     if byte(text, i) > _SPACE:
         return i
     if byte(text, i + 1) > _SPACE and byte(text, i) != 0:
@@ -154,7 +167,7 @@ def skip_blanks(text: Address, i: int) -> int:
 
 @kernel
 def string_end(text: Address, i: int) -> int:
-    """The quote that ends the string whose first byte is at `i`."""
+    """Return the index of the quote that ends the string whose first byte is at `i`."""
     while True:
         stops = string_stops(text, i)
         if stops == 0:
@@ -165,16 +178,17 @@ def string_end(text: Address, i: int) -> int:
         if c == QUOTE:
             return i
         if c in _LINE_BREAKS:
-            # A quote is missing, or one is too many.
+            # A quote is missing, or there is one too many.
             return ~i
         i += 2 if c == ESCAPE else 1
 
 
 @kernel
 def spells_letters(text: Address, i: int, end: int) -> bool:
-    """Whether a word has a letter, digit or blank as an escape, backslash-u0020 to u007a.
+    """Return whether text spells a letter, digit or blank as an escape (u0020 to u007a).
 
-    Those of punctuation (u0021 to u002f, u003a to u003f) are what careful writers make of it.
+    Escapes of punctuation (u0021 to u002f, u003a to u003f) do not count, since careful writers
+    use them.
     """
     while i < end:
         marks = escapes(text, i)
@@ -201,7 +215,7 @@ def spells_letters(text: Address, i: int, end: int) -> bool:
 
 @kernel
 def has_phase(text: Address, i: int, end: int) -> bool:
-    """Whether `"ph"` stands in the text from `i` to `end`."""
+    """Return whether the text from `i` to `end` contains `"ph"`."""
     while i < end:
         marks = quotes(text, i)
         marks &= marks >> 3
@@ -216,14 +230,14 @@ def has_phase(text: Address, i: int, end: int) -> bool:
 
 @kernel
 def behind_colon(text: Address, i: int) -> int:
-    """The value of a member whose key ends before `i`."""
+    """Return the index of the value of a member whose key ends before `i`."""
     i = skip_blanks(text, i)
     return skip_blanks(text, i + 1) if byte(text, i) == COLON else ~i
 
 
 @kernel
 def next_member(text: Address, i: int) -> int:
-    """The next key of an object, or its brace, where a value ends before `i`."""
+    """Return the index of the next key of an object, or its brace; a value ends before `i`."""
     i = skip_blanks(text, i)
     if byte(text, i) == COMMA:
         return skip_blanks(text, i + 1)
@@ -232,9 +246,9 @@ def next_member(text: Address, i: int) -> int:
 
 @kernel
 def ends_list(text: Address, i: int, n: int) -> int:
-    """Whether the bracket at `i` ends the events: 1 yes, 0 no, -1 not to be seen yet.
+    """Return whether the bracket at `i` ends the events: 1 yes, 0 no, -1 unknown yet.
 
-    Behind it stands the outer object's brace or its next key, another document, or nothing.
+    The list is followed by the outer object's brace or next key, another document, or nothing.
     """
     i = skip_blanks(text, i + 1)
     c = byte(text, i)
@@ -248,7 +262,7 @@ def ends_list(text: Address, i: int, n: int) -> int:
 
 @kernel
 def skip_scalar(text: Address, i: int) -> int:
-    """Skip a value without brackets; one that is missing has no length."""
+    """Skip a value without brackets; a missing value has no length."""
     if byte(text, i) == QUOTE:
         i = string_end(text, i + 1)
         return i + 1 if i >= 0 else i
@@ -269,11 +283,10 @@ def skip_value(text: Address, i: int) -> int:
 
 @kernel
 def skip_rest(text: Address, i: int, bracket: int) -> int:
-    """Skip to behind the bracket that closes the one at `bracket`, from right inside it.
+    """Skip to behind the bracket that closes the one at `bracket`; `i` is right behind it.
 
-    `STEP` bytes at a time as long as nothing is odd about them: an escape, a line break in a
-    string, a quote without a delimiter on its outer side, a bracket closed by one of the other
-    kind.
+    Takes `STEP` bytes at a time unless they are unusual: an escape, a line break in a string, a
+    quote without a delimiter on its outer side, or a bracket closed by one of the other kind.
     """
     stop, depth, inside, before = i + _QUICK, 1, 0, 1
     after = int(byte(text, i - 1) == QUOTE)
@@ -295,7 +308,7 @@ def skip_rest(text: Address, i: int, bracket: int) -> int:
                 k = trailing_zeros(both)
                 depth += 1 if (ups >> k) & 1 else -1
                 if depth == 0:
-                    # In ASCII a bracket and the one that closes it are two apart.
+                    # In ASCII, a closing bracket is two above the opening one.
                     if byte(text, i + k) != byte(text, bracket) + 2:
                         return skip_with_care(text, bracket)
                     return i + k + 1
@@ -309,12 +322,12 @@ def skip_rest(text: Address, i: int, bracket: int) -> int:
 
 @kernel
 def skip_with_care(text: Address, i: int) -> int:
-    """Skip the object or list at `i`: commas, colons and brackets stand where they belong."""
+    """Skip the object or list at `i`, checking commas, colons and brackets."""
     kinds, depth = 0, 0
     while True:
         c = byte(text, i)
-        whole = c not in (OPEN, OPEN_LIST)
-        if whole:
+        is_complete = c not in (OPEN, OPEN_LIST)
+        if is_complete:
             i = skip_scalar(text, i)
             if i < 0:
                 return i
@@ -325,11 +338,11 @@ def skip_with_care(text: Address, i: int) -> int:
             i += 1
         i = skip_blanks(text, i)
         while byte(text, i) == (CLOSE_LIST if kinds & 1 else CLOSE):
-            kinds, depth, whole = kinds >> 1, depth - 1, True
+            kinds, depth, is_complete = kinds >> 1, depth - 1, True
             if depth == 0:
                 return i + 1
             i = skip_blanks(text, i + 1)
-        if whole:
+        if is_complete:
             if byte(text, i) != COMMA:
                 return ~i
             i = skip_blanks(text, i + 1)
@@ -345,9 +358,10 @@ def skip_with_care(text: Address, i: int) -> int:
 
 @kernel
 def slices(block: Text, begin: Ints) -> tuple[Ints, Ints]:
-    """Where the objects that begin at `begin` end, and where what follows each begins.
+    """Return where the objects that begin at `begin` end, and where the next values begin.
 
-    What follows is behind the comma and blanks. ``~index`` where an object does not end.
+    The next value is behind the comma and blanks. Both are ``~index`` if an object does not
+    end.
     """
     text = address(block)
     end, behind = np.empty_like(begin), np.empty_like(begin)
@@ -364,7 +378,10 @@ def slices(block: Text, begin: Ints) -> tuple[Ints, Ints]:
 
 @kernel
 def list_end(block: Text, i: int, n: int) -> int:
-    """The bracket that ends the list of objects that goes on at `i`, or ``~index``."""
+    """Return the index of the bracket that ends a list of objects, or ``~index``.
+
+    The list continues at `i`; the text has `n` bytes.
+    """
     text = address(block)
     i = skip_blanks(text, i)
     while i < n and (byte(text, i) == COMMA or byte(text, i) == _OPEN):

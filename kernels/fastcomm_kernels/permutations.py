@@ -1,4 +1,4 @@
-"""Decompose traffic matrices into permutations; the FAST schedule."""
+"""Decompose traffic matrices into weighted permutations; the FAST schedule."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,16 +10,16 @@ Rows = NDArray[np.int32]
 
 
 @kernel
-def augment(row: int, rest: Matrix, least: int, to: Rows, came: Rows) -> bool:
-    """Match one more row over cells of at least `least`; say whether there is a way.
+def augment(row: int, matrix: Matrix, least: int, column_of: Rows, row_of: Rows) -> bool:
+    """Match one more row over cells of at least `least`; return whether that is possible.
 
-    Writes into `to`, the column of each row, and `came`, the row of each column; -1 is none.
+    Writes `to`, the column of each row, and `came`, the row of each column; -1 is none.
     """
-    size = len(rest)
+    size = len(matrix)
     for c in range(size):
-        if came[c] < 0 and rest[row, c] >= least:
-            to[row] = c
-            came[c] = row
+        if row_of[c] < 0 and matrix[row, c] >= least:
+            column_of[row] = c
+            row_of[c] = row
             return True
     parent = np.full(size, -1, np.int32)
     queue = np.empty(size, np.int32)
@@ -29,19 +29,19 @@ def augment(row: int, rest: Matrix, least: int, to: Rows, came: Rows) -> bool:
         r = queue[head]
         head += 1
         for c in range(size):
-            if rest[r, c] < least or parent[c] >= 0:
+            if matrix[r, c] < least or parent[c] >= 0:
                 continue
             parent[c] = r
-            if came[c] >= 0:
-                queue[tail] = came[c]
+            if row_of[c] >= 0:
+                queue[tail] = row_of[c]
                 tail += 1
                 continue
             last = c
             while True:
                 r = parent[last]
-                before = to[r]
-                to[r] = last
-                came[last] = r
+                before = column_of[r]
+                column_of[r] = last
+                row_of[last] = r
                 if r == row:
                     break
                 last = before
@@ -51,42 +51,42 @@ def augment(row: int, rest: Matrix, least: int, to: Rows, came: Rows) -> bool:
 
 @kernel
 def stages(matrix: Matrix, first: int, shrink: int) -> tuple[Rows, Matrix]:
-    """Return the permutations, a row a stage, and their weights.
+    """Return the permutations, one row per stage, and their weights.
 
-    Cells of at least a threshold are used, `first` at the start; where they do not suffice it
-    shrinks to ``shrink / 16`` of itself, down to 1. From 1 on this is the plain incremental
-    way. A matrix of unequal sums gives stages that do not add up to it.
+    Only cells of at least a threshold are used. It begins at `first`, and shrinks to ``shrink /
+    16`` of itself, down to 1, when they do not suffice; with 1 this is the plain incremental
+    decomposition. The stages of a matrix with unequal sums do not add up to it.
     """
     size = len(matrix)
-    rest = matrix.copy()
+    remaining = matrix.copy()
     permutations = np.empty((size * size + 1, size), np.int32)
     weights = np.empty(size * size + 1, np.int64)
-    to = np.full(size, -1, np.int32)
-    came = np.full(size, -1, np.int32)
+    column_of = np.full(size, -1, np.int32)
+    row_of = np.full(size, -1, np.int32)
     least = first
-    left = 0
+    total = 0
     for c in range(size):
-        left += rest[0, c]
+        total += remaining[0, c]
     n = 0
-    while left > 0:
+    while total > 0:
         for row in range(size):
-            while to[row] < 0 and not augment(row, rest, least, to, came):
+            while column_of[row] < 0 and not augment(row, remaining, least, column_of, row_of):
                 if least <= 1:
                     return permutations[:n], weights[:n]
                 least = max(1, least * shrink // 16)
-        weight = left
+        weight = total
         for row in range(size):
-            weight = min(weight, rest[row, to[row]])
+            weight = min(weight, remaining[row, column_of[row]])
         for row in range(size):
-            c = to[row]
+            c = column_of[row]
             permutations[n, row] = c
-            rest[row, c] -= weight
-            if rest[row, c] < least:
-                to[row] = -1
-                came[c] = -1
+            remaining[row, c] -= weight
+            if remaining[row, c] < least:
+                column_of[row] = -1
+                row_of[c] = -1
         weights[n] = weight
         n += 1
-        left -= weight
+        total -= weight
     return permutations[:n], weights[:n]
 
 
@@ -98,7 +98,10 @@ Cost = tuple[float, float]
 
 @kernel
 def spread_time(moved: Matrix, cost: Cost) -> float:
-    """Time to move a matrix shift by shift, the diagonal left out; empty shifts are free."""
+    """Return the time to move a matrix shift by shift, without the diagonal.
+
+    `cost` is the time per shift that is not empty, and per unit of its largest cell.
+    """
     size = len(moved)
     total = 0.0
     for shift in range(1, size):
@@ -113,10 +116,24 @@ def spread_time(moved: Matrix, cost: Cost) -> float:
 
 @kernel
 def balance(block: Blocks, cost: Cost) -> tuple[Matrix, Blocks, float]:
-    """Even out the rows of each block, in place where it pays.
+    """Even out the rows of each block, in place, where that saves time.
 
-    Return the load of a NIC by pair of nodes, what moves inside each source node, ``[s, GPU,
-    GPU]`` one matrix a pair, and the time of it. Writes into `block`.
+    Parameters
+    ----------
+    block
+        Traffic [source node, node, GPU, GPU]; written.
+    cost
+        Time per shift inside a node, and per unit.
+
+    Returns
+    -------
+    ndarray
+        Load of a NIC by pair of nodes.
+    ndarray
+        What moves inside the source node, [pair of nodes, GPU, GPU].
+    float
+        Time of these moves in the slowest node.
+
     """
     nodes, width = block.shape[0], block.shape[2]
     load = np.zeros((nodes, nodes), np.int64)
@@ -124,7 +141,7 @@ def balance(block: Blocks, cost: Cost) -> tuple[Matrix, Blocks, float]:
     row = np.empty(width, np.int64)
     slowest = 0.0
     for s in range(nodes):
-        took = 0.0
+        node_time = 0.0
         for d in range(nodes):
             if s == d:
                 continue
@@ -151,16 +168,16 @@ def balance(block: Blocks, cost: Cost) -> tuple[Matrix, Blocks, float]:
             load[s, d] = target
             pair = moved[s * nodes + d]
             level(b, row, target, pair)
-            took += spread_time(pair, cost)
-        slowest = max(slowest, took)
+            node_time += spread_time(pair, cost)
+        slowest = max(slowest, node_time)
     return load, moved, slowest
 
 
 @kernel
 def level(b: Matrix, row: Matrix, target: int, moved: Matrix) -> None:
-    """Move the surplus of each row above `target` to the rows below, column by column.
+    """Move the surplus of rows above `target` to the rows below it, column by column.
 
-    Writes into `b`, its row sums `row`, and `moved`.
+    Writes `b`, its row sums `row`, and `moved`, which counts what moves from row to row.
     """
     for i in range(len(row)):
         for k in range(len(row)):
@@ -179,12 +196,22 @@ def level(b: Matrix, row: Matrix, target: int, moved: Matrix) -> None:
 
 @kernel
 def redistribution(block: Blocks, permutations: Rows, weights: Matrix, cost: Cost) -> Times:
-    """Return for each stage how long what it brought takes to reach its GPUs.
+    """Return the time in which each stage's traffic is spread inside its target nodes.
 
     A stage takes the columns of each row in order, up to its weight.
+
+    Parameters
+    ----------
+    block
+        Traffic [source node, node, GPU, GPU].
+    permutations, weights
+        Stages of nodes (`stages`).
+    cost
+        Time per shift inside a node, and per unit.
+
     """
     nodes, width = block.shape[0], block.shape[2]
-    left = block.copy()
+    remaining = block.copy()
     column = np.zeros((nodes, nodes, width), np.int64)
     most = np.zeros(width, np.int64)
     out = np.zeros(len(weights))
@@ -199,16 +226,16 @@ def redistribution(block: Blocks, permutations: Rows, weights: Matrix, cost: Cos
                 budget = weights[p]
                 j = column[s, d, i]
                 while j < width and budget > 0:
-                    part = min(budget, left[s, d, i, j])
-                    left[s, d, i, j] -= part
+                    part = min(budget, remaining[s, d, i, j])
+                    remaining[s, d, i, j] -= part
                     budget -= part
                     shift = j - i if j >= i else j - i + width
                     most[shift] = max(most[shift], part)
-                    j += int(left[s, d, i, j] == 0)
+                    j += int(remaining[s, d, i, j] == 0)
                 column[s, d, i] = j
-            took = 0.0
+            stage_time = 0.0
             for shift in range(1, width):
                 if most[shift] > 0:
-                    took += cost[0] + cost[1] * most[shift]
-            out[p] = max(out[p], took)
+                    stage_time += cost[0] + cost[1] * most[shift]
+            out[p] = max(out[p], stage_time)
     return out

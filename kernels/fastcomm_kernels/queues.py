@@ -1,8 +1,8 @@
-"""What waits for devices that do one thing at a time, and which device may go on first.
+"""Queue the operations of devices that do one at a time, and choose the device that goes on.
 
-No time is negative: the bits of such floats are integers of the same order, and all that waits
-is compared by those. Everything lies behind addresses, or counting references would cost more
-than the heaps do; whoever asks for `queues_of` keeps the arrays. The functions write into it.
+No time is negative, so that the bits of a time order like the float: times are compared as
+integers. All columns are accessed by addresses, since counting references would cost more than
+the heaps: callers of `queues_of` keep the arrays alive. The functions write into the columns.
 """
 
 from typing import NamedTuple
@@ -15,80 +15,82 @@ from fastcomm_kernels.arrays import Floats, Ints
 
 Heaps = tuple[Ints, Ints, Ints, Ints, Ints, Ints, Ints, Ints]
 
-# The bits of infinity, and less than those of any time.
+# The bits of infinity, and a number below the bits of any time.
 NEVER = 0x7FF << 52
 BEFORE = -1
 
 
 class Queues(NamedTuple):
-    """What waits for the devices: two heaps each, and who goes first in them."""
+    """The waiting nodes of each device in two heaps, and the device that goes on first."""
 
-    room: Address  # where a device's nodes are in both heaps
-    future: Address  # nodes that will be ready, the earliest first
-    futures: Address
-    choice: Address  # nodes that are ready, the most urgent first
-    choices: Address
-    priority: Address
-    ready: Address
-    arrival: Address
-    soon: Address  # when a device may go on
-    first: Address  # a tree of devices: 1 is who may go on first, 2k and 2k + 1 are below k
-    leaf: int  # where the devices themselves are in it
+    room: Address  # by device: where its part of both heaps begins
+    future: Address  # heaps of nodes that will be ready, the earliest first
+    futures: Address  # by device: nodes in `future`
+    choice: Address  # heaps of nodes that are ready, the most urgent first
+    choices: Address  # by device: nodes in `choice`
+    priority: Address  # by node: the least goes first
+    ready: Address  # by node: when it is ready
+    arrival: Address  # by node: number of its arrival, which breaks ties
+    soon: Address  # by device: when it may go on
+    first: (
+        Address  # tree of devices: entry 1 goes on first; 2k and 2k + 1 are the children of k
+    )
+    leaf: int  # entry of device 0 in the tree
 
 
 @kernel
 def _early(queues: Queues, a: int, b: int) -> bool:
-    """Whether node `a` is ready before `b`."""
-    ours, theirs = get(queues.ready, a), get(queues.ready, b)
-    if ours == theirs:
-        ours, theirs = get(queues.arrival, a), get(queues.arrival, b)
-    return bool(ours < theirs)
+    """Return whether node `a` is ready before node `b`; the earlier arrival wins ties."""
+    key_a, key_b = get(queues.ready, a), get(queues.ready, b)
+    if key_a == key_b:
+        key_a, key_b = get(queues.arrival, a), get(queues.arrival, b)
+    return bool(key_a < key_b)
 
 
 @kernel
 def _urgent(queues: Queues, a: int, b: int) -> bool:
-    """Whether node `a` goes before `b` where both are ready."""
-    ours, theirs = get(queues.priority, a), get(queues.priority, b)
-    if ours == theirs:
+    """Return whether ready node `a` goes before ready node `b`."""
+    key_a, key_b = get(queues.priority, a), get(queues.priority, b)
+    if key_a == key_b:
         return _early(queues, a, b)
-    return bool(ours < theirs)
+    return bool(key_a < key_b)
 
 
 @kernel
 def _push_future(queues: Queues, d: int, node: int) -> None:
-    """Let a device have a node that will be ready."""
-    heap, base, at = queues.future, get(queues.room, d), get(queues.futures, d)
-    put(queues.futures, d, at + 1)
-    while at > 0:
-        above = get(heap, base + (at - 1) // 2)
+    """Add a node that will be ready to the heap of a device."""
+    heap, base, entry = queues.future, get(queues.room, d), get(queues.futures, d)
+    put(queues.futures, d, entry + 1)
+    while entry > 0:
+        above = get(heap, base + (entry - 1) // 2)
         if not _early(queues, node, above):
             break
-        put(heap, base + at, above)
-        at = (at - 1) // 2
-    put(heap, base + at, node)
+        put(heap, base + entry, above)
+        entry = (entry - 1) // 2
+    put(heap, base + entry, node)
 
 
 @kernel
 def push_choice(queues: Queues, d: int, node: int) -> None:
-    """Let a device have a node that is ready."""
-    heap, base, at = queues.choice, get(queues.room, d), get(queues.choices, d)
-    put(queues.choices, d, at + 1)
-    while at > 0:
-        above = get(heap, base + (at - 1) // 2)
+    """Add a ready node to the heap of a device."""
+    heap, base, entry = queues.choice, get(queues.room, d), get(queues.choices, d)
+    put(queues.choices, d, entry + 1)
+    while entry > 0:
+        above = get(heap, base + (entry - 1) // 2)
         if not _urgent(queues, node, above):
             break
-        put(heap, base + at, above)
-        at = (at - 1) // 2
-    put(heap, base + at, node)
+        put(heap, base + entry, above)
+        entry = (entry - 1) // 2
+    put(heap, base + entry, node)
 
 
 @kernel
 def _pop_future(queues: Queues, d: int) -> int:
-    """Take the node of a device that is ready first."""
+    """Remove and return the node of a device that is ready first."""
     heap, base, size = queues.future, get(queues.room, d), get(queues.futures, d) - 1
     put(queues.futures, d, size)
     least, last = get(heap, base), get(heap, base + size)
-    at, below = 0, 1
+    entry, below = 0, 1
     while below < size:
         node = get(heap, base + below)
         if below + 1 < size and _early(queues, get(heap, base + below + 1), node):
@@ -96,19 +98,19 @@ def _pop_future(queues: Queues, d: int) -> int:
             node = get(heap, base + below)
         if not _early(queues, node, last):
             break
-        put(heap, base + at, node)
-        at, below = below, 2 * below + 1
-    put(heap, base + at, last)
+        put(heap, base + entry, node)
+        entry, below = below, 2 * below + 1
+    put(heap, base + entry, last)
     return least
 
 
 @kernel
 def pop_choice(queues: Queues, d: int) -> int:
-    """Take the most urgent node of a device."""
+    """Remove and return the most urgent ready node of a device."""
     heap, base, size = queues.choice, get(queues.room, d), get(queues.choices, d) - 1
     put(queues.choices, d, size)
     least, last = get(heap, base), get(heap, base + size)
-    at, below = 0, 1
+    entry, below = 0, 1
     while below < size:
         node = get(heap, base + below)
         if below + 1 < size and _urgent(queues, get(heap, base + below + 1), node):
@@ -116,33 +118,38 @@ def pop_choice(queues: Queues, d: int) -> int:
             node = get(heap, base + below)
         if not _urgent(queues, node, last):
             break
-        put(heap, base + at, node)
-        at, below = below, 2 * below + 1
-    put(heap, base + at, last)
+        put(heap, base + entry, node)
+        entry, below = below, 2 * below + 1
+    put(heap, base + entry, last)
     return least
 
 
 @kernel
 def promise(queues: Queues, d: int, when: int) -> None:
-    """Note when a device may go on, and who is first now; of equals the least device is."""
+    """Set when a device may go on, and update the tree; the lowest device wins ties."""
     if get(queues.soon, d) == when:
         return
     put(queues.soon, d, when)
-    at = (queues.leaf + d) // 2
-    while at > 0:
-        left, right = get(queues.first, 2 * at), get(queues.first, 2 * at + 1)
-        # Without a branch: who wins is the toss of a coin.
-        winner = left + (right - left) * (get(queues.soon, right) < get(queues.soon, left))
-        if winner == get(queues.first, at) and winner != d:
+    entry = (queues.leaf + d) // 2
+    while entry > 0:
+        first_child, second_child = (
+            get(queues.first, 2 * entry),
+            get(queues.first, 2 * entry + 1),
+        )
+        # Without a branch, which would be unpredictable.
+        winner = first_child + (second_child - first_child) * (
+            get(queues.soon, second_child) < get(queues.soon, first_child)
+        )
+        if winner == get(queues.first, entry) and winner != d:
             break
-        put(queues.first, at, winner)
-        at //= 2
+        put(queues.first, entry, winner)
+        entry //= 2
 
 
 @kernel
 def arrive(queues: Queues, d: int, node: int, free: int) -> None:
-    """Let a node wait for its device, which is free from `free` on."""
-    # Whatever the device does next, it does not do before it is free.
+    """Queue a node for its device, which is free from `free` on."""
+    # A node that is ready before the device is free counts as ready now.
     if get(queues.ready, node) <= free:
         push_choice(queues, d, node)
     else:
@@ -151,7 +158,7 @@ def arrive(queues: Queues, d: int, node: int, free: int) -> None:
 
 @kernel
 def soon_of(queues: Queues, d: int, free: int, limit: int) -> int:
-    """Return when a device can go on; what is not ready yet does not start before `limit`."""
+    """Return when a device can go on; `limit` is the earliest start of nodes not ready yet."""
     if get(queues.choices, d) > 0:
         return free
     if get(queues.futures, d) == 0:
@@ -161,14 +168,14 @@ def soon_of(queues: Queues, d: int, free: int, limit: int) -> int:
 
 @kernel
 def chosen(queues: Queues, d: int, now: int) -> int:
-    """Take what a device starts now."""
+    """Remove and return the node that a device starts at `now`."""
     base = get(queues.room, d)
     while get(queues.futures, d) > 0 and get(queues.ready, get(queues.future, base)) <= now:
         node = _pop_future(queues, d)
-        none_else = get(queues.futures, d) == 0 or (
+        is_last = get(queues.futures, d) == 0 or (
             get(queues.ready, get(queues.future, base)) > now
         )
-        if none_else and get(queues.choices, d) == 0:
+        if is_last and get(queues.choices, d) == 0:
             return node
         push_choice(queues, d, node)
     return pop_choice(queues, d)
@@ -176,7 +183,7 @@ def chosen(queues: Queues, d: int, now: int) -> int:
 
 @kernel
 def _rooms(device: Ints, devices: int) -> Ints:
-    """Return where each device's part of a common array of nodes begins."""
+    """Return where the part of each device in a common array of nodes begins."""
     first = np.zeros(devices + 1, np.int64)
     for i in range(len(device)):
         first[device[i] + 1] += 1
@@ -187,19 +194,19 @@ def _rooms(device: Ints, devices: int) -> Ints:
 
 @kernel
 def _tree(devices: int) -> Ints:
-    """Return a tree in which every device is below who comes first of its part."""
+    """Return the tree of devices with equal times: the first device of each part wins."""
     size = 1
     while size < devices:
         size *= 2
     first = np.zeros(2 * size, np.int64)
-    for at in range(2 * size - 1, 0, -1):
-        first[at] = at - size if at >= size else first[2 * at]
+    for entry in range(2 * size - 1, 0, -1):
+        first[entry] = entry - size if entry >= size else first[2 * entry]
     return first
 
 
 @kernel
 def heaps_for(device: Ints, devices: int) -> Heaps:
-    """Return room for all that may wait."""
+    """Allocate heaps for all nodes; `device` is the device of each."""
     n, room, first = len(device), _rooms(device, devices), _tree(devices)
     future, choice, arrival = (
         np.empty(n, np.int64),
@@ -213,7 +220,7 @@ def heaps_for(device: Ints, devices: int) -> Heaps:
 
 @kernel
 def queues_of(heaps: Heaps, priority: Ints, ready: Floats) -> Queues:
-    """Return addresses, for whoever keeps the arrays."""
+    """Return the addresses of the columns; the caller keeps the arrays alive."""
     room, future, futures, choice, choices, arrival, soon, first = heaps
     return Queues(
         address(room),

@@ -1,15 +1,15 @@
-"""Replay of a graph of operations: on devices that do one at a time, or many times at once.
+"""Replay a graph of operations: on devices that do one at a time, or on many lanes at once.
 
-For `replay`: nodes are numbered from 0, `graph` is their successors: where each node's
-begin, which they are, what comes between the node and the successor, and 1 where the
-successor waits for the node's start alone. `work` is of each node: device, priority (least
-first), duration, how long the device stays busy after it, group, and 1 where it releases
-the device. `kind` is of each device: 0 does one operation at a time, 1 any number, 2 one at
-a time and of one group until that releases it. No time is negative.
+For `by_device` and `by_time`: nodes are numbered from 0. `graph` holds their successors: where
+those of each node begin, the successors, the lag between node and successor, and 1 if the
+successor waits only for the node's start. `work` holds, for each node, device, priority (least
+first), duration, how long the device stays busy after it, group, and 1 if it releases the
+device. `kind` of a device is 0 if it does one operation at a time, 1 for any number, 2 for one
+at a time and of one group until the group releases the device. No time is negative.
 
 For `simulate`, a lane is one instance of the graph, `data rank * steps + step`. An operation
-starts when all before it have ended. One of a group ends its own time after the whole group has
-started; some groups are common to all data ranks of a step.
+starts when all its predecessors have ended. A member of a group ends its own duration after all
+members have started; some groups are common to all data ranks of a step.
 """
 
 import numpy as np
@@ -41,7 +41,7 @@ _NOBODY = -1
 
 @kernel
 def waits_of(after: Ints, size: np.int64) -> Ints:
-    """Return how many nodes each node waits for."""
+    """Return the number of nodes that each node waits for."""
     waits = np.zeros(size, np.int64)
     for e in range(len(after)):
         waits[after[e]] += 1
@@ -50,23 +50,23 @@ def waits_of(after: Ints, size: np.int64) -> Ints:
 
 @kernel
 def _sources(waits: Ints, news: Ints) -> int:
-    """Write the nodes that wait for nothing into `news`, and return how many there are."""
-    found = 0
+    """Write the nodes that wait for nothing into `news`, and return their number."""
+    count = 0
     for i in range(len(waits)):
         if waits[i] == 0:
-            news[found] = i
-            found += 1
-    return found
+            news[count] = i
+            count += 1
+    return count
 
 
 @kernel
 def by_device(
     graph: Graph, work: Work, kind: Ints, ready: Floats, free: Floats
 ) -> tuple[Floats, Floats, Ints]:
-    """Return start, end and order of the nodes; the device that is free first runs next.
+    """Return start, end and order of the nodes; the device that is free first goes next.
 
-    `ready` and `free`, when nodes and devices may begin, are written into. What waits for an
-    exclusive device comes back one by one.
+    `ready` and `free`, the times from which nodes and devices may begin, are written. Nodes
+    that wait for an exclusive device return to its queue one by one.
     """
     return _in_turn(graph, work, kind, ready, free, heaps_for(work[0], len(kind)))
 
@@ -75,10 +75,10 @@ def by_device(
 def by_time(
     graph: Graph, work: Work, kind: Ints, ready: Floats, free: Floats
 ) -> tuple[Floats, Floats, Ints]:
-    """Return start, end and order of the nodes; the earliest possible start runs next.
+    """Return start, end and order of the nodes; the earliest possible start goes next.
 
-    Of what a device could start then, priority decides, then who was ready first. `ready` and
-    `free`, when nodes and devices may begin, are written into.
+    A device starts the node with the least priority, then the one that is ready first. `ready`
+    and `free`, the times from which nodes and devices may begin, are written.
     """
     return _in_time(graph, work, kind, ready, free, heaps_for(work[0], len(kind)))
 
@@ -97,9 +97,9 @@ def _in_turn(
         free.view(np.int64),
     )
     arrival, choices, soon, tree = heaps[5], heaps[4], heaps[6], heaps[7]
-    start, end, order, done = np.zeros(n), np.zeros(n), np.empty(n, np.int64), 0
-    held = np.full(devices, _NOBODY, np.int64)
-    head, tail, follows = held.copy(), held.copy(), np.full(n, _NOBODY, np.int64)
+    start, end, order, finished = np.zeros(n), np.zeros(n), np.empty(n, np.int64), 0
+    owner = np.full(devices, _NOBODY, np.int64)
+    head, tail, follows = owner.copy(), owner.copy(), np.full(n, _NOBODY, np.int64)
     news, arrived = np.empty(n + 1, np.int64), 0
     count = _sources(waits, news)
     while True:
@@ -111,9 +111,9 @@ def _in_turn(
             promise(queues, device[node], frees[device[node]])
         d = tree[1]
         if soon[d] == NEVER:
-            return start, end, order[:done]
+            return start, end, order[:finished]
         count, node = 0, pop_choice(queues, d)
-        if kind[d] == EXCLUSIVE and held[d] != _NOBODY and held[d] != group[node]:
+        if kind[d] == EXCLUSIVE and owner[d] != _NOBODY and owner[d] != group[node]:
             if head[d] == _NOBODY:
                 head[d] = node
             else:
@@ -123,8 +123,8 @@ def _in_turn(
             start[node] = ready[node] if kind[d] == UNLIMITED else max(ready[node], free[d])
             end[node] = start[node] + duration[node]
             free[d] = end[node] + busy[node]
-            order[done] = node
-            done += 1
+            order[finished] = node
+            finished += 1
             for e in range(first[node], first[node + 1]):
                 other = after[e]
                 begin = (start[node] if at_start[e] else end[node]) + lag[e]
@@ -134,7 +134,7 @@ def _in_turn(
                     news[count] = other
                     count += 1
             if kind[d] == EXCLUSIVE:
-                held[d] = _NOBODY if releases[node] else group[node]
+                owner[d] = _NOBODY if releases[node] else group[node]
                 if releases[node] and head[d] != _NOBODY:
                     news[count] = head[d]
                     count += 1
@@ -156,9 +156,9 @@ def _in_time(
         free.view(np.int64),
     )
     room, arrival, soon, tree = heaps[0], heaps[5], heaps[6], heaps[7]
-    start, end, order, done = np.zeros(n), np.zeros(n), np.empty(n, np.int64), 0
-    shut, shuts = np.empty(n, np.int64), np.zeros(devices, np.int64)
-    held = np.full(devices, _NOBODY, np.int64)
+    start, end, order, finished = np.zeros(n), np.zeros(n), np.empty(n, np.int64), 0
+    blocked, blocked_count = np.empty(n, np.int64), np.zeros(devices, np.int64)
+    owner = np.full(devices, _NOBODY, np.int64)
     news, arrived = np.empty(n + 1, np.int64), 0
     count = _sources(waits, news)
     while True:
@@ -172,20 +172,20 @@ def _in_time(
             promise(queues, d, soon_of(queues, d, frees[d], limit))
         d = tree[1]
         if soon[d] == NEVER:
-            return start, end, order[:done]
+            return start, end, order[:finished]
         count, node = 0, chosen(queues, d, soon[d])
-        # Nothing starts in the past, on whatever device.
+        # No node starts in the past, on any device.
         frees[d] = soon[d]
-        if held[d] != _NOBODY and held[d] != group[node]:
-            shut[room[d] + shuts[d]] = node
-            shuts[d] += 1
+        if owner[d] != _NOBODY and owner[d] != group[node]:
+            blocked[room[d] + blocked_count[d]] = node
+            blocked_count[d] += 1
         else:
             start[node] = free[d]
             end[node] = start[node] + duration[node]
             if kind[d] != UNLIMITED:
                 free[d] = end[node] + busy[node]
-            order[done] = node
-            done += 1
+            order[finished] = node
+            finished += 1
             for e in range(first[node], first[node + 1]):
                 other = after[e]
                 begin = (start[node] if at_start[e] else end[node]) + lag[e]
@@ -195,10 +195,10 @@ def _in_time(
                     news[count] = other
                     count += 1
             if kind[d] == EXCLUSIVE:
-                held[d] = _NOBODY if releases[node] else group[node]
-                while held[d] == _NOBODY and shuts[d] > 0:
-                    shuts[d] -= 1
-                    push_choice(queues, d, shut[room[d] + shuts[d]])
+                owner[d] = _NOBODY if releases[node] else group[node]
+                while owner[d] == _NOBODY and blocked_count[d] > 0:
+                    blocked_count[d] -= 1
+                    push_choice(queues, d, blocked[room[d] + blocked_count[d]])
         limit = BEFORE if kind[d] == UNLIMITED else frees[d]
         promise(queues, d, soon_of(queues, d, frees[d], limit))
 
@@ -210,7 +210,7 @@ ALONE = -1
 
 @kernel
 def _together(last: Lanes, ranks: np.int64) -> None:
-    """Make each lane the largest of its step over all data ranks; writes into `last`."""
+    """Set each lane to the largest value of its step over all data ranks, in place."""
     steps = len(last) // ranks
     for d in range(1, ranks):
         for s in range(steps):
@@ -230,11 +230,25 @@ def simulate(
     delay: Lanes,
     ranks: np.int64,
 ) -> tuple[Lanes, Lanes]:
-    """Return start and end of every operation on every lane.
+    """Return start and end of every operation on every lane, shape (operations, lanes).
 
-    `closes[i]` is the group whose last member is `order[i]`, `ALONE` of an operation in no
-    group, and anything less of a member that is not the last. `members` are the groups' bounds,
-    their operations, and 1 for a group common to all data ranks. `delay` precedes each start.
+    Parameters
+    ----------
+    order
+        Operations, each after its predecessors.
+    before
+        Predecessors: where those of each operation begin, and the operations.
+    closes
+        The group whose last member is `order[i]`; `ALONE` for an operation in no group; a
+        smaller number for members that are not the last.
+    members
+        Where the operations of each group begin, the operations, and 1 for a group that is
+        common to all data ranks.
+    time, delay
+        Duration of each operation on each lane, and delay before its start.
+    ranks
+        Number of data ranks.
+
     """
     first, earlier = before
     bounds, grouped, common = members

@@ -1,8 +1,8 @@
-"""Words in a text of bytes: a table of known ones, and codes for the ones met.
+"""Look up byte strings in text: tables of known strings, and codes for those that occur.
 
-A text is bytes with `PADDING` readable ones behind its end, given by its address (see `_llvm`).
-A hash finds a word and its bytes prove it. Both tables are plain columns of integers, so that
-a kernel hands on one address and not many.
+A text is a column of bytes with `PADDING` more behind its end, accessed by its address (see
+`_llvm`). Strings are found by a hash and confirmed by their bytes. Tables, and the selection of
+a scan, are plain columns of integers, so that kernels pass one address.
 """
 
 from typing import NamedTuple
@@ -24,19 +24,29 @@ from fastcomm_kernels._llvm import (
 )
 from fastcomm_kernels.arrays import Ints
 
-# A slot of a table of known words: 5 times 8 bytes of one, its size (-1: none), its value.
+# A slot of a table of known strings: 40 bytes of the string, its size (-1: none), its value.
 _SIZE, _VALUE, SLOT = 5, 6, 7
 LONGEST = 40
 
-# The first cells of strings: how many words there are; the size, plus 1, of one that found no
-# room; where the slots begin and the number of the last; the bytes that the pool holds. Then by
-# code where the word begins in the pool, one more than there are words; then the slots, pairs
-# of hash and code, the code -1 in an empty one.
+# The first cells of `Strings`: number of strings; size, plus 1, of a string that did not fit;
+# where the slots begin, and the number of the last slot; capacity of the pool in bytes. Then by
+# code where the string begins in the pool, and the end of the last; then the slots, pairs of
+# hash and code, with the code -1 if empty.
 _COUNT, REFUSED, _SLOTS, _LAST, _ROOM, _PLACES = range(6)
+
+# Columns of a row; from ARGS on those of the event's args. If DETAIL is NULL, the event has no
+# details, and their columns are undefined.
+KIND, NAME, PROCESS, THREAD, START, STOP, OFFSET, DETAIL, POSITION, ARGS = range(10)
+# Which events of a kind are kept: none, all, or those whose name has a selected prefix.
+KEEP_NONE, KEEP_ALL, KEEP_NAMED = range(3)
+# A selection is one column: these cells; then, at the places in them, a table of categories and
+# one of args; how each kind is kept; pairs of a prefix of names (eight bytes) and its mask.
+_KINDS, _LAST_KIND, ARG_KEYS, LAST_ARG, _KEEP, OTHER = range(6)
+_PREFIXES, _PREFIXES_END, COLUMNS, DETAILS, _HEAD = range(6, 11)
 
 
 class Strings(NamedTuple):
-    """Words met so far, numbered in the order of their first appearance."""
+    """Strings that occurred so far, numbered in the order of their first appearance."""
 
     cells: Ints
     pool: Text
@@ -44,14 +54,14 @@ class Strings(NamedTuple):
 
 @kernel
 def first_word(text: Address, i: int, size: int) -> int:
-    """The first eight bytes of a word as a number; a shorter word is padded with NULs."""
+    """Return the first eight bytes of a string as a number, padded with NULs."""
     word = load64(text, i)
     return word if size >= 8 else word & ((1 << 8 * size) - 1)
 
 
 @kernel
 def same(a: Address, i: int, b: Address, j: int, size: int) -> bool:
-    """Whether two words of one size are the same bytes."""
+    """Return whether two strings of one size have the same bytes."""
     k = 0
     while k + 8 <= size:
         if load64(a, i + k) != load64(b, j + k):
@@ -62,7 +72,10 @@ def same(a: Address, i: int, b: Address, j: int, size: int) -> bool:
 
 @kernel
 def find(table: Address, at: int, last: int, text: Address, i: int, size: int) -> int:
-    """The value of the known word at `i`, or -1. The table's `last` + 1 slots begin at `at`."""
+    """Return the value of the string at `i` in a table of known strings, or -1.
+
+    The table has `last` + 1 slots, from cell `at` on.
+    """
     first = first_word(text, i, size)
     slot = mix(first, size) & last
     while True:
@@ -80,7 +93,10 @@ def find(table: Address, at: int, last: int, text: Address, i: int, size: int) -
 
 @kernel
 def hash_of(text: Address, i: int, size: int) -> int:
-    """A 64-bit hash of the word at `i`; two chains, for a multiplication takes its time."""
+    """Return a 64-bit hash of the string at `i`.
+
+    Two independent chains hide the latency of multiplications.
+    """
     even, odd, k = size, 0, 0
     while k + 16 <= size:
         even = mix(even, load64(text, i + k))
@@ -94,10 +110,10 @@ def hash_of(text: Address, i: int, size: int) -> int:
 
 @kernel
 def intern(cells: Address, pool: Address, text: Address, i: int, size: int) -> int:
-    """The code of the word at `i`, a new one where it is new.
+    """Return the code of the string at `i`, after adding it if it is new.
 
-    Writes into the strings: what is met in one block of a file must be known in the next. Where
-    there is no room for a new word, the cells tell and the answer is -1.
+    Writes into the strings, so that they are known in later blocks of a file. If a new string
+    does not fit, cell REFUSED is set and the result is -1.
     """
     key, last, slots = hash_of(text, i, size), get(cells, _LAST), get(cells, _SLOTS)
     slot = slots + 2 * (key & last)
@@ -126,7 +142,7 @@ def intern(cells: Address, pool: Address, text: Address, i: int, size: int) -> i
 
 @kernel
 def move_slots(slots: Ints, larger: Ints) -> None:
-    """Enter what is in `slots` into `larger`, which is empty."""
+    """Copy the entries of `slots` into the empty `larger`."""
     last = len(larger) // 2 - 1
     for old in range(0, len(slots), 2):
         if slots[old + 1] < 0:
@@ -138,23 +154,23 @@ def move_slots(slots: Ints, larger: Ints) -> None:
         larger[2 * slot + 1] = slots[old + 1]
 
 
-def word_table(words: dict[bytes, int]) -> Ints:
-    """A table of known `words` of at most `LONGEST` bytes, a value for each, for `find`."""
-    slots = 1 << max(4, (4 * len(words)).bit_length())
+def word_table(entries: dict[bytes, int]) -> Ints:
+    """Return a table for `find`: strings of at most `LONGEST` bytes, and their values."""
+    slots = 1 << max(4, (4 * len(entries)).bit_length())
     table = np.full((slots, SLOT), -1, np.int64)
-    for word, value in words.items():
-        if len(word) > LONGEST:
-            raise ValueError(f"{word!r} has more than {LONGEST} bytes")
-        parts = np.frombuffer(word.ljust(LONGEST, b"\0"), np.int64)
-        slot = mix_twin(int(parts[0]), len(word)) & (slots - 1)
+    for key, value in entries.items():
+        if len(key) > LONGEST:
+            raise ValueError(f"{key!r} has more than {LONGEST} bytes")
+        parts = np.frombuffer(key.ljust(LONGEST, b"\0"), np.int64)
+        slot = mix_twin(int(parts[0]), len(key)) & (slots - 1)
         while table[slot, _SIZE] >= 0:
             slot = (slot + 1) % slots
-        table[slot] = [*parts, len(word), value]
+        table[slot] = [*parts, len(key), value]
     return table.reshape(-1)
 
 
 def no_strings(slots: int = 1 << 12, pool: int = 1 << 18) -> Strings:
-    """No words yet, and room for half as many as `slots` (a power of two)."""
+    """Return empty strings, with room for half as many as `slots`, a power of two."""
     places = slots // 2 + 1
     cells = np.full(_PLACES + places + 2 * slots, -1, np.int64)
     cells[: _PLACES + 1] = 0, 0, _PLACES + places, slots - 1, pool, 0
@@ -162,7 +178,7 @@ def no_strings(slots: int = 1 << 12, pool: int = 1 << 18) -> Strings:
 
 
 def grown(strings: Strings) -> Strings:
-    """The same words with more than twice the room, the word that found none included."""
+    """Return the strings with more than twice the room, and enough for the refused string."""
     cells, pool = strings
     larger = no_strings(
         2 * (int(cells[_LAST]) + 1), 2 * (int(cells[_ROOM]) + int(cells[REFUSED]))
@@ -176,13 +192,73 @@ def grown(strings: Strings) -> Strings:
 
 
 def is_full(strings: Strings) -> bool:
-    """Whether a word found no room."""
+    """Return whether a string did not fit."""
     return bool(strings.cells[REFUSED])
 
 
 def texts_of(strings: Strings) -> list[bytes]:
-    """The words in the order of their codes."""
+    """Return the strings in the order of their codes."""
     count = int(strings.cells[_COUNT])
     place = strings.cells[_PLACES:][: count + 1].tolist()
     pool = strings.pool[: place[count]].tobytes()
     return [pool[place[code] : place[code + 1]] for code in range(count)]
+
+
+class ScanColumns(NamedTuple):
+    """The selection of a scan: which events and args to keep."""
+
+    kinds: dict[bytes, int]  # value of `cat` -> kind
+    keep: list[int]  # by kind: KEEP_NONE, KEEP_ALL or KEEP_NAMED; the last is for unknown kinds
+    prefixes: list[bytes]  # for KEEP_NAMED: at most eight bytes of a name
+    numbers: list[bytes]  # args that are integers, a column each
+    detail_numbers: list[bytes]  # args that are integers and that few events have
+    detail_texts: list[bytes]  # args of few events, any value as text
+
+    def width(self) -> int:
+        """Return the columns of a row, with room to clear eight at a time."""
+        args = len(self.numbers) + len(self.detail_numbers) + len(self.detail_texts)
+        return ARGS + args + 7
+
+    def plan(self) -> Ints:
+        """Return the selection as one array for `scan`."""
+        numbers = [*self.numbers, *self.detail_numbers]
+        args = {key: 2 * column for column, key in enumerate(numbers, ARGS)}
+        first = ARGS + len(numbers)
+        args |= {key: 2 * column + 1 for column, key in enumerate(self.detail_texts, first)}
+        prefixes = [
+            int.from_bytes(part.ljust(8, b"\0"), "little", signed=True)
+            for word in self.prefixes
+            for part in (word, b"\xff" * len(word))
+        ]
+        tables = [word_table(self.kinds), word_table(args)]
+        parts = [*tables, np.array(self.keep, np.int64), np.array(prefixes, np.int64)]
+        ends = np.cumsum([_HEAD, *map(len, parts)])
+        head = np.zeros(_HEAD, np.int64)
+        head[[_KINDS, ARG_KEYS, _KEEP, _PREFIXES, _PREFIXES_END]] = ends
+        head[[_LAST_KIND, LAST_ARG]] = [len(table) // SLOT - 1 for table in tables]
+        head[[OTHER, COLUMNS, DETAILS]] = (
+            len(self.keep) - 1,
+            first + len(self.detail_texts),
+            ARGS + len(self.numbers),
+        )
+        return np.concatenate([head, *parts])
+
+
+@kernel
+def keeps(plan: Address, kind: int, text: Address, name: int, size: int) -> bool:
+    """Return whether events of a kind and name are kept; `size` -1 is an unknown name."""
+    keep = get(plan, get(plan, _KEEP) + kind)
+    if keep != KEEP_NAMED or size < 0:
+        return keep != KEEP_NONE
+    word = first_word(text, name, size)
+    for k in range(get(plan, _PREFIXES), get(plan, _PREFIXES_END), 2):
+        if word & get(plan, k + 1) == get(plan, k):
+            return True
+    return False
+
+
+@kernel
+def kind_of(plan: Address, text: Address, i: int, size: int) -> int:
+    """Return the kind of a category."""
+    kind = find(plan, get(plan, _KINDS), get(plan, _LAST_KIND), text, i, size)
+    return get(plan, OTHER) if kind < 0 else kind

@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from fastcomm.errors import TraceFileError
+from fastcomm.readers.dpro import COARSE, SERVER, Event
 from fastcomm.readers.dpro.json_files import SLICE_IDS, event_rows, ns, read_json, whole_text
-from fastcomm.readers.dpro.uniform import COARSE, SERVER, Event
 
 ACTIVITIES = (
     "QUEUE",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro import job
+from fastcomm.readers.dpro import Event, job
 from fastcomm.readers.dpro.job import (
     BARRIER,
     Edge,
@@ -28,7 +28,6 @@ from fastcomm.readers.dpro.job import (
     merged,
 )
 from fastcomm.readers.dpro.json_files import ns, read_events, read_text
-from fastcomm.readers.dpro.uniform import Event
 
 _LABELLED = re.compile(r"(FW|BW|Comm|UPDATE_)\.|UPDATE_(CAL|\d+)$|OUTPUT\d*$|END$|I/O")
 _PUSH_PULL = re.compile(r"BytePSPushPull[_.](\d+(?:_\d+)*)$")

@@ -14,11 +14,10 @@ import pyarrow as pa
 
 from fastcomm.errors import FastcommError, TraceFileError
 from fastcomm.exchange import clocks
-from fastcomm.readers.dpro import claims, json_files, trial
+from fastcomm.readers.dpro import Event, UniformTrace, claims, json_files, of_events, trial
 from fastcomm.readers.dpro.job import Topology
 from fastcomm.readers.dpro.statistics import with_steps
 from fastcomm.readers.dpro.trial import Trial
-from fastcomm.readers.dpro.uniform import Event, UniformTrace, of_events
 from fastcomm.readers.kineto import head
 from fastcomm.trace.events import EventRows
 from fastcomm.trace.run import ReadRanks, RunTraces, SkippedRank, warnings_of_run

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm.errors import ConfigError, TraceFileError
+from fastcomm.readers.dpro import Event
 from fastcomm.readers.dpro.json_files import read_json, read_text, whole
-from fastcomm.readers.dpro.uniform import Event
 
 Edges = list[tuple[str, str]]
 

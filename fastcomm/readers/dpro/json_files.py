@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro.uniform import (
+from fastcomm.readers.dpro import (
     Codes,
     Columns,
     Event,
@@ -30,7 +30,7 @@ from fastcomm.readers.kineto.chrome import Scanned, Selection, scan_file
 from fastcomm.readers.kineto.stream import CutShortError, document
 from fastcomm_kernels.arrays import NULL, Ints
 from fastcomm_kernels.json_scan import WORD
-from fastcomm_kernels.json_wanted import KEEP_ALL
+from fastcomm_kernels.words import KEEP_ALL
 
 SLICE_IDS = ("loopId", "channelId", "chunkId", "sliceId")
 # Above this a float64 does not hold thousandths of its unit.
@@ -204,7 +204,7 @@ def scan(path: Path) -> UniformTrace:
     except TraceFileError:
         return read(path)  # whose message is about this format
     columns = scanned.columns
-    whole = scanned.seen == len(columns["start"]) and not scanned.warnings
+    whole = scanned.event_count == len(columns["start"]) and not scanned.warnings
     if not whole or any((columns[each] == NULL).any() for each in ("name", "process")):
         return read(path)
     return of_columns(_columns(scanned))

@@ -14,9 +14,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import ConfigError, FastcommError
+from fastcomm.readers.dpro import Name, UniformTrace, category, coarse, long_name
 from fastcomm.readers.dpro.job import Topology
-from fastcomm.readers.dpro.uniform import Name, UniformTrace, category, coarse, long_name
-from fastcomm_kernels import durations
+from fastcomm_kernels import grouping
 from fastcomm_kernels.arrays import NULL, Floats, Ints
 
 _BEGINS = frozenset({"I/O", "operator.FW"})
@@ -289,8 +289,8 @@ def describe(trace: UniformTrace, category_of: Callable[[str], str] = category) 
     if not trace.counts.all():
         key, dur = key[trace.counts], dur[trace.counts]
     size = len(trace.keys)
-    first, times = durations.grouped(key, dur, np.int64(size))
-    total, least, most, median, variance = durations.described(first, times)
+    first, times = grouping.grouped(key, dur, np.int64(size))
+    total, least, most, median, variance = grouping.described(first, times)
     count = np.diff(first)
     kept = np.flatnonzero(count)
     known = {name: category_of(name) for name in set(trace.names)}

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.dpro import TRACES, alignment, communication, frameworks
+from fastcomm.readers.dpro import (
+    TRACES,
+    Event,
+    UniformTrace,
+    alignment,
+    communication,
+    frameworks,
+    of_events,
+)
 from fastcomm.readers.dpro.job import (
     LocalGraph,
     Parameter,
@@ -18,7 +26,6 @@ from fastcomm.readers.dpro.job import (
 )
 from fastcomm.readers.dpro.json_files import event_rows, ns, read_json, whole
 from fastcomm.readers.dpro.statistics import with_steps
-from fastcomm.readers.dpro.uniform import Event, UniformTrace, of_events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

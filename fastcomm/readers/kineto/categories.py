@@ -1,7 +1,7 @@
-"""Which events of a Kineto trace are device work, as data, and why a trace may have none.
+"""Tell which events of a Kineto trace are device work, and why a trace may have none.
 
 The categories are those of libkineto's `ActivityType` and of the vendors' copies of it. A plain
-`kernel` is the work of every device that has no category of its own: CUDA, ROCm, XPU, Ascend,
+`kernel` is the work of every device without a category of its own: CUDA, ROCm, XPU, Ascend,
 and newer Gaudi. PyTorch counts `hpu_op` and `mtia_ccp_events` as work of the device, and
 everything that ends in `_runtime` or `_driver` as calls of the host.
 """
@@ -21,15 +21,15 @@ from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import LACKS, SMALL
 from fastcomm.units import percent
 from fastcomm_kernels.arrays import NULL
-from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NONE
+from fastcomm_kernels.words import KEEP_ALL, KEEP_NONE
 
-# Scanned as a kind of its own; `scan` makes it a copy or a kernel, by the event's name.
+# A kind for the scanner only: `scan` makes it a copy or a kernel, by the event's name.
 _BY_NAME = len(KINDS)
-# What the scanner gives an event of any other category, or of none.
+# The kind that the scanner gives to an event of any other category, or of none.
 _UNKNOWN = _BY_NAME + 1
 _COPY = re.compile(r"dma|memcpy", re.IGNORECASE)
 
-# Kernels, copies and fills of the device, by category; today's spelling and that of 2021.
+# Kernels, copies and fills of the device, by category, in the spellings of today and of 2021.
 DEVICE = {
     "kernel": KIND["kernel"],
     "Kernel": KIND["kernel"],
@@ -37,7 +37,7 @@ DEVICE = {
     "Memcpy": KIND["memcpy"],
     "gpu_memset": KIND["memset"],
     "Memset": KIND["memset"],
-    "mtia_ccp_events": _BY_NAME,  # its copies are called dma_request
+    "mtia_ccp_events": _BY_NAME,  # its copies have the name dma_request
     "hpu_op": _BY_NAME,
     "privateuse1": _BY_NAME,
     "PrivateUse1": _BY_NAME,
@@ -68,15 +68,17 @@ _HOST = {
     "cuda_event": KIND["sync"],
     "python_function": KIND["python"],
 }
-_OF_BACKENDS = {
-    spelled: kind
+_BACKEND_CATEGORIES = {
+    category: kind
     for backend in _BACKENDS
     for role, kind in _ROLES.items()
-    for spelled in (f"{backend}_{role}", f"{backend}_{role}".upper())
+    for category in (f"{backend}_{role}", f"{backend}_{role}".upper())
 }
-# The kind of each category, as the scanner takes it.
-CATEGORIES = {name.encode(): kind for name, kind in (_OF_BACKENDS | DEVICE | _HOST).items()}
-# Categories that are known to be no device work, beside those of `CATEGORIES`.
+# The kind of each category, by the bytes of its name.
+CATEGORIES = {
+    name.encode(): kind for name, kind in (_BACKEND_CATEGORIES | DEVICE | _HOST).items()
+}
+# Further categories that are not device work.
 _NO_WORK = frozenset(
     (
         *("Trace", "overhead", "cpu_instant_event", "external_correlation", "collective_comm"),
@@ -85,7 +87,7 @@ _NO_WORK = frozenset(
         *("fwdbwd", "async_gpu"),
     )
 )
-# The same, and those that `metrics` skips without a look at the rest of the event.
+# `CATEGORIES`, and those that the scanner skips without parsing the rest of the event.
 SCANNED = CATEGORIES | {name.encode(): KIND["other"] for name in _NO_WORK}
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"\\]{1,80})"')
 _OVERLAP = 128  # bytes: no category and its key are longer
@@ -94,69 +96,87 @@ _MOST_SCANNED = 100
 _WORK = tuple(KIND[name] for name in ("kernel", "memcpy", "memset"))
 
 
-class Strange(NamedTuple):
-    """Device work of unknown categories."""
+class UnknownWork(NamedTuple):
+    """Events of unknown categories that look like device work."""
 
     events: int = 0
-    share: float = 0.0  # of the time of all device work
+    share: float = 0.0  # of the time of all device work, 0 to 1
 
 
-def keep(by_kind: list[int], unknown: int) -> list[int]:
-    """Return what to keep of each scanned kind, from that of `KINDS` and of unknown ones."""
+def keep_scanned(by_kind: list[int], unknown: int) -> list[int]:
+    """Return the scanner's KEEP_* constants from those of `KINDS` and of unknown kinds."""
     return [*by_kind, by_kind[KIND["kernel"]], unknown]
 
 
 def scan(
     path: Path, selection: Selection, *, allow_truncated: bool = False
-) -> tuple[Scanned, Strange]:
-    """Scan a trace, and give device work whose name says what it is its kind.
+) -> tuple[Scanned, UnknownWork]:
+    """Scan a trace, and settle the kind of device work that only its name tells.
 
-    Events of unknown categories stay only where those of kind "other" are wanted.
+    Parameters
+    ----------
+    path
+        The trace.
+    selection
+        Which events and args to keep. Events of unknown categories are kept only if events of
+        kind "other" are.
+    allow_truncated
+        Whether to accept a file that ends early.
+
+    Returns
+    -------
+    Scanned
+        The kept events.
+    UnknownWork
+        Events of unknown categories that look like device work.
 
     Raises
     ------
     TraceFileError
-        As `scan_file` does.
+        If the file is not a trace, is truncated, or too many events do not parse.
 
     """
     scanned = scan_file(path, selection, allow_truncated=allow_truncated)
     kind = scanned.columns["kind"]
-    unsettled = np.flatnonzero(kind >= _BY_NAME)
-    if not len(unsettled):
-        return scanned, Strange()
+    unsettled_rows = np.flatnonzero(kind >= _BY_NAME)
+    if not len(unsettled_rows):
+        return scanned, UnknownWork()
     is_unknown = kind == _UNKNOWN
-    kind[unsettled] = _settled(scanned, unsettled)
-    strange = _strange(scanned.columns, np.flatnonzero(is_unknown))
+    kind[unsettled_rows] = _settled(scanned, unsettled_rows)
+    unknown_work = _unknown_work(scanned.columns, np.flatnonzero(is_unknown))
     if selection.keep[KIND["other"]] == KEEP_NONE and is_unknown.any():
-        columns = {name: each[~is_unknown] for name, each in scanned.columns.items()}
+        columns = {name: column[~is_unknown] for name, column in scanned.columns.items()}
         scanned = replace(scanned, columns=columns)
-    return scanned, strange
+    return scanned, unknown_work
 
 
-def _strange(columns: dict[str, npt.NDArray[Any]], unknown: npt.NDArray[np.int64]) -> Strange:
-    """Sum up which rows of unknown categories look like device work."""
+def _unknown_work(
+    columns: dict[str, npt.NDArray[Any]], unknown: npt.NDArray[np.int64]
+) -> UnknownWork:
+    """Sum up the rows of unknown categories that look like device work."""
     rows = unknown[_looks_like_work(columns, unknown)]
     if not len(rows):
-        return Strange()
-    known = np.isin(columns["kind"], _WORK)
+        return UnknownWork()
+    is_work = np.isin(columns["kind"], _WORK)
     times = columns["stop"] - columns["start"]
-    own, rest = (float(times[which].sum(dtype=np.float64)) for which in (rows, known))
-    return Strange(len(rows), own / (own + rest) if own else 0.0)
+    unknown_time, work_time = (float(times[k].sum(dtype=np.float64)) for k in (rows, is_work))
+    share = unknown_time / (unknown_time + work_time) if unknown_time else 0.0
+    return UnknownWork(len(rows), share)
 
 
 def _looks_like_work(
     columns: dict[str, npt.NDArray[Any]], rows: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return which rows were launched, and say where on the device they ran."""
+    """Return which rows have a launch, and a stream or device that they ran on."""
     launched, stream, device = (
         columns[name][rows] != NULL for name in ("correlation", "stream", "device")
     )
-    looks: npt.NDArray[np.bool_] = launched & (stream | device)
-    return looks
+    result: npt.NDArray[np.bool_] = launched & (stream | device)
+    return result
 
 
 def _settled(scanned: Scanned, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int8]:
-    """Kinds of the rows whose category alone does not tell."""
+    """Return the kinds of rows whose category alone does not tell."""
     codes, place = np.unique(scanned.columns["name"][rows], return_inverse=True)
     copies = [_COPY.match(scanned.texts[code]) is not None for code in codes.tolist()]
     work = np.where(np.array(copies)[place], KIND["memcpy"], KIND["kernel"])
@@ -165,44 +185,44 @@ def _settled(scanned: Scanned, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.in
 
 
 def unknown_categories(path: Path) -> tuple[str, ...]:
-    """Return the categories of a file's events that nothing here knows, sorted.
+    """Return the unsupported categories of a file's events, sorted.
 
-    The file is read once more: ask only where no device work was found.
+    The file is read once more, so call this only for traces without device work.
     """
-    found: set[bytes] = set()
-    rest = b""
+    categories: set[bytes] = set()
+    tail = b""
     try:
         for block in blocks(path):
-            text = rest + block
-            found.update(_CATEGORY.findall(text))
-            rest = text[-_OVERLAP:]
+            text = tail + block
+            categories.update(_CATEGORY.findall(text))
+            tail = text[-_OVERLAP:]
     except (CutShortError, TraceFileError):
-        pass  # what can be read was: the reason is as good as that
-    names = {name.decode(errors="replace") for name in found if name not in CATEGORIES}
+        pass  # the categories that could be read are enough for a message
+    names = {name.decode(errors="replace") for name in categories if name not in CATEGORIES}
     return tuple(sorted(names - _NO_WORK))
 
 
-def why_strange(path: Path, strange: Strange) -> tuple[tuple[str, ...], str]:
-    """Return the words of `LACKS` for a trace with such work, and a warning.
+def explain_unknown_work(path: Path, work: UnknownWork) -> tuple[tuple[str, ...], str]:
+    """Return keys of `LACKS` that apply to a trace with such work, and a warning.
 
     The file is read again for the names of the categories.
     """
-    found = _strange_categories(path)
-    named = ", ".join(f"{name!r} ({count})" for name, count in found[:_MOST_NAMED])
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    of = f" of the categories {named}{more}" if found else " of a category without a name"
-    what = (
-        f"{strange.events} events that look like device work, {percent(strange.share)} of its "
+    categories = _work_categories(path)
+    named = ", ".join(f"{name!r} ({count})" for name, count in categories[:_MOST_NAMED])
+    more = f" and {len(categories) - _MOST_NAMED} more" if len(categories) > _MOST_NAMED else ""
+    of = f" of the categories {named}{more}" if categories else " of a category without a name"
+    text = (
+        f"{work.events} events that look like device work, {percent(work.share)} of its "
         f"time, are{of}, which are not understood"
     )
-    if strange.share <= SMALL:
-        return (), f"{what}: they count neither as compute nor as communication"
+    if work.share <= SMALL:
+        return (), f"{text}: they count neither as compute nor as communication"
     reason, _, unknown_times = LACKS["device_kinds"].partition(": ")
-    return ("device_kinds",), f"{reason}, so that {unknown_times} are n/a: {what}"
+    return ("device_kinds",), f"{reason}, so that {unknown_times} are n/a: {text}"
 
 
-def _strange_categories(path: Path) -> list[tuple[str, int]]:
-    """Return the unknown categories of what looks like device work, and how many events."""
+def _work_categories(path: Path) -> list[tuple[str, int]]:
+    """Return unknown categories whose events look like device work, with numbers of events."""
     names = unknown_categories(path)[:_MOST_SCANNED]
     selection = Selection(
         kinds={name.encode(): number for number, name in enumerate(names)},
@@ -215,21 +235,21 @@ def _strange_categories(path: Path) -> list[tuple[str, int]]:
     columns = scan_file(path, selection, allow_truncated=True).columns
     work = _looks_like_work(columns, np.arange(len(columns["kind"])))
     counts = np.bincount(columns["kind"][work], minlength=len(names)).tolist()
-    found = [(name, count) for name, count in zip(names, counts, strict=True) if count]
-    return sorted(found, key=lambda each: -each[1])
+    categories = [(name, count) for name, count in zip(names, counts, strict=True) if count]
+    return sorted(categories, key=lambda category: -category[1])
 
 
-def why_no_device_work(
+def explain_no_device_work(
     path: Path, launches: int, *, is_truncated: bool = False
 ) -> tuple[str, str]:
-    """Return the word of `LACKS` for a trace without device work, and the reason with a remedy.
+    """Return the key of `LACKS` for a trace without device work, and the reason with a remedy.
 
     Parameters
     ----------
     path
         The trace.
     launches
-        How many calls of a device's runtime the trace has.
+        Number of calls of a device's runtime in the trace.
     is_truncated
         Whether the file ends early.
 
@@ -237,11 +257,11 @@ def why_no_device_work(
     if unknown := unknown_categories(path):
         named = ", ".join(map(repr, unknown[:_MOST_NAMED]))
         more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
-        word, why = "device_kinds", f"the categories {named}{more} are not understood"
+        key, cause = "device_kinds", f"the categories {named}{more} are not understood"
     elif is_truncated:
-        word, why = "device", "the trace is truncated before any"
+        key, cause = "device", "the trace is truncated before any"
     elif launches:
-        word, why = (
+        key, cause = (
             "device",
             (
                 f"{launches} calls of the device's runtime are recorded, and none of the work "
@@ -250,12 +270,12 @@ def why_no_device_work(
             ),
         )
     else:
-        word, why = (
+        key, cause = (
             "device",
             (
                 "only the host is recorded; if the job used an accelerator, record it with "
                 "activities=torch.profiler.supported_activities()"
             ),
         )
-    reason, _, unknown_times = LACKS[word].partition(": ")
-    return word, f"{reason}, so that {unknown_times} are n/a: {why}"
+    reason, _, unknown_times = LACKS[key].partition(": ")
+    return key, f"{reason}, so that {unknown_times} are n/a: {cause}"

@@ -1,8 +1,8 @@
-"""Which device work of a Kineto trace is communication, and what the host says it is.
+"""Find the device work of a Kineto trace that is communication, and what the host states of it.
 
-What a collective is stands on its kernel since 2024; before, and where a kernel carries
-nothing, in the host's `record_param_comms`, and before that in the range `nccl:all_reduce`
-inside of it. A launch leads from the kernel to the host, by correlation.
+Since 2024 a kernel names its collective. Before, or if a kernel has no metadata, the host's
+`record_param_comms` has it, and before that the range `nccl:all_reduce` inside of it. The
+launch leads from the kernel to the host, by correlation.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fastcomm.readers.communication import Collectives, communication, find_partners
+from fastcomm.readers.communication import Collectives, find_communication, find_partners
 from fastcomm.readers.kineto.sizes import (
     DIMENSIONS,
     NO_OPERATION,
@@ -32,33 +32,41 @@ from fastcomm.trace.schema import KIND, OP
 from fastcomm.trace.tags import ProcessGroup
 from fastcomm_kernels.arrays import NULL, Ints
 
-# The host's call; the range of the library in it.
+# Names of the host's call, and of the library's range inside of it.
 _CALL = "record_param_comms"
 _MARKS = ("nccl:", "xccl:", "hccl:")
 
 
 def find_collectives(
     events: Events,
-    known: Sequence[ProcessGroup],
+    listed: Sequence[ProcessGroup],
     patterns: Sequence[Pattern] = (),
 ) -> Collectives:
     """Return all communication of a file.
 
-    `known` are the groups with complete rank lists; `patterns` come before the built-in table.
+    Parameters
+    ----------
+    events
+        Events of the trace.
+    listed
+        Groups that the trace lists with all their ranks (`groups_of_rank`).
+    patterns
+        Patterns of kernel names, which precede the built-in table.
+
     """
-    rows, name, names = communication(events, patterns)
+    rows, name, names = find_communication(events, patterns)
     host = _Host.of(events, rows)
-    said = _Said.of(host, name)
-    first, kind = alike(*said.columns.values())
-    said = said.only(first)
-    group, groups = _groups(said, known)
-    op = _operations(said, names)
-    members = np.array([each.members or NULL for each in groups] + [NULL], np.int64)[group]
-    by_torch = (said.columns["mark"] != NULL) | (said.columns["operator"] != NULL)
-    members = np.where((group < 0) & by_torch, only_size(known), members)
-    sizes = sizes_of(said, op, members)
+    metadata = _EventMetadata.of(host, name)
+    first, kind = alike(*metadata.columns.values())
+    metadata = metadata.take(first)
+    group, groups = _groups(metadata, listed)
+    op = _operations(metadata, names)
+    members = np.array([entry.members or NULL for entry in groups] + [NULL], np.int64)[group]
+    by_torch = (metadata.columns["mark"] != NULL) | (metadata.columns["operator"] != NULL)
+    members = np.where((group < 0) & by_torch, only_size(listed), members)
+    sizes = sizes_of(metadata, op, members)
     unknown = np.flatnonzero((sizes.payload == NULL)[kind])
-    unsized = reasons(said, op, names, rows[unknown], kind[unknown])
+    unsized = reasons(metadata, op, names, rows[unknown], kind[unknown])
     op, group = op[kind], group[kind]
     return Collectives(
         row=rows,
@@ -76,31 +84,33 @@ def find_collectives(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Host:
-    """What the host did about each communication event: rows of events, -1 where unknown."""
+    """The host side of each communication event: rows of events, -1 if unknown."""
 
     events: Events
-    rows: Ints  # the communication itself
+    rows: Ints  # the communication event itself
     call: Ints  # record_param_comms
     mark: Ints  # the innermost range nccl:...
     operator: Ints  # the innermost c10d::... or other of OPERATORS
-    places: tuple[NDArray[np.int32], ...]  # of the details of `rows`, and of `call` if any is
+    places: tuple[
+        NDArray[np.int32], ...
+    ]  # rows of details of `rows`, and of `call` if any exists
 
     @classmethod
     def of(cls, events: Events, rows: Ints) -> "_Host":
-        """Follow the launches, but for kernels that say everything themselves."""
+        """Follow the launches of the events whose own metadata names no operation."""
         call, mark, operator = (np.full(len(rows), -1, np.int64) for _ in range(3))
         own = events.places(rows)
-        word = events.by_text(
+        names_operation = events.by_text(
             events.details["Collective name"][own], lambda text: int(text not in NO_OPERATION)
         )
-        silent = np.flatnonzero(word != 1)
-        if len(silent):
-            launches = events.launch_of(rows[silent])
-            calls, marks, operators = (_ranges(events, is_one) for is_one in _RANGES)
-            found = events.enclosing(calls, launches)
-            call[silent] = _by_external_id(events, calls, rows[silent], launches, found)
-            mark[silent] = events.enclosing(marks, launches)
-            operator[silent] = events.enclosing(operators, launches)
+        unnamed = np.flatnonzero(names_operation != 1)
+        if len(unnamed):
+            launches = events.launch_of(rows[unnamed])
+            calls, marks, operators = (_ranges(events, is_match) for is_match in _RANGES)
+            enclosing = events.enclosing(calls, launches)
+            call[unnamed] = _by_external_id(events, calls, rows[unnamed], launches, enclosing)
+            mark[unnamed] = events.enclosing(marks, launches)
+            operator[unnamed] = events.enclosing(operators, launches)
         return cls(
             events=events,
             rows=rows,
@@ -111,18 +121,21 @@ class _Host:
         )
 
     def metadata(self, *names: str) -> Ints:
-        """A value of the event's own metadata, else of the host's call, by the first name."""
+        """Return a value from the event's own metadata, else the host's call.
+
+        Of several names, the first that has a value counts.
+        """
         details = self.events.details
-        said = (details[name][places] for name in names for places in self.places)
-        return reduce(lambda first, other: np.where(first == NULL, other, first), said)
+        columns = (details[name][places] for name in names for places in self.places)
+        return reduce(lambda first, other: np.where(first == NULL, other, first), columns)
 
 
-def _ranges(events: Events, is_one: Callable[[str], bool]) -> Ints:
-    """The host's ranges whose name is accepted."""
-    return events.rows_named(is_one, "cpu_op", "annotation")
+def _ranges(events: Events, is_match: Callable[[str], bool]) -> Ints:
+    """Return the host's ranges with a matching name."""
+    return events.rows_named(is_match, "cpu_op", "annotation")
 
 
-# Which ranges are calls, marks and operators, by name.
+# Tests of names for calls, marks and operators.
 _RANGES: tuple[Callable[[str], bool], ...] = (
     lambda name: name.startswith(_CALL),
     lambda name: name.startswith(_MARKS),
@@ -130,7 +143,7 @@ _RANGES: tuple[Callable[[str], bool], ...] = (
 )
 
 
-# What is said of the bytes, the operation and the group: by one name, or by an older one.
+# Metadata of bytes, operation and group: column, and its names, the newest first.
 _METADATA = {
     name: (name,)
     for name in (
@@ -150,18 +163,15 @@ _METADATA = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    """What is said of communication, in codes and numbers: the rest follows from it.
-
-    Events of which the same is said are one kind, and one entry from `only` on.
-    """
+class _EventMetadata:
+    """Metadata of communication as columns of codes and numbers; equal entries are merged."""
 
     events: Events  # for their texts
     columns: dict[str, Ints]
 
     @classmethod
-    def of(cls, host: _Host, name: Ints) -> "_Said":
-        """What each event, its host's call and ranges, and its name say."""
+    def of(cls, host: _Host, name: Ints) -> "_EventMetadata":
+        """Collect the metadata of each event, its host's call and ranges, and its name."""
         events = host.events
         columns = {key: host.metadata(*names) for key, names in _METADATA.items()}
         columns["named"] = name
@@ -175,78 +185,78 @@ class _Said:
             columns |= {f"{range_} {key}": events.details[key][places] for key in DIMENSIONS}
         return cls(events=events, columns=columns)
 
-    def only(self, rows: Ints) -> "_Said":
-        """The same of some entries."""
+    def take(self, rows: Ints) -> "_EventMetadata":
+        """Return the metadata of some entries."""
         columns = {name: column[rows] for name, column in self.columns.items()}
-        return _Said(events=self.events, columns=columns)
+        return _EventMetadata(events=self.events, columns=columns)
 
-    def per_text(self, name: str, answer: Callable[[str], int]) -> Ints:
-        """The answer to a text."""
-        return self.events.by_text(self.columns[name], answer)
+    def per_text(self, name: str, function: Callable[[str], int]) -> Ints:
+        """Apply a function to the text of each entry of a column; NULL without a text."""
+        return self.events.by_text(self.columns[name], function)
 
 
 def _by_external_id(
-    events: Events, calls: Ints, rows: Ints, launches: Ints, found: Ints
+    events: Events, calls: Ints, rows: Ints, launches: Ints, enclosing: Ints
 ) -> Ints:
-    """The call of the same external id, where no call encloses the launch on its own thread.
+    """Fill in the call of the same external id where no call encloses the launch on its thread.
 
-    Before 2024-02 the id is that of the launch, and names nothing or a stranger: a call counts
-    only if the launch lies inside of it.
+    Before 2024-02 the id is that of the launch, which may match an unrelated call: a call
+    counts only if it encloses the launch in time.
     """
     ids, start, stop = events.more["External id"], events.start, events.stop
     calls = calls[np.argsort(ids[calls], kind="stable")]
     if not len(calls):
-        return found
+        return enclosing
     place = lookup(ids[calls], ids[rows])
     call = calls[place]
-    fits = (found < 0) & (launches >= 0) & (place >= 0)
+    fits = (enclosing < 0) & (launches >= 0) & (place >= 0)
     fits &= (start[call] <= start[launches]) & (stop[launches] <= stop[call])
-    return np.where(fits, call, found)
+    return np.where(fits, call, enclosing)
 
 
-def _operations(said: _Said, names: Sequence[Named]) -> NDArray[np.int8]:
-    """Operations: by the metadata, else by the library's range, the operator or the name."""
+def _operations(metadata: _EventMetadata, names: Sequence[Named]) -> NDArray[np.int8]:
+    """Return operations: from the metadata, else the library's range, operator or name."""
 
-    def of_word(text: str) -> int:
+    def from_metadata(text: str) -> int:
         op = byte_rules.op_of_collective(text) if text not in NO_OPERATION else None
         return NULL if op is None else op
 
-    def of_mark(text: str) -> int:
+    def from_mark(text: str) -> int:
         op = byte_rules.op_of_annotation(text)
         return NULL if op is None else op
 
-    def of_operator(text: str) -> int:
+    def from_operator(text: str) -> int:
         return OP[OPERATORS[text].op] if text in OPERATORS else NULL
 
-    op = said.per_text("Collective name", of_word)
-    op = np.where(op == NULL, said.per_text("mark", of_mark), op)
-    by_name = np.array([OP[each.op] for each in names] + [OP["OTHER"]], np.int64)
-    by_name = by_name[said.columns["named"]]
-    # A message's kernel serves other operations, too; a copy is what it is.
-    vague = np.isin(by_name, (OP["OTHER"], OP["SendRecv"]))
-    vague &= said.columns["kind"] == KIND["kernel"]
-    by_operator = said.per_text("operator", of_operator)
-    by_name = np.where(vague & (by_operator != NULL), by_operator, by_name)
+    op = metadata.per_text("Collective name", from_metadata)
+    op = np.where(op == NULL, metadata.per_text("mark", from_mark), op)
+    by_name = np.array([OP[kernel.op] for kernel in names] + [OP["OTHER"]], np.int64)
+    by_name = by_name[metadata.columns["named"]]
+    # A SendRecv kernel serves other operations, too. The name of a copy is exact.
+    is_vague = np.isin(by_name, (OP["OTHER"], OP["SendRecv"]))
+    is_vague &= metadata.columns["kind"] == KIND["kernel"]
+    by_operator = metadata.per_text("operator", from_operator)
+    by_name = np.where(is_vague & (by_operator != NULL), by_operator, by_name)
     return np.where(op == NULL, by_name, op).astype(np.int8)
 
 
 def _groups(
-    said: _Said, known: Sequence[ProcessGroup]
+    metadata: _EventMetadata, listed: Sequence[ProcessGroup]
 ) -> tuple[NDArray[np.int32], tuple[ProcessGroup, ...]]:
-    """The group of each entry, and the groups that differ in anything that is said of them."""
-    columns = [said.columns[name] for name in _OF_GROUP]
+    """Return the index of each entry's group, or -1, and the groups with different metadata."""
+    columns = [metadata.columns[name] for name in _GROUP_COLUMNS]
     first, kind = alike(*columns)
-    text = said.events.text
+    text = metadata.events.text
     groups: dict[ProcessGroup | None, int] = {None: -1}
-    place = []
+    index = []
     for name, description, ranks, size in np.stack(columns, axis=1)[first].tolist():
-        group = _group(text(name), text(description), text(ranks), size, known)
-        place.append(groups.setdefault(group, len(groups) - 1))
-    made = tuple(group for group in groups if group is not None)
-    return np.array(place, np.int32)[kind], made
+        group = _group(text(name), text(description), text(ranks), size, listed)
+        index.append(groups.setdefault(group, len(groups) - 1))
+    distinct = tuple(group for group in groups if group is not None)
+    return np.array(index, np.int32)[kind], distinct
 
 
-_OF_GROUP = (
+_GROUP_COLUMNS = (
     "Process Group Name",
     "Process Group Description",
     "Process Group Ranks",
@@ -259,19 +269,19 @@ def _group(
     description: str | None,
     ranks: str | None,
     size: int,
-    known: Sequence[ProcessGroup],
+    listed: Sequence[ProcessGroup],
 ) -> ProcessGroup | None:
-    """What is said of a group, its ranks completed from the known ones: a long list is cut."""
+    """Return the group with this metadata; a truncated rank list is completed from `listed`."""
     if name is None and description is None and ranks is None and size == NULL:
         return None
     members = _ranks(ranks)
-    same = [group for group in known if name is not None and group.name == name]
-    if len(same) > 1:
-        same = [group for group in same if group.description == description]
-    if len(same) == 1:
-        members = members or same[0].ranks
-        description = description or same[0].description
-        size = same[0].size or size if size == NULL else size
+    matches = [group for group in listed if name is not None and group.name == name]
+    if len(matches) > 1:
+        matches = [group for group in matches if group.description == description]
+    if len(matches) == 1:
+        members = members or matches[0].ranks
+        description = description or matches[0].description
+        size = matches[0].size or size if size == NULL else size
     return ProcessGroup(
         name=name or None,
         description=description or None,
@@ -281,7 +291,7 @@ def _group(
 
 
 def _ranks(text: str | None) -> tuple[int, ...] | None:
-    """The ranks of a list such as "[0, 1]"; None where it is cut or empty."""
+    """Return the ranks of a list such as "[0, 1]"; None if it is truncated or empty."""
     try:
         return _members(json.loads(text or ""))
     except (ValueError, RecursionError):
@@ -289,14 +299,14 @@ def _ranks(text: str | None) -> tuple[int, ...] | None:
 
 
 def _members(ranks: object) -> tuple[int, ...] | None:
-    """The ranks of a list, sorted; None where it is none of ranks, or empty."""
+    """Return the ranks of a list, sorted; None if it is empty or has other values."""
     if not isinstance(ranks, list) or set(map(type, ranks)) != {int}:
         return None
     return tuple(sorted(ranks)) if min(ranks) >= 0 and max(ranks) < MOST_RANKS else None
 
 
-def known_groups(info: Mapping[str, Any]) -> tuple[ProcessGroup, ...]:
-    """The groups that `distributedInfo` lists, completely, for this rank."""
+def groups_of_rank(info: Mapping[str, Any]) -> tuple[ProcessGroup, ...]:
+    """Return the groups that `distributedInfo` of a trace lists, with all their ranks."""
     config = info.get("pg_config")
     world = info.get("world_size")
     groups = []

@@ -1,6 +1,7 @@
-"""What the beginning of a JSON file tells: whether it is a trace, of which kind and rank.
+"""Tell from the beginning of a JSON file whether it is a trace, of which kind and rank.
 
-Little is read if that will do: of a run of thousands of ranks every beginning is looked at.
+As little as possible is read: the beginnings of all files of a run of thousands of ranks are
+read.
 """
 
 import json
@@ -14,31 +15,31 @@ from typing import Any, Literal
 import orjson
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers.files import described, rank_from_name, unpack
+from fastcomm.readers import described, rank_from_name, unpack
 from fastcomm.readers.kineto import stream
 from fastcomm.readers.kineto.categories import CATEGORIES
 from fastcomm.readers.kineto.stream import BLOCK, CutShortError, blocks
 
-# profiler: a trace of the PyTorch profiler. uniform: a list of events that bears no mark of it.
-# events: a list of events, none of which is in the beginning. foreign: other JSON. damaged: a
-# file that cannot be opened or decompressed, is empty, cut, or no JSON.
+# profiler: a trace of the PyTorch profiler. uniform: events of another tool. events: a list of
+# events, none of which is in the beginning. foreign: other JSON. damaged: a file that cannot be
+# opened or decompressed, is empty, truncated, or not JSON.
 Kind = Literal["profiler", "uniform", "events", "foreign", "damaged"]
 
 SUFFIXES = (".json", ".json.gz", ".json.zst")
-# Execution traces lie beside Kineto traces and are none.
+# Execution traces have these names, and are no Kineto traces.
 EXECUTION_TRACES = ("torch_et_", "pytorch_et_")
 
 _HEAD = 1 << 15  # bytes; a job of thousands of ranks lists its groups in more
 _BLANKS = b"\xef\xbb\xbf \t\r\n"
 _TRACE_NAME = re.compile(r"\.pt\.trace\.json(\.gz|\.zst)?$", re.IGNORECASE)
 _KEY = b'"traceEvents"'
-# What the profiler writes around its events, and no other tool that is known.
+# Keys that only the profiler writes around its events.
 _MARKS = (
     *(b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"'),
     *(b'"baseTimeNanoseconds"', b'"cuda_runtime_version"'),
 )
 _CATEGORY = re.compile(rb'"cat"\s*:\s*"([^"]{1,40})"')
-# Further categories of the profiler, none of which metrics need.
+# Further categories of the profiler, which metrics do not need.
 _MORE_CATEGORIES = frozenset(
     {
         *(b"Trace", b"ac2g", b"async_cpu_to_gpu", b"async_gpu", b"fwdbwd", b"overhead"),
@@ -54,38 +55,38 @@ RANK_KEYS = ("rank", "world_size")
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """What the beginning of a file tells without reading on."""
+    """What the beginning of a file tells."""
 
     kind: Kind
     rank: int | None = None
     world_size: int | None = None
-    error: str = ""  # of damaged and foreign files: what was found instead of a trace
-    is_closed: bool = False  # it could not be opened: it may hold anything
-    is_whole: bool = False  # the beginning is all of it: reading on tells nothing new
+    error: str = ""  # of damaged and foreign files: what the file is instead of a trace
+    is_closed: bool = False  # whether the file could not be opened
+    is_whole: bool = False  # whether reading on would tell nothing new
 
     @property
     def is_trace(self) -> bool:
-        """Whether the PyTorch profiler may have written it, and it can be read so far."""
+        """Whether the file is readable so far, and may be from the PyTorch profiler."""
         return self.kind in ("profiler", "events")
 
 
 def is_rank_name(name: str) -> bool:
-    """Whether a file's name says that it is the trace of a rank."""
+    """Return whether a file has the name of a rank's trace."""
     return _TRACE_NAME.search(name) is not None or rank_from_name(name) is not None
 
 
 def is_trace_name(name: str) -> bool:
-    """Whether a file is named as PyTorch's `tensorboard_trace_handler` names traces."""
+    """Return whether a file has a name from PyTorch's `tensorboard_trace_handler`."""
     return _TRACE_NAME.search(name) is not None
 
 
 def peek(path: Path) -> Peek:
-    """Look at the beginning of a JSON file; whatever is wrong with it is in the result."""
+    """Return what the beginning of a JSON file tells; errors are part of the result."""
     try:
         status = path.stat()
     except OSError as error:
         return Peek("damaged", error=error.strerror or str(error), is_closed=True)
-    mode = getattr(status, "st_mode", 0)  # who may read it changes what is found
+    mode = getattr(status, "st_mode", 0)  # permissions change the result
     return _peek(path, status.st_size, status.st_mtime_ns, mode)
 
 
@@ -101,11 +102,11 @@ def _peek(path: Path, _size: int, _changed_ns: int, _mode: int) -> Peek:
     if text[:1] not in (b"{", b"["):
         return Peek("damaged", error=unpack(head.text, path) or described(head.text))
     if _is_foreign(text, head):
-        found = "array" if text[:1] == b"[" else "object"
-        words = f"a JSON {found} without trace events"
-        return Peek("foreign", error=words, is_whole=head.is_whole or found == "array")
+        name = "array" if text[:1] == b"[" else "object"
+        error = f"a JSON {name} without trace events"
+        return Peek("foreign", error=error, is_whole=head.is_whole or name == "array")
     if (kind := _kind(text)) is None:
-        return Peek("damaged", error=head.error or "no JSON, or not all of it")
+        return Peek("damaged", error=head.error or "no JSON, or truncated JSON")
     begin = stream.events_begin(head.text, 0)
     info = _info(head.text[: max(begin if begin >= 0 else head.text.find(_KEY), 0)])
     rank, world = (info[key] if is_count(info.get(key)) else None for key in RANK_KEYS)
@@ -114,7 +115,7 @@ def _peek(path: Path, _size: int, _changed_ns: int, _mode: int) -> Peek:
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """The first bytes of a text, whether they are all, and what ended them early."""
+    """The first bytes of a text, whether they are all, and the error that ended them."""
 
     text: bytes
     is_whole: bool = False
@@ -123,6 +124,7 @@ class _Beginning:
 
 
 def _beginning(path: Path, size: int) -> _Beginning:
+    """Read at least `size` bytes of a text, or all of it."""
     parts: list[bytes] = []
     try:
         for block in blocks(path, size):
@@ -130,16 +132,16 @@ def _beginning(path: Path, size: int) -> _Beginning:
             if sum(map(len, parts)) >= size:
                 return _Beginning(b"".join(parts))
     except CutShortError:
-        return _Beginning(b"".join(parts), error="the compressed file is cut short")
+        return _Beginning(b"".join(parts), error="the compressed file is truncated")
     except TraceFileError as error:
-        words = str(error).removeprefix(f"{path}: ")
+        message = str(error).removeprefix(f"{path}: ")
         is_closed = isinstance(error.__cause__, OSError) and not parts
-        return _Beginning(b"".join(parts), error=words, is_closed=is_closed)
+        return _Beginning(b"".join(parts), error=message, is_closed=is_closed)
     return _Beginning(b"".join(parts), is_whole=True)
 
 
 def _is_foreign(text: bytes, head: _Beginning) -> bool:
-    """Whether the text is JSON, as far as it goes, and can be no trace."""
+    """Return whether the text is JSON as far as it goes, and cannot be a trace."""
     if head.error:
         return False
     is_list = text[:1] == b"["
@@ -152,13 +154,13 @@ def _is_foreign(text: bytes, head: _Beginning) -> bool:
 
 
 def _is_nested(text: bytes) -> bool:
-    """Whether every list of events in a text belongs to an inner object."""
-    ends = [found.end() for found in islice(_LIST_BEGINS.finditer(text), _MOST_LISTS)]
+    """Return whether every list of events in a text belongs to an inner object."""
+    ends = [match.end() for match in islice(_LIST_BEGINS.finditer(text), _MOST_LISTS)]
     return bool(ends) and all(stream.is_inner(text[:end]) for end in ends)
 
 
 def _is_filled(text: bytes) -> bool:
-    """Whether a text is one JSON value, and not an empty one."""
+    """Return whether a text is one JSON value that is not empty."""
     try:
         return bool(orjson.loads(text))
     except orjson.JSONDecodeError:
@@ -166,13 +168,13 @@ def _is_filled(text: bytes) -> bool:
 
 
 def _is_lines(text: bytes) -> bool:
-    """Whether a text is JSON lines, as of logs: a value in the first line, and more lines."""
-    first, line_end, rest = text.partition(b"\n")
-    return bool(line_end and rest.strip()) and _is_filled(first)
+    """Return whether a text is JSON lines, as in logs: a value, and more lines."""
+    first, line_end, others = text.partition(b"\n")
+    return bool(line_end and others.strip()) and _is_filled(first)
 
 
 def _kind(text: bytes) -> Kind | None:
-    """The kind of a text that holds events, or is cut before them; None where none shows."""
+    """Return the kind of a text with events, or truncated before them; None if unknown."""
     begin = _LIST_BEGINS.search(text)
     if any(mark in text for mark in _MARKS) and (begin is not None or _KEY not in text):
         return "profiler"
@@ -188,15 +190,15 @@ def _kind(text: bytes) -> Kind | None:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value of JSON is a number of ranks, or of a rank."""
+    """Return whether a JSON value is a non-negative integer, as ranks and world sizes are."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _info(head: bytes) -> dict[str, Any]:
     """Return the `distributedInfo` in the text before the events, if it is whole."""
-    found = re.search(rb'"distributedInfo"\s*:\s*(?=\{)', head)
+    match = re.search(rb'"distributedInfo"\s*:\s*(?=\{)', head)
     try:
-        text = head[found.end() :].decode(errors="replace") if found else "{}"
+        text = head[match.end() :].decode(errors="replace") if match else "{}"
         return dict(json.JSONDecoder().raw_decode(text)[0])
     except (ValueError, RecursionError):
         return {}

@@ -1,4 +1,4 @@
-"""Read one Kineto file into the trace of a rank."""
+"""Read one Kineto file as the trace of a rank, and find the ranks of files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,20 +11,26 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.readers import communication
+from fastcomm.readers import (
+    NAME_PATTERNS,
+    OpenOptions,
+    RankSources,
+    agreed_world,
+    check_count,
+    communication,
+    rank_from_name,
+)
 from fastcomm.readers.assembly import DEVICE_KINDS, TraceOptions, assemble
-from fastcomm.readers.files import NAME_PATTERNS, rank_from_name
-from fastcomm.readers.formats import OpenOptions, RankSources, agreed_world, check_count
 from fastcomm.readers.kineto import head
 from fastcomm.readers.kineto.categories import (
     SCANNED,
-    keep,
+    explain_no_device_work,
+    explain_unknown_work,
+    keep_scanned,
     scan,
-    why_no_device_work,
-    why_strange,
 )
 from fastcomm.readers.kineto.chrome import Scanned, Selection
-from fastcomm.readers.kineto.collectives import find_collectives, known_groups
+from fastcomm.readers.kineto.collectives import find_collectives, groups_of_rank
 from fastcomm.readers.kineto.sizes import PREFIXES
 from fastcomm.trace.columns import first_seen
 from fastcomm.trace.events import Events
@@ -33,7 +39,7 @@ from fastcomm.trace.schema import KIND, KINDS
 from fastcomm.trace.trace import Meta, Trace
 from fastcomm_kernels.arrays import NULL, Ints
 from fastcomm_kernels.json_scan import WORD
-from fastcomm_kernels.json_wanted import KEEP_ALL, KEEP_NAMED, KEEP_NONE
+from fastcomm_kernels.words import KEEP_ALL, KEEP_NAMED, KEEP_NONE
 
 # Names of the host's calls into the collective libraries.
 COLLECTIVE_CALLS = (b"record_p", b"c10d::", b"nccl:", b"gloo:", *PREFIXES)
@@ -48,7 +54,7 @@ _KEEP = {
     "gpu_annotation": KEEP_NONE,
     "sync": KEEP_NONE,
     "python": KEEP_NONE,
-    "other": KEEP_NONE,  # known to be no device work
+    "other": KEEP_NONE,  # not device work
 }
 
 # The args of `schema.ARGS`, by their names in a trace.
@@ -63,11 +69,11 @@ ARG_NAMES = {
     "Record function id": "record_function",
 }
 
-# For `metrics`: device work, its launches, the marks of the iterations, the collective calls.
+# For metrics: device work, its launches, marks of iterations, and calls of collectives.
 METRICS = Selection(
     kinds=SCANNED,
     # Unknown categories may be device work.
-    keep=keep([_KEEP[kind] for kind in KIND], KEEP_ALL),
+    keep=keep_scanned([_KEEP[kind] for kind in KIND], KEEP_ALL),
     prefixes=COLLECTIVE_CALLS,
     row_args=("correlation", "External id", "stream", "device", "bytes"),
     detail_args=(
@@ -93,24 +99,33 @@ METRICS = Selection(
     ),
 )
 
-# For whatever else may be asked of a run.
+# For all other analyses.
 EVERYTHING = replace(
     METRICS,
-    keep=keep([KEEP_ALL for _ in KIND], KEEP_ALL),
+    keep=keep_scanned([KEEP_ALL for _ in KIND], KEEP_ALL),
     positions=True,
     row_args=(*METRICS.row_args, *(name for name in ARG_NAMES if name not in METRICS.row_args)),
 )
 
 
 SUFFIXES = head.SUFFIXES
-# A relative time is less than the three months between two base times; since 1970 is more.
 _MOST_DEVICES = 1 << 16
 _LATEST = 1 << 62  # ns: differences of two such times fit 64 bits
+# Times relative to a base time span at most three months; times since 1970 are larger.
 _ABSOLUTE = 1_600_000_000_000_000_000
 
 
 def read(path: Path, options: TraceOptions, rank: int | None = None) -> Trace:
-    """Read the trace of one rank; `rank` is the rank that the run expects, if it knows.
+    """Read the trace of one rank.
+
+    Parameters
+    ----------
+    path
+        The file.
+    options
+        What to read; with `whole`, all events rather than those that metrics need.
+    rank
+        The rank that the run expects; None if unknown.
 
     Raises
     ------
@@ -118,28 +133,30 @@ def read(path: Path, options: TraceOptions, rank: int | None = None) -> Trace:
         If the file is not a trace, or names another rank.
 
     """
-    scanned, strange = scan(
+    scanned, unknown_work = scan(
         path, EVERYTHING if options.whole else METRICS, allow_truncated=options.allow_truncated
     )
     info = scanned.envelope.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     _check_sign(path, info.get("rank"))
     own, world = (info[key] if head.is_count(info.get(key)) else None for key in head.RANK_KEYS)
-    for value, what in ((own, "rank"), (world, "world size")):
-        check_count(value or 0, path, what)
+    for value, name in ((own, "rank"), (world, "world size")):
+        check_count(value or 0, path, name)
     if own is not None and rank is not None and own != rank:
-        raise TraceFileError(f"{path}: distributedInfo says rank {own}, taken for rank {rank}")
+        raise TraceFileError(
+            f"{path}: distributedInfo says rank {own}, but the file stands for rank {rank}"
+        )
     events, lanes, origin, notes = _events(scanned)
-    lacks: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     if not len(events.rows(*DEVICE_KINDS)):
-        word, reason = why_no_device_work(
+        key, reason = explain_no_device_work(
             path, len(events.rows("runtime")), is_truncated=scanned.is_truncated
         )
-        lacks, notes = (word,), [*notes, reason]
-    elif strange.events:
-        lacks, reason = why_strange(path, strange)
+        missing, notes = (key,), [*notes, reason]
+    elif unknown_work.events:
+        missing, reason = explain_unknown_work(path, unknown_work)
         notes = [*notes, reason]
-    found = find_collectives(events, known_groups(info), options.patterns)
+    collectives = find_collectives(events, groups_of_rank(info), options.patterns)
     meta = Meta(
         rank=own if own is not None else rank or 0,
         world_size=world,
@@ -148,14 +165,14 @@ def read(path: Path, options: TraceOptions, rank: int | None = None) -> Trace:
         base=origin[0],
         clock=origin[1],
         warnings=(*scanned.warnings, *notes),
-        lacks=lacks,
+        lacks=missing,
         is_truncated=scanned.is_truncated,
     )
-    return assemble(events, lanes, found, options, meta)
+    return assemble(events, lanes, collectives, options, meta)
 
 
 def _check_sign(path: Path, rank: object) -> None:
-    """TraceFileError where a file says that its rank is negative."""
+    """Raise TraceFileError if a file states a negative rank."""
     if isinstance(rank, int) and rank < 0:
         raise TraceFileError(
             f"{path}: distributedInfo says rank {rank}; expected a number from 0 on. Correct "
@@ -164,28 +181,28 @@ def _check_sign(path: Path, rank: object) -> None:
 
 
 def claims(path: Path) -> bool:
-    """Whether the file is a rank's trace, or would be if it could be read.
+    """Return whether the file is the trace of a rank, or would be if it were readable.
 
-    A file is one if its beginning is that of a trace, if PyTorch's name for traces is its name,
-    or if it cannot be read and is named after a rank, or cannot be opened at all.
+    These are files that begin like a trace, that have PyTorch's name for traces, that are named
+    after a rank but unreadable, and that cannot be opened.
     """
     if not _may_be_trace(path):
         return False
     if head.is_trace_name(path.name):
         return True
-    found = head.peek(path)
-    if found.kind == "damaged":
-        return found.is_closed or head.is_rank_name(path.name)
-    return found.is_trace
+    peek = head.peek(path)
+    if peek.kind == "damaged":
+        return peek.is_closed or head.is_rank_name(path.name)
+    return peek.is_trace
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether a file that is named like a trace cannot be read, or holds no whole JSON."""
+    """Return whether a file named like a trace is unreadable, or is not complete JSON."""
     return _may_be_trace(path) and head.peek(path).kind == "damaged"
 
 
 def _may_be_trace(path: Path) -> bool:
-    """Whether the name allows it, and no directory has it."""
+    """Return whether the name may be that of a trace, and is not a directory's."""
     return (
         path.name.lower().endswith(SUFFIXES)
         and not path.name.startswith(head.EXECUTION_TRACES)
@@ -194,10 +211,21 @@ def _may_be_trace(path: Path) -> bool:
 
 
 def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
-    """Find the rank of each file: what it says, else what its name says, else 0 if alone.
+    """Find the rank of each file: from its contents, else its name, else 0 for a single file.
 
-    Raises `TraceFileError` where a rank cannot be told; with `options.keep_going` that file is
-    among `skipped`.
+    Parameters
+    ----------
+    paths
+        Files of one run.
+    options
+        With `keep_going`, unreadable files are skipped.
+
+    Raises
+    ------
+    TraceFileError
+        If a rank is unknown, or two files have one rank; with `keep_going`, if no file is
+        readable.
+
     """
     ranks: dict[int, Path] = {}
     skipped: list[SkippedRank] = []
@@ -214,17 +242,17 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
         ranks[rank] = path
     if not ranks:
         raise TraceFileError(f"no rank could be read: {skipped[0].error}")
-    # The rank of a file that is alone may stand behind its events: reading it tells.
-    is_untold = len(paths) == 1 and _rank(paths[0]) is None
-    said = {path: head.peek(path).world_size for path in ranks.values()}
-    world = agreed_world(said, ranks)
+    # A single file may state its rank behind the events, which only reading it tells.
+    is_unknown = len(paths) == 1 and _rank(paths[0]) is None
+    world_sizes = {path: head.peek(path).world_size for path in ranks.values()}
+    world = agreed_world(world_sizes, ranks)
     reading = options.reading(world, ranks)
     sources = tuple(
         Source(
             rank=rank,
             path=path,
             size=_size(path),
-            read=partial(read, path, reading, None if is_untold else rank),
+            read=partial(read, path, reading, None if is_unknown else rank),
         )
         for rank, path in sorted(ranks.items())
     )
@@ -232,24 +260,24 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
 
 
 def _checked_rank(path: Path, *, is_alone: bool) -> int:
-    """The rank of a file; TraceFileError where it holds no trace, or the rank is not told."""
-    found = head.peek(path)
-    if found.kind == "uniform" or (found.kind == "foreign" and found.is_whole):
-        what = found.error or "no event of the PyTorch profiler in its beginning"
-        raise TraceFileError(f"{path}: {what}; expected a trace of the PyTorch profiler")
-    if found.kind == "damaged" and not is_alone:
-        raise TraceFileError(f"{path}: cannot be read: {found.error}")
+    """Return the rank of a file; TraceFileError if it is no trace, or has no rank."""
+    peek = head.peek(path)
+    if peek.kind == "uniform" or (peek.kind == "foreign" and peek.is_whole):
+        problem = peek.error or "no event of the PyTorch profiler in its beginning"
+        raise TraceFileError(f"{path}: {problem}; expected a trace of the PyTorch profiler")
+    if peek.kind == "damaged" and not is_alone:
+        raise TraceFileError(f"{path}: cannot be read: {peek.error}")
     rank = _rank(path)
     if rank is not None or is_alone:
         return rank or 0
     raise TraceFileError(
-        f"{path}: of which rank is it? No distributedInfo.rank before the events, and "
-        f"the name holds none of {', '.join(NAME_PATTERNS)}"
+        f"{path}: cannot determine the rank: no distributedInfo.rank before the events, and "
+        f"the name has none of {', '.join(NAME_PATTERNS)}. Name it rank3.json, for example"
     )
 
 
 def _size(path: Path) -> int:
-    """The size of a file in bytes; 0 where it is not there: reading it says so."""
+    """Return the bytes of a file; 0 if it is missing, which reading it reports."""
     try:
         return path.stat().st_size
     except OSError:
@@ -257,13 +285,13 @@ def _size(path: Path) -> int:
 
 
 def _rank(path: Path) -> int | None:
-    """The rank that the beginning of a file says, else its name."""
+    """Return the rank that the beginning of a file states, else its name."""
     rank = head.peek(path).rank
     return rank if rank is not None else rank_from_name(path.name)
 
 
 def _events(scanned: Scanned) -> tuple[Events, pa.Table, tuple[int, str | None], list[str]]:
-    """The events sorted by start, their lanes, base and name of their clock, what is odd."""
+    """Return the events sorted by start, their lanes, base and clock, and warnings."""
     columns = scanned.columns
     start = columns["start"]
     if (start[1:] < start[:-1]).any():
@@ -290,13 +318,13 @@ _EVENT = ("start", "stop", "kind", "name", "correlation")
 def _base(
     start: Ints, stop: Ints, envelope: Mapping[str, Any]
 ) -> tuple[int, str | None, list[str]]:
-    """What to add to the times, the clock they are then on, and what is odd about it."""
+    """Return what to add to the times, the resulting clock, and warnings."""
     base = envelope.get("baseTimeNanoseconds")
     if isinstance(base, int):
         least, most = (int(start[0]), int(stop.max())) if len(start) else (0, 0)
         if base + least >= -_LATEST and base + most <= _LATEST:
             return base, "unix", []
-        return 0, None, ["baseTimeNanoseconds is no time: absolute times are unknown"]
+        return 0, None, ["baseTimeNanoseconds is no valid time: absolute times are unknown"]
     if not len(start) or int(start[-1]) >= _ABSOLUTE:
         return 0, "unix", []
     return 0, None, ["no baseTimeNanoseconds: the absolute time of the events is unknown"]
@@ -306,8 +334,8 @@ _ON_DEVICE = np.isin(KINDS, (*DEVICE_KINDS, "gpu_annotation"))  # by kind
 
 
 def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.int32], pa.Table]:
-    """The lane of each event, and the lanes in the order of their first event."""
-    # A row about waiting stands on a stream if it has a device.
+    """Return the lane of each event, and the lanes in the order of their first events."""
+    # A wait is on a stream if it has a device.
     is_device = _ON_DEVICE[columns["kind"]]
     is_device |= (columns["kind"] == KIND["sync"]) & (columns["device"] != NULL)
     process, thread = columns.pop("process"), columns.pop("thread")
@@ -318,8 +346,8 @@ def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.in
     no_device = ~is_device[first] | (device < 0) | (device > _MOST_DEVICES)
     lanes = pa.table(
         {
-            "process": pa.array(_lane_words(process[first], texts), pa.string()),
-            "thread": pa.array(_lane_words(thread[first], texts), pa.string()),
+            "process": pa.array(_lane_names(process[first], texts), pa.string()),
+            "thread": pa.array(_lane_names(thread[first], texts), pa.string()),
             "device": pa.array(device, mask=no_device),
             "is_device": is_device[first],
         }
@@ -327,9 +355,9 @@ def _lanes(columns: dict[str, Any], texts: Sequence[str]) -> tuple[NDArray[np.in
     return lane.astype(np.int32), lanes
 
 
-def _lane_words(column: Ints, texts: Sequence[str]) -> pa.Array | list[str]:
-    """Processes or threads in words: a number, the word that stood for it, or nothing."""
-    if (column > WORD).all():  # of millions no object is made
+def _lane_names(column: Ints, texts: Sequence[str]) -> pa.Array | list[str]:
+    """Return processes or threads as texts: a number, a name from the trace, or ""."""
+    if (column > WORD).all():  # avoids millions of Python objects
         return pa.array(column).cast(pa.string())
     return [
         "" if value == NULL else texts[WORD - value] if value <= WORD else str(value)

@@ -1,7 +1,7 @@
-"""Calls of a Kineto trace whose inputs' shapes are known, with the time of their kernels.
+"""Read the operators of a Kineto trace whose input shapes are recorded, with their kernel time.
 
-A call is an operator on the host; its kernels are those launched while it ran on its thread.
-The profiler writes shapes only where it was asked to (`record_shapes=True`).
+The kernels of an operator are those launched while it ran on its thread. The profiler records
+shapes only with `record_shapes=True`.
 """
 
 import json
@@ -19,14 +19,14 @@ from fastcomm.trace.columns import lookup
 from fastcomm.trace.schema import KIND
 from fastcomm_kernels.arrays import NULL, Ints
 
-# Beginnings of names, eight bytes at most: products of matrices, and attention.
+# The first eight bytes of names of GEMMs and attention.
 _NAMES = (b"aten::mm", b"aten::ad", b"aten::bm", b"aten::_f", b"aten::_s", b"flash_at")
 _ARGS = ("Input Dims", "Input type", "Concrete Inputs")
 _SHAPES = replace(METRICS, prefixes=_NAMES, detail_args=(), detail_texts=_ARGS)
 
 
 class ShapedCall(NamedTuple):
-    """One operator: the shapes and types of its inputs, and what they are where no tensors."""
+    """One operator: shapes and types of its inputs, and the values of scalars."""
 
     name: str
     dims: tuple[tuple[int, ...], ...]
@@ -36,22 +36,27 @@ class ShapedCall(NamedTuple):
 
 
 def calls(path: Path, names: tuple[str, ...]) -> list[ShapedCall]:
-    """The operators of these names that launched kernels, and say their shapes."""
+    """Return the operators with the given names that have shapes and launched kernels.
+
+    Raises `TraceFileError` if the file is not a trace.
+    """
     scanned, _ = scan(path, _SHAPES)
     columns = scanned.columns
-    wanted = [code for code, text in enumerate(scanned.texts) if text in names]
-    ops = np.flatnonzero((columns["kind"] == KIND["cpu_op"]) & np.isin(columns["name"], wanted))
+    name_codes = [code for code, text in enumerate(scanned.texts) if text in names]
+    ops = np.flatnonzero(
+        (columns["kind"] == KIND["cpu_op"]) & np.isin(columns["name"], name_codes)
+    )
     ops = ops[np.argsort(columns["start"][ops], kind="stable")]
     spent = _spent(columns, ops)
-    found = (
+    shaped = (
         _call(scanned, int(row), float(time) * 1e-9)
         for row, time in zip(ops[spent > 0], spent[spent > 0], strict=True)
     )
-    return [call for call in found if call]
+    return [call for call in shaped if call]
 
 
 def _spent(columns: dict[str, NDArray[Any]], ops: Ints) -> Ints:
-    """Nanoseconds of the kernels of each operator; operators are sorted by their start."""
+    """Return the ns of the kernels of each operator; operators are sorted by start."""
     works, launches = (np.flatnonzero(columns["kind"] == KIND[name]) for name in _LINKED)
     launches = launches[np.argsort(columns["correlation"][launches], kind="stable")]
     place = lookup(columns["correlation"][launches], columns["correlation"][works])
@@ -68,33 +73,33 @@ _LINKED = ("kernel", "runtime")
 
 
 def _around(columns: dict[str, NDArray[Any]], ops: Ints, launches: Ints) -> Ints:
-    """The innermost operator around each launch on its thread, or -1.
+    """Return the innermost operator around each launch on its thread, or -1.
 
-    Where no operator is on a launch's thread, as with ids of another kind, any thread's counts.
+    If a launch's thread has no operators, as with ids of another kind, all threads count.
     """
-    found = np.full(len(launches), -1, np.int64)
+    result = np.full(len(launches), -1, np.int64)
     threads, start = columns["thread"], columns["start"]
     for thread in np.unique(threads[launches]):
-        mine = np.flatnonzero(threads[launches] == thread)
+        rows = np.flatnonzero(threads[launches] == thread)
         places = np.flatnonzero(threads[ops] == thread)
         places = places if len(places) else np.arange(len(ops))
         if not len(places):
             continue
-        when = start[launches[mine]]
+        when = start[launches[rows]]
         last = np.searchsorted(start[ops[places]], when, side="right") - 1
         place = places[np.maximum(last, 0)]
         inside = (last >= 0) & (when < columns["stop"][ops[place]])
-        found[mine[inside]] = place[inside]
-    return found
+        result[rows[inside]] = place[inside]
+    return result
 
 
 def _call(scanned: Scanned, row: int, seconds: float) -> ShapedCall | None:
     detail = int(scanned.columns["detail"][row])
-    said = [_list(scanned, name, detail) for name in _ARGS]
-    if said[0] is None or said[1] is None:
+    args = [_list(scanned, name, detail) for name in _ARGS]
+    if args[0] is None or args[1] is None:
         return None
-    dims = tuple(tuple(each) if _is_shape(each) else () for each in said[0])
-    types, values = (tuple(str(each) for each in part or ()) for part in said[1:])
+    dims = tuple(tuple(shape) if _is_shape(shape) else () for shape in args[0])
+    types, values = (tuple(str(value) for value in arg or ()) for arg in args[1:])
     return ShapedCall(
         scanned.texts[int(scanned.columns["name"][row])], dims, types, values, seconds
     )
@@ -112,4 +117,4 @@ def _list(scanned: Scanned, name: str, detail: int) -> list[Any] | None:
 
 
 def _is_shape(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(each, int) for each in value)
+    return isinstance(value, list) and all(isinstance(length, int) for length in value)

@@ -1,4 +1,7 @@
-"""Sizes of communication in a Kineto trace, and why a size is unknown."""
+"""Compute the sizes of communication in a Kineto trace, and explain unknown sizes.
+
+Sizes are bytes; NULL is unknown.
+"""
 
 import json
 import math
@@ -23,42 +26,41 @@ from fastcomm_kernels.arrays import NULL, Flags, Ints
 class OperatorKind:
     """What an operator does, and which of its arguments are the tensors of one rank.
 
-    `given` is the place of what the rank gives, `got` of what it gets; None: no argument shows
-    it. Both are None where the sizes are known on the device alone.
+    Both arguments are None if only the device knows the sizes.
     """
 
     op: str  # of OPS
-    given: int | None
-    got: int | None = None
+    input: int | None  # index of the argument that the rank contributes; None: not visible
+    output: int | None = None  # index of the argument that the rank receives
 
 
-_IN_PLACE = OperatorKind(op="AllReduce", given=0, got=0)
-_OUT_FOURTH = OperatorKind(op="AllReduce", given=0, got=3)
-_ON_DEVICE = OperatorKind(op="AllToAll", given=None)
+_IN_PLACE = OperatorKind(op="AllReduce", input=0, output=0)
+_OUT_FOURTH = OperatorKind(op="AllReduce", input=0, output=3)
+_ON_DEVICE = OperatorKind(op="AllToAll", input=None)
 # `int fa, Tensor inp, Tensor! out` and more.
-_CUSTOM = OperatorKind(op="AllReduce", given=1, got=2)
+_CUSTOM = OperatorKind(op="AllReduce", input=1, output=2)
 
 OPERATORS = {
     # The output first, then the input.
-    "c10d::alltoall_base_": OperatorKind(op="AllToAll", given=1, got=0),
-    "c10d::_allgather_base_": OperatorKind(op="AllGather", given=1, got=0),
-    "c10d::_reduce_scatter_base_": OperatorKind(op="ReduceScatter", given=1, got=0),
+    "c10d::alltoall_base_": OperatorKind(op="AllToAll", input=1, output=0),
+    "c10d::_allgather_base_": OperatorKind(op="AllGather", input=1, output=0),
+    "c10d::_reduce_scatter_base_": OperatorKind(op="ReduceScatter", input=1, output=0),
     # Symmetric memory of PyTorch.
     "symm_mem::multimem_all_reduce_": _IN_PLACE,
     "symm_mem::multimem_one_shot_all_reduce": _IN_PLACE,
     "symm_mem::multimem_one_shot_all_reduce_out": _OUT_FOURTH,
-    "symm_mem::multimem_one_shot_reduce_out": OperatorKind(op="Reduce", given=0),
-    "symm_mem::multimem_all_gather_out": OperatorKind(op="AllGather", given=0, got=2),
+    "symm_mem::multimem_one_shot_reduce_out": OperatorKind(op="Reduce", input=0),
+    "symm_mem::multimem_all_gather_out": OperatorKind(op="AllGather", input=0, output=2),
     "symm_mem::one_shot_all_reduce": _IN_PLACE,
     "symm_mem::one_shot_all_reduce_out": _OUT_FOURTH,
     # The first argument is a buffer that may be larger.
-    "symm_mem::one_shot_all_reduce_copy": OperatorKind(op="AllReduce", given=1, got=1),
-    "symm_mem::one_shot_all_reduce_copy_out": OperatorKind(op="AllReduce", given=1, got=4),
+    "symm_mem::one_shot_all_reduce_copy": OperatorKind(op="AllReduce", input=1, output=1),
+    "symm_mem::one_shot_all_reduce_copy_out": OperatorKind(op="AllReduce", input=1, output=4),
     "symm_mem::two_shot_all_reduce_": _IN_PLACE,
     "symm_mem::two_shot_all_reduce_out": _OUT_FOURTH,
-    "symm_mem::reduce_scatter_out": OperatorKind(op="ReduceScatter", given=0, got=3),
-    "symm_mem::nvshmem_broadcast": OperatorKind(op="Broadcast", given=0, got=0),
-    "symm_mem::nvshmem_all_to_all": OperatorKind(op="AllToAll", given=0, got=1),
+    "symm_mem::reduce_scatter_out": OperatorKind(op="ReduceScatter", input=0, output=3),
+    "symm_mem::nvshmem_broadcast": OperatorKind(op="Broadcast", input=0, output=0),
+    "symm_mem::nvshmem_all_to_all": OperatorKind(op="AllToAll", input=0, output=1),
     "symm_mem::all_to_all_vdev": _ON_DEVICE,
     "symm_mem::all_to_all_vdev_2d": _ON_DEVICE,
     "symm_mem::all_to_all_vdev_2d_offset": _ON_DEVICE,
@@ -69,22 +71,22 @@ OPERATORS = {
     "sgl_kernel::qr_all_reduce": _CUSTOM,
     # vLLM's own operators, around whatever carries them out.
     "vllm::all_reduce": _IN_PLACE,
-    "vllm::all_gather": OperatorKind(op="AllGather", given=0),
-    "vllm::reduce_scatter": OperatorKind(op="ReduceScatter", given=0),
+    "vllm::all_gather": OperatorKind(op="AllGather", input=0),
+    "vllm::reduce_scatter": OperatorKind(op="ReduceScatter", input=0),
 }
 
-# Beginnings of the names above but c10d's, eight bytes at most, for the scanner.
+# The first eight bytes of the names above, except c10d's, for the scanner.
 PREFIXES = tuple(
     sorted({name.encode()[:8] for name in OPERATORS if not name.startswith("c10d::")})
 )
 
 
-# Words of the metadata that name no operation: what the kernel does stands elsewhere.
+# Values of `Collective name` that name no operation; other metadata tells the kernel's.
 NO_OPERATION = ("", "wait", "coalesced", "startCoalescing", "endCoalescing")
 
 
-class StatedSizes(Protocol):
-    """What a trace says of each kind of communication event, in codes and numbers."""
+class Metadata(Protocol):
+    """The metadata of each kind of communication event, as columns of codes and numbers."""
 
     @property
     def events(self) -> Events:
@@ -92,101 +94,116 @@ class StatedSizes(Protocol):
 
     @property
     def columns(self) -> dict[str, Ints]:
-        """What is said: one entry a kind of event."""
+        """One entry per kind of event in each column."""
 
-    def per_text(self, name: str, answer: Callable[[str], int]) -> Ints:
-        """Return the answer to the text of each entry of a column, NULL where it has none."""
+    def per_text(self, name: str, function: Callable[[str], int]) -> Ints:
+        """Apply a function to the text of each entry of a column; NULL without a text."""
 
 
-def sizes(said: StatedSizes, op: NDArray[np.int8], members: Ints) -> byte_rules.Sizes:
-    """Return the sizes of each kind of event; `members` are the sizes of the groups.
+def sizes(metadata: Metadata, op: NDArray[np.int8], members: Ints) -> byte_rules.Sizes:
+    """Return the sizes of each kind of communication event, in bytes.
 
-    Where an all-to-all shows its input alone, that is its payload: nccl-tests counts what a
-    rank sends. Whether its splits are even is unknown then, and so is the size of a message.
+    The payload of an all-to-all that shows only its input is the input, since nccl-tests counts
+    what a rank sends. Whether its splits are even is unknown then, and so is the message size.
+
+    Parameters
+    ----------
+    metadata
+        Metadata of each kind of event.
+    op
+        Operation of each kind, an index into OPS.
+    members
+        Number of ranks of its group, or NULL.
+
     """
-    coalesced = said.per_text("Collective name", is_no_operation) == 1
-    given, got = _of_metadata(said, coalesced)
-    shown_given, shown_got = _of_operators(said, op)
-    silent = (given == NULL) & (got == NULL) & ~coalesced
-    given = np.where(silent, shown_given, given)
-    got = np.where(silent, shown_got, got)
-    copies = said.columns["kind"] != KIND["kernel"]
-    given = np.where(copies, said.columns["bytes"], given)
+    coalesced = metadata.per_text("Collective name", is_no_operation) == 1
+    bytes_in, bytes_out = _from_metadata(metadata, coalesced)
+    operator_in, operator_out = _from_operators(metadata, op)
+    has_no_counts = (bytes_in == NULL) & (bytes_out == NULL) & ~coalesced
+    bytes_in = np.where(has_no_counts, operator_in, bytes_in)
+    bytes_out = np.where(has_no_counts, operator_out, bytes_out)
+    copies = metadata.columns["kind"] != KIND["kernel"]
+    bytes_in = np.where(copies, metadata.columns["bytes"], bytes_in)
     unknown = op == OP["OTHER"]
-    given, got = np.where(unknown, NULL, given), np.where(unknown, NULL, got)
-    uneven = (op == OP["AllToAll"]) & ((given == NULL) | (got == NULL))
+    bytes_in, bytes_out = np.where(unknown, NULL, bytes_in), np.where(unknown, NULL, bytes_out)
+    uneven = (op == OP["AllToAll"]) & ((bytes_in == NULL) | (bytes_out == NULL))
     for name in ("In split size", "Out split size"):
-        uneven |= said.per_text(name, _is_uneven) == 1
-    return byte_rules.sizes(op, given, got, members, uneven)
+        uneven |= metadata.per_text(name, _is_uneven) == 1
+    return byte_rules.sizes(op, bytes_in, bytes_out, members, uneven)
 
 
 def is_no_operation(text: str) -> int:
-    """Return 1 for a `Collective name` that only begins or ends a group, or waits, else 0."""
+    """Return 1 for a `Collective name` that only begins or ends a group, or waits; else 0."""
     return int(text in NO_OPERATION)
 
 
 def only_size(groups: Sequence[ProcessGroup]) -> int:
-    """Return the size of all groups of several ranks, if it is the same, else NULL.
+    """Return the size that all groups of several ranks share, else NULL.
 
-    A rank's trace lists the groups that the rank is in: whatever torch.distributed runs on
-    several ranks runs in one of these.
+    A rank's trace lists the groups of the rank, and whatever torch.distributed runs on several
+    ranks runs in one of them.
     """
-    found = {group.size for group in groups if group.size is not None and group.size > 1}
-    complete = all(group.size is not None for group in groups)
-    return found.pop() if complete and len(found) == 1 else NULL
+    sizes = {group.size for group in groups if group.size is not None and group.size > 1}
+    has_all_sizes = all(group.size is not None for group in groups)
+    return sizes.pop() if has_all_sizes and len(sizes) == 1 else NULL
 
 
-def _of_metadata(said: StatedSizes, coalesced: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Bytes in and out by the counts of elements; both NULL where one overflowed."""
-    element = said.per_text("dtype", lambda text: byte_rules.element_size(text) or NULL)
-    # A larger count is refused with its event: it must not overflow, and be unknown instead.
+def _from_metadata(metadata: Metadata, coalesced: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Return bytes in and out from element counts; both NULL if a count overflowed."""
+    element = metadata.per_text("dtype", lambda text: byte_rules.element_size(text) or NULL)
+    # Larger counts would overflow here; limited, they still exceed the sizes that are accepted.
     counts = [
-        np.minimum(said.columns[name], 2 * byte_rules.LARGEST)
+        np.minimum(metadata.columns[name], 2 * byte_rules.LARGEST)
         for name in ("In msg nelems", "Out msg nelems")
     ]
-    broken = coalesced | overflowed(said)
-    given, got = (byte_rules.byte_counts(count, element) for count in counts)
-    return np.where(broken, NULL, given), np.where(broken, NULL, got)
+    is_unknown = coalesced | overflowed(metadata)
+    bytes_in, bytes_out = (byte_rules.byte_counts(count, element) for count in counts)
+    return np.where(is_unknown, NULL, bytes_in), np.where(is_unknown, NULL, bytes_out)
 
 
-def overflowed(said: StatedSizes) -> NDArray[np.bool_]:
-    """Return which events have a negative count: older profilers wrote 32 bits of it."""
-    counts = [said.columns[name] for name in ("In msg nelems", "Out msg nelems")]
+def overflowed(metadata: Metadata) -> NDArray[np.bool_]:
+    """Return which events have a negative count: older profilers wrote only 32 bits."""
+    counts = [metadata.columns[name] for name in ("In msg nelems", "Out msg nelems")]
     first, second = ((count < 0) & (count != NULL) for count in counts)
-    either: NDArray[np.bool_] = first | second
-    return either
+    result: NDArray[np.bool_] = first | second
+    return result
 
 
-def _of_operators(said: StatedSizes, op: NDArray[np.int8]) -> tuple[Ints, Ints]:
-    """Bytes in and out by the tensors that the host's calls and operators show.
+def _from_operators(metadata: Metadata, op: NDArray[np.int8]) -> tuple[Ints, Ints]:
+    """Return bytes in and out from the tensors that the host's calls and operators show.
 
-    The library's range shows the input, and so does the first argument of the host's call. An
-    operator counts if it does what the event does.
+    The library's range and the first argument of the host's call show the input. An operator
+    counts if it does what the event does.
     """
-    given = _per_pair(said, "mark", said.columns["mark"] != NULL, _total)
-    call = _per_pair(said, "call", given == NULL, lambda tensors: _total(tensors[:1]))
-    given = np.where(given == NULL, call, given)
-    got = np.full(len(op), NULL, np.int64)
-    for code, operator in _present(said).items():
-        shows = said.columns["operator"] == code
-        shows &= op == OP[operator.op]
-        inner, outer = (
-            _per_pair(said, "operator", shows, _argument(place))
-            for place in (operator.given, operator.got)
+    bytes_in = _per_pair(metadata, "mark", metadata.columns["mark"] != NULL, _total)
+    call = _per_pair(metadata, "call", bytes_in == NULL, lambda tensors: _total(tensors[:1]))
+    bytes_in = np.where(bytes_in == NULL, call, bytes_in)
+    bytes_out = np.full(len(op), NULL, np.int64)
+    for code, operator in _operators_in(metadata).items():
+        is_match = metadata.columns["operator"] == code
+        is_match &= op == OP[operator.op]
+        operator_in, operator_out = (
+            _per_pair(metadata, "operator", is_match, _argument_bytes(place))
+            for place in (operator.input, operator.output)
         )
-        given, got = np.where(inner == NULL, given, inner), np.where(shows, outer, got)
-    return given, got
+        bytes_in, bytes_out = (
+            np.where(operator_in == NULL, bytes_in, operator_in),
+            np.where(is_match, operator_out, bytes_out),
+        )
+    return bytes_in, bytes_out
 
 
-def _present(said: StatedSizes) -> dict[int, OperatorKind]:
-    """The operators of the table around any launch, by the codes of their names."""
-    names = {code: said.events.text(code) for code in np.unique(said.columns["operator"])}
+def _operators_in(metadata: Metadata) -> dict[int, OperatorKind]:
+    """Return the known operators around any launch, by the code of the name."""
+    names = {
+        code: metadata.events.text(code) for code in np.unique(metadata.columns["operator"])
+    }
     return {code: OPERATORS[name] for code, name in names.items() if name in OPERATORS}
 
 
-def _argument(place: int | None) -> Callable[["_Tensors"], int]:
-    """A function of the tensors: the bytes of the one at this place, NULL without a place."""
-    return lambda tensors: NULL if place is None else _total(tensors[place : place + 1])
+def _argument_bytes(index: int | None) -> Callable[["_Tensors"], int]:
+    """Return a function from tensors to the bytes of the one at an index; NULL for None."""
+    return lambda tensors: NULL if index is None else _total(tensors[index : index + 1])
 
 
 DIMENSIONS = ("Input Dims", "Input type")
@@ -194,25 +211,31 @@ _Tensors = Sequence[tuple[Any, str]]
 
 
 def _per_pair(
-    said: StatedSizes, range_: str, shows: NDArray[np.bool_], answer: Callable[[_Tensors], int]
+    metadata: Metadata,
+    range_: str,
+    mask: NDArray[np.bool_],
+    function: Callable[[_Tensors], int],
 ) -> Ints:
-    """The answer to the dimensions and types of a range's tensors, asked once a pair.
+    """Apply a function to the tensors of a range of each entry; NULL if it shows none.
 
-    NULL where the range shows none.
+    The function is called once per different pair of dimensions and types.
     """
-    answers = np.full(len(shows), NULL, np.int64)
-    rows = np.flatnonzero(shows)
+    result = np.full(len(mask), NULL, np.int64)
+    rows = np.flatnonzero(mask)
     if not len(rows):
-        return answers
-    dims, types = (said.columns[f"{range_} {name}"][rows] for name in DIMENSIONS)
+        return result
+    dims, types = (metadata.columns[f"{range_} {name}"][rows] for name in DIMENSIONS)
     first, kind = alike(dims, types)
     pairs = zip(dims[first].tolist(), types[first].tolist(), strict=True)
-    asked = [NULL if NULL in pair else answer(_tensors(said.events, *pair)) for pair in pairs]
-    answers[rows] = np.array(asked, np.int64)[kind]
-    return answers
+    values = [
+        NULL if NULL in pair else function(_tensors(metadata.events, *pair)) for pair in pairs
+    ]
+    result[rows] = np.array(values, np.int64)[kind]
+    return result
 
 
 def _tensors(events: Events, dims: int, types: int) -> _Tensors:
+    """Return dimensions and type of each tensor from two JSON texts; none if invalid."""
     try:
         shapes, names = json.loads(events.texts[dims]), json.loads(events.texts[types])
     except (ValueError, RecursionError):
@@ -223,25 +246,25 @@ def _tensors(events: Events, dims: int, types: int) -> _Tensors:
 
 
 def _total(tensors: _Tensors) -> int:
-    """Bytes of all tensors; NULL where one is of an unknown type, or there is none."""
-    total, any_tensor = 0, False
+    """Return the bytes of all tensors; NULL if there is none, or one has an unknown type."""
+    total, has_tensor = 0, False
     for shape, name in tensors:
         if name in ("", "Scalar"):
             continue
         size = byte_rules.element_size(name)
         if size is None or not isinstance(shape, list):
             return NULL
-        any_tensor = True
-        for one in shape if shape and isinstance(shape[0], list) else [shape]:
-            if not all(isinstance(length, int) and length >= 0 for length in one):
+        has_tensor = True
+        for dims in shape if shape and isinstance(shape[0], list) else [shape]:
+            if not all(isinstance(length, int) and length >= 0 for length in dims):
                 return NULL
-            total += size * math.prod(one)
-    return total if any_tensor and total < -NULL else NULL
+            total += size * math.prod(dims)
+    return total if has_tensor and total < -NULL else NULL
 
 
-@lru_cache(maxsize=1 << 12)  # ranks say the same
+@lru_cache(maxsize=1 << 12)  # ranks share these texts
 def _is_uneven(text: str) -> int:
-    """1 where a list of splits has several values, or is cut so that nobody knows."""
+    """Return 1 for a list of splits with different values, or a truncated one; else 0."""
     try:
         splits = json.loads(text)
     except (ValueError, RecursionError):
@@ -249,7 +272,7 @@ def _is_uneven(text: str) -> int:
     return int(not isinstance(splits, list) or len(set(map(str, splits))) > 1)
 
 
-# By the time of the events, where that is absolute: PyTorch 2.4 was released in July 2024.
+# Absolute times tell the version: PyTorch 2.4 was released in July 2024.
 _SINCE_2_4 = 1_721_800_000 * 10**9
 _ABSOLUTE = 1_600_000_000 * 10**9
 
@@ -264,19 +287,19 @@ _REASONS = {
     "shapes": "the trace has no shapes of their operators: record with record_shapes=True",
     "shapes_old": "the trace has no shapes of their operators: record with "
     "record_shapes=True, or with PyTorch 2.4 or newer",
-    "arguments": "what the trace says of them is not understood",
-    "launches": "no launches are recorded, which lead to their operators: record with "
+    "arguments": "the metadata of their operators is not understood",
+    "launches": "the launches that lead to their operators are not recorded: record with "
     "ProfilerActivity.CPU, too",
     "launch": "their launch is not recorded (was it before the recording began?)",
-    "old": "nothing on the host tells of them: record with PyTorch 2.4 or newer, with "
+    "old": "the host's events have no metadata of them: record with PyTorch 2.4 or newer, with "
     "ProfilerActivity.CPU and record_shapes=True",
-    "library": "the library that launched them tells the profiler no sizes, and no setting "
-    "records them",
+    "library": "the library that launched them reports no sizes to the profiler, and no "
+    "setting records them",
 }
 
 
 def reasons(
-    said: StatedSizes,
+    metadata: Metadata,
     op: NDArray[np.int8],
     named: Sequence[Named],
     rows: Ints,
@@ -286,25 +309,30 @@ def reasons(
 
     Parameters
     ----------
-    said, op
-        What is said of each kind of event, and its operation.
+    metadata, op
+        Metadata of each kind of event, and its operation.
     named
-        What names say of communication; the column `named` of `said` leads here.
+        Kernel names, indexed by the column "named" of the metadata.
     rows
-        The rows of the events of unknown size.
+        Rows of the events of unknown size.
     kind
         The kind of each of these events.
+
+    Returns
+    -------
+    tuple of str
+        Sentences; several begin with the number of their events.
 
     """
     if not len(rows):
         return ()
-    by_kind = _by_kind(said, op)
-    launch = said.events.launch_of(rows)
-    found = _by_launch(said.events, launch, _is_nccl(said, named)[kind])
-    told = np.array(by_kind, np.str_)[kind]
-    words = np.where(told != "", told, found)
-    words = np.where(_in_graph(said.events, launch), "graph", words)
-    names, counts = np.unique(words, return_counts=True)
+    by_kind = _by_kind(metadata, op)
+    launch = metadata.events.launch_of(rows)
+    by_launch = _by_launch(metadata.events, launch, _is_nccl(metadata, named)[kind])
+    key = np.array(by_kind, np.str_)[kind]
+    key = np.where(key != "", key, by_launch)
+    key = np.where(_in_graph(metadata.events, launch), "graph", key)
+    names, counts = np.unique(key, return_counts=True)
     order = np.lexsort((names, -counts))
     texts = [_REASONS[str(names[place])] for place in order]
     if len(texts) == 1:
@@ -312,28 +340,28 @@ def reasons(
     return tuple(f"{counts[place]}: {text}" for place, text in zip(order, texts, strict=True))
 
 
-def _by_kind(said: StatedSizes, op: NDArray[np.int8]) -> list[str]:
-    """The reason for each kind of event by what is said of it; "" where nothing is said."""
-    columns = said.columns
-    silent = said.per_text("Collective name", is_no_operation)
+def _by_kind(metadata: Metadata, op: NDArray[np.int8]) -> list[str]:
+    """Return the key of `_REASONS` for each kind of event; "" without any metadata."""
+    columns = metadata.columns
+    is_unnamed = metadata.per_text("Collective name", is_no_operation)
     is_range = (columns["call"] != NULL) | (columns["mark"] != NULL)
     is_range |= columns["operator"] != NULL
-    on_device = said.per_text("operator", _is_on_device) == 1
+    on_device = metadata.per_text("operator", _is_on_device) == 1
     dims = [columns[f"{range_} Input Dims"] for range_ in ("call", "mark", "operator")]
     no_shapes = np.all([column == NULL for column in dims], axis=0)
     counted = (columns["In msg nelems"] != NULL) | (columns["Out msg nelems"] != NULL)
     needs_group = np.isin(op, [OP[name] for name in ("AllGather", "ReduceScatter")])
-    age = "_old" if is_old(said.events) else ""
+    age = "_old" if is_old(metadata.events) else ""
     return [
         str(word)
         for word in np.select(
             [
-                silent == 1,
-                overflowed(said),
+                is_unnamed == 1,
+                overflowed(metadata),
                 on_device,
                 is_range & no_shapes & ~counted,
                 needs_group & (is_range | counted),
-                is_range | (silent == 0),
+                is_range | (is_unnamed == 0),
             ],
             ["coalesced", "overflowed", "device", f"shapes{age}", f"group{age}", "arguments"],
             "",
@@ -342,15 +370,17 @@ def _by_kind(said: StatedSizes, op: NDArray[np.int8]) -> list[str]:
 
 
 def _is_on_device(name: str) -> int:
-    return int(name in OPERATORS and OPERATORS[name].given is None)
+    return int(name in OPERATORS and OPERATORS[name].input is None)
 
 
-def _is_nccl(said: StatedSizes, named: Sequence[Named]) -> Flags:
-    return np.array([each.library == "NCCL" for each in named], np.bool_)[said.columns["named"]]
+def _is_nccl(metadata: Metadata, named: Sequence[Named]) -> Flags:
+    return np.array([kernel.library == "NCCL" for kernel in named], np.bool_)[
+        metadata.columns["named"]
+    ]
 
 
 def _by_launch(events: Events, launch: Ints, is_nccl: Flags) -> NDArray[np.str_]:
-    """The reason for each event around whose launch nothing is said."""
+    """Return the key of `_REASONS` for each event without metadata."""
     if not len(events.rows("runtime")):
         return np.full(len(launch), "launches")
     old = is_nccl & is_old(events)
@@ -358,13 +388,13 @@ def _by_launch(events: Events, launch: Ints, is_nccl: Flags) -> NDArray[np.str_]
 
 
 def _in_graph(events: Events, launch: Ints) -> Flags:
-    """Events that a graph's launch started."""
+    """Return which events a graph's launch started."""
     codes = np.where(launch >= 0, events.name[launch].astype(np.int64), NULL)
     in_graph: Flags = events.by_text(codes, lambda name: int("GraphLaunch" in name)) == 1
     return in_graph
 
 
 def is_old(events: Events) -> bool:
-    """Return whether a trace may be of a PyTorch before 2.4, as far as its times tell."""
+    """Return whether the times of a trace allow a PyTorch before 2.4."""
     start = events.start
     return not len(start) or not int(start[0]) >= _ABSOLUTE or int(start[0]) < _SINCE_2_4

@@ -1,21 +1,20 @@
-"""Nsight Systems exports: SQLite files, parquetdir and arrowdir; each process is a rank.
+"""Read Nsight Systems exports: SQLite files, parquetdir and arrowdir. Each process is a rank.
 
-What the parts of the file mean, and how they differ from version to version, stands in the
-modules: `layout` names tables and columns, `export` reads them from any kind of file. They are
-loaded when there is an export: most runs have none.
+`layout` names the tables and columns, and `export` reads them from any kind of file. The other
+modules are imported only when a run has an export.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastcomm import inputs
+from fastcomm import files
 from fastcomm.readers.nsys.layout import EXPORT, MAGIC, NVTX, STRINGS, SUFFIXES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastcomm.readers.formats import OpenOptions, RankSources
+    from fastcomm.readers import OpenOptions, RankSources
 
 __all__ = ["claims", "find", "project"]
 
@@ -23,7 +22,10 @@ _FILES = (".sqlite", ".sqlite3", ".db")
 
 
 def claims(path: Path) -> bool:
-    """Whether this is an export, or calls itself one: reading it then says what is wrong."""
+    """Return whether a path is an Nsight Systems export, or has the name of one.
+
+    A file with the name of an export is claimed unread: reading it then reports what is wrong.
+    """
     if path.is_dir():
         tables = (EXPORT, STRINGS, NVTX)
         return any((path / (table + end)).is_file() for table in tables for end in SUFFIXES)
@@ -32,7 +34,7 @@ def claims(path: Path) -> bool:
 
 def _has_magic(path: Path) -> bool:
     try:
-        with inputs.opened(path) as file:
+        with files.opened(path) as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
@@ -44,19 +46,48 @@ def is_damaged(_: Path) -> bool:
 
 
 def find(paths: Sequence[Path], options: "OpenOptions") -> "RankSources":
-    """The ranks of the reports, with the communicators that each is in."""
+    """Find the ranks of the exports, with the communicators of each rank.
+
+    Parameters
+    ----------
+    paths
+        Exports of one run; an export may hold several ranks, one per process.
+    options
+        What the caller stated about the run, such as the ranks of files.
+
+    Returns
+    -------
+    RankSources
+        Ranks in ascending order, with functions that read them.
+
+    Raises
+    ------
+    TraceFileError
+        If a path is not an export, has no process with work, or two processes have one rank.
+
+    """
     from fastcomm.readers.nsys import ranks
 
     return ranks.find(paths, options)
 
 
 def project(path: Path, process: int | None = None) -> "pa.Table":
-    """Every push/pop range that launched device work, as `nsys stats` projects it.
+    """Project every push/pop range that launched device work, as `nsys stats` does.
 
-    One row a range: process, thread, name, start and stop on the host, first and last time of
-    its device work (ns of the file), how many rows of device work that is. Of one `process`
-    (its number in the operating system) or of all.
+    Parameters
+    ----------
+    path
+        An export.
+    process
+        Operating-system id of the process to project; None projects all.
+
+    Returns
+    -------
+    pyarrow.Table
+        One row per range: process, thread, name, start and stop on the host, start of its first
+        and end of its last device work (ns of the file), number of rows of device work.
+
     """
-    from fastcomm.readers.nsys import projection
+    from fastcomm.readers.nsys import ranks
 
-    return projection.project(path, process)
+    return ranks.project(path, process)

@@ -1,4 +1,8 @@
-"""The communication of one process: kernel, launch, call of NCCL, payload, communicator."""
+"""Find the communication of a process: kernels, launches, NCCL calls, payloads, communicators.
+
+A *part* is what one launch does on one communicator: one collective, or a group of messages.
+Numbers that are unknown are NULL.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastcomm.readers.assembly import TraceOptions
-from fastcomm.readers.communication import Collectives, communication
+from fastcomm.readers.communication import Collectives, find_communication
 from fastcomm.readers.nsys import operations as operations_
 from fastcomm.readers.nsys.communicators import (
     Communicator,
@@ -40,7 +44,7 @@ _MESSAGE_KERNELS = ("SendRecv", "AllToAll")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points:
-    """Where on the host something was launched: the thread's globalTid, or NULL, and when."""
+    """Where and when on the host something was launched; NULL is unknown."""
 
     thread: Ints
     start: Ints
@@ -56,12 +60,32 @@ def find_collectives(
     communicators: Mapping[int, Communicator],
     options: TraceOptions,
 ) -> tuple[Collectives, KernelParts]:
-    """All communication of a process, with its roots and peers.
+    """Return all communication of a process, with root and peers.
 
-    `launches` and `replay` have an entry an event: where it was launched, and the number of the
-    graph's launch that it is of, or -1.
+    Parameters
+    ----------
+    events
+        Events of the process.
+    launches
+        Where each event was launched.
+    replay
+        Number of the graph launch that ran each event, or -1.
+    ranges, nccl
+        NVTX ranges of the process: of everybody, and of NCCL.
+    communicators
+        Communicators of the process, by unsigned id.
+    options
+        Patterns that tell communication kernels by name.
+
+    Returns
+    -------
+    Collectives
+        One entry per communication event.
+    KernelParts
+        How the communication events were matched with NCCL operations.
+
     """
-    rows, name, names = communication(events, options.patterns)
+    rows, name, names = find_communication(events, options.patterns)
     points = Points(
         thread=launches.thread[rows], start=launches.start[rows], stop=launches.stop[rows]
     )
@@ -77,16 +101,16 @@ def find_collectives(
     alone = sizes_of_operations(operations, communicators)
     marked = marks.around(_points_of(nccl, operations.row))
     parts = sizes_of_parts(operations, alone, communicators, marked)
-    found = _Found.of(matched, alone, parts, numbers(operations))
+    kernels = _KernelOperations.of(matched, alone, parts, numbers(operations))
     is_copy = events.kind[rows] != KIND["kernel"]
-    op = _operations(found.op, marks.around(points), name, names)
-    group, groups = _groups(found.communicator, events.more["stream"][rows], communicators)
+    op = _operations(kernels.op, marks.around(points), name, names)
+    group, groups = _groups(kernels.communicator, events.more["stream"][rows], communicators)
     copied = events.more["bytes"][rows]
-    sizes = byte_rules.Sizes(*(np.where(is_copy, copied, column) for column in found.sizes))
+    sizes = byte_rules.Sizes(*(np.where(is_copy, copied, column) for column in kernels.sizes))
     collectives = Collectives(
         row=rows,
         op=op,
-        seq=found.seq,
+        seq=kernels.seq,
         group=group,
         groups=groups,
         sizes=sizes,
@@ -97,30 +121,34 @@ def find_collectives(
     return collectives, matched
 
 
-def launch_points(found: ProcessEvents, made: Creations) -> Points:
-    """Where each event was launched; what a graph replays, where its node was made."""
-    launch = found.events.launch_of(np.arange(len(found.node)))
+def launch_points(process_events: ProcessEvents, creations: Creations) -> Points:
+    """Return where each event was launched, or, for nodes of a replayed graph, created."""
+    launch = process_events.events.launch_of(np.arange(len(process_events.node)))
     thread, start, stop = (
         np.where(launch >= 0, column[launch], NULL)
-        for column in (found.thread, found.events.start, found.events.stop)
+        for column in (
+            process_events.thread,
+            process_events.events.start,
+            process_events.events.stop,
+        )
     )
-    creation = made.of(found.node)
+    creation = creations.find(process_events.node)
     captured = creation >= 0
-    thread[captured] = made.thread[creation[captured]]
-    start[captured] = made.start[creation[captured]]
-    stop[captured] = made.stop[creation[captured]]
+    thread[captured] = creations.thread[creation[captured]]
+    start[captured] = creations.start[creation[captured]]
+    stop[captured] = creations.stop[creation[captured]]
     return Points(thread=thread, start=start, stop=stop)
 
 
 def enclosing(ranges: Points, points: Points) -> Ints:
-    """The innermost range around each point on its thread, or -1."""
+    """Return the row of the innermost range around each point on its thread, or -1."""
     threads, range_lane = np.unique(ranges.thread, return_inverse=True)
     lane = lookup(threads, points.thread)
-    known = np.flatnonzero(lane >= 0)
+    rows = np.flatnonzero(lane >= 0)
     inner = np.full(len(lane), -1, np.int64)
-    inner[known] = events.enclosing(
+    inner[rows] = events.enclosing(
         (range_lane.astype(np.int32), ranges.start, ranges.stop),
-        (lane[known].astype(np.int32), points.start[known], points.stop[known]),
+        (lane[rows].astype(np.int32), points.start[rows], points.stop[rows]),
     )
     return inner
 
@@ -131,36 +159,36 @@ def _points_of(nccl: NcclRanges, rows: Ints) -> Points:
 
 
 def _owner(nccl: NcclRanges, operations: NcclOperations, points: Points) -> Ints:
-    """The range that launched each kernel: an operation outside of groups, or a group's end."""
+    """Return the launching NCCL range of each kernel: an ungrouped operation or a group end."""
     owners = np.unique(operations.owner[operations.owner >= 0])
     inner = enclosing(_points_of(nccl, owners), points)
     return np.where(inner >= 0, owners[inner] if len(owners) else -1, -1)
 
 
 def _kinds(names: Sequence[Named]) -> Ints:
-    """What kind of operations a kernel does, as far as its name says it."""
+    """Return the kind of operations that each kernel name implies, or ANY."""
 
-    def kind(said: Named) -> int:
-        if said.op == "OTHER":
+    def kind(kernel: Named) -> int:
+        if kernel.op == "OTHER":
             return ANY
-        return MESSAGES if said.op in _MESSAGE_KERNELS else COLLECTIVE
+        return MESSAGES if kernel.op in _MESSAGE_KERNELS else COLLECTIVE
 
-    return np.array([kind(said) for said in names], np.int64)
+    return np.array([kind(kernel) for kernel in names], np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Marks:
-    """Ranges of PyTorch that name a collective."""
+    """PyTorch ranges that name a collective, and the operation of each."""
 
     points: Points
     op: NDArray[np.int8]
 
     @classmethod
     def of(cls, ranges: Ranges) -> "_Marks":
-        words = ranges.name.dictionary.to_pylist()
-        ops = [byte_rules.op_of_annotation(word) for word in words]
-        known = np.array([-1 if op is None else op for op in ops], np.int8)
-        op = known[ranges.name.indices.to_numpy()] if len(ranges.name) else known
+        names = ranges.name.dictionary.to_pylist()
+        ops = [byte_rules.op_of_annotation(name) for name in names]
+        code = np.array([-1 if op is None else op for op in ops], np.int8)
+        op = code[ranges.name.indices.to_numpy()] if len(ranges.name) else code
         rows = np.flatnonzero(op >= 0)
         points = Points(
             thread=ranges.thread[rows], start=ranges.start[rows], stop=ranges.stop[rows]
@@ -168,14 +196,14 @@ class _Marks:
         return cls(points=points, op=op[rows])
 
     def around(self, points: Points) -> NDArray[np.int8]:
-        """What the innermost range around each point names, or -1."""
+        """Return the operation that the innermost range around each point names, or -1."""
         inner = enclosing(self.points, points)
         return np.where(inner >= 0, np.append(self.op, np.int8(-1))[inner], -1).astype(np.int8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """What is known of each kernel through its part; NULL, or -1 for `op`, where nothing is."""
+class _KernelOperations:
+    """The operation of each communication kernel; NULL, or -1 for `op`, is unknown."""
 
     op: NDArray[np.int8]
     communicator: Ints
@@ -183,40 +211,43 @@ class _Found:
     sizes: byte_rules.Sizes
 
     @classmethod
-    def of(cls, matched: KernelParts, alone: Parts, parts: Parts, seq: Ints) -> "_Found":
+    def of(
+        cls, matched: KernelParts, alone: Parts, parts: Parts, seq: Ints
+    ) -> "_KernelOperations":
         part, single = matched.part, matched.operation
 
-        def pick(of_part: NDArray, of_one: NDArray, nothing: int) -> NDArray:  # type: ignore[type-arg]
-            whole = np.append(of_part, of_part.dtype.type(nothing))[part]
-            return np.where(single >= 0, np.append(of_one, of_one.dtype.type(0))[single], whole)
+        def pick(by_part: NDArray, by_operation: NDArray, unknown: int) -> NDArray:  # type: ignore[type-arg]
+            whole = np.append(by_part, by_part.dtype.type(unknown))[part]
+            one = np.append(by_operation, by_operation.dtype.type(0))[single]
+            return np.where(single >= 0, one, whole)
 
         sizes = byte_rules.Sizes(
             *(pick(a, b, NULL) for a, b in zip(parts.sizes, alone.sizes, strict=True))
         )
         for column in sizes:
             column[matched.extra] = NULL
-        found = cls(
+        kernels = cls(
             op=pick(parts.op, alone.op, -1),
             communicator=pick(parts.communicator, alone.communicator, NULL),
             seq=np.append(seq, NULL)[part],
             sizes=sizes,
         )
-        for kernel, several in matched.fused.items():
-            found._fuse(kernel, parts, list(several))
-        return found
+        for kernel, fused in matched.fused.items():
+            kernels._fuse(kernel, parts, list(fused))
+        return kernels
 
-    def _fuse(self, kernel: int, parts: Parts, several: list[int]) -> None:
-        """A kernel that does several parts: their sum, on no one communicator."""
-        for column, of_part in zip(self.sizes, parts.sizes, strict=True):
-            values = of_part[several]
+    def _fuse(self, kernel: int, parts: Parts, fused: list[int]) -> None:
+        """Give a kernel that does several parts the sum of their sizes, and no communicator."""
+        for column, part_sizes in zip(self.sizes, parts.sizes, strict=True):
+            values = part_sizes[fused]
             column[kernel] = NULL if (values == NULL).any() else values.sum()
-        ops = np.unique(parts.op[several])
+        ops = np.unique(parts.op[fused])
         self.op[kernel] = ops[0] if len(ops) == 1 else OP["OTHER"]
         self.communicator[kernel] = self.seq[kernel] = NULL
 
 
 def numbers(operations: NcclOperations) -> Ints:
-    """The number of each part among those of its communicator and kind, from 0."""
+    """Number the parts of each communicator and kind from 0, in order; NULL if unknown."""
     count = int(operations.part.max()) + 1 if len(operations.part) else 0
     _, first = np.unique(operations.part, return_index=True)
     numbers = np.zeros(count, np.int64)
@@ -233,18 +264,18 @@ def numbers(operations: NcclOperations) -> Ints:
 def _operations(
     op: NDArray[np.int8], marked: NDArray[np.int8], name: Ints, names: Sequence[Named]
 ) -> NDArray[np.int8]:
-    """The operation: the call's, else that of PyTorch's range, else the kernel's name's."""
-    by_name = np.array([OP[said.op] for said in names] + [OP["OTHER"]], np.int8)
+    """Return each operation: from the NCCL call, else PyTorch's range, else the kernel name."""
+    by_name = np.array([OP[kernel.op] for kernel in names] + [OP["OTHER"]], np.int8)
     return np.where(op >= 0, op, np.where(marked >= 0, marked, by_name[name])).astype(np.int8)
 
 
 def _groups(
     communicator: Ints, stream: Ints, communicators: Mapping[int, Communicator]
 ) -> tuple[NDArray[np.int32], tuple[ProcessGroup, ...]]:
-    """The group of each event: its communicator, as it is known by its members.
+    """Return the index of each event's process group, and the groups.
 
-    Where nothing says a communicator, all that a stream carries is a group: PyTorch has a
-    stream for each, so that a user can tag by it.
+    The group is the communicator. Without one, everything on a stream is a group: PyTorch uses
+    one stream per communicator, so that users can tag the group by its stream.
     """
     unknown = communicator == NULL
     label = np.where(unknown, stream, communicator)
@@ -255,8 +286,8 @@ def _groups(
             groups.append(ProcessGroup(name=f"stream {key}", streams=(key,)))
             continue
         id_ = unsigned(key)
-        known = communicators.get(id_, Communicator(size=None, rank=None, ranks=None))
-        ranks = None if known.ranks is None else tuple(sorted(known.ranks))
+        members = communicators.get(id_, Communicator(size=None, rank=None, ranks=None))
+        ranks = None if members.ranks is None else tuple(sorted(members.ranks))
         name = f"{id_:#018x}"
-        groups.append(ProcessGroup(name=name, ranks=ranks, size=known.size, communicator=id_))
+        groups.append(ProcessGroup(name=name, ranks=ranks, size=members.size, communicator=id_))
     return index.astype(np.int32), tuple(groups)

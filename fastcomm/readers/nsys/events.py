@@ -1,4 +1,7 @@
-"""The rows of one nsys process as events: device work, launches, and waits of the host."""
+"""Read the rows of one process as events: device work, launches, and waits of the host.
+
+Times are ns of the file; NULL stands for an unknown number.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -23,19 +26,22 @@ _RECORD = ("streamId", "correlationId", *layout.EVENT_IDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitRows:
-    """Rows of the synchronization table and, where one waits for a record, what that was."""
+    """Rows of the synchronization table, and the event record that each waits for."""
 
     rows: ExportRows
     columns: dict[str, Ints]  # "wait_stream" and "wait_correlation" of `schema.ARGS`
 
     @property
     def kind(self) -> Ints:
-        """What is waited for, a key of `layout.SYNCS`."""
+        """The kind of each wait, a key of `layout.SYNCS`."""
         return self.rows["syncType"]
 
 
 def read_waits(export: Export, process: int) -> WaitRows:
-    """The waits of a process; each finds the last record of its event before it."""
+    """Read the waits of a process, each with the last record of its CUDA event before it.
+
+    Raises `TraceFileError` if a table lacks a required column or has impossible times.
+    """
     rows = export.rows(layout.SYNC, _SYNC, process=process)
     records = export.rows(layout.CUDA_EVENT, _RECORD, process=process)
     record = _record_of(rows, records)
@@ -47,14 +53,14 @@ def read_waits(export: Export, process: int) -> WaitRows:
 
 
 def _record_of(waits: ExportRows, records: ExportRows) -> Ints:
-    """The row of the record that each wait is for, or -1.
+    """Return the row of the record that each wait is for, or -1.
 
-    An event is recorded again and again; newer exports number the recordings (`eventSyncId`),
-    and calls are numbered in their order (`correlationId`).
+    A CUDA event is recorded repeatedly: newer exports number the recordings (`eventSyncId`),
+    and calls are numbered in order (`correlationId`).
     """
-    found = np.full(waits.count, -1, np.int64)
+    result = np.full(waits.count, -1, np.int64)
     if not records.count:
-        return found
+        return result
     keys = [np.concatenate([records[name], waits[name]]) for name in layout.EVENT_IDS]
     call = np.concatenate([records["correlationId"], waits["correlationId"]])
     is_wait = np.arange(len(call)) >= records.count
@@ -66,10 +72,10 @@ def _record_of(waits: ExportRows, records: ExportRows) -> Ints:
     for key in keys:
         same &= key[candidate] == key[order]
     kinds = np.isin(waits["syncType"], layout.WAITS_FOR_EVENT)
-    at = order[is_wait[order]] - records.count
+    row = order[is_wait[order]] - records.count
     chosen = np.where(same, candidate, -1)[is_wait[order]]
-    found[at] = np.where(kinds[at], chosen, -1)
-    return found
+    result[row] = np.where(kinds[row], chosen, -1)
+    return result
 
 
 _DEVICE = ("start", "end", "deviceId", "streamId", "correlationId", "graphNodeId")
@@ -81,7 +87,7 @@ _VERSION = r"_v\d+(?:_ptsz|_ptds)?$"
 
 @dataclass(slots=True)
 class _Parts:
-    """Columns of one kind of row after another, to become one table."""
+    """Columns of event rows of several kinds, concatenated into one table at the end."""
 
     columns: dict[str, list[NDArray[Any]]] = field(
         default_factory=lambda: {
@@ -92,20 +98,20 @@ class _Parts:
     count: int = 0
 
     def add(self, kind: str, names: pa.DictionaryArray, **columns: NDArray[Any]) -> None:
-        """Rows of a kind; a column that is not given is NULL."""
+        """Append rows of a kind; columns that are not passed are NULL."""
         rows = len(names)
         self.count += rows
         for name in (*_COLUMNS, *_WAITS):
             self.columns[name].append(columns.get(name, np.broadcast_to(np.int64(NULL), rows)))
         self.columns["kind"].append(np.full(rows, KIND[kind], np.int8))
         self.columns["lane_kind"].append(columns.get("lane_kind", np.zeros(rows, np.int8)))
-        words = names.dictionary.to_pylist()
-        codes = [self.texts.setdefault(word, len(self.texts)) for word in words]
+        texts = names.dictionary.to_pylist()
+        codes = [self.texts.setdefault(text, len(self.texts)) for text in texts]
         index = names.indices.to_numpy(zero_copy_only=False)
         self.columns["name"].append(np.array([*codes, 0], np.int32)[index])
 
-    def whole(self) -> dict[str, Ints]:
-        """All rows, sorted by start; the parts are given up, one column after another."""
+    def sorted_columns(self) -> dict[str, Ints]:
+        """Return the columns of all rows, sorted by start; frees the parts one by one."""
         order = np.argsort(np.concatenate(self.columns["start"]), kind="stable")
         names = list(self.columns)
         return {name: np.concatenate(self.columns.pop(name))[order] for name in names}
@@ -113,16 +119,32 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEvents:
-    """All events of a process, sorted by start, and what only this format knows of them."""
+    """All events of a process, sorted by start, with columns that only nsys exports have."""
 
     events: Events
     lanes: pa.Table
-    thread: Ints  # globalTid of what is on the host
-    node: Ints  # of the CUDA graph that launched a kernel
+    thread: Ints  # globalTid of events on the host, else NULL
+    node: Ints  # CUDA graph node that launched a kernel, else NULL
 
 
 def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) -> ProcessEvents:
-    """The events of a process; unless the `whole` is wanted, without rows about waiting."""
+    """Read the events of a process.
+
+    Parameters
+    ----------
+    export, process
+        The export, and the process (`g >> 24`).
+    ranges
+        NVTX ranges of the process, which become annotations and operators.
+    whole
+        Whether to read waits as well, which no metric needs.
+
+    Raises
+    ------
+    TraceFileError
+        If a table lacks a required column or has impossible times.
+
+    """
     parts = _Parts()
     _add_kernels(parts, export, process)
     _add_copies(parts, export, process)
@@ -132,9 +154,9 @@ def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) ->
     _add_ranges(parts, ranges, "cpu_op", ranges.is_operator)
     if whole:
         waits = read_waits(export, process)
-        kind = _words(waits.kind, layout.SYNCS, "Sync")
+        kind = _labels(waits.kind, layout.SYNCS, "Sync")
         parts.add("sync", kind, **_device(waits.rows), **waits.columns)
-    columns: dict[str, Any] = parts.whole()
+    columns: dict[str, Any] = parts.sorted_columns()
     lane, lanes = _lanes(columns)
     count = len(lane)
     thread, node = columns.pop("thread"), columns.pop("node")
@@ -152,7 +174,7 @@ def read_events(export: Export, process: int, ranges: Ranges, *, whole: bool) ->
 
 
 _EVENT = ("start", "stop", "kind", "name", "correlation")
-# What kind of lane a row is on.
+# The kinds of lanes that rows are on.
 _LANE_KINDS = _DEVICE_LANE, _HOST_LANE, _START_END_LANE = 0, 1, 2
 
 
@@ -165,17 +187,17 @@ def _add_kernels(parts: _Parts, export: Export, process: int) -> None:
 
 def _add_copies(parts: _Parts, export: Export, process: int) -> None:
     rows = export.rows(layout.MEMCPY, (*_DEVICE, "bytes", "copyKind"), process=process)
-    names = _words(rows["copyKind"], layout.COPIES, "Memcpy")
+    names = _labels(rows["copyKind"], layout.COPIES, "Memcpy")
     parts.add("memcpy", names, **_device(rows), bytes=rows["bytes"])
     rows = export.rows(layout.MEMSET, (*_DEVICE, "bytes"), process=process)
-    names = _words(np.zeros(rows.count, np.int64), {0: "Memset (Device)"}, "Memset")
+    names = _labels(np.zeros(rows.count, np.int64), {0: "Memset (Device)"}, "Memset")
     parts.add("memset", names, **_device(rows), bytes=rows["bytes"])
 
 
 def _add_graphs(parts: _Parts, export: Export, process: int) -> None:
-    """Launches of whole graphs, whose kernels the capture left out."""
+    """Add launches of whole graphs, whose kernels the capture left out."""
     rows = export.rows(layout.GRAPH, (*_DEVICE, "graphExecId"), process=process)
-    names = _words(np.zeros(rows.count, np.int64), {0: GRAPH_NAME}, GRAPH_NAME)
+    names = _labels(np.zeros(rows.count, np.int64), {0: GRAPH_NAME}, GRAPH_NAME)
     parts.add("kernel", names, **_device(rows))
 
 
@@ -185,9 +207,15 @@ _NO_NAME = re.compile(rf"{_UNKNOWN}|{_MISSING} -?\d+")
 
 
 def set_aside_unnamed(events: Events) -> tuple[int, float]:
-    """Make kernels without a name neither compute nor communication.
+    """Make kernels without a name neither compute nor communication, in place.
 
-    Return how many there are, and their share of the time of all kernels.
+    Returns
+    -------
+    int
+        Number of such kernels.
+    float
+        Their share of the time of all kernels.
+
     """
     start, stop = events.start, events.stop
     unnamed = events.rows_named(lambda name: _NO_NAME.fullmatch(name) is not None, "kernel")
@@ -243,32 +271,33 @@ def _device(rows: ExportRows) -> dict[str, Ints]:
 
 
 def _named(export: Export, ids: Ints) -> pa.DictionaryArray:
-    """The strings of ids; a missing one is named by its number."""
+    """Return the strings with the ids; a missing one is named by its id."""
     encoded = pa.array(ids).dictionary_encode()
     different = encoded.dictionary.to_numpy()
     strings = export.strings(different)
-    words = [
+    texts = [
         strings.get(key) or (_UNKNOWN if key == NULL else f"{_MISSING} {key}")
         for key in different.tolist()
     ]
-    return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(words, pa.string()))
+    return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(texts, pa.string()))
 
 
-def _words(keys: Ints, names: dict[int, str], other: str) -> pa.DictionaryArray:
+def _labels(keys: Ints, names: dict[int, str], other: str) -> pa.DictionaryArray:
+    """Return the label of each key; an unknown key is labeled with its number."""
     encoded = pa.array(keys).dictionary_encode()
-    words = [names.get(key, f"{other} {key}") for key in encoded.dictionary.to_pylist()]
-    return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(words, pa.string()))
+    labels = [names.get(key, f"{other} {key}") for key in encoded.dictionary.to_pylist()]
+    return pa.DictionaryArray.from_arrays(encoded.indices, pa.array(labels, pa.string()))
 
 
 def _lanes(columns: dict[str, Ints]) -> tuple[NDArray[np.int32], pa.Table]:
-    """The lane of each event, and the lanes in the order of their first event."""
+    """Return the lane of each event, and the lanes in the order of their first events."""
     kind, thread = columns.pop("lane_kind"), columns["thread"]
     stream = np.where(columns["stream"] == NULL, -1, columns["stream"])
     device = (columns["device"] << _STREAM_BITS) + stream + 1
     key = np.where(kind == _DEVICE_LANE, device, thread) * len(_LANE_KINDS) + kind
     encoded = pa.array(key).dictionary_encode()
     lane = encoded.indices.to_numpy()
-    rows = [_lane(each) for each in encoded.dictionary.to_pylist()]
+    rows = [_lane(value) for value in encoded.dictionary.to_pylist()]
     return lane.astype(np.int32), pa.Table.from_pylist(rows, _LANES)
 
 
@@ -284,6 +313,7 @@ _LANES = pa.schema(
 
 
 def _lane(key: int) -> dict[str, Any]:
+    """Return one row of the lane table."""
     place, kind = divmod(key, len(_LANE_KINDS))
     if kind == _DEVICE_LANE:
         device, stream = place >> _STREAM_BITS, (place & ((1 << _STREAM_BITS) - 1)) - 1
@@ -296,25 +326,28 @@ def _lane(key: int) -> dict[str, Any]:
     return {"process": process, "thread": thread, "device": None, "is_device": False}
 
 
-_DEEPEST = 16  # copies of copies of a graph
+_DEEPEST = 16  # levels of copies of a graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Creations:
-    """Where and when nodes were made, sorted by node."""
+    """Where and when the nodes of CUDA graphs were created, sorted by node."""
 
     node: Ints
     thread: Ints
     start: Ints
     stop: Ints
 
-    def of(self, nodes: Ints) -> Ints:
-        """The row of each node's creation, or -1."""
+    def find(self, nodes: Ints) -> Ints:
+        """Return the row of each node's creation, or -1."""
         return lookup(self.node, nodes)
 
 
 def read_creations(export: Export, process: int) -> Creations:
-    """The creations of a process; nodes of a copied graph are traced back to the original."""
+    """Read where the graph nodes of a process were created.
+
+    A node of a copied graph has the creation of the original node.
+    """
     table = layout.NODES if export.has(layout.NODES) else layout.OLD_NODES
     columns = ("start", "end", "globalTid", "graphNodeId", "originalGraphNodeId")
     if not export.has_column(table, "graphNodeId"):
@@ -323,21 +356,21 @@ def read_creations(export: Export, process: int) -> Creations:
     node, original = rows["graphNodeId"], rows["originalGraphNodeId"]
     order = np.argsort(node, kind="stable")
     node, original = node[order], original[order]
-    made = _originals(node, original)
+    source = _originals(node, original)
     return Creations(
         node=node,
-        thread=rows["globalTid"][order][made],
-        start=rows["start"][order][made],
-        stop=np.where(rows["end"] == NULL, rows["start"], rows["end"])[order][made],
+        thread=rows["globalTid"][order][source],
+        start=rows["start"][order][source],
+        stop=np.where(rows["end"] == NULL, rows["start"], rows["end"])[order][source],
     )
 
 
 def _originals(node: Ints, original: Ints) -> Ints:
-    """For each node the row of the node that it is a copy of, in the end."""
-    at = np.arange(len(node))
+    """Return, for each node, the row of the node that it was first copied from."""
+    row = np.arange(len(node))
     for _ in range(_DEEPEST if len(node) else 0):
-        copied = lookup(node, original[at])
+        copied = lookup(node, original[row])
         if (copied < 0).all():
             break
-        at = np.where(copied >= 0, copied, at)
-    return at
+        row = np.where(copied >= 0, copied, row)
+    return row

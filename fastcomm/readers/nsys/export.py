@@ -1,4 +1,4 @@
-"""One nsys export as tables of our columns: SQLite file, parquetdir or arrowdir."""
+"""Read one export as tables with uniform columns: SQLite file, parquetdir or arrowdir."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fastcomm import arrow_stream, inputs, parquet
+from fastcomm import arrow_files, files
 from fastcomm.errors import TraceFileError
 from fastcomm.readers.nsys import layout, sqlite
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, SUFFIXES, TEXT
@@ -18,7 +18,7 @@ from fastcomm_kernels.arrays import NULL, Ints
 
 
 class Folder:
-    """The tables of one directory."""
+    """The tables of a parquetdir or arrowdir."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,7 +30,7 @@ class Folder:
         self.kind = "parquetdir" if ".parquet" in kinds else "arrowdir"
 
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """The columns of every table."""
+        """Return the column names of every table."""
         return {table: _names_of(file) for table, file in self._files.items()}
 
     def read(
@@ -41,20 +41,21 @@ class Folder:
         *,
         distinct: bool = False,
     ) -> dict[str, pa.ChunkedArray]:
-        """Columns of a table; null is the least integer, and the empty text or blob.
+        """Read columns of a table; null becomes NULL, or an empty text or blob.
 
-        `where` and `distinct` are wishes that only a database fulfils.
+        `where` and `distinct` are ignored: they only save a database work.
         """
-        found = _table_of(self._files[table], list(types))
+        rows = _table_of(self._files[table], list(types))
         return {
-            name: self._typed(found[name], type_, f"{table}.{name}")
+            name: self._typed(rows[name], type_, f"{table}.{name}")
             for name, type_ in types.items()
         }
 
     def _typed(self, column: pa.ChunkedArray, type_: str, place: str) -> pa.ChunkedArray:
+        """Return a column as `type_` without nulls; TraceFileError for another type."""
         if not _fits(column.type, type_):
             raise TraceFileError(
-                f"{self.path}: {place} holds values of type {column.type}, wanted {type_}"
+                f"{self.path}: {place} holds values of type {column.type}, expected {type_}"
             )
         if type_ == INTEGER:
             return pc.fill_null(_signed(column), NULL)
@@ -64,71 +65,75 @@ class Folder:
 def _names_of(file: Path) -> tuple[str, ...]:
     with _errors_of(file):
         if file.suffix == ".parquet":
-            return tuple(parquet.names(file))
-        inputs.check(file)
-        with inputs.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
+            return tuple(arrow_files.names(file))
+        files.check(file)
+        with files.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
             return tuple(reader.schema.names)
 
 
 def _table_of(file: Path, columns: Sequence[str]) -> pa.Table:
     with _errors_of(file):
         if file.suffix == ".parquet":
-            return parquet.read(file, columns, utf8=False)
+            return arrow_files.read(file, columns, utf8=False)
         table = _stream(file, columns)
-        # A stream is taken as it is: what it says of its buffers has to be checked.
+        # pyarrow trusts the buffer sizes that a stream states, so they are checked here.
         for column in table.columns:
             for chunk in column.chunks:
-                parquet.as_bytes(chunk).validate(full=True)
+                arrow_files.as_bytes(chunk).validate(full=True)
         return table
 
 
 def _stream(file: Path, columns: Sequence[str]) -> pa.Table:
-    """Columns of an Arrow stream.
+    """Read columns of an Arrow stream.
 
-    It is read, not mapped: a file that somebody cuts would end a program that has it mapped.
+    The file is read, not mapped: truncating a mapped file would kill the program.
     """
-    size, made = file.stat().st_size, 0
-    limits = inputs.Limits.of_environment()
-    inputs.check(file)
-    with inputs.opened(file) as stream:
-        arrow_stream.inflated(stream, lambda inflated: limits.check(inflated, size, file))
-    with inputs.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
+    size, total = file.stat().st_size, 0
+    limits = files.Limits.of_environment()
+    files.check(file)
+    with files.opened(file) as stream:
+        arrow_files.inflated(stream, lambda inflated: limits.check(inflated, size, file))
+    with files.opened(file) as stream, pa.ipc.open_stream(stream) as reader:
         schema, batches = reader.schema, []
         for batch in reader:
             batches.append(batch.select(columns))
-            made += batches[-1].nbytes
-            limits.check(made, size, file)
-    wanted = pa.schema([schema.field(name) for name in columns])
-    return pa.Table.from_batches(batches, wanted)
+            total += batches[-1].nbytes
+            limits.check(total, size, file)
+    selected = pa.schema([schema.field(name) for name in columns])
+    return pa.Table.from_batches(batches, selected)
 
 
 @contextmanager
 def _errors_of(file: Path) -> Iterator[None]:
+    """Raise errors of reading a file as TraceFileError with its path."""
     try:
         yield
     except (OSError, ValueError, pa.ArrowException) as error:
         raise TraceFileError(f"{file}: {error}") from error
 
 
-def _fits(found: pa.DataType, wanted: str) -> bool:
-    if pa.types.is_null(found):
+def _fits(actual: pa.DataType, type_: str) -> bool:
+    """Return whether a column of the Arrow type can be read as INTEGER, TEXT or BLOB."""
+    if pa.types.is_null(actual):
         return True
-    if wanted == INTEGER:
-        return bool(pa.types.is_integer(found) or pa.types.is_boolean(found))
-    if wanted == BLOB:
+    if type_ == INTEGER:
+        return bool(pa.types.is_integer(actual) or pa.types.is_boolean(actual))
+    if type_ == BLOB:
         # Exports of 2026 label blobs as text.
-        return bool(pa.types.is_binary(found) or pa.types.is_string(found))
-    return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
+        return bool(pa.types.is_binary(actual) or pa.types.is_string(actual))
+    return bool(pa.types.is_string(actual) or pa.types.is_large_string(actual))
 
 
 def _signed(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """int64; what is above keeps its bits, as in SQLite."""
+    """Return the column as int64; larger values keep their bits, as in SQLite."""
     if column.type == pa.uint64():
         return pa.chunked_array([chunk.view(pa.int64()) for chunk in column.chunks], pa.int64())
     return column.cast(pa.int64())
 
 
 class _Tables(Protocol):
+    """Access to the tables of an export, however they are stored."""
+
     path: Path
     kind: str
 
@@ -145,41 +150,40 @@ class _Tables(Protocol):
 
 
 class ExportRows:
-    """Some columns of some rows of a table; a column that the file lacks is null throughout."""
+    """Some columns of some rows of a table; a column that the file lacks is null."""
 
     def __init__(self, count: int, columns: dict[str, pa.ChunkedArray]) -> None:
         self.count = count
         self._columns = columns
 
     def __getitem__(self, name: str) -> Ints:
-        """A column of integers; NULL is null."""
+        """Return a column of integers; NULL is null."""
         if name not in self._columns:
             return np.full(self.count, NULL, np.int64)
         whole: Ints = self._columns[name].to_numpy()
         return whole
 
     def texts(self, name: str) -> pa.ChunkedArray:
-        """A column of texts or blobs; the empty one is null."""
+        """Return a column of texts or blobs; null is empty."""
         if name not in self._columns:
             return pa.chunked_array([pa.array([""] * self.count, pa.string())])
         return _readable(self._columns[name])
 
     def has(self, name: str) -> bool:
-        """Whether the file has the column."""
+        """Return whether the file has the column."""
         return name in self._columns
 
-    def where(self, kept: NDArray[np.bool_]) -> "ExportRows":
-        """Only the rows of which `kept` is true."""
-        if kept.all():
+    def where(self, mask: NDArray[np.bool_]) -> "ExportRows":
+        """Return the rows where the mask is true."""
+        if mask.all():
             return self
-        mask = pa.array(kept)
-        return ExportRows(
-            int(kept.sum()), {name: each.filter(mask) for name, each in self._columns.items()}
-        )
+        chosen = pa.array(mask)
+        columns = {name: column.filter(chosen) for name, column in self._columns.items()}
+        return ExportRows(int(mask.sum()), columns)
 
 
 def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column with what is no UTF-8 replaced."""
+    """Return a column of texts with invalid UTF-8 replaced."""
     if column.type != pa.string():
         return column
     try:
@@ -191,7 +195,7 @@ def _readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 class Export:
-    """An opened export. Nothing is kept open between two reads."""
+    """One export: a file or a directory. No file stays open between two reads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -200,23 +204,23 @@ class Export:
         self._columns = self._tables.columns()
 
     def has(self, table: str) -> bool:
-        """Whether the table is there; an absent one has no rows."""
+        """Return whether the export has the table; an absent one has no rows."""
         return table in self._columns
 
     def has_column(self, table: str, column: str) -> bool:
-        """Whether the table is there and has the column."""
+        """Return whether the export has the table, with the column."""
         return column in self._columns.get(table, ())
 
     @property
     def tables(self) -> str:
-        """The names of the tables, for a message."""
+        """Names of the first tables, for error messages."""
         return ", ".join(sorted(self._columns)[:8]) or "none"
 
     @property
-    def is_strange(self) -> bool:
-        """Whether no table of an export is there at all."""
-        known = (layout.EXPORT, layout.STRINGS, layout.NVTX, *layout.DEVICE_WORK)
-        return not any(self.has(table) for table in known)
+    def is_foreign(self) -> bool:
+        """Whether the file has no table of an Nsight Systems export."""
+        expected = (layout.EXPORT, layout.STRINGS, layout.NVTX, *layout.DEVICE_WORK)
+        return not any(self.has(table) for table in expected)
 
     def rows(
         self,
@@ -226,10 +230,23 @@ class Export:
         process: int | None = None,
         where: Iterable[str] = (),
     ) -> ExportRows:
-        """Columns of a table, of one process (`g >> 24`) where that is given.
+        """Read columns of a table.
 
-        `where` are conditions in SQL that spare a database rows which the caller drops anyway.
-        Raises `TraceFileError` where the table lacks a required column or a type is strange.
+        Parameters
+        ----------
+        table, columns
+            Names of the table and its columns; absent ones are null.
+        process
+            Process (`g >> 24`) whose rows to return; None returns all.
+        where
+            SQL conditions that save a database work; a directory ignores them.
+
+        Raises
+        ------
+        TraceFileError
+            If the table lacks a required column, a column has another type, or a row has an
+            impossible time.
+
         """
         if not self.has(table):
             return ExportRows(0, {})
@@ -237,20 +254,20 @@ class Export:
         required = layout.REQUIRED.get(table, ())
         if missing := [name for name in required if name not in present]:
             raise TraceFileError(
-                f"{self.path}: table {table} has no column {', '.join(missing)}: a version of "
-                f"the export that fastcomm does not know; found {', '.join(present)}"
+                f"{self.path}: table {table} has no column {', '.join(missing)}: this "
+                f"version of the export is not supported; its columns are {', '.join(present)}"
             )
         owner = layout.PROCESS_COLUMN.get(table) if process is not None else None
-        wanted = dict.fromkeys((*columns, *([owner] if owner else [])))
+        names = dict.fromkeys((*columns, *([owner] if owner else [])))
         types = {
-            name: layout.TYPES.get(name, layout.INTEGER) for name in wanted if name in present
+            name: layout.TYPES.get(name, layout.INTEGER) for name in names if name in present
         }
         where = list(where)
         if owner in present:
             where.append(f'"{owner}" >> {layout.THREAD_BITS} = {process}')
-        found = self._tables.read(table, types, where)
-        count = len(next(iter(found.values()))) if found else 0
-        rows = ExportRows(count, found)
+        values = self._tables.read(table, types, where)
+        count = len(next(iter(values.values()))) if values else 0
+        rows = ExportRows(count, values)
         if owner is not None and owner in present:
             rows = rows.where(rows[owner] >> layout.THREAD_BITS == process)
         if table in layout.SPANS:
@@ -258,7 +275,7 @@ class Export:
         return rows
 
     def _check_spans(self, table: str, rows: ExportRows) -> None:
-        """TraceFileError where a row has no time, or one that cannot be."""
+        """Raise TraceFileError if a row has no time, or an impossible one."""
         for name in ("start", "end"):
             if rows.has(name) and (absent := int((rows[name] == NULL).sum())):
                 raise TraceFileError(
@@ -269,48 +286,49 @@ class Export:
         if rows.has("end") and len(strange):
             first = strange[0]
             raise TraceFileError(
-                f"{self.path}: {table}: {len(strange)} rows whose times cannot be; the first "
+                f"{self.path}: {table}: {len(strange)} rows with impossible times; the first "
                 f"has start = {start[first]}, end = {end[first]}"
             )
 
     def processes(self, table: str) -> set[int | None]:
-        """The processes (`g >> 24`) that have rows in a table; None: rows name no process."""
+        """Return the processes (`g >> 24`) with rows in a table; None: rows name no process."""
         column = layout.PROCESS_COLUMN[table]
         if not self.has_column(table, column):
             return set()
         owner = self._tables.read(table, {column: layout.INTEGER}, distinct=True)[column]
         values = owner.unique().to_pylist()
-        return {None if each == NULL else each >> layout.THREAD_BITS for each in values}
+        return {None if value == NULL else value >> layout.THREAD_BITS for value in values}
 
     def strings(self, ids: Ints) -> dict[int, str]:
-        """The texts of these ids; only those that kept rows refer to are ever read."""
-        wanted = np.unique(ids[ids != NULL])
-        if not len(wanted):
+        """Return the texts with the given ids; texts of other ids are not read."""
+        different = np.unique(ids[ids != NULL])
+        if not len(different):
             return {}
-        found: dict[int, str] = {}
-        for condition in _id_conditions(wanted):
+        by_id: dict[int, str] = {}
+        for condition in _id_conditions(different):
             rows = self.rows(layout.STRINGS, ("id", "value"), where=[condition])
-            kept = rows.where(np.isin(rows["id"], wanted))
-            texts = kept.texts("value").to_pylist()
-            found |= dict(zip(kept["id"].tolist(), texts, strict=True))
+            selected = rows.where(np.isin(rows["id"], different))
+            texts = selected.texts("value").to_pylist()
+            by_id |= dict(zip(selected["id"].tolist(), texts, strict=True))
             if self.kind != "sqlite":
                 break
-        return found
+        return by_id
 
     def ids_of(self, glob: str, prefix: str) -> Ints:
-        """Ids of the strings that begin with `prefix`; `glob` says the same to a database."""
+        """Return ids of strings with a prefix; `glob` selects at least these in SQL."""
         rows = self.rows(layout.STRINGS, ("id", "value"), where=[f"value GLOB '{glob}'"])
-        kept = pa.compute.starts_with(rows.texts("value"), prefix)
-        ids: Ints = rows["id"][kept.to_numpy()]
+        has_prefix = pa.compute.starts_with(rows.texts("value"), prefix)
+        ids: Ints = rows["id"][has_prefix.to_numpy()]
         return ids
 
 
 _MOST_IDS = 20_000
-# ns: some 73 years, or as long since 1970.
+# ns, about 73 years: as a duration, or since 1970.
 _LATEST = 1 << 61
 
 
 def _id_conditions(ids: Ints) -> Iterable[str]:
+    """Yield SQL conditions that together select all ids."""
     for start in range(0, len(ids), _MOST_IDS):
         part = ids[start : start + _MOST_IDS].tolist()
         yield f"id IN ({', '.join(map(str, part))})"

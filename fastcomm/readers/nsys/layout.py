@@ -1,8 +1,8 @@
-"""The tables and columns of an Nsight Systems export that fastcomm reads, as data.
+"""Name the tables and columns of an Nsight Systems export that fastcomm reads.
 
-Nothing else is ever read: the tables of the environment, of captured output and of the host
-stay where they are. A table that is absent has no rows; a column that is absent is all null.
-The types are ours: those of the file differ by kind of export and by version.
+Nothing else is read: not the environment, captured output, or properties of the host. An absent
+table has no rows; an absent column is null. Types are those that readers get: the types in
+files differ by kind of export and version.
 """
 
 INTEGER, TEXT, BLOB = "integer", "text", "blob"
@@ -15,7 +15,9 @@ SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 CUDA_EVENT = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 GRAPH = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 NODES = "CUDA_GRAPH_NODE_EVENTS"
-OLD_NODES = "CUDA_GRAPH_EVENTS"  # creations of nodes until nodes got a table of their own
+OLD_NODES = (
+    "CUDA_GRAPH_EVENTS"  # creations of nodes in older exports, without a table of their own
+)
 NVTX = "NVTX_EVENTS"
 STRINGS = "StringIds"
 SCHEMAS = "NVTX_PAYLOAD_SCHEMAS"
@@ -32,11 +34,11 @@ TABLES = frozenset(
     ]
 )
 
-# The first bytes of an SQLite file, and the files of a directory, one a table.
+# The first bytes of an SQLite file, and the suffixes of the files of a directory.
 MAGIC = b"SQLite format 3\x00"
 SUFFIXES = (".parquet", ".arrow")
 
-# Which process a row is of: the column that tells, and whether it tells the thread as well.
+# The column that names the process of a row, or (globalTid) its process and thread.
 PROCESS_COLUMN = {
     KERNEL: "globalPid",
     MEMCPY: "globalPid",
@@ -54,7 +56,7 @@ PROCESS_COLUMN = {
 # Tables whose rows are device work: a process with one of them is a rank.
 DEVICE_WORK = (KERNEL, MEMCPY, MEMSET, GRAPH)
 
-# Columns without which a row means nothing; a table that lacks one is an error.
+# Columns that a table must have.
 REQUIRED = {
     KERNEL: ("start", "end", "deviceId", "streamId", "globalPid"),
     MEMCPY: ("start", "end", "deviceId", "streamId", "globalPid"),
@@ -66,10 +68,10 @@ REQUIRED = {
     STRINGS: ("id", "value"),
 }
 
-# Tables of which every row has a start and an end.
+# Tables whose rows all have a start and an end.
 SPANS = (*DEVICE_WORK, RUNTIME, SYNC)
 
-# Columns that are no integers.
+# Columns that are not integers.
 TYPES = {
     "value": TEXT,
     "text": TEXT,
@@ -81,17 +83,17 @@ TYPES = {
 # `NVTX_EVENTS.eventType`.
 PUSH_POP, START_END, DOMAIN = 59, 60, 75
 
-# The threads of one process have equal values above these bits, which are the thread's.
+# globalTid has the thread in these low bits, and the process above.
 THREAD_BITS = 24
 _PROCESS_BITS = (1 << 24) - 1
 
 
 def process_of(thread: int) -> int:
-    """The number that the operating system gave a process, from `g >> THREAD_BITS`."""
+    """Return the operating-system id of a process from `g >> THREAD_BITS`."""
     return thread & _PROCESS_BITS
 
 
-# `copyKind`, in the words of Kineto.
+# `copyKind`, with the names of Kineto.
 COPIES = {
     1: "Memcpy HtoD",
     2: "Memcpy DtoH",
@@ -108,9 +110,9 @@ COPIES = {
     13: "Memcpy DtoD (unified memory)",
 }
 
-# `syncType`, in the words of Kineto.
+# `syncType`, with the names of Kineto.
 SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
 ALL_STREAMS = 0xFFFFFFFF
 WAITS_FOR_EVENT = (1, 2)
-# What an event is known by, and which of its recordings.
+# Columns that identify a CUDA event and its recording.
 EVENT_IDS = ("eventId", "eventSyncId")

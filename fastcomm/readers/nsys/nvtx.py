@@ -1,4 +1,4 @@
-"""The NVTX ranges of one process: those of NCCL with their payloads, and everybody's."""
+"""Read the NVTX ranges of one process: NCCL ranges with payloads, and ranges of others."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,10 @@ from fastcomm.readers.nsys.layout import DOMAIN, NVTX, PUSH_POP, START_END
 from fastcomm.readers.nsys.payloads import OPERATIONS, NcclCalls
 from fastcomm_kernels.arrays import NULL, Ints
 
-# What `emit_nvtx` adds to an operator's name makes every name unique.
+# `emit_nvtx` adds these to operator names, which makes every name unique.
 _ADDED = r", (?:seq|op_id|sizes|stack) = .*$"
 _OPERATOR = r", (?:seq|op_id) = "
-# Ranges of collectives, that metrics need; operators are dropped unless everything is wanted.
+# Collectives, which metrics need; other operators are read only for whole traces.
 COLLECTIVE = r"^(?:nccl:|c10d::|record_param_comms|gloo:)"
 _OPERATOR_SQL = (
     "text IS NULL OR (text NOT LIKE '%, op_id = %' AND text NOT LIKE '%, seq = %') "
@@ -30,7 +30,7 @@ _COLUMNS = ("start", "end", "eventType", "globalTid", "endGlobalTid", "domainId"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranges:
-    """Complete ranges in no order; their names without what makes each unique."""
+    """Ranges that ended, in no order; names without the numbers that make them unique."""
 
     start: Ints
     stop: Ints
@@ -49,10 +49,19 @@ def read_ranges(
     operators: bool,
     numbered: bool = False,
 ) -> Ranges:
-    """The ranges of a process; `ends` are times at which the capture ended.
+    """Read the ranges of a process.
 
-    Unless all `operators` that `emit_nvtx` shows are wanted, only collectives are read of them;
-    the number that it gives each is kept only if `numbered`.
+    Parameters
+    ----------
+    export, process
+        The export, and the process (`g >> 24`); None reads all.
+    ends
+        Times at which the capture ended: ranges that end there were still open.
+    operators
+        Whether to read all operators of `emit_nvtx`, or only collectives.
+    numbered
+        Whether names keep the sequence numbers that `emit_nvtx` adds.
+
     """
     where = [f"eventType IN ({PUSH_POP}, {START_END})"]
     if not operators:
@@ -62,14 +71,14 @@ def read_ranges(
     rows = rows.where((kind == PUSH_POP) | (kind == START_END))
     rows = rows.where(~_is_open(rows, ends))
     name = _names(export, rows)
-    is_operator = _each(name, pc.match_substring_regex(name.dictionary, _OPERATOR))
+    is_operator = _rows_of(name, pc.match_substring_regex(name.dictionary, _OPERATOR))
     if not operators:
-        is_collective = _each(name, pc.match_substring_regex(name.dictionary, COLLECTIVE))
-        kept = ~is_operator | is_collective
+        is_collective = _rows_of(name, pc.match_substring_regex(name.dictionary, COLLECTIVE))
+        mask = ~is_operator | is_collective
         rows, name, is_operator = (
-            rows.where(kept),
-            name.filter(pa.array(kept)),
-            is_operator[kept],
+            rows.where(mask),
+            name.filter(pa.array(mask)),
+            is_operator[mask],
         )
     return Ranges(
         start=rows["start"],
@@ -83,6 +92,7 @@ def read_ranges(
 
 
 def _is_open(rows: ExportRows, ends: frozenset[int]) -> NDArray[np.bool_]:
+    """Return whether each range was still open when the capture ended."""
     end = rows["end"]
     is_open: NDArray[np.bool_] = np.isin(end, np.array([NULL, *sorted(ends)], np.int64))
     is_open[end < rows["start"]] = True
@@ -90,27 +100,28 @@ def _is_open(rows: ExportRows, ends: frozenset[int]) -> NDArray[np.bool_]:
 
 
 def _names(export: Export, rows: ExportRows) -> pa.DictionaryArray:
-    """The text of each range, or the string that it refers to."""
+    """Return the text of each range, or the registered string that it refers to."""
     text = rows.texts("text").combine_chunks()
     ids = rows["textId"]
     ids = np.where(pc.equal(text, "").to_numpy(zero_copy_only=False), ids, NULL)
     registered = export.strings(ids)
     if registered:
         keys, code = np.unique(ids, return_inverse=True)
-        words = pa.array([registered.get(key, "") for key in keys.tolist()], pa.string())
-        text = pc.if_else(pa.array(ids == NULL), text, words.take(pa.array(code)))
+        texts = pa.array([registered.get(key, "") for key in keys.tolist()], pa.string())
+        text = pc.if_else(pa.array(ids == NULL), text, texts.take(pa.array(code)))
     return text.dictionary_encode()
 
 
-def _each(name: pa.DictionaryArray, answer: pa.Array) -> NDArray[np.bool_]:
-    """The answer to each name, asked once a word."""
-    of_word: NDArray[np.bool_] = answer.to_numpy(zero_copy_only=False).astype(np.bool_)
+def _rows_of(name: pa.DictionaryArray, by_name: pa.Array) -> NDArray[np.bool_]:
+    """Return a Boolean per row from one per different name."""
+    values: NDArray[np.bool_] = by_name.to_numpy(zero_copy_only=False).astype(np.bool_)
     index = name.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    of_each: NDArray[np.bool_] = np.append(of_word, False)[index]
-    return of_each
+    result: NDArray[np.bool_] = np.append(values, False)[index]
+    return result
 
 
 def _without_numbers(name: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Return names without the numbers that `emit_nvtx` adds."""
     cut = pc.replace_substring_regex(name.dictionary, _ADDED, "").dictionary_encode()
     codes = cut.indices.take(name.indices)
     return pa.DictionaryArray.from_arrays(codes.cast(pa.int32()), cut.dictionary)
@@ -118,27 +129,27 @@ def _without_numbers(name: pa.DictionaryArray) -> pa.DictionaryArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclRanges:
-    """The calls of NCCL's API in one process, with what their payloads say (NULL: nothing)."""
+    """The NCCL API calls of a process, with values from their payloads; NULL is unknown."""
 
     calls: NcclCalls
-    open: NDArray[np.bool_]  # never ended: no range encloses by it
-    communicator: Ints  # 64 bits without a sign, as the bits of an int64
-    size: Ints
-    peer: Ints  # place in the communicator, as is the root
-    root: Ints
-    ranks: Ints  # of the communicator that the call makes
-    rank: Ints  # in that communicator
-    has_domain: bool = False  # the process made the domain NCCL
+    open: NDArray[np.bool_]  # still open at the end of the capture
+    communicator: Ints  # unsigned 64-bit id, as the bits of an int64
+    size: Ints  # bytes
+    peer: Ints  # rank in the communicator
+    root: Ints  # rank in the communicator
+    ranks: Ints  # number of ranks of the communicator that the call creates
+    rank: Ints  # own rank in that communicator
+    has_domain: bool = False  # whether a process has the NVTX domain "NCCL"
 
     @property
     def is_operation(self) -> NDArray[np.bool_]:
-        """Whether a call moves data."""
+        """Whether each call moves data."""
         return np.array([name in OPERATIONS for name in self.calls.names], np.bool_)[
             self.calls.code
         ]
 
-    def of(self, process: int) -> "NcclRanges":
-        """The calls of one process."""
+    def of_process(self, process: int) -> "NcclRanges":
+        """Return the calls of one process."""
         rows = np.flatnonzero(self.calls.thread >> layout.THREAD_BITS == process)
         calls = self.calls
         return NcclRanges(
@@ -161,7 +172,21 @@ class NcclRanges:
 
 
 def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> NcclRanges:
-    """The ranges of the domain NCCL of one process, or of all; payloads decoded."""
+    """Read the ranges of the NVTX domain "NCCL" and decode their payloads.
+
+    Parameters
+    ----------
+    export, process
+        The export, and the process (`g >> 24`); None reads all.
+    ends
+        Times at which the capture ended.
+
+    Raises
+    ------
+    TraceFileError
+        If a payload is shorter than its schema.
+
+    """
     ids = export.ids_of(_NCCL_GLOB, _NCCL_PREFIX)
     by_id = f" OR textId IN ({', '.join(map(str, ids.tolist()))})" if len(ids) else ""
     rows = export.rows(
@@ -176,15 +201,15 @@ def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> Nccl
     domains = _domains(export, rows)
     rows = rows.where(rows["eventType"] == PUSH_POP)
     name = _names(export, rows)
-    kept = _each(name, pc.match_substring_regex(name.dictionary, _NCCL))
+    mask = _rows_of(name, pc.match_substring_regex(name.dictionary, _NCCL))
     owner = rows["globalTid"] >> layout.THREAD_BITS
-    known = np.isin(owner, list(domains))
+    has_domain = np.isin(owner, list(domains))
     is_nccl = np.zeros(len(owner), np.bool_)
-    for one, its_domains in domains.items():
-        is_nccl |= (owner == one) & np.isin(rows["domainId"], list(its_domains))
-    # Cut-out files lack the rows of the domains: there the name alone tells.
-    kept &= is_nccl | ~known
-    rows, name = rows.where(kept), name.filter(pa.array(kept))
+    for nccl_process, numbers in domains.items():
+        is_nccl |= (owner == nccl_process) & np.isin(rows["domainId"], list(numbers))
+    # Excerpts of exports may lack the domain rows: there the name alone decides.
+    mask &= is_nccl | ~has_domain
+    rows, name = rows.where(mask), name.filter(pa.array(mask))
     calls = NcclCalls(
         names=tuple(name.dictionary.to_pylist()),
         code=name.indices.to_numpy().astype(np.int64),
@@ -192,23 +217,26 @@ def read_nccl(export: Export, process: int | None, ends: frozenset[int]) -> Nccl
         stop=rows["end"],
         thread=rows["globalTid"],
     )
-    said = payloads.decode(export, calls, rows.texts("binaryData"), _json(export, rows))
-    return NcclRanges(calls=calls, open=_is_open(rows, ends), has_domain=bool(domains), **said)
+    values = payloads.decode(export, calls, rows.texts("binaryData"), _json(export, rows))
+    return NcclRanges(
+        calls=calls, open=_is_open(rows, ends), has_domain=bool(domains), **values
+    )
 
 
 def _domains(export: Export, rows: ExportRows) -> dict[int, set[int]]:
-    """The numbers of the domain NCCL in each process that made it."""
-    made = rows.where(rows["eventType"] == DOMAIN)
-    owner = (made["globalTid"] >> layout.THREAD_BITS).tolist()
-    names = _names(export, made).to_pylist()
-    found: dict[int, set[int]] = {}
-    for process, domain, name in zip(owner, made["domainId"].tolist(), names, strict=True):
+    """Return the numbers of the domain "NCCL" in each process that has it."""
+    creations = rows.where(rows["eventType"] == DOMAIN)
+    owner = (creations["globalTid"] >> layout.THREAD_BITS).tolist()
+    names = _names(export, creations).to_pylist()
+    domains: dict[int, set[int]] = {}
+    for process, domain, name in zip(owner, creations["domainId"].tolist(), names, strict=True):
         if name == "NCCL":
-            found.setdefault(process, set()).add(domain)
-    return found
+            domains.setdefault(process, set()).add(domain)
+    return domains
 
 
 def _json(export: Export, rows: ExportRows) -> list[str]:
+    """Return the JSON payload of each row, or an empty text."""
     texts: list[str] = rows.texts("jsonText").to_pylist()
     ids = rows["jsonTextId"]
     strings = export.strings(ids)

@@ -1,8 +1,9 @@
-"""Which kernels an operation of NCCL launched, where operations come in groups.
+"""Match NCCL operations with the kernels that they launched.
 
 `ncclGroupStart` and `ncclGroupEnd` are short sibling ranges. An operation outside of any group
-launches inside its own range; those inside are launched by the outermost `ncclGroupEnd`. What a
-range launches is its *parts*, one a communicator and kind: those are matched with its kernels.
+launches inside its own range; those inside a group are launched by the outermost
+`ncclGroupEnd`. The launching range is the *owner*. The operations of an owner form *parts*, one
+per communicator and kind, which are matched with the kernels of the owner.
 """
 
 from dataclasses import dataclass
@@ -21,33 +22,33 @@ GROUP_START, GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 SEND, RECEIVE = "ncclSend", "ncclRecv"
 
 COLLECTIVE, MESSAGES, ANY = 0, 1, -1
-# Collectives that NCCL makes of messages.
+# Collectives that NCCL implements with messages.
 _OF_MESSAGES = [OP["AllToAll"], OP["Gather"], OP["Scatter"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclOperations:
-    """Operations of a process in the order of their starts; `row` is a row of `NcclRanges`."""
+    """NCCL operations of a process, sorted by start."""
 
-    row: Ints
+    row: Ints  # row of `NcclRanges`
     op: NDArray[np.int8]  # index into OPS
     is_send: NDArray[np.bool_]
     is_receive: NDArray[np.bool_]
     communicator: Ints
-    size: Ints
-    peer: Ints  # place in the communicator, as is the root
-    root: Ints
-    owner: Ints  # row of the range that launches it, -1 where the capture has none
-    part: Ints  # number of its part
+    size: Ints  # bytes
+    peer: Ints  # rank in the communicator
+    root: Ints  # rank in the communicator
+    owner: Ints  # row of the range that launches it; -1 if the capture has none
+    part: Ints  # index of its part
 
     @property
     def kind(self) -> Ints:
-        """What kernel it runs in: COLLECTIVE or MESSAGES."""
+        """The kind of kernel that each operation runs in: COLLECTIVE or MESSAGES."""
         return _kind(self.op, self.is_send | self.is_receive)
 
 
 def find_operations(nccl: NcclRanges) -> NcclOperations:
-    """The operations of a process, each with the range that launches it."""
+    """Return the operations of a process, each with the range that launches it."""
     calls = nccl.calls
     op_of = np.array(
         [OP[OPERATIONS[n]] if n in OPERATIONS else -1 for n in calls.names], np.int8
@@ -73,40 +74,50 @@ def find_operations(nccl: NcclRanges) -> NcclOperations:
 
 
 def _kind(op: NDArray[np.int8], is_message: NDArray[np.bool_]) -> Ints:
-    of_messages: Ints = (is_message | np.isin(op, _OF_MESSAGES)).astype(np.int64)
-    return of_messages
+    """Return COLLECTIVE or MESSAGES for each operation."""
+    kind: Ints = (is_message | np.isin(op, _OF_MESSAGES)).astype(np.int64)
+    return kind
 
 
 def _is(nccl: NcclRanges, name: str) -> NDArray[np.bool_]:
+    """Return whether each call is of the named function."""
     code = nccl.calls.names.index(name) if name in nccl.calls.names else -1
-    found: NDArray[np.bool_] = nccl.calls.code == code
-    return found
+    result: NDArray[np.bool_] = nccl.calls.code == code
+    return result
 
 
 def _owners(nccl: NcclRanges, is_operation: NDArray[np.bool_]) -> Ints:
-    """For each call the row of the range that launches it, thread by thread."""
+    """Return the row of the range that launches each call, thread by thread, or -1."""
     starts, ends = _is(nccl, GROUP_START), _is(nccl, GROUP_END)
     owner = np.full(len(starts), -1, np.int64)
     thread = nccl.calls.thread
-    for one in np.unique(thread).tolist():
-        rows = np.flatnonzero((thread == one) & (is_operation | starts | ends) & ~nccl.open)
+    for thread_id in np.unique(thread).tolist():
+        rows = np.flatnonzero(
+            (thread == thread_id) & (is_operation | starts | ends) & ~nccl.open
+        )
         rows = rows[np.argsort(nccl.calls.start[rows], kind="stable")]
         owner[rows] = _owners_of_thread(rows, starts[rows], ends[rows])
     return owner
 
 
-def _owners_of_thread(rows: Ints, starts: NDArray[np.bool_], ends: NDArray[np.bool_]) -> Ints:
-    """Groups nest; the end of the outermost launches. An end without a start ends nothing."""
-    level = np.cumsum(starts.astype(np.int64) - ends.astype(np.int64))
+def _owners_of_thread(
+    rows: Ints, is_start: NDArray[np.bool_], is_end: NDArray[np.bool_]
+) -> Ints:
+    """Return the launching row of each call of a thread, sorted by start.
+
+    Groups nest, and the end of the outermost group launches. An end without a start ends
+    nothing.
+    """
+    level = np.cumsum(is_start.astype(np.int64) - is_end.astype(np.int64))
     level -= np.minimum.accumulate(np.minimum(level, 0))
-    closing = np.flatnonzero(ends & (level == 0))
+    closing = np.flatnonzero(is_end & (level == 0))
     following = np.searchsorted(closing, np.arange(len(rows)))
     last = np.append(rows[closing], -1)
     return np.where(level == 0, rows, last[following])
 
 
 def _parts(owner: Ints, row: Ints, communicator: Ints, kind: Ints) -> Ints:
-    """A number for each (owner, communicator, kind), in the order of their first operations."""
+    """Number each (owner, communicator, kind), in the order of their first operations."""
     alone = np.where(owner >= 0, owner, -1 - row)
     first, part = alike(alone, communicator, kind)
     rank = np.empty(len(first), np.int64)
@@ -117,23 +128,33 @@ def _parts(owner: Ints, row: Ints, communicator: Ints, kind: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelParts:
-    """For each communication kernel its part and, of that, one operation; -1: none or all."""
+    """The part and operation of each communication kernel."""
 
-    part: Ints
-    operation: Ints  # index into `Operations`, where a part has as many kernels as operations
-    extra: NDArray[np.bool_]  # the kernel is one more than its part accounts for: no bytes
-    fused: dict[int, tuple[int, ...]]  # kernel -> parts, where it does several
-    by_order: int  # kernels that only their order gave a part
+    part: Ints  # -1: unknown
+    operation: Ints  # index into `NcclOperations` if the kernel does one of its part, else -1
+    extra: NDArray[np.bool_]  # whether the part accounts for fewer kernels: it gets no bytes
+    fused: dict[int, tuple[int, ...]]  # parts of each kernel that does several
+    by_order: int  # number of kernels that were matched by order alone
 
 
 def match(
     operations: NcclOperations, owner: Ints, kind: Ints, launch: Ints, replay: Ints
 ) -> KernelParts:
-    """Match the kernels of each owner with the owner's parts, by kind, then by order.
+    """Match the kernels of each owner with the parts of the owner, by kind, then by order.
 
-    For each kernel, in the order of their starts: the range that launched it (-1: none), its
-    kind as far as its name says it (or ANY), the time of its launch (NULL: unknown), and the
-    number of the graph's launch it is of, since a graph repeats what its capture launched.
+    Parameters
+    ----------
+    operations
+        NCCL operations of the process.
+    owner
+        Row of the range that launched each kernel, or -1. Kernels are sorted by start.
+    kind
+        COLLECTIVE, MESSAGES or ANY, as far as the name of each kernel tells.
+    launch
+        Host time of the launch of each kernel; NULL is unknown.
+    replay
+        Number of the graph launch of each kernel, or -1: a graph repeats its captured launches.
+
     """
     matching = _Matching(operations, kind, len(owner))
     keys = np.stack([owner, replay], axis=1)
@@ -154,6 +175,8 @@ def match(
 
 
 class _Matching:
+    """The matching in progress: kernels, and the members of each part."""
+
     def __init__(self, operations: NcclOperations, kind: Ints, count: int) -> None:
         self.operations, self.kind = operations, kind
         self.part = np.full(count, -1, np.int64)
@@ -181,11 +204,11 @@ class _Matching:
             self._pair(same, chosen)
             if len(chosen):
                 parts = [part for part in parts if part not in same]
-        # Kernels whose names do not say their kind get what is left.
+        # Kernels whose names do not tell their kind get the remaining parts.
         self._pair(parts, kernels[self.kind[kernels] == ANY])
 
     def _pair(self, parts: list[int], kernels: Ints) -> None:
-        """Match parts and kernels one to one as far as both go."""
+        """Match parts and kernels one to one; surplus parts fuse, surplus kernels are extra."""
         if not parts or not len(kernels):
             return
         if len(parts) == 1 and len(self.members[parts[0]]) == len(kernels) > 1:
@@ -200,28 +223,29 @@ class _Matching:
         self.extra[kernels[both:]] = True
 
     def add_elsewhere(self, kernels: Ints, launch: Ints) -> int:
-        """Kernels that no range launched: non-blocking communicators use another thread.
+        """Match kernels that no range launched, by order and kind, and return their number.
 
-        By order and kind, and only where there are as many as parts without any kernel.
+        Non-blocking communicators launch from another thread. Kernels of a kind are matched
+        only if there are as many as parts without a kernel.
         """
-        done = np.zeros(len(self.members), np.bool_)
-        done[self.part[self.part >= 0]] = True
+        is_matched = np.zeros(len(self.members), np.bool_)
+        is_matched[self.part[self.part >= 0]] = True
         for parts in self.fused.values():
-            done[list(parts)] = True
+            is_matched[list(parts)] = True
         kernels = kernels[launch[kernels] != NULL]
         kernels = kernels[np.argsort(launch[kernels], kind="stable")]
         kinds = self.operations.kind
         total = 0
         for kind in (COLLECTIVE, MESSAGES):
-            open_ = [
+            unmatched = [
                 part
                 for part, members in enumerate(self.members)
-                if not done[part] and kinds[members[0]] == kind
+                if not is_matched[part] and kinds[members[0]] == kind
             ]
             chosen = kernels[self.kind[kernels] == kind]
-            if len(open_) == len(chosen):
-                self.part[chosen] = open_
-                total += len(open_)
+            if len(unmatched) == len(chosen):
+                self.part[chosen] = unmatched
+                total += len(unmatched)
         return total
 
 

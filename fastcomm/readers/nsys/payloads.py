@@ -1,8 +1,8 @@
-"""What NCCL says in the payloads of its NVTX ranges: fields by name, from blobs or from JSON.
+"""Decode the payloads of NCCL's NVTX ranges: fields by name, from blobs or from JSON.
 
 A blob is a header of four little-endian u64 (domain, schema, payload size, and a fourth that
 depends on the version) and the payload; the schema tables name the payload's fields. A
-communicator's id is 64 bits without a sign: a column holds its bits as int64.
+communicator's id is an unsigned 64-bit number: a column holds its bits as int64.
 """
 
 import re
@@ -21,7 +21,7 @@ from fastcomm.readers.nsys.export import Export
 from fastcomm.trace.columns import alike
 from fastcomm_kernels.arrays import NULL, Ints
 
-# The operation of each call; a send and a receive are one of two sides.
+# The operation of each call; sends and receives are the two sides of one.
 OPERATIONS = {
     "ncclAllReduce": "AllReduce",
     "ncclAllGather": "AllGather",
@@ -36,11 +36,11 @@ OPERATIONS = {
     "ncclRecv": "SendRecv",
     "ncclPutSignal": "OTHER",
 }
-# The labels of NCCL's fields, and what they are called here.
+# The labels of NCCL's fields, and their names in FIELDS.
 LABELS = {
     "NCCL communicator ID": "communicator",
     "Message size [bytes]": "size",
-    "Bytes": "size",  # of broadcasts, sends and receives until 2.24
+    "Bytes": "size",  # broadcasts, sends and receives until 2.24
     "Peer rank": "peer",
     "Root": "root",
     "No. of ranks": "ranks",
@@ -49,7 +49,7 @@ LABELS = {
 FIELDS = ("communicator", "size", "peer", "root", "ranks", "rank")
 
 _HEADER = 32
-# Bytes of an NVTX entry type, and whether it has a sign.
+# NumPy type of each NVTX entry type.
 _TYPES = {
     5: "i4", 6: "u4", 7: "i8", 8: "u8", 9: "i8", 10: "u8",
     15: "i4", 16: "u4", 17: "i8", 18: "u8", 22: "u8", 23: "u8",
@@ -61,22 +61,22 @@ _SPLIT = (_ID, ("ranks", 16, "i4"), ("rank", 20, "i4"))
 _OLD_SIZE = ("size", 0, "u8")
 _MESSAGES = ("ncclSend", "ncclRecv")
 _ROOTED = ("ncclBroadcast", "ncclBcast", "ncclReduce", "ncclGather", "ncclScatter")
-# Where the schema tables are missing: NCCL's layouts since 2.25, and before, by payload size.
+# NCCL's layouts since 2.25 and before, told apart by payload size, for missing schema tables.
 _NEW_SIZES = {"ncclAllGather": 16, "ncclAlltoAll": 16}
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One value in a payload."""
+    """The place of one value in a payload."""
 
     name: str  # one of FIELDS
-    offset: int
-    type: str  # of NumPy, little-endian
+    offset: int  # bytes
+    type: str  # NumPy type, little-endian
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclCalls:
-    """Calls of NCCL's API: `names[code]` each, sorted by nothing."""
+    """Calls of NCCL's API, in no order; call i is of the function `names[code[i]]`."""
 
     names: tuple[str, ...]
     code: Ints
@@ -85,13 +85,13 @@ class NcclCalls:
     thread: Ints  # globalTid
 
     def name_of(self, row: int) -> str:
-        """The name of the function."""
+        """Return the name of the function that a row calls."""
         return self.names[int(self.code[row])]
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The fields of a payload that count, and the size of the whole."""
+    """The layout of a payload: its fields that FIELDS names, and its size in bytes."""
 
     size: int
     fields: tuple[Field, ...]
@@ -103,23 +103,42 @@ def decode(
     blobs: pa.ChunkedArray,
     texts: Sequence[str],
 ) -> dict[str, Ints]:
-    """A column for each of FIELDS: what the payload of each call says, or NULL.
+    """Return an int64 column for each of FIELDS, decoded from the payload of each call.
 
-    A blob goes before a text. Raises `TraceFileError` where a blob is too short.
+    Parameters
+    ----------
+    export
+        Export with the schema tables.
+    calls
+        The calls, one per payload.
+    blobs, texts
+        Binary payloads, and payloads as JSON, which are read for calls without a blob; both may
+        be empty.
+
+    Returns
+    -------
+    dict of str to ndarray
+        By name of the field; NULL where the payload lacks it.
+
+    Raises
+    ------
+    TraceFileError
+        If a blob is too short for its schema.
+
     """
-    found = {name: np.full(len(calls.start), NULL, np.int64) for name in FIELDS}
-    _add_texts(found, texts)
+    columns = {name: np.full(len(calls.start), NULL, np.int64) for name in FIELDS}
+    _add_texts(columns, texts)
     blob = blobs.combine_chunks()
     blob = blob.chunk(0) if isinstance(blob, pa.ChunkedArray) else blob
     lengths = pa.compute.binary_length(blob).to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(lengths > 0)
     if len(rows):
-        _add_blobs(found, _Blobs(export, calls, blob, lengths), rows)
-    return found
+        _add_blobs(columns, _Blobs(export, calls, blob, lengths), rows)
+    return columns
 
 
 class _Blobs:
-    """Blobs as one run of bytes."""
+    """Blobs as one array of bytes."""
 
     def __init__(self, export: Export, calls: NcclCalls, blob: pa.Array, lengths: Ints) -> None:
         self.path: Path = export.path
@@ -128,62 +147,64 @@ class _Blobs:
         self.lengths = lengths
         _, offsets, data = blob.buffers()
         self.bytes = np.frombuffer(data, np.uint8)
-        at = np.frombuffer(offsets, np.int32)[blob.offset : blob.offset + len(blob)]
-        self.first = at.astype(np.int64)
+        starts = np.frombuffer(offsets, np.int32)[blob.offset : blob.offset + len(blob)]
+        self.first = starts.astype(np.int64)
 
     def values(self, rows: Ints, offset: int, type_: str) -> Ints:
-        """The values at `offset` of the blobs of these rows, which are long enough."""
+        """Return the values at an offset of the blobs of some rows, which are long enough."""
         width = int(type_[1])
         cells = self.first[rows][:, None] + offset + np.arange(width)
         values: Ints = self.bytes[cells].reshape(-1).view(f"<{type_}").astype(np.int64)
         return values
 
-    def check(self, rows: Ints, wanted: int) -> None:
-        """TraceFileError where one of the rows has a blob of fewer bytes."""
-        short = rows[self.lengths[rows] < wanted]
+    def check(self, rows: Ints, size: int) -> None:
+        """Raise TraceFileError if the blob of a row has fewer than `size` bytes."""
+        short = rows[self.lengths[rows] < size]
         if len(short):
             row = int(short[0])
             raise TraceFileError(
                 f"{self.path}: {layout.NVTX}.binaryData of {self.calls.name_of(row)} (start = "
-                f"{self.calls.start[row]}): {self.lengths[row]} bytes, wanted {wanted} or "
+                f"{self.calls.start[row]}): {self.lengths[row]} bytes, expected {size} or "
                 f"more; {len(short)} such rows"
             )
 
 
-def _add_blobs(found: dict[str, Ints], blobs: _Blobs, rows: Ints) -> None:
+def _add_blobs(columns: dict[str, Ints], blobs: _Blobs, rows: Ints) -> None:
+    """Add the values of the blobs of some rows to the columns."""
     blobs.check(rows, _HEADER)
     domain, schema = blobs.values(rows, 0, "i8"), blobs.values(rows, 8, "i8")
-    said = (domain, schema, blobs.calls.code[rows], blobs.lengths[rows])
-    first, kind = alike(*said)
-    different = np.stack(said, axis=1)[first]
+    keys = (domain, schema, blobs.calls.code[rows], blobs.lengths[rows])
+    first, kind = alike(*keys)
+    different = np.stack(keys, axis=1)[first]
     for number, (domain_id, schema_id, code, length) in enumerate(different.tolist()):
-        same = rows[kind == number]
-        known = blobs.schemas.get((domain_id, schema_id))
-        known = known or _by_name(blobs.calls.names[code], length - _HEADER)
-        blobs.check(same, _HEADER + known.size)
-        for field in known.fields:
-            found[field.name][same] = blobs.values(same, _HEADER + field.offset, field.type)
+        selected = rows[kind == number]
+        listed = blobs.schemas.get((domain_id, schema_id))
+        payload = listed or _by_name(blobs.calls.names[code], length - _HEADER)
+        blobs.check(selected, _HEADER + payload.size)
+        for field in payload.fields:
+            values = blobs.values(selected, _HEADER + field.offset, field.type)
+            columns[field.name][selected] = values
 
 
 def _by_name(call: str, size: int) -> Schema:
-    """The layout of a call's payload of so many bytes, where no table describes it."""
+    """Return the layout of a call's payload of a size in bytes, without a schema table."""
     if call.startswith(("ncclCommInitRank", "ncclCommShrink")):
-        return Schema(24, tuple(Field(*each) for each in (_ID, *_MEMBER)))
+        return Schema(24, tuple(Field(*entry) for entry in (_ID, *_MEMBER)))
     if call.startswith(("ncclCommSplit", "ncclCommGrow")):
-        return Schema(32, tuple(Field(*each) for each in _SPLIT))
+        return Schema(32, tuple(Field(*entry) for entry in _SPLIT))
     if call.startswith("ncclComm"):
         return Schema(8, (Field(*_ID),))
-    # Behind the size is who it goes to, or comes from.
-    who = "peer" if call in _MESSAGES else "root" if call in _ROOTED else None
+    # The size is followed by the peer or the root.
+    partner = "peer" if call in _MESSAGES else "root" if call in _ROOTED else None
     if size >= _NEW_SIZES.get(call, 24):
-        fields = (_ID, _SIZE, (who, 16, "i4")) if who else (_ID, _SIZE)
-        return Schema(24 if who else 16, tuple(Field(*each) for each in fields))
-    old = (_OLD_SIZE, (who, 8, "i4")) if who else (_OLD_SIZE,)
-    return Schema(12 if who else 8, tuple(Field(*each) for each in old))
+        fields = (_ID, _SIZE, (partner, 16, "i4")) if partner else (_ID, _SIZE)
+        return Schema(24 if partner else 16, tuple(Field(*entry) for entry in fields))
+    old = (_OLD_SIZE, (partner, 8, "i4")) if partner else (_OLD_SIZE,)
+    return Schema(12 if partner else 8, tuple(Field(*entry) for entry in old))
 
 
 def _schemas(export: Export) -> dict[tuple[int, int], Schema]:
-    """The schemas by domain and id. The tables repeat them for each process."""
+    """Return the schemas by domain and id. The tables repeat them for each process."""
     rows = export.rows(layout.SCHEMAS, ("domainId", "schemaId", "payloadSize"))
     sizes = {
         (domain, schema): size
@@ -208,33 +229,38 @@ def _schemas(export: Export) -> dict[tuple[int, int], Schema]:
             field = Field(name, 0 if offset == NULL else offset, width)
             fields.setdefault((domain, schema), {})[index] = field
     return {
-        key: Schema(max([sizes.get(key, 0), *map(_end, found.values())]), tuple(found.values()))
-        for key, found in fields.items()
+        key: Schema(
+            max(sizes.get(key, 0), *map(_end, members.values())), tuple(members.values())
+        )
+        for key, members in fields.items()
     }
 
 
 def _end(field: Field) -> int:
+    """Return the byte at which a field ends."""
     return field.offset + int(field.type[1])
 
 
-def _add_texts(found: dict[str, Ints], texts: Sequence[str]) -> None:
+def _add_texts(columns: dict[str, Ints], texts: Sequence[str]) -> None:
+    """Add the values of the JSON payloads to the columns."""
     for row, text in enumerate(texts):
         if text:
             for label, value in _object(text).items():
                 if (name := LABELS.get(label)) is not None:
-                    found[name][row] = _whole(value)
+                    columns[name][row] = _whole(value)
 
 
 def _object(text: str) -> Mapping[str, Any]:
+    """Return a JSON object; an empty one for any other text."""
     try:
-        found = orjson.loads(text)
+        value = orjson.loads(text)
     except orjson.JSONDecodeError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _whole(value: object) -> int:
-    """A number, or a text of digits and separators of thousands, as the bits of an int64."""
+    """Return an integer, or the number in a text, as the bits of an int64; else NULL."""
     if isinstance(value, str):
         digits = re.sub(r"[,\s'_]", "", value)
         value = int(digits, 0) if re.fullmatch(r"-?\d+|0x[0-9a-fA-F]+", digits) else None

@@ -1,4 +1,7 @@
-"""Find the reports and processes that are ranks, and read each as a trace."""
+"""Find the reports and processes that are ranks, and read each as a trace.
+
+Ranges are projected on the device: from the first to the last work launched inside of each.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -7,11 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
+from fastcomm.readers import OpenOptions, RankSources, rank_from_name
 from fastcomm.readers.assembly import TraceOptions, assemble
-from fastcomm.readers.files import rank_from_name
-from fastcomm.readers.formats import OpenOptions, RankSources
 from fastcomm.readers.nsys import communicators, layout, report
 from fastcomm.readers.nsys import report as nsys_report
 from fastcomm.readers.nsys.collectives import find_collectives, launch_points
@@ -22,12 +26,13 @@ from fastcomm.readers.nsys.nvtx import read_nccl, read_ranges
 from fastcomm.readers.nsys.report import Report, read_report
 from fastcomm.trace.run import Source, ranges
 from fastcomm.trace.trace import SMALL, Meta, Trace
+from fastcomm_kernels import matching
 from fastcomm_kernels.arrays import NULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """What is known of a process besides its own rows."""
+    """What the whole run states about one process, beyond its own rows."""
 
     process: int  # g >> 24
     rank: int
@@ -37,19 +42,35 @@ class Member:
 
 
 def read(path: Path, options: TraceOptions, member: Member) -> Trace:
-    """Read one process of an export; only the tables, columns and rows that are needed."""
+    """Read one process of an export as a trace.
+
+    Parameters
+    ----------
+    path
+        The export.
+    options
+        Patterns, steps and tags; with `whole`, operators and waits are read as well.
+    member
+        The process, with what the whole run states about it.
+
+    Raises
+    ------
+    TraceFileError
+        If the export is damaged, or no kernel has a name.
+
+    """
     export = Export(path)
     report = read_report(export)
     nccl = read_nccl(export, member.process, report.ends)
     ranges = read_ranges(export, member.process, report.ends, operators=options.whole)
-    own = read_events(export, member.process, ranges, whole=options.whole)
-    events = own.events
+    process_events = read_events(export, member.process, ranges, whole=options.whole)
+    events = process_events.events
     unnamed, share = set_aside_unnamed(events)
     unknown = max(share, report.unowned) > SMALL
-    found, matched = find_collectives(
+    collectives, matched = find_collectives(
         events,
-        launch_points(own, read_creations(export, member.process)),
-        np.where(own.node == NULL, -1, events.correlation),
+        launch_points(process_events, read_creations(export, member.process)),
+        np.where(process_events.node == NULL, -1, events.correlation),
         ranges,
         nccl,
         member.communicators,
@@ -66,14 +87,14 @@ def read(path: Path, options: TraceOptions, member: Member) -> Trace:
         else ("device_kinds" if unknown else "device",),
         warnings=(
             *report.notes,
-            *nsys_report.unnamed(path, unnamed, share),
+            *nsys_report.unnamed_warnings(path, unnamed, share),
             *member.notes,
-            *nsys_report.about(events, nccl, found, matched),
+            *nsys_report.process_warnings(events, nccl, collectives, matched),
         ),
     )
     epoch = report.epoch or 0
     events = replace(events, start=events.start + epoch, stop=events.stop + epoch)
-    return assemble(events, own.lanes, found, options, meta)
+    return assemble(events, process_events.lanes, collectives, options, meta)
 
 
 _THREADS = 8
@@ -81,28 +102,31 @@ _THREADS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peek:
-    """What is known of a report before any of its ranks is read."""
+    """What one report states before any of its ranks is read."""
 
     report: Report
-    said: dict[int, CommunicatorRecords]  # by process
-    mpi: dict[int, int]
-    operations: int  # ranges of NCCL that move data
-    sizes: int  # those that say how much
+    records: dict[int, CommunicatorRecords]  # by process
+    mpi: dict[int, int]  # MPI rank by process
+    operations: int  # number of NCCL ranges that move data
+    sizes: int  # number of NCCL ranges with a size
 
 
 def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
-    """The ranks of the reports, with the communicators that each is in."""
+    """Find the ranks of the reports, with the communicators of each rank.
+
+    `fastcomm.readers.nsys.find` documents parameters and errors.
+    """
     with ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:
         peeks = list(pool.map(_peek, paths))
     members = [(peek, process) for peek in peeks for process in peek.report.processes]
-    said = {number: peek.said[process] for number, (peek, process) in enumerate(members)}
-    rank_of, by = _ranks(members, said, options.config.ranks)
-    world = communicators.world_size(said.values())
+    records = {number: peek.records[process] for number, (peek, process) in enumerate(members)}
+    rank_of, notes = _ranks(members, records, options.config.ranks)
+    world = communicators.world_size(records.values())
     if world is None:
         world = options.world
     elif max(rank_of.values()) >= world:
         world = None
-    joined = communicators.join(said, rank_of, world)
+    joined = communicators.join(records, rank_of, world)
     reading = options.reading(world, rank_of.values())
     sources = [
         Source(
@@ -126,28 +150,33 @@ def find(paths: Sequence[Path], options: OpenOptions) -> RankSources:
     return RankSources(
         sources=tuple(sorted(sources, key=lambda source: source.rank)),
         world_size=world,
-        warnings=(*by, *_notes(peeks, said, rank_of, joined)),
+        warnings=(*notes, *_notes(peeks, records, rank_of, joined)),
     )
 
 
 def _peek(path: Path) -> _Peek:
+    """Read what a report states about its processes and their communicators."""
     export = Export(path)
-    if export.is_strange:
+    if export.is_foreign:
         raise TraceFileError(
             f"{path}: {export.kind} without any table of an Nsight Systems export "
-            f"({layout.KERNEL}, {layout.NVTX}, {layout.EXPORT}); found {export.tables}"
+            f"({layout.KERNEL}, {layout.NVTX}, {layout.EXPORT}); its tables are "
+            f"{export.tables}. Export the report again with `nsys export`"
         )
-    about = report.read_report(export)
-    if not about.processes:
+    report_ = report.read_report(export)
+    if not report_.processes:
         raise TraceFileError(
             f"{path}: no device work ({', '.join(layout.DEVICE_WORK)}) and no NVTX range of "
             "any process; collect with `nsys profile -t cuda,nvtx ...`"
         )
-    nccl = read_nccl(export, None, about.ends)
-    said = {process: communicators.said_by(nccl.of(process)) for process in about.processes}
+    nccl = read_nccl(export, None, report_.ends)
+    records = {
+        process: communicators.records_of_process(nccl.of_process(process))
+        for process in report_.processes
+    }
     return _Peek(
-        report=about,
-        said=said,
+        report=report_,
+        records=records,
         mpi=report.mpi_ranks(export),
         operations=int(nccl.is_operation.sum()),
         sizes=int((nccl.size != NULL).sum()),
@@ -155,6 +184,7 @@ def _peek(path: Path) -> _Peek:
 
 
 def _size(path: Path) -> int:
+    """Return the bytes of an export."""
     if path.is_dir():
         return sum(file.stat().st_size for file in path.iterdir())
     return path.stat().st_size
@@ -164,27 +194,30 @@ _Members = Sequence[tuple[_Peek, int]]
 
 
 def _ranks(
-    members: _Members, said: Mapping[int, CommunicatorRecords], explicit: Mapping[str, int]
+    members: _Members, records: Mapping[int, CommunicatorRecords], explicit: Mapping[str, int]
 ) -> tuple[dict[int, int], list[str]]:
-    """The rank of each process by the best evidence that tells all of them apart."""
-    for ranks, warning in _evidence(members, said, explicit):
+    """Return the rank of each process, from the best evidence for all, and warnings."""
+    for ranks, warning in _evidence(members, records, explicit):
         if len(ranks) == len(members):
             _check_different(ranks, members)
             return ranks, [warning] if warning else []
-    raise AssertionError("the order of the files always tells")
+    raise AssertionError("the order of the files always gives ranks")
 
 
 def _evidence(
-    members: _Members, said: Mapping[int, CommunicatorRecords], explicit: Mapping[str, int]
+    members: _Members, records: Mapping[int, CommunicatorRecords], explicit: Mapping[str, int]
 ) -> Iterator[tuple[dict[int, int], str]]:
-    """Ranks by number of the process, the best evidence first, and what to warn of."""
+    """Yield rank by index of the process, and a warning or "", the best evidence first."""
     if explicit:
         yield _explicit(members, explicit), ""
-    by_world = communicators.global_ranks(said) or {}
-    differ = [
+    by_world = communicators.global_ranks(records) or {}
+    conflicts = [
         number for number, rank in _named(members).items() if by_world.get(number) != rank
     ]
-    yield by_world, _contradiction(members, by_world, differ) if by_world and differ else ""
+    yield (
+        by_world,
+        _contradiction(members, by_world, conflicts) if by_world and conflicts else "",
+    )
     yield (
         {
             number: peek.mpi[process]
@@ -194,29 +227,30 @@ def _evidence(
         "",
     )
     yield _named(members), ""
-    several = (
+    guess = (
         "the ranks are a guess, by the order of files and processes: neither NCCL nor MPI nor "
-        "the names of the files tell them; a table [ranks] in --config does"
+        "file names state them. State them in a table [ranks] in --config"
     )
     yield (
         {number: number for number in range(len(members))},
-        several if len(members) > 1 else "",
+        guess if len(members) > 1 else "",
     )
 
 
 def _contradiction(
-    members: _Members, by_world: Mapping[int, int], differ: Sequence[int]
+    members: _Members, by_world: Mapping[int, int], conflicts: Sequence[int]
 ) -> str:
-    path = members[differ[0]][0].report.path
+    """Return the warning about file names that contradict the largest communicator."""
+    path = members[conflicts[0]][0].report.path
     return (
-        f"{path.name} is rank {by_world[differ[0]]} of the largest communicator, which counts, "
-        f"and not what its name says; {len(differ)} such reports; a table [ranks] in --config "
-        "goes before both"
+        f"{path.name} is rank {by_world[conflicts[0]]} of the largest communicator, unlike its "
+        f"name; {len(conflicts)} such reports. The communicator is used; a table [ranks] in "
+        "--config overrides both"
     )
 
 
 def _named(members: _Members) -> dict[int, int]:
-    """What the names of reports of one process each say."""
+    """Return ranks from file names, if every report has one process."""
     if any(len(peek.report.processes) > 1 for peek, _ in members):
         return {}
     ranks = ((number, rank_from_name(peek.report.path.name)) for number, (peek, _) in
@@ -225,18 +259,19 @@ def _named(members: _Members) -> dict[int, int]:
 
 
 def _explicit(members: _Members, explicit: Mapping[str, int]) -> dict[int, int]:
-    """What the user says: by file name, or by file name, colon, process number."""
-    found = {}
+    """Return ranks that the user states, keyed by "file" or "file:process number"."""
+    ranks = {}
     for number, (peek, process) in enumerate(members):
         name = peek.report.path.name
         for key in (f"{name}:{layout.process_of(process)}", name):
             if key in explicit:
-                found[number] = explicit[key]
+                ranks[number] = explicit[key]
                 break
-    return found
+    return ranks
 
 
 def _check_different(ranks: Mapping[int, int], members: _Members) -> None:
+    """Raise TraceFileError if two processes have one rank."""
     first: dict[int, int] = {}
     for number, rank in ranks.items():
         if rank in first:
@@ -244,28 +279,87 @@ def _check_different(ranks: Mapping[int, int], members: _Members) -> None:
                 f"{members[n][0].report.path} (process {layout.process_of(members[n][1])})"
                 for n in (first[rank], number)
             )
-            raise TraceFileError(f"two processes of rank {rank}: {places}")
+            raise TraceFileError(
+                f"two processes of rank {rank}: {places}. State the ranks in a table [ranks] "
+                "in --config, or pass one of them"
+            )
         first[rank] = number
 
 
 def _notes(
     peeks: Sequence[_Peek],
-    said: Mapping[int, CommunicatorRecords],
+    records: Mapping[int, CommunicatorRecords],
     rank_of: Mapping[int, int],
     joined: Mapping[int, Mapping[int, communicators.Communicator]],
 ) -> Iterator[str]:
-    silent = [peek for peek in peeks if peek.operations and not peek.sizes]
-    if silent:
-        more = f"\n({len(silent) - 1} more reports lack them too.)" if len(silent) > 1 else ""
-        yield nsys_report.without_payloads(silent[0].report, silent[0].operations) + more
-    unknown = {
-        key for mine in joined.values() for key, each in mine.items() if each.ranks is None
+    """Yield warnings about reports without payloads and communicators without members."""
+    without_sizes = [peek for peek in peeks if peek.operations and not peek.sizes]
+    if without_sizes:
+        first, *others = without_sizes
+        more = f"\n({len(others)} more reports lack them too.)" if others else ""
+        yield nsys_report.without_payloads(first.report, first.operations) + more
+    incomplete = {
+        key
+        for communicators_ in joined.values()
+        for key, communicator in communicators_.items()
+        if communicator.ranks is None
     }
-    late = {key for each in said.values() for key in each.used - each.memberships.keys()}
-    if missing := unknown & late:
-        users = sorted(rank_of[number] for number, each in said.items() if each.used & missing)
-        yield (
-            f"{len(missing)} communicators were made before the capture began (ranks "
-            f"{ranges(users)} use them): who is in them is known only if all ranks are here; "
-            "say the sizes of the job (--tp, --pp, --dp ...) to vouch for that"
+    uncreated = {
+        key for record in records.values() for key in record.used - record.memberships.keys()
+    }
+    if missing := incomplete & uncreated:
+        users = sorted(
+            rank_of[number] for number, record in records.items() if record.used & missing
         )
+        yield (
+            f"{len(missing)} communicators were created before the capture began (ranks "
+            f"{ranges(users)} use them): their members are unknown unless the traces of all "
+            "ranks are given. If they are, state the sizes of the job (--tp, --pp, --dp ...)"
+        )
+
+
+def project(path: Path, process: int | None = None) -> pa.Table:
+    """Return one row per range of a process, or of all; see `fastcomm.readers.nsys.project`."""
+    export = Export(path)
+    report = read_report(export)
+    chosen = [p for p in report.processes if process in (None, layout.process_of(p))]
+    return pa.concat_tables([_project(export, process, report.ends) for process in chosen])
+
+
+def _project(export: Export, process: int, ends: frozenset[int]) -> pa.Table:
+    ranges = read_ranges(export, process, ends, operators=True, numbered=True)
+    process_events = read_events(export, process, ranges, whole=False)
+    events, points = (
+        process_events.events,
+        launch_points(process_events, read_creations(export, process)),
+    )
+    work = events.rows("kernel", "memcpy", "memset")
+    work = work[points.thread[work] != NULL]
+    rows = np.flatnonzero(ranges.kind == layout.PUSH_POP)
+    threads = np.concatenate([ranges.thread[rows], points.thread[work]])
+    lanes: NDArray[np.int32] = np.unique(threads, return_inverse=True)[1].astype(np.int32)
+    range_lane, lane = lanes[: len(rows)], lanes[len(rows) :]
+    order = np.lexsort((-ranges.stop[rows], ranges.start[rows], range_lane))
+    rows, range_lane = rows[order], range_lane[order]
+    by_launch = np.lexsort((points.start[work], lane))
+    work, lane = work[by_launch], lane[by_launch]
+    first, last, count = matching.projected(
+        (range_lane, ranges.start[rows], ranges.stop[rows]),
+        (lane, points.start[work], points.stop[work]),
+        (events.start[work], events.stop[work]),
+    )
+    projected = np.flatnonzero(count > 0)
+    rows = rows[projected]
+    thread = ranges.thread[rows]
+    return pa.table(
+        {
+            "process": np.full(len(rows), layout.process_of(process)),
+            "thread": thread & ((1 << layout.THREAD_BITS) - 1),
+            "name": ranges.name.take(pa.array(rows)).cast(pa.string()),
+            "start": ranges.start[rows],
+            "stop": ranges.stop[rows],
+            "first": first[projected],
+            "last": last[projected],
+            "count": count[projected],
+        }
+    )

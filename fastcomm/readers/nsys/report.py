@@ -1,4 +1,4 @@
-"""What an nsys report says of itself: processes, clock, versions, and warnings about it."""
+"""Read what an export states about itself: processes, clock, versions; warn about gaps."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastcomm.errors import TraceFileError
-from fastcomm.inert import shell_quoted
+from fastcomm.errors import TraceFileError, shell_quoted
 from fastcomm.readers.communication import Collectives
 from fastcomm.readers.nsys import layout
 from fastcomm.readers.nsys.events import GRAPH_NAME
@@ -26,26 +25,30 @@ _NEWEST_MAJOR = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One export. Times of the file plus `epoch` are since 1970, where that is known."""
+    """The metadata of one export. Times are ns of the file."""
 
     path: Path
     kind: str
-    processes: tuple[int, ...]  # `g >> 24` of those that are ranks, by process number
+    processes: tuple[int, ...]  # `g >> 24` of the processes that are ranks, sorted by number
     has_gpu: bool  # whether the processes have device work
     unowned: float  # share of the rows of device work that name no process
-    epoch: int | None
-    ends: frozenset[int]  # times of the file at which the capture ended
-    said: dict[str, str]  # META_DATA_EXPORT
-    notes: tuple[str, ...]
+    epoch: int | None  # added to times of the file: ns since 1970; None is unknown
+    ends: frozenset[int]  # times at which the capture ended
+    parameters: dict[str, str]  # META_DATA_EXPORT
+    notes: tuple[str, ...]  # warnings
 
 
 def read_report(export: Export) -> Report:
-    """What the small tables say; of the big ones, only which processes they are about."""
-    said = _said(export)
+    """Read the metadata of an export.
+
+    Of the large tables, only the columns that tell the process are read. Raises
+    `TraceFileError` if no row of device work names its process.
+    """
+    parameters = _parameters(export)
     processes, has_gpu, unowned = _processes(export)
     utc = _first(export, layout.SESSION, "utcEpochNs")
-    normalized = said.get("EXPORT_PARAM_TIME_NORMALIZE") == "true"
-    shift = _number(said.get("EXPORT_PARAM_TIME_SHIFT"))
+    normalized = parameters.get("EXPORT_PARAM_TIME_NORMALIZE") == "true"
+    shift = _number(parameters.get("EXPORT_PARAM_TIME_SHIFT"))
     epoch = 0 if normalized else None if utc is None else utc - shift
     duration = _first(export, layout.ANALYSIS, "duration")
     ends = {duration}
@@ -59,60 +62,77 @@ def read_report(export: Export) -> Report:
         unowned=unowned,
         epoch=epoch,
         ends=frozenset(end for end in ends if end is not None),
-        said=said,
-        notes=(*_notes(said, epoch, has_gpu=has_gpu), *_about_unowned(unowned)),
+        parameters=parameters,
+        notes=(*_notes(parameters, epoch, has_gpu=has_gpu), *_unowned_warnings(unowned)),
     )
 
 
-def _said(export: Export) -> dict[str, str]:
+def _parameters(export: Export) -> dict[str, str]:
+    """Return the table META_DATA_EXPORT."""
     rows = export.rows(layout.EXPORT, ("name", "value"))
     pairs = zip(*(rows.texts(name).to_pylist() for name in ("name", "value")), strict=True)
     return dict(pairs)
 
 
 def _processes(export: Export) -> tuple[tuple[int, ...], bool, float]:
-    """Those with device work; where there is none at all, those with ranges.
+    """Return the processes that are ranks, sorted by number.
 
-    And whether it is the former, and which share of the rows of device work names no process.
+    These are processes with device work or, if there are none, with NVTX ranges.
 
-    Raises `TraceFileError` where none does.
+    Returns
+    -------
+    tuple of int
+        The processes (`g >> 24`).
+    bool
+        Whether they have device work.
+    float
+        Share of the rows of device work that name no process.
+
+    Raises
+    ------
+    TraceFileError
+        If no row of device work names its process.
+
     """
     for tables in (layout.DEVICE_WORK, (layout.NVTX,)):
-        found = {table: export.processes(table) for table in tables}
-        some = {each for owners in found.values() for each in owners if each is not None}
+        owners = set().union(*(export.processes(table) for table in tables))
+        processes = {process for process in owners if process is not None}
         has_gpu = tables is layout.DEVICE_WORK
-        unowned = has_gpu and any(None in owners for owners in found.values())
-        share = _unowned(export, some) if unowned else 0.0
-        if some:
-            return tuple(sorted(some, key=layout.process_of)), has_gpu, share
+        has_unowned = has_gpu and None in owners
+        share = _unowned(export, processes) if has_unowned else 0.0
+        if processes:
+            return tuple(sorted(processes, key=layout.process_of)), has_gpu, share
     return (), False, 0.0
 
 
 def _unowned(export: Export, processes: set[int]) -> float:
-    """The share of the rows of device work that name no process; TraceFileError for all."""
+    """Return the share of device work that names no process; TraceFileError if none does."""
     columns = [export.rows(table, ("globalPid",))["globalPid"] for table in layout.DEVICE_WORK]
     owners = np.concatenate(columns)
     if not processes:
         raise TraceFileError(
             f"{export.path}: none of its {len(owners)} rows of device work names its process "
-            "(globalPid is NULL), so that nothing tells the ranks; export the report again"
+            "(globalPid is NULL), so the ranks are unknown; export the report again"
         )
     return float((owners == NULL).mean())
 
 
 def _first(export: Export, table: str, column: str) -> int | None:
+    """Return the value of a column in its first row; None if it is missing or null."""
     values = export.rows(table, (column,))[column]
     return int(values[0]) if len(values) and values[0] != NULL else None
 
 
 def _number(text: str | None) -> int:
+    """Return the number in a text; 0 for another text or None."""
     try:
         return int(text or 0)
     except ValueError:
         return 0
 
 
-def _notes(said: dict[str, str], epoch: int | None, *, has_gpu: bool) -> list[str]:
+def _notes(parameters: dict[str, str], epoch: int | None, *, has_gpu: bool) -> list[str]:
+    """Return the warnings about an export as a whole."""
     notes = []
     if not has_gpu:
         notes.append(
@@ -120,11 +140,12 @@ def _notes(said: dict[str, str], epoch: int | None, *, has_gpu: bool) -> list[st
             "communication, overlap and idle time are n/a; collect with `nsys profile -t "
             "cuda,nvtx ...`"
         )
-    major = _number(said.get("EXPORT_SCHEMA_VERSION_MAJOR"))
+    major = _number(parameters.get("EXPORT_SCHEMA_VERSION_MAJOR"))
     if major > _NEWEST_MAJOR:
+        version = parameters.get("EXPORT_SCHEMA_VERSION", major)
         notes.append(
-            f"schema version {said.get('EXPORT_SCHEMA_VERSION', major)} of the export is newer "
-            f"than fastcomm knows ({_NEWEST_MAJOR}.x): tables that were renamed are missed"
+            f"schema version {version} of the export is newer than this fastcomm supports "
+            f"({_NEWEST_MAJOR}.x): it ignores renamed tables"
         )
     if epoch is None:
         notes.append(
@@ -134,33 +155,34 @@ def _notes(said: dict[str, str], epoch: int | None, *, has_gpu: bool) -> list[st
     return notes
 
 
-def _about_unowned(share: float) -> list[str]:
-    said = (
+def _unowned_warnings(share: float) -> list[str]:
+    """Return the warning about rows of device work without a process."""
+    text = (
         f"{share:.2%} of the rows of device work name no process (globalPid is NULL) and are "
         "left out; export the report again"
     )
-    return [said] if share else []
+    return [text] if share else []
 
 
 def mpi_ranks(export: Export) -> dict[int, int]:
-    """The rank that MPI gave each process (`g >> 24`), where it was traced."""
+    """Return the MPI rank of each process (`g >> 24`), where MPI was traced."""
     rows = export.rows(layout.MPI_RANKS, ("globalTid", "rank"))
     processes = rows["globalTid"] >> layout.THREAD_BITS
     ranks = rows["rank"]
-    known = ranks != NULL
-    pairs = np.unique(np.stack([processes[known], ranks[known]], axis=1), axis=0).tolist()
-    found = dict(pairs)
-    # A process of several communicators' ranks tells nothing.
-    return found if len(found) == len(pairs) else {}
+    has_rank = ranks != NULL
+    pairs = np.unique(np.stack([processes[has_rank], ranks[has_rank]], axis=1), axis=0).tolist()
+    by_process = dict(pairs)
+    # Ranks in several communicators do not tell the rank in the world.
+    return by_process if len(by_process) == len(pairs) else {}
 
 
-def about(
-    events: Events, nccl: NcclRanges, found: Collectives, matched: KernelParts
+def process_warnings(
+    events: Events, nccl: NcclRanges, collectives: Collectives, matched: KernelParts
 ) -> Iterator[str]:
-    """The warnings about one process."""
-    yield from _about_graphs(events)
-    if len(found.row):
-        yield from _about_payloads(nccl)
+    """Yield the warnings about the communication and the graphs of one process."""
+    yield from _graph_warnings(events)
+    if len(collectives.row):
+        yield from _payload_warnings(nccl)
     if matched.by_order:
         yield (
             f"{matched.by_order} communication kernels were launched by another thread than "
@@ -168,29 +190,33 @@ def about(
         )
     if extra := int(matched.extra.sum()):
         yield (
-            f"{extra} communication kernels are more than the operations that launched them: "
-            "the first of each has the bytes, these have none"
+            f"{extra} communication kernels exceed the operations that launched them: the "
+            "first kernel of each operation has its bytes, these have none"
         )
 
 
-def unnamed(path: Path, count: int, share: float) -> Iterator[str]:
-    """The warning about kernels without names; TraceFileError where no kernel has one."""
+def unnamed_warnings(path: Path, count: int, share: float) -> Iterator[str]:
+    """Yield a warning about kernels without names; TraceFileError if no kernel has one.
+
+    `count` is their number, `share` their share of the time of all kernels.
+    """
     if not count:
         return
-    said = (
+    text = (
         f"{count} kernels, {share:.1%} of the kernels' time, have no name, since the table "
         f"{STRINGS} lacks it: whether they compute or communicate is unknown"
     )
     if share == 1:
-        raise TraceFileError(f"{path}: {said}; export the report again")
-    yield f"{said}, and times are n/a" if share > SMALL else f"{said}; they count as neither"
+        raise TraceFileError(f"{path}: {text}; export the report again")
+    yield f"{text}, and times are n/a" if share > SMALL else f"{text}; they count as neither"
 
 
-def _about_payloads(nccl: NcclRanges) -> Iterator[str]:
+def _payload_warnings(nccl: NcclRanges) -> Iterator[str]:
+    """Yield warnings about missing NCCL ranges, sizes and communicators."""
     is_operation = nccl.is_operation
     if nccl.has_domain and not is_operation.any():
         yield (
-            "the domain NCCL has no range of a call that fastcomm knows (was it collected with "
+            "the NVTX domain NCCL has no range of an NCCL call (was it collected with "
             "`nsys profile --trace=nccl`?): message sizes and groups are unknown. Collect with "
             "`nsys profile -t cuda,nvtx ...`"
         )
@@ -209,17 +235,20 @@ def _about_payloads(nccl: NcclRanges) -> Iterator[str]:
 
 
 def without_payloads(report: Report, count: int) -> str:
-    """What is wrong with an export without payloads, and the command that mends it."""
-    said = report.said
+    """Return the warning about an export without payloads, with the command to export it again.
+
+    `count` is the number of NCCL ranges without a payload.
+    """
+    parameters = report.parameters
     flags = ("EXPORT_PARAM_INCLUDE_BLOBS", "EXPORT_PARAM_INCLUDE_JSON")
-    if any(said.get(flag) == "true" for flag in flags):
+    if any(parameters.get(flag) == "true" for flag in flags):
         return (
             f"{report.path}: {count} NCCL ranges and no payload on any of them, though the "
             "export asked for payloads: NCCL before 2.16 sends no sizes. Bandwidth and volume "
             "are n/a"
         )
     name = f"{report.path.with_suffix('').name}.nsys-rep"
-    original = report.said.get("EXPORT_PARAM_INPUT_FILE") or name
+    original = parameters.get("EXPORT_PARAM_INPUT_FILE") or name
     stem = report.path.with_suffix("")
     return (
         f"{report.path}: {count} NCCL ranges and no payload on any of them "
@@ -232,7 +261,8 @@ def without_payloads(report: Report, count: int) -> str:
     )
 
 
-def _about_graphs(events: Events) -> Iterator[str]:
+def _graph_warnings(events: Events) -> Iterator[str]:
+    """Yield a warning about CUDA graphs that were traced as a whole."""
     rows = events.rows_named(lambda name: name == GRAPH_NAME, "kernel")
     if not len(rows):
         return
@@ -243,6 +273,7 @@ def _about_graphs(events: Events) -> Iterator[str]:
     share = percent(hidden / max(whole, 1), 0)
     yield (
         f"{len(rows)} launches of CUDA graphs, {share} of the GPU's time, "
-        "are one row each: the kernels inside are invisible, communication among them, and "
-        "all of it counts as compute. Collect with: nsys profile --cuda-graph-trace=node ..."
+        "are one row each: the kernels inside, communication included, are not recorded, "
+        "and the whole launch counts as compute. Collect with: nsys profile "
+        "--cuda-graph-trace=node ..."
     )

@@ -16,43 +16,42 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fastcomm.errors import TraceFileError
-from fastcomm.inputs import Limits, opened
-from fastcomm.readers.files import described, unpack
+from fastcomm.files import Limits, is_local, opened
+from fastcomm.process import make_folder, remove_folder
+from fastcomm.readers import described, unpack
 from fastcomm.readers.nsys.layout import BLOB, INTEGER, MAGIC, TABLES, TEXT
-from fastcomm.remote import is_local
-from fastcomm.temporary import make_folder, remove_folder
 
 Numbers = NDArray[np.int64]
 
-_INNER = (2, 5)  # types of pages that lead to others: of an index, of a table
-_HEADER, _FIRST_HEADER = 12, 100  # bytes of an inner page's; of the file, before that of page 1
+_INNER = (2, 5)  # page types with child pages: inner pages of an index, of a table
+_HEADER, _FIRST_HEADER = 12, 100  # bytes of the header of an inner page; of the file
 _BLOCK = 1 << 22
 
 
 class Pages:
-    """The pages of one file, and which of them were reached."""
+    """The pages of one file, and whether each was reached from a root."""
 
     def __init__(self, path: Path, page_size: int) -> None:
         self.path, self.page_size = path, page_size
         with opened(path) as file:
             self._types = _types(file, page_size)
-        self._seen = np.zeros(len(self._types), np.bool_)
+        self._is_reached = np.zeros(len(self._types), np.bool_)
 
     def check(self, roots: Iterable[int]) -> None:
-        """TraceFileError where what begins at one of these pages is no tree of its own."""
+        """Raise TraceFileError unless each root page begins a tree that shares no page."""
         with opened(self.path) as file:
             for root in roots:
                 level = np.array([root], np.int64)
                 while len(level):
-                    _check_new(level, self._seen, self.path)
-                    self._seen[level] = True
+                    _check_new(level, self._is_reached, self.path)
+                    self._is_reached[level] = True
                     inner = level[np.isin(self._types[level], _INNER)].tolist()
                     below = [_children(file, page, self.page_size, self.path) for page in inner]
                     level = np.concatenate(below) if below else np.empty(0, np.int64)
 
 
 def _types(file: BinaryIO, page_size: int) -> NDArray[np.uint8]:
-    """The type of each page, its first byte, by number; there is no page 0."""
+    """Return the type of each page, which is its first byte, by number; page 0 is none."""
     block = max(_BLOCK // page_size, 1) * page_size
     parts = [np.zeros(1, np.uint8)]
     while data := file.read(block):
@@ -63,47 +62,46 @@ def _types(file: BinaryIO, page_size: int) -> NDArray[np.uint8]:
     return types
 
 
-def _check_new(level: Numbers, seen: NDArray[np.bool_], path: Path) -> None:
-    """TraceFileError where a page is not in the file, or was reached before."""
-    outside = level[(level < 1) | (level >= len(seen))]
-    again = level[:0] if len(outside) else level[seen[level]]
+def _check_new(level: Numbers, is_reached: NDArray[np.bool_], path: Path) -> None:
+    """Raise TraceFileError if a page is not in the file, or was reached before."""
+    outside = level[(level < 1) | (level >= len(is_reached))]
+    again = level[:0] if len(outside) else level[is_reached[level]]
     if len(outside) or len(again) or len(np.unique(level)) != len(level):
-        strange = next(iter([*outside.tolist(), *again.tolist()]), int(level[0]))
+        bad = next(iter([*outside.tolist(), *again.tolist()]), int(level[0]))
         raise TraceFileError(
-            f"{path}: malformed: page {strange} of {len(seen) - 1} is none, or is reached "
-            "twice; export it again"
+            f"{path}: malformed: page {bad} of {len(is_reached) - 1} does not exist, or is "
+            "reached twice; export it again"
         )
 
 
 def _children(file: BinaryIO, page: int, page_size: int, path: Path) -> Numbers:
-    """The pages that an inner page leads to."""
+    """Return the numbers of the pages that an inner page leads to."""
     file.seek((page - 1) * page_size)
     data = file.read(page_size)
-    at = _FIRST_HEADER if page == 1 else 0
-    count = int.from_bytes(data[at + 3 : at + 5], "big")
-    if at + _HEADER + 2 * count > len(data):
+    header = _FIRST_HEADER if page == 1 else 0
+    count = int.from_bytes(data[header + 3 : header + 5], "big")
+    if header + _HEADER + 2 * count > len(data):
         raise TraceFileError(f"{path}: malformed: page {page} has {count} cells")
-    offsets = np.frombuffer(data, ">u2", count, at + _HEADER).astype(np.int64)
-    cells = np.append(offsets, at + 8)  # the last child stands in the header
+    offsets = np.frombuffer(data, ">u2", count, header + _HEADER).astype(np.int64)
+    cells = np.append(offsets, header + 8)  # the header has the last child
     if (cells + 4 > len(data)).any():
         raise TraceFileError(f"{path}: malformed: a cell of page {page} is outside of it")
     text = np.frombuffer(data, np.uint8)
     quads = text[cells[:, None] + np.arange(4)].astype(np.int64)
-    found: Numbers = quads @ np.array([1 << 24, 1 << 16, 1 << 8, 1], np.int64)
-    return found
+    children: Numbers = quads @ np.array([1 << 24, 1 << 16, 1 << 8, 1], np.int64)
+    return children
 
 
 _SQLITE_HEADER = 100
-_LOGGED = 2  # the format's version of a file that is written by way of a log (WAL)
+_LOGGED = 2  # format version of a file in write-ahead logging mode (WAL)
 _BATCH_ROWS = 1 << 16
-_COPIED = 1 << 24  # bytes at a time
+_COPIED = 1 << 24  # bytes copied at a time
 
-# What stands for null: the driver takes a column's type from the first rows, so that a null
-# there would make it a column of another type. Written so, for a literal below -2**63 + 1 is a
-# float to SQLite.
+# The driver infers a column's type from the first rows, so that a null there would change it.
+# SQLite parses a literal below -2**63 + 1 as a float, hence the subtraction.
 _NULL = {INTEGER: "(-9223372036854775807 - 1)", TEXT: "''", BLOB: "x''"}
 _PAGE_SIZES = tuple(1 << power for power in range(9, 17))
-# Where the tables that are read begin, and their indices.
+# Root pages of the tables that are read, and of their indices.
 _ROOTS = (
     "SELECT rootpage FROM sqlite_master WHERE rootpage > 0 "
     f"AND tbl_name IN ({', '.join('?' * len(TABLES))})"
@@ -112,7 +110,7 @@ _ARROW = {INTEGER: pa.int64(), TEXT: pa.string(), BLOB: pa.binary()}
 
 
 class Database:
-    """The tables of one file."""
+    """The tables of one SQLite file."""
 
     kind = "sqlite"
 
@@ -127,7 +125,7 @@ class Database:
         self._uri = f"file:{quote(os.fsencode(file.resolve()))}?mode=ro&immutable=1"
 
     def _staged(self) -> Path:
-        """A copy on this machine, which SQLite needs; it goes with this object."""
+        """Copy a remote file, as SQLite needs a local one, for the life of this object."""
         try:
             folder = make_folder()
             weakref.finalize(self, remove_folder, folder)
@@ -136,18 +134,21 @@ class Database:
                 shutil.copyfileobj(source, target, _COPIED)
         except OSError as error:
             raise TraceFileError(
-                f"{self.path}: cannot be copied to this machine: {error.strerror or error}"
+                f"{self.path}: cannot copy the file to this machine: {error.strerror or error}"
             ) from error
         return copy
 
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """The columns of every table."""
-        found: dict[str, list[str]] = {}
+        """Return the column names of every table.
+
+        Raises `TraceFileError` for a damaged file, or one with computed tables.
+        """
+        tables: dict[str, list[str]] = {}
         query = (
             "SELECT t.name, c.name FROM sqlite_master t JOIN pragma_table_info(t.name) c "
             "WHERE t.type = 'table' AND t.rootpage > 0 ORDER BY t.name, c.cid"
         )
-        # Views, virtual tables and computed columns are programs; the first two have no pages.
+        # Views, virtual tables and computed columns run code; the first two have no pages.
         programs = (
             "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND NOT rootpage "
             "UNION SELECT t.name FROM sqlite_master t JOIN pragma_table_xinfo(t.name) c "
@@ -156,17 +157,20 @@ class Database:
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
                 self._pages.check(page for (page,) in connection.execute(_ROOTS, [*TABLES]))
-                strange = {name for (name,) in connection.execute(programs)} & TABLES
-                for table, column in () if strange else connection.execute(query):
-                    found.setdefault(table, []).append(column)
+                computed = {name for (name,) in connection.execute(programs)} & TABLES
+                for table, column in () if computed else connection.execute(query):
+                    tables.setdefault(table, []).append(column)
         except (sqlite3.Error, ValueError) as error:
-            raise TraceFileError(f"{self.path}: no readable SQLite file ({error})") from error
-        if strange:
             raise TraceFileError(
-                f"{self.path}: {min(strange)} is a view, a virtual table or computed; "
-                "wanted tables as nsys exports them: nothing of the file is run"
+                f"{self.path}: cannot be read as an SQLite file ({error}); "
+                "export the report again"
+            ) from error
+        if computed:
+            raise TraceFileError(
+                f"{self.path}: {min(computed)} is a view, a virtual table or has computed "
+                "columns, which fastcomm does not run; export the report again"
             )
-        return {table: tuple(names) for table, names in found.items()}
+        return {table: tuple(names) for table, names in tables.items()}
 
     def read(
         self,
@@ -176,12 +180,15 @@ class Database:
         *,
         distinct: bool = False,
     ) -> dict[str, pa.ChunkedArray]:
-        """Columns of a table; null is the least integer, and the empty text or blob."""
-        words = ", ".join(
+        """Read columns of a table; null becomes NULL, or an empty text or blob.
+
+        `where` are SQL conditions that all hold for the rows; `distinct` drops equal rows.
+        """
+        expressions = ", ".join(
             f'IFNULL("{name}", {_NULL[type_]}) AS "{name}"' for name, type_ in types.items()
         )
         conditions = " AND ".join(f"({condition})" for condition in where)
-        query = f'SELECT {"DISTINCT " if distinct else ""}{words} FROM "{table}"'
+        query = f'SELECT {"DISTINCT " if distinct else ""}{expressions} FROM "{table}"'
         rows = self._query(query + (f" WHERE {conditions}" if conditions else ""), table)
         return {
             name: self._typed(rows[name], type_, f"{table}.{name}")
@@ -189,11 +196,12 @@ class Database:
         }
 
     def _query(self, query: str, table: str) -> pa.Table:
+        """Run a query; TraceFileError if it fails, or returns far more than the file holds."""
         from adbc_driver_manager import Error
         from adbc_driver_sqlite import dbapi
 
         limits, size = Limits.of_environment(), self.path.stat().st_size
-        batches, made = [], 0
+        batches, total = [], 0
         option = {"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)}
         try:
             with (
@@ -202,32 +210,35 @@ class Database:
             ):
                 cursor.execute(query)
                 reader = cursor.fetch_record_batch()
-                # Pages that lead to each other would give rows without end.
+                # A cycle of pages would return rows without end.
                 for batch in reader:
-                    made += batch.nbytes
-                    limits.check(made, size, self.path)
+                    total += batch.nbytes
+                    limits.check(total, size, self.path)
                     batches.append(batch)
                 return pa.Table.from_batches(batches, reader.schema)
         except (Error, pa.ArrowException, OSError) as error:
             raise TraceFileError(f"{self.path}: table {table}: {error}") from error
 
     def _typed(self, column: pa.ChunkedArray, type_: str, place: str) -> pa.ChunkedArray:
-        wanted = _ARROW[type_]
-        if column.type == wanted:
+        """Return a column as `type_`; TraceFileError for another type."""
+        expected = _ARROW[type_]
+        if column.type == expected:
             return column
         if not len(column):
-            return pa.chunked_array([], wanted)  # without rows the driver has no type to tell
-        if wanted == pa.binary() and column.type == pa.string():
-            return column.cast(wanted)
+            return pa.chunked_array(
+                [], expected
+            )  # without rows the driver does not tell the type
+        if expected == pa.binary() and column.type == pa.string():
+            return column.cast(expected)
         raise TraceFileError(
-            f"{self.path}: {place} holds values of type {column.type}, wanted {type_}"
+            f"{self.path}: {place} holds values of type {column.type}, expected {type_}"
         )
 
 
 def _check_file(path: Path) -> tuple[int, bool]:
-    """The size of its pages, and whether a log beside it takes what is written.
+    """Return the page size in bytes, and whether the file uses a write-ahead log.
 
-    Raises `TraceFileError` where the file is none, or is cut short.
+    Raises `TraceFileError` if the file is not SQLite, or is truncated.
     """
     try:
         with opened(path) as file:
@@ -243,11 +254,12 @@ def _check_file(path: Path) -> tuple[int, bool]:
     page = 1 << 16 if page == 1 else page
     if page not in _PAGE_SIZES:
         raise TraceFileError(f"{path}: malformed: pages of {page} bytes; export it again")
-    # The count of pages holds where the two change counters agree (SQLite's format, 1.3.8).
+    # The page count is valid if the two change counters agree (SQLite file format, 1.3.8).
     pages = int.from_bytes(header[28:32], "big") if header[24:28] == header[92:96] else 0
     if size < page * pages:
         raise TraceFileError(
-            f"{path}: cut short: {size} bytes, its header says {page * pages}; export it again"
+            f"{path}: truncated: {size} bytes, its header states {page * pages}; "
+            "export it again"
         )
     if pages and size > page * pages:
         with opened(path) as file:
@@ -255,15 +267,15 @@ def _check_file(path: Path) -> tuple[int, bool]:
             if file.read(len(MAGIC)) == MAGIC:
                 raise TraceFileError(
                     f"{path}: a second document begins at byte {page * pages}; "
-                    "wanted a file each"
+                    "export each report to a file of its own"
                 )
     return page, _LOGGED in header[18:20]
 
 
 def _is_in_use(journal: Path) -> bool:
-    """Whether a journal has something in it, or is no regular file.
+    """Return whether a journal has content, or is not a regular file.
 
-    SQLite would take one that is none for its own, and write beside it.
+    SQLite would use a file that is not regular as its journal, and write beside it.
     """
     if not is_local(journal):
         return journal.exists() and journal.stat().st_size > 0
@@ -271,7 +283,8 @@ def _is_in_use(journal: Path) -> bool:
 
 
 def _check_unlocked(path: Path, *, is_logged: bool) -> None:
-    # Behind a link, SQLite writes beside the file itself.
+    # SQLite writes its journal beside the target of a link.
+    """Raise TraceFileError if another program is writing to the file."""
     files = {path, path.resolve()} if is_local(path) else {path}
     for file, suffix in product(files, ("-journal", "-wal")):
         journal = file.with_name(file.name + suffix)
@@ -280,7 +293,7 @@ def _check_unlocked(path: Path, *, is_logged: bool) -> None:
                 f"{path}: {journal.name} lies beside it: the export is still being written, or "
                 "was interrupted; wait for it, or export the report again"
             )
-    # To look at a lock SQLite makes the files of a log; whoever writes to one has them there.
+    # In logging mode, a lock check would create log files; a writer has created them already.
     if is_logged or not is_local(path):
         return
     try:
@@ -293,4 +306,4 @@ def _check_unlocked(path: Path, *, is_logged: bool) -> None:
                 f"{path}: locked: another program is writing to it; wait for it to end"
             ) from error
     except (sqlite3.Error, ValueError):
-        pass  # what is wrong with it shows when its tables are asked for
+        pass  # other faults are reported when its tables are read

@@ -1,5 +1,396 @@
-"""The page that people look at: one HTML file that needs no network.
+"""The page that people look at: one HTML file that needs no network. Its parts are here.
 
-`page` has the parts of a page, `render` makes a file of them, `glossary` defines every number.
-Each other module answers what one question or one command shows.
+A page is sections of figures and tables, every number with its definition in `glossary`;
+`render` makes a file of it, and each other module answers what one question or one command
+shows. A figure is what plotly.js takes: plain data, whose colors are names of the style
+sheet's properties ("var(--c-TP)"), so that light, dark and print are one document.
+
+Numbers are written as `fastcomm.units` does, with a thin space before the unit. What is unknown
+is `NA`; a `Fact` carries the reason.
 """
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
+
+from fastcomm import units
+from fastcomm.errors import FastcommError, inert
+from fastcomm.report import files
+from fastcomm.report.html.glossary import GLOSSARY
+from fastcomm.units import format_bandwidth, format_bytes, format_ns, plural
+from fastcomm.version import __version__
+
+T = TypeVar("T")
+
+NA = "n/a"
+_THIN = "\u202f"
+_MINUS = "\u2212"
+
+Spec = dict[str, Any]
+
+# What would end a script element inside of JSON.
+_INERT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&'\x7f"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A number in words, and the key of its definition in the glossary."""
+
+    key: str
+    text: str
+    label: str = ""
+    why: str = ""  # it is unknown
+
+
+Words = tuple[str | Fact, ...]
+
+
+def fact(
+    key: str,
+    value: T | None,
+    words: Callable[[T], str],
+    *,
+    label: str = "",
+    why: str = "nothing in the input tells it",
+) -> Fact:
+    """A number in words; where it is None, n/a and why."""
+    if value is None:
+        return Fact(key=key, text=NA, label=label, why=why)
+    return Fact(key=key, text=words(value), label=label)
+
+
+def plain(words: Words) -> str:
+    """The words as text alone."""
+    return "".join(part if isinstance(part, str) else part.text for part in words)
+
+
+def ns(value: float) -> str:
+    """A time: "9.55 ms"."""
+    return _short(format_ns(value)).replace("us", "µs")
+
+
+def size(value: float) -> str:
+    """A size, decimal: "307 MB"."""
+    return _short(format_bytes(value))
+
+
+def rate(value: float) -> str:
+    """A bandwidth: "48.2 GB/s"."""
+    return _short(format_bandwidth(value))
+
+
+def percent(value: float) -> str:
+    """A share: "13.4 %"."""
+    return _minus(units.percent(value).replace(" ", _THIN))
+
+
+def signed_percent(value: float) -> str:
+    """A change: "+3.2 %"."""
+    text = units.signed_percent(value).replace(" ", _THIN)
+    return _minus(text if text.strip("+-0.%" + _THIN) else text[1:])
+
+
+def times(value: float) -> str:
+    """A multiple: "1.24 ×"."""
+    return f"{value:.2f}{_THIN}×"
+
+
+def whole(value: float) -> str:
+    """A count, its thousands apart: "12 288"."""
+    return _minus(f"{value:,.0f}".replace(",", _THIN))
+
+
+def many(count: int, noun: str) -> str:
+    """A count and its noun: "1 rank", "8 ranks"."""
+    return f"{whole(count)} {plural(count, noun)}"
+
+
+def _short(text: str) -> str:
+    return _minus(text.replace(" ", _THIN))
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", _MINUS)
+
+
+def tick(text: str) -> str:
+    """Words of a number without the zeros that it ends with: "10 µs"."""
+    figure, gap, unit = text.partition(_THIN)
+    return _minus(f"{float(figure.replace(_MINUS, '-')):g}{gap}{unit}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageColumn:
+    """A column of a table; `key` is that of its numbers' definition."""
+
+    label: str
+    key: str = ""
+    is_number: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageCell:
+    """What a cell shows, and what it is sorted by; None comes last."""
+
+    text: str
+    sort: float | str | None = None
+    why: str = ""  # it is unknown
+    share: float | None = None  # drawn as a bar behind the text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageTable:
+    """Rows that sort and filter."""
+
+    name: str
+    caption: str
+    columns: tuple[PageColumn, ...]
+    rows: tuple[tuple[PageCell, ...], ...]
+
+    @property
+    def can_filter(self) -> bool:
+        """Whether there are more rows than one sees at a glance."""
+        return len(self.rows) > 12  # noqa: PLR2004
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureView:
+    """One of several pictures in a figure's place."""
+
+    label: str
+    spec: Spec
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A chart, what it says in words, and its numbers as a table."""
+
+    name: str
+    title: str
+    alt: str
+    views: tuple[FigureView, ...]
+    terms: tuple[str, ...] = ()  # keys of the definitions of what is drawn
+    note: str = ""
+    table: PageTable | None = None
+    legend: tuple[tuple[str, str], ...] = ()  # name and label, where the chart has none
+    choice: str = "View"  # what one chooses a view by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A chart that cannot be drawn, and why."""
+
+    title: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantiles:
+    """The rank at each percent of the order: what `page.js` shows when one moves the slider."""
+
+    name: str
+    title: str
+    note: str
+    rows: tuple[tuple[str, str], ...]  # label and key of each number
+    steps: tuple[tuple[str, tuple[str, ...]], ...]  # who, and its numbers; 101 of them
+
+
+Block = Figure | PageTable | Missing | Quantiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A question and what answers it."""
+
+    name: str
+    title: str
+    lead: Words
+    blocks: tuple[Block, ...] = ()
+    pitfall: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageFinding:
+    """What matters, the evidence, and what to do next."""
+
+    title: Words
+    evidence: tuple[Fact, ...]
+    command: str  # empty where none applies
+    then: str  # what the command finds out
+    cost_ns: float  # of a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """All of it."""
+
+    title: str
+    source: str
+    headline: Words
+    facts: tuple[Fact, ...]
+    sections: tuple[Section, ...]
+    findings: tuple[PageFinding, ...] = ()
+    health: str = ""  # in place of findings, where there are none
+    warnings: tuple[str, ...] = ()
+    data: tuple[tuple[str, str], ...] = ()  # file beside the page, and what it has
+
+
+def text(value: object, label: str | None = None) -> PageCell:
+    """A cell of words."""
+    shown = str(value) if label is None else label
+    return PageCell(text=shown, sort=shown.lower())
+
+
+def number(
+    value: float | None, words: Any, why: str = "", share: float | None = None
+) -> PageCell:
+    """A cell of a number; n/a where that is unknown."""
+    if value is None:
+        return PageCell(text=NA, why=why or "nothing in the input tells it")
+    return PageCell(text=words(value), sort=float(value), share=share)
+
+
+def rank_cell(rank: int) -> PageCell:
+    """Return a cell that names a rank and sorts by its number."""
+    return PageCell(text=f"rank {rank}", sort=rank)
+
+
+def columns(*heads: str | tuple[str, str]) -> tuple[PageColumn, ...]:
+    """Return columns of words, by their labels, and of numbers, by label and key."""
+    return tuple(
+        PageColumn(label=head, is_number=False)
+        if isinstance(head, str)
+        else PageColumn(label=head[0], key=head[1])
+        for head in heads
+    )
+
+
+def unknown_section(name: str, title: str, what: str, chart: str, why: str) -> Section:
+    """Return a section whose question has no answer: "`what` n/a: why"."""
+    missing = Missing(title=chart, why=why)
+    return Section(name=name, title=title, lead=(f"{what} n/a: ", why, "."), blocks=(missing,))
+
+
+def used_keys(page: Page) -> set[str]:
+    """The keys of all definitions that the page refers to."""
+    keys = {fact.key for fact in page.facts}
+    keys |= _of_words(page.headline)
+    for finding in page.findings:
+        keys |= _of_words(finding.title) | {fact.key for fact in finding.evidence}
+    for section in page.sections:
+        keys |= _of_words(section.lead)
+        for block in section.blocks:
+            keys |= _of_block(block)
+    return keys
+
+
+def _of_words(words: Sequence[str | Fact]) -> set[str]:
+    return {part.key for part in words if isinstance(part, Fact)}
+
+
+def _of_block(block: Block) -> set[str]:
+    if isinstance(block, Figure):
+        of_table = _of_block(block.table) if block.table is not None else set()
+        return set(block.terms) | of_table
+    if isinstance(block, PageTable):
+        return {column.key for column in block.columns if column.key}
+    if isinstance(block, Quantiles):
+        return {key for _, key in block.rows}
+    return set()
+
+
+def html(page: Page) -> str:
+    """The whole document; the same page gives the same bytes."""
+    # Ours comes first: tables and definitions work while plotly.js is being read.
+    scripts = [_text("page.js"), _plotly()]
+    template = _environment().get_template("page.html.j2")
+    return template.render(
+        page=page,
+        scripts=[Markup(each) for each in scripts],
+        style=Markup(_text("style.css")),
+        policy=_policy(scripts),
+        glossary={key: GLOSSARY[key] for key in GLOSSARY if key in used_keys(page)},
+        version=__version__,
+    )
+
+
+def write(page: Page, path: str | Path) -> None:
+    """Write the file; it gets its name when it is whole."""
+    path = Path(path)
+    if path.is_dir():
+        raise FastcommError(f"{path}: is a directory; wanted a file, as in report.html")
+    files.write(path.parent, {path.name: files.text(html(page))})
+
+
+def json_text(value: Any) -> Markup:
+    """JSON that can stand in a script element, whatever its texts are."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return Markup(text.translate(_INERT))
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("fastcomm.report.html"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_inert,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"json": json_text, "plain": plain, "url": _url}
+    made.tests |= {
+        "fact": lambda part: isinstance(part, Fact),
+        "figure": lambda block: isinstance(block, Figure),
+        "table": lambda block: isinstance(block, PageTable),
+        "missing": lambda block: isinstance(block, Missing),
+        "quantiles": lambda block: isinstance(block, Quantiles),
+    }
+    return made
+
+
+def _url(name: str) -> str:
+    """Return a file name as a link has it, bytes that are not UTF-8 included."""
+    return quote(os.fsencode(name))
+
+
+def _inert(value: Any) -> Any:
+    """Texts of others without what hides letters or turns their order; markup is ours."""
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return inert(value) if is_text else value
+
+
+@cache
+def _text(name: str) -> str:
+    return (resources("fastcomm.report.html") / "templates" / name).read_text("utf-8")
+
+
+@cache
+def _plotly() -> str:
+    """plotly.js as the package of that name brings it."""
+    script = resources("plotly") / "package_data" / "plotly.min.js"
+    return script.read_text("utf-8").replace("</script", "<\\/script")
+
+
+def _policy(scripts: list[str]) -> str:
+    digests = " ".join(f"'sha256-{_digest(each)}'" for each in scripts)
+    return (
+        f"default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

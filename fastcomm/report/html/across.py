@@ -9,17 +9,8 @@ from collections.abc import Sequence
 from fastcomm.metrics.links import Link
 from fastcomm.metrics.result import Metrics
 from fastcomm.metrics.skew import RankWaits, Skew
-from fastcomm.report.html import words
-from fastcomm.report.html.drawing import (
-    QUIET_LEGEND,
-    axis,
-    fill,
-    height_of,
-    rounded,
-    rows_axis,
-    spec,
-)
-from fastcomm.report.html.page import (
+from fastcomm.report import html
+from fastcomm.report.html import (
     Block,
     Figure,
     FigureView,
@@ -31,6 +22,15 @@ from fastcomm.report.html.page import (
     rank_cell,
     text,
     unknown_section,
+)
+from fastcomm.report.html.drawing import (
+    QUIET_LEGEND,
+    axis,
+    fill,
+    height_of,
+    rounded,
+    rows_axis,
+    spec,
 )
 
 _MS = 1e6
@@ -64,12 +64,12 @@ def section(found: Metrics) -> Section:
     )
 
 
-def _lead(worst: RankWaits) -> words.Words:
+def _lead(worst: RankWaits) -> html.Words:
     if worst.caused_ns <= 0:
         return ("No rank keeps others waiting in collectives.",)
     return (
         f"Rank {worst.rank} causes the most waiting in collectives: ",
-        words.fact("waits.wait_caused_ns", worst.caused_ns, words.ns),
+        html.fact("waits.wait_caused_ns", worst.caused_ns, html.ns),
         " per step. One delay counts in every collective that it reaches, so this can exceed "
         "what the step takes longer.",
     )
@@ -121,9 +121,9 @@ def _waits_table(ranks: Sequence[RankWaits]) -> PageTable:
     rows = tuple(
         (
             rank_cell(row.rank),
-            *(number(ns, words.ns) for ns in (row.wait_ns, row.caused_ns, row.later_ns)),
-            number(row.transfer_ns, words.ns),
-            number(row.last_share, words.percent),
+            *(number(ns, html.ns) for ns in (row.wait_ns, row.caused_ns, row.later_ns)),
+            number(row.transfer_ns, html.ns),
+            number(row.last_share, html.percent),
         )
         for row in ranks
     )
@@ -184,10 +184,10 @@ def _skew_table(classes: Sequence[Skew]) -> PageTable:
     rows = tuple(
         (
             text(_class(row)),
-            number(row.count, words.whole),
-            *(number(ns, words.ns) for ns in (row.skew_mean_ns, row.skew_p95_ns)),
-            *(number(ns, words.ns) for ns in (row.transfer_mean_ns, row.wait_ns)),
-            number(row.wait_share, words.percent),
+            number(row.count, html.whole),
+            *(number(ns, html.ns) for ns in (row.skew_mean_ns, row.skew_p95_ns)),
+            *(number(ns, html.ns) for ns in (row.transfer_mean_ns, row.wait_ns)),
+            number(row.wait_share, html.percent),
         )
         for row in classes
     )
@@ -205,7 +205,7 @@ def _skew_table(classes: Sequence[Skew]) -> PageTable:
 
 def _class(row: Skew | Link) -> str:
     size = row.size_from
-    return f"{row.tag} {row.op}, {'any size' if size is None else words.size(size)}"
+    return f"{row.tag} {row.op}, {'any size' if size is None else html.size(size)}"
 
 
 def _links(links: Sequence[Link]) -> PageTable:
@@ -216,10 +216,10 @@ def _links(links: Sequence[Link]) -> PageTable:
         (
             text(_members(row)),
             text(_class(row)),
-            number(row.bus_bw, words.rate, "no transfer took time"),
-            number(row.peers_bus_bw, words.rate, alone),
-            number(row.ratio, words.percent, alone),
-            number(row.excess_ns, words.ns, alone),
+            number(row.bus_bw, html.rate, "no transfer took time"),
+            number(row.peers_bus_bw, html.rate, alone),
+            number(row.ratio, html.percent, alone),
+            number(row.excess_ns, html.ns, alone),
         )
         for row in order[:_MOST_LINKS]
     )

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from fastcomm.metrics.breakdown import EXACT, RankMeans, StepMeans
 from fastcomm.metrics.result import Metrics
-from fastcomm.report.html import words
-from fastcomm.report.html.drawing import axis, fill, height_of, rows_axis, spec
-from fastcomm.report.html.page import (
+from fastcomm.report import html
+from fastcomm.report.html import (
     Block,
+    Fact,
     Figure,
     FigureView,
     Missing,
@@ -18,7 +18,7 @@ from fastcomm.report.html.page import (
     number,
     text,
 )
-from fastcomm.report.html.words import Fact
+from fastcomm.report.html.drawing import axis, fill, height_of, rows_axis, spec
 
 MEASURES = {
     "time": "iteration time",
@@ -50,7 +50,7 @@ def section(found: Metrics, ranks: RankMeans, why: str) -> Section:
     title = "Where does the time go?"
     blocks: tuple[Block, ...]
     if exact["idle"] is None:
-        lead: words.Words = ("The exact partition of a step is n/a: ", why, ".")
+        lead: html.Words = ("The exact partition of a step is n/a: ", why, ".")
         blocks = (
             Missing(title="Time of a step by what runs in it", why=why),
             _table(found, why),
@@ -69,26 +69,26 @@ def section(found: Metrics, ranks: RankMeans, why: str) -> Section:
     )
 
 
-def _lead(found: Metrics) -> words.Words:
+def _lead(found: Metrics) -> html.Words:
     parts = found.breakdown.parts or {}
     return (
         "Of a step of ",
-        words.fact("iteration.mean_ns", found.iteration.mean_ns, words.ns),
+        html.fact("iteration.mean_ns", found.iteration.mean_ns, html.ns),
         ", ",
-        words.fact("exact.compute", parts.get("compute"), words.percent),
+        html.fact("exact.compute", parts.get("compute"), html.percent),
         " is compute, ",
-        words.fact("exact.exposed", parts.get("exposed"), words.percent),
+        html.fact("exact.exposed", parts.get("exposed"), html.percent),
         " exposed communication, ",
-        words.fact("exact.memcpy", parts.get("memcpy"), words.percent),
+        html.fact("exact.memcpy", parts.get("memcpy"), html.percent),
         " copies, and ",
-        words.fact("exact.idle", parts.get("idle"), words.percent),
+        html.fact("exact.idle", parts.get("idle"), html.percent),
         " idle time.",
     )
 
 
 def _figure(found: Metrics, ranks: RankMeans) -> Figure:
     exact = {name: share for name, share in found.breakdown.exact.items() if share}
-    spoken = ", ".join(f"{label(name)} {words.percent(share)}" for name, share in exact.items())
+    spoken = ", ".join(f"{label(name)} {html.percent(share)}" for name, share in exact.items())
     return Figure(
         name="breakdown",
         title="Time of a step by what runs in it",
@@ -110,8 +110,7 @@ def _job(exact: dict[str, float], mean: float) -> Spec:
             ["all ranks"],
             [share * 100],
             text=[f"{label(name).removeprefix('exposed ')}<br>{share:.1%}"],
-            hover=f"{label(name)}: %{{x:.2f}} %, {words.ns(share * mean)} a step"
-            "<extra></extra>",
+            hover=f"{label(name)}: %{{x:.2f}} %, {html.ns(share * mean)} a step<extra></extra>",
         )
         | ({} if share >= _LABELLED else {"text": None})
         for name, share in exact.items()
@@ -207,12 +206,12 @@ def _table(found: Metrics, why: str) -> PageTable:
         share = exact[name]
         step = None if share is None or mean is None else share * mean
         has_formula = name not in ("memcpy", "exposed_mixed")
-        cell = number(said, words.percent, why) if has_formula else text("", "")
+        cell = number(said, html.percent, why) if has_formula else text("", "")
         rows.append(
             (
                 text(label(name)),
-                number(share, words.percent, why, share=share),
-                number(step, words.ns, why),
+                number(share, html.percent, why, share=share),
+                number(step, html.ns, why),
                 cell,
             )
         )
@@ -230,22 +229,22 @@ def facts(found: Metrics, why: str) -> tuple[Fact, ...]:
     """The numbers at the head of the page."""
     parts = found.breakdown.parts or {}
     return (
-        words.fact(
-            "iteration.mean_ns", found.iteration.mean_ns, words.ns, label="a step", why=why
+        html.fact(
+            "iteration.mean_ns", found.iteration.mean_ns, html.ns, label="a step", why=why
         ),
-        words.fact(
+        html.fact(
             "exact.exposed",
             parts.get("exposed"),
-            words.percent,
+            html.percent,
             label="exposed communication",
             why=why,
         ),
-        words.fact(
+        html.fact(
             "overlap.average_overlap_ratio",
             found.overlap.average_overlap_ratio,
-            words.percent,
+            html.percent,
             label="of communication hidden",
             why=why if found.volume else "no communication was recorded",
         ),
-        words.fact("exact.idle", parts.get("idle"), words.percent, label="idle", why=why),
+        html.fact("exact.idle", parts.get("idle"), html.percent, label="idle", why=why),
     )

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 
-from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path import CriticalPath
 from fastcomm.critical_path.what_if import EditSweep, WhatIf
-from fastcomm.inert import shell_joined, shell_quoted
+from fastcomm.errors import shell_joined, shell_quoted
+from fastcomm.report import html
 from fastcomm.report.critical_path import WORDS
-from fastcomm.report.html import path as path_
-from fastcomm.report.html import words
-from fastcomm.report.html.drawing import ACCENT, MUTED, axis, rounded, shown, spec
-from fastcomm.report.html.page import (
+from fastcomm.report.html import (
     Figure,
     FigureView,
     Page,
@@ -21,7 +19,8 @@ from fastcomm.report.html.page import (
     number,
     text,
 )
-from fastcomm.report.html.words import Words
+from fastcomm.report.html import path as path_
+from fastcomm.report.html.drawing import ACCENT, MUTED, axis, rounded, shown, spec
 
 _MS = 1e6
 _MOST = 3
@@ -37,19 +36,17 @@ def page(found: CriticalPath, paths: Sequence[str], options: Sequence[str] = ())
     sums = found.summary_ns()
     most = max(sums, key=lambda name: sums[name], default="")
     total = sum(sums.values()) or 1
-    share = words.fact("path.share", sums.get(most, 0) / total, words.percent)
+    share = html.fact("path.share", sums.get(most, 0) / total, html.percent)
     length, wall = found.length_ns, found.wall_ns
     facts = [
-        words.fact("path.length_ns", length, words.ns, label="critical path"),
-        words.fact(
-            "path.coverage", length / wall if wall else 1.0, words.percent, label="covered"
+        html.fact("path.length_ns", length, html.ns, label="critical path"),
+        html.fact(
+            "path.coverage", length / wall if wall else 1.0, html.percent, label="covered"
         ),
-        words.fact("path.edges", len(found.found.edges), words.whole, label="edges"),
+        html.fact("path.edges", len(found.found.edges), html.whole, label="edges"),
     ]
     if found.is_joined:
-        crossings = words.fact(
-            "path.crossings", found.crossings, words.whole, label="crossings"
-        )
+        crossings = html.fact("path.crossings", found.crossings, html.whole, label="crossings")
         facts.append(crossings)
     return Page(
         title="Critical path",
@@ -87,8 +84,8 @@ def _findings(found: CriticalPath, run: str) -> tuple[PageFinding, ...]:
 def _finding(title: str, ns: int, found: CriticalPath, command: str, then: str) -> PageFinding:
     total = sum(found.summary_ns().values()) or 1
     return PageFinding(
-        title=(title, words.fact("path.time_ns", ns, words.ns)),
-        evidence=(words.fact("path.share", ns / total, words.percent, label="of the path"),),
+        title=(title, html.fact("path.time_ns", ns, html.ns)),
+        evidence=(html.fact("path.share", ns / total, html.percent, label="of the path"),),
         command=command,
         then=then,
         cost_ns=ns,
@@ -97,7 +94,7 @@ def _finding(title: str, ns: int, found: CriticalPath, command: str, then: str) 
 
 def what_if(found: WhatIf, paths: Sequence[str]) -> Page:
     """A step before and after its edits, and sweeps of one."""
-    change = words.fact("whatif.speedup", found.speedup, words.times, label="as fast")
+    change = html.fact("whatif.speedup", found.speedup, html.times, label="as fast")
     edits = ", ".join(map(str, found.edits))
     sections = [_before_after(found, edits)] if edits else []
     if found.sweeps:
@@ -109,18 +106,18 @@ def what_if(found: WhatIf, paths: Sequence[str]) -> Page:
         headline=_headline(found, edits),
         facts=(
             *([change] if edits else []),
-            words.fact("whatif.error", found.replay_error_ns, words.ns, label="replay error"),
+            html.fact("whatif.error", found.replay_error_ns, html.ns, label="replay error"),
         ),
         sections=tuple(sections),
         warnings=found.before.about.notes,
     )
 
 
-def _headline(found: WhatIf, edits: str) -> Words:
-    before = words.fact("path.length_ns", found.before_ns, words.ns)
+def _headline(found: WhatIf, edits: str) -> html.Words:
+    before = html.fact("path.length_ns", found.before_ns, html.ns)
     if not edits:
         return ("The step takes ", before, " without edits.")
-    after = words.fact("whatif.span_ns", found.after_ns, words.ns)
+    after = html.fact("whatif.span_ns", found.after_ns, html.ns)
     return ("With ", edits, ", the step takes ", after, " instead of ", before, ".")
 
 
@@ -129,9 +126,9 @@ def _before_after(found: WhatIf, edits: str) -> Section:
     rows = tuple(
         (
             text(WORDS.get(name, name)),
-            number(before.get(name, 0), words.ns),
-            number(after.get(name, 0), words.ns),
-            number(after.get(name, 0) - before.get(name, 0), words.ns),
+            number(before.get(name, 0), html.ns),
+            number(after.get(name, 0), html.ns),
+            number(after.get(name, 0) - before.get(name, 0), html.ns),
         )
         for name in sorted(before | after, key=lambda name: -before.get(name, 0))
     )
@@ -170,12 +167,12 @@ def _sweep(place: int, each: EditSweep, before_ns: int) -> Figure:
     rows = tuple(
         (
             text(f"{value:g}"),
-            number(span, words.ns),
-            number(span / before_ns if before_ns else None, words.percent),
+            number(span, html.ns),
+            number(span / before_ns if before_ns else None, html.percent),
         )
         for value, span in zip(each.values, each.span_ns, strict=True)
     )
-    ends = [words.ns(each.span_ns[at]) for at in (0, -1)]
+    ends = [html.ns(each.span_ns[at]) for at in (0, -1)]
     return Figure(
         name=f"sweep-{place}",
         title=f"The step by {name}",
@@ -185,9 +182,7 @@ def _sweep(place: int, each: EditSweep, before_ns: int) -> Figure:
         table=PageTable(
             name=f"sweep-{place}-table",
             caption=f"The step by {name}",
-            columns=columns(
-                "factor", ("step", "whatif.span_ns"), ("of the step", "whatif.share")
-            ),
+            columns=columns("factor", ("step", "whatif.span_ns"), ("of today", "whatif.share")),
             rows=rows,
         ),
     )

@@ -5,7 +5,18 @@ import numpy as np
 from fastcomm.dispatch.placement import Placing
 from fastcomm.dispatch.schedules import LOAD_NAMES
 from fastcomm.dispatch.simulation import NS, DispatchSweep, Simulation, StrategyResult, in_ns
-from fastcomm.report.html import words
+from fastcomm.report import html
+from fastcomm.report.html import (
+    Figure,
+    FigureView,
+    Page,
+    PageTable,
+    Section,
+    Spec,
+    columns,
+    number,
+    text,
+)
 from fastcomm.report.html.drawing import (
     DASHES,
     INK,
@@ -17,17 +28,6 @@ from fastcomm.report.html.drawing import (
     rounded,
     series_color,
     spec,
-)
-from fastcomm.report.html.page import (
-    Figure,
-    FigureView,
-    Page,
-    PageTable,
-    Section,
-    Spec,
-    columns,
-    number,
-    text,
 )
 from fastcomm.units import counted
 
@@ -66,25 +66,25 @@ def _source(found: Simulation) -> str:
     )
 
 
-def _headline(ranked: list[StrategyResult]) -> words.Words:
+def _headline(ranked: list[StrategyResult]) -> html.Words:
     if not ranked:
         return ("No schedule has an answer.",)
     best = ranked[0]
     return (
         f"{best.name} is the fastest: ",
-        words.fact("dispatch.total_s", best.total_s * NS, words.ns),
+        html.fact("dispatch.total_s", best.total_s * NS, html.ns),
         ", ",
-        words.fact("dispatch.times_optimal", best.times_optimal, words.times, why=_NO_TIME),
+        html.fact("dispatch.times_optimal", best.times_optimal, html.times, why=_NO_TIME),
         " the best possible.",
     )
 
 
-def _facts(found: Simulation, ranked: list[StrategyResult]) -> tuple[words.Fact, ...]:
+def _facts(found: Simulation, ranked: list[StrategyResult]) -> tuple[html.Fact, ...]:
     optimal = ranked[0].optimal_s * NS if ranked else None
     links = found.terms.links
-    link = words.fact("link_bandwidth", float(links.inter), words.rate, label="NIC of a GPU")
+    link = html.fact("link_bandwidth", float(links.inter), html.rate, label="NIC of a GPU")
     return (
-        words.fact("dispatch.optimal_s", optimal, words.ns, label="best possible"),
+        html.fact("dispatch.optimal_s", optimal, html.ns, label="best possible"),
         link,
     )
 
@@ -100,7 +100,7 @@ def _times(ranked: list[StrategyResult]) -> Section:
     return Section(
         name="times",
         title="How long does each schedule take?",
-        lead=(f"{words.many(len(ranked), 'schedule')}, the fastest first, beside the bounds.",),
+        lead=(f"{html.many(len(ranked), 'schedule')}, the fastest first, beside the bounds.",),
         blocks=(figure, _times_table(ranked)),
     )
 
@@ -109,7 +109,7 @@ def _bars(ranked: list[StrategyResult]) -> Spec:
     drawn = bars(
         [each.name for each in ranked],
         [each.total_s * _MS for each in ranked],
-        [words.ns(each.total_s * NS) for each in ranked],
+        [html.ns(each.total_s * NS) for each in ranked],
         "dispatch, ms",
     )
     drawn["data"][0] |= {
@@ -130,11 +130,11 @@ def _times_table(ranked: list[StrategyResult]) -> PageTable:
     rows = tuple(
         (
             text(each.name),
-            number(each.total_s * NS, words.ns),
-            number(in_ns(each.combine_s), words.ns, _NO_COMBINE),
-            number(each.times_optimal, words.times, _NO_TIME),
-            number(each.times_bound, words.times, _NO_TIME),
-            number(each.inter_bytes, words.size),
+            number(each.total_s * NS, html.ns),
+            number(in_ns(each.combine_s), html.ns, _NO_COMBINE),
+            number(each.times_optimal, html.times, _NO_TIME),
+            number(each.times_bound, html.times, _NO_TIME),
+            number(each.inter_bytes, html.size),
         )
         for each in ranked
     )
@@ -173,7 +173,7 @@ def _loads(ranked: list[StrategyResult]) -> Section:
     rows = tuple(
         (
             text(each.name),
-            *(number(_most_by_mean(each, place), words.times, _NO_TIME) for place in range(4)),
+            *(number(_most_by_mean(each, place), html.times, _NO_TIME) for place in range(4)),
         )
         for each in ranked
     )
@@ -236,9 +236,9 @@ def placing(found: Placing) -> Page:
     rows = tuple(
         (
             text(name),
-            number(each.total_s * NS, words.ns),
-            number(found.after.strategies[name].total_s * NS, words.ns),
-            number(_ratio(each.total_s, found.after.strategies[name].total_s), words.times),
+            number(each.total_s * NS, html.ns),
+            number(found.after.strategies[name].total_s * NS, html.ns),
+            number(_ratio(each.total_s, found.after.strategies[name].total_s), html.times),
         )
         for name, each in found.before.strategies.items()
     )
@@ -253,9 +253,9 @@ def placing(found: Placing) -> Page:
         title="What does the placement change?",
         lead=(
             "The most loaded GPU has ",
-            words.fact("dispatch.imbalance", after, words.times),
+            html.fact("dispatch.imbalance", after, html.times),
             " the mean; it had ",
-            words.fact("dispatch.imbalance", before, words.times),
+            html.fact("dispatch.imbalance", before, html.times),
             ".",
         ),
         blocks=(
@@ -291,12 +291,12 @@ def sweep(found: DispatchSweep) -> Page:
         terms=("dispatch.total_s",),
         table=_points(found, at),
     )
-    lead = (f"{words.many(len(at), 'workload')} of {' and '.join(found.axes)}.",)
+    lead = (f"{html.many(len(at), 'workload')} of {' and '.join(found.axes)}.",)
     section = Section(name="sweep", title="How does it scale?", lead=lead, blocks=(figure,))
     return Page(
         title="Expert dispatch",
         source="a sweep",
-        headline=(f"Dispatch of {words.many(len(at), 'workload')}, by schedule.",),
+        headline=(f"Dispatch of {html.many(len(at), 'workload')}, by schedule.",),
         facts=(),
         sections=(section,),
     )
@@ -335,8 +335,8 @@ def _points(found: DispatchSweep, at: list[str]) -> PageTable:
         (
             text(where),
             text(name),
-            number(each.total_s * NS, words.ns),
-            number(each.times_optimal, words.times, _NO_TIME),
+            number(each.total_s * NS, html.ns),
+            number(each.times_optimal, html.times, _NO_TIME),
         )
         for where, point in zip(at, found.points, strict=True)
         for name, each in point.strategies.items()

@@ -7,8 +7,8 @@ them. A pattern goes with each colour, so that no chart needs colour to be read.
 from collections.abc import Sequence
 from typing import Any
 
-from fastcomm.inert import inert
-from fastcomm.report.html.page import Spec
+from fastcomm.errors import inert
+from fastcomm.report.html import Spec
 from fastcomm.trace.schema import TAGS
 
 _MOST_NUMBERS, _MOST_ACROSS = 200, 12

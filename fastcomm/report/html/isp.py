@@ -4,23 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastcomm.isp.question import ALGOS
+from fastcomm.isp import ALGOS
 from fastcomm.isp.result import HardwareChange, Record, SearchResult
 from fastcomm.isp.search import SearchSweep
-from fastcomm.report.html import words
-from fastcomm.report.html.drawing import (
-    INK,
-    QUIET_LEGEND,
-    SYMBOLS,
-    axis,
-    bars,
-    heat,
-    height_of,
-    rounded,
-    series_color,
-    spec,
-)
-from fastcomm.report.html.page import (
+from fastcomm.report import html
+from fastcomm.report.html import (
     Block,
     Figure,
     FigureView,
@@ -32,6 +20,18 @@ from fastcomm.report.html.page import (
     columns,
     number,
     text,
+)
+from fastcomm.report.html.drawing import (
+    INK,
+    QUIET_LEGEND,
+    SYMBOLS,
+    axis,
+    bars,
+    heat,
+    height_of,
+    rounded,
+    series_color,
+    spec,
 )
 from fastcomm.units import GIB, format_gib
 
@@ -65,26 +65,26 @@ def _search(found: SearchResult) -> Page:
     if found.sensitivity:
         sections.append(_changes(found.sensitivity))
     tgs = None if best is None else best["tgs"]
-    headline: words.Words = (
+    headline: html.Words = (
         (found.nearest(),)
         if best is None
         else (
             f"{best['algo_type'].upper()} trains {question.model.name} the fastest: ",
-            words.fact("isp.tgs", tgs, words.whole),
+            html.fact("isp.tgs", tgs, html.whole),
             " tokens a GPU and second.",
         )
     )
     return Page(
         title="Parallel strategies",
         source=f"{question.model.name} on {found.cluster}, "
-        f"{words.whole(question.seq_len)} tokens a sequence",
+        f"{html.whole(question.seq_len)} tokens a sequence",
         headline=headline,
         facts=(
-            words.fact("isp.tgs", tgs, words.whole, label="tokens/GPU/s", why=why),
-            words.fact("isp.latency", _latency(best), words.ns, label="a step", why=why),
-            words.fact("isp.memory", _memory(best), format_gib, label="memory", why=why),
-            words.fact("isp.candidates", found.candidates, words.whole, label="candidates"),
-            words.fact("isp.feasible", found.feasible, words.whole, label="feasible"),
+            html.fact("isp.tgs", tgs, html.whole, label="tokens/GPU/s", why=why),
+            html.fact("isp.latency", _latency(best), html.ns, label="a step", why=why),
+            html.fact("isp.memory", _memory(best), format_gib, label="memory", why=why),
+            html.fact("isp.candidates", found.candidates, html.whole, label="candidates"),
+            html.fact("isp.feasible", found.feasible, html.whole, label="feasible"),
         ),
         sections=tuple(sections),
         warnings=found.notes,
@@ -107,11 +107,11 @@ def _front(found: SearchResult) -> Section:
         title="What does memory buy?",
         lead=(
             "The fastest strategy needs ",
-            words.fact("isp.memory", front[0]["total_mm_cost"], format_gib),
+            html.fact("isp.memory", front[0]["total_mm_cost"], format_gib),
             "; with ",
-            words.fact("isp.memory", least["total_mm_cost"], format_gib),
+            html.fact("isp.memory", least["total_mm_cost"], format_gib),
             " the most is ",
-            words.fact("isp.tgs", least["tgs"], words.whole),
+            html.fact("isp.tgs", least["tgs"], html.whole),
             " tokens a GPU and second.",
         ),
         blocks=(
@@ -133,7 +133,7 @@ def _front(found: SearchResult) -> Section:
 def _sampled(count: int) -> str:
     if count <= _POINTS:
         return ""
-    return f"{words.whole(_POINTS)} of {words.whole(count)}, evenly over the ranking."
+    return f"{html.whole(_POINTS)} of {html.whole(count)}, evenly over the ranking."
 
 
 def _scatter(found: SearchResult, front: Sequence[Record]) -> Spec:
@@ -185,14 +185,14 @@ def _ranking(found: SearchResult) -> Section:
     drawn = bars(
         [name.upper() for name in best],
         [record["tgs"] for record in best.values()],
-        [words.whole(record["tgs"]) for record in best.values()],
+        [html.whole(record["tgs"]) for record in best.values()],
         "tokens a GPU and second",
     )
     shown = min(found.feasible, _RANKED)
     return Section(
         name="ranking",
         title="Which strategies are the fastest?",
-        lead=(f"The first {shown} of {words.whole(found.feasible)} that fit.",),
+        lead=(f"The first {shown} of {html.whole(found.feasible)} that fit.",),
         blocks=(
             Figure(
                 name="algos-chart",
@@ -213,11 +213,11 @@ def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable
     for place, record in enumerate(records):
         cells: list[PageCell] = [
             PageCell(text=f"{place + 1}. {record['algo_type'].upper()}", sort=place),
-            number(record["tgs"], words.whole),
-            number(_latency(record), words.ns),
+            number(record["tgs"], html.whole),
+            number(_latency(record), html.ns),
             number(_memory(record), format_gib),
         ]
-        cells += [number(record.get(key), words.whole) for _, _, key in numbers]
+        cells += [number(record.get(key), html.whole) for _, _, key in numbers]
         rows.append(tuple(cells))
     heads = [("TGS", "isp.tgs"), ("step", "isp.latency"), ("memory", "isp.memory")]
     heads += [(label, key) for label, key, _ in numbers]
@@ -228,7 +228,7 @@ def _strategies(name: str, caption: str, records: Sequence[Record]) -> PageTable
 
 def _rejected(found: SearchResult) -> Section:
     fell = {reason: count for reason, count in found.rejected.items() if count}
-    rows = tuple((text(reason), number(count, words.whole)) for reason, count in fell.items())
+    rows = tuple((text(reason), number(count, html.whole)) for reason, count in fell.items())
     blocks: tuple[Block, ...] = ()
     if rows:
         heads = columns("reason", ("strategies", "isp.rejected"))
@@ -237,9 +237,9 @@ def _rejected(found: SearchResult) -> Section:
         name="rejected-section",
         title="Why did others fall out?",
         lead=(
-            words.fact("isp.rejected", sum(fell.values()), words.whole),
+            html.fact("isp.rejected", sum(fell.values()), html.whole),
             " of ",
-            words.fact("isp.candidates", found.candidates, words.whole),
+            html.fact("isp.candidates", found.candidates, html.whole),
             " candidates were rejected.",
         ),
         blocks=blocks,
@@ -250,8 +250,8 @@ def _changes(changes: Sequence[HardwareChange]) -> Section:
     rows = tuple(
         (
             text(each.what),
-            number(each.best["tgs"] if each.best else None, words.whole, "nothing fits"),
-            number(each.gain, words.signed_percent, "nothing fits"),
+            number(each.best["tgs"] if each.best else None, html.whole, "nothing fits"),
+            number(each.gain, html.signed_percent, "nothing fits"),
         )
         for each in changes
     )
@@ -283,10 +283,10 @@ def _grid(found: SearchSweep) -> Figure:
     worlds = sorted({cell.world_size for cell in found.cells})
     lengths = sorted({cell.seq_len for cell in found.cells})
     rate = {(c.seq_len, c.world_size): c.best["tgs"] if c.best else None for c in found.cells}
-    names = [words.whole(length) for length in lengths]
+    names = [html.whole(length) for length in lengths]
     grid = [[rate.get((length, world)) for world in worlds] for length in lengths]
     drawn = heat(grid, names, "%{x} GPUs, %{y} tokens: %{z}", "TGS")
-    drawn["x"] = [words.whole(world) for world in worlds]
+    drawn["x"] = [html.whole(world) for world in worlds]
     category = {"type": "category", "showgrid": False}
     shown = spec(
         [drawn],
@@ -306,11 +306,11 @@ def _grid(found: SearchSweep) -> Figure:
 def _cells(found: SearchSweep) -> PageTable:
     rows = tuple(
         (
-            PageCell(text=f"{words.whole(c.seq_len)} tokens", sort=c.seq_len),
-            number(c.world_size, words.whole),
-            number(c.best["tgs"] if c.best else None, words.whole, c.why),
-            number(c.scaling, words.percent, c.why),
-            number(c.feasible, words.whole),
+            PageCell(text=f"{html.whole(c.seq_len)} tokens", sort=c.seq_len),
+            number(c.world_size, html.whole),
+            number(c.best["tgs"] if c.best else None, html.whole, c.why),
+            number(c.scaling, html.percent, c.why),
+            number(c.feasible, html.whole),
         )
         for c in found.cells
     )

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from fastcomm.critical_path.result import CriticalPath
+from fastcomm.critical_path import CriticalPath
+from fastcomm.report import html
 from fastcomm.report.critical_path import WORDS
-from fastcomm.report.html import words
-from fastcomm.report.html.drawing import INK, axis, color, height_of, rounded, rows_axis, spec
-from fastcomm.report.html.page import (
+from fastcomm.report.html import (
     Block,
     Figure,
     FigureView,
@@ -21,6 +20,7 @@ from fastcomm.report.html.page import (
     number,
     text,
 )
+from fastcomm.report.html.drawing import INK, axis, color, height_of, rounded, rows_axis, spec
 from fastcomm.trace.schema import TAGS
 from fastcomm_kernels.arrays import Floats
 
@@ -65,21 +65,21 @@ def _sentences(path: CriticalPath) -> list[str]:
     return [f"{note[0].upper()}{note[1:]}." for note in path.about.notes]
 
 
-def _lead(path: CriticalPath) -> words.Words:
+def _lead(path: CriticalPath) -> html.Words:
     sums = path.summary_ns()
     most = max(sums, key=lambda name: sums[name], default="")
     total = sum(sums.values()) or 1
     where = "through all ranks" if path.is_joined else f"of rank {path.about.rank}"
-    said: words.Words = (
+    said: html.Words = (
         f"The critical path {where} takes ",
-        words.fact("path.length_ns", path.length_ns, words.ns),
+        html.fact("path.length_ns", path.length_ns, html.ns),
         f"; most of it is {WORDS.get(most, most)}: ",
-        words.fact("path.share", sums.get(most, 0) / total, words.percent),
+        html.fact("path.share", sums.get(most, 0) / total, html.percent),
         ".",
     )
     if not path.is_joined:
         return said
-    crossings = words.fact("path.crossings", path.crossings, words.whole)
+    crossings = html.fact("path.crossings", path.crossings, html.whole)
     return (*said, " It goes from rank to rank ", crossings, " times.")
 
 
@@ -97,7 +97,7 @@ def _strip(path: CriticalPath) -> Figure:
         by_rank = [(f"rank {rank}", ranks == rank) for rank in chosen]
         views.append(FigureView(label="Rank", spec=_lanes(table, by_rank), note=note))
     spoken = ", ".join(
-        f"{WORDS.get(name, name)} {words.percent(share)}" for name, share in _shares(path)[:4]
+        f"{WORDS.get(name, name)} {html.percent(share)}" for name, share in _shares(path)[:4]
     )
     return Figure(
         name="path-strip",
@@ -191,7 +191,7 @@ def _bar(look: str, pieces: list[tuple[str, float, float]], begin: float) -> Spe
         "y": [lane for lane, _, _ in pieces],
         "base": [rounded((a - begin) / _MS, 6) for _, a, _ in pieces],
         "x": [rounded((b - a) / _MS, 4) for _, a, b in pieces],
-        "text": [f"{words.ns(b - a)}, from {words.ns(a - begin)}" for _, a, b in pieces],
+        "text": [f"{html.ns(b - a)}, from {html.ns(a - begin)}" for _, a, b in pieces],
         "textposition": "none",
         "marker": {"color": color(look), "line": {"width": 0, "color": INK}},
         "hovertemplate": f"{_said(look)} %{{text}}<extra>%{{y}}</extra>",
@@ -226,7 +226,7 @@ def _classes(path: CriticalPath) -> PageTable:
 
 def _class_row(name: str, ns: int, total: int) -> tuple[PageCell, ...]:
     share = ns / total
-    return text(name), number(share, words.percent, share=share), number(ns, words.ns)
+    return text(name), number(share, html.percent, share=share), number(ns, html.ns)
 
 
 def _names(path: CriticalPath) -> PageTable:
@@ -234,8 +234,8 @@ def _names(path: CriticalPath) -> PageTable:
         (
             text(row["name"]),
             text(row["kind"]),
-            number(row["edges"], words.whole),
-            number(row["self_ns"], words.ns),
+            number(row["edges"], html.whole),
+            number(row["self_ns"], html.ns),
         )
         for row in path.top("name", _MOST_NAMES).to_pylist()
     )
@@ -253,11 +253,11 @@ def _ranks(path: CriticalPath) -> PageTable:
     rows = tuple(
         (
             PageCell(text=f"rank {row['rank']}", sort=row["rank"]),
-            number(row["on_path_ns"], words.ns),
-            number(row["wait_ns"], words.ns),
-            number(row["transfer_ns"], words.ns),
-            number(row["arrived_last"], words.whole),
-            number(row["held_up_ns"], words.ns),
+            number(row["on_path_ns"], html.ns),
+            number(row["wait_ns"], html.ns),
+            number(row["transfer_ns"], html.ns),
+            number(row["arrived_last"], html.whole),
+            number(row["held_up_ns"], html.ns),
         )
         for row in found.slice(0, 64).to_pylist()
     )

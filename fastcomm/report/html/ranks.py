@@ -5,10 +5,8 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.result import Metrics
-from fastcomm.report.html import words
-from fastcomm.report.html.breakdown import MEASURES, label
-from fastcomm.report.html.drawing import grid_spec, has_room, heat, height_of
-from fastcomm.report.html.page import (
+from fastcomm.report import html
+from fastcomm.report.html import (
     Block,
     Figure,
     FigureView,
@@ -22,6 +20,8 @@ from fastcomm.report.html.page import (
     rank_cell,
     unknown_section,
 )
+from fastcomm.report.html.breakdown import MEASURES, label
+from fastcomm.report.html.drawing import grid_spec, has_room, heat, height_of
 from fastcomm.units import counted
 
 _Grid = NDArray[np.float64]  # a row a rank, a column an iteration; NaN: unknown
@@ -63,7 +63,7 @@ def section(found: Metrics, ranks: RankMeans, why: str) -> Section:
     )
 
 
-def _lead(found: Metrics, ranks: RankMeans, why: str) -> words.Words:
+def _lead(found: Metrics, ranks: RankMeans, why: str) -> html.Words:
     if not ranks.is_known:
         # The length of a step says nothing of who is slow: who waits has long steps, too.
         for each in found.across.by_wait_caused(1):
@@ -78,9 +78,9 @@ def _lead(found: Metrics, ranks: RankMeans, why: str) -> words.Words:
         return (f"All {len(compute)} ranks compute equally long, within {_LEVEL:.1%}.",)
     return (
         f"Rank {ranks.ranks[most]} computes the most: ",
-        words.fact("exact.compute", compute[most], words.ns),
+        html.fact("exact.compute", compute[most], html.ns),
         " per step, ",
-        words.fact("iteration.above", above, words.signed_percent),
+        html.fact("iteration.above", above, html.signed_percent),
         " compared with the median of all ranks.",
     )
 
@@ -113,7 +113,7 @@ def _view(name: str, grid: _Grid, ranks: np.ndarray, numbers: np.ndarray) -> Fig
     rule = ""
     if down > 1 or across > 1:
         rule = (
-            f"A cell is {words.many(down, 'rank')} and {words.many(across, 'iteration')}, and "
+            f"A cell is {html.many(down, 'rank')} and {html.many(across, 'iteration')}, and "
             f"shows the {_OUTLIER[name]} of them."
         )
     return FigureView(
@@ -145,7 +145,7 @@ def _quantiles(ranks: RankMeans) -> Quantiles:
     steps = []
     for percent in range(_PERCENTS + 1):
         at = order[round(percent / _PERCENTS * (len(order) - 1))]
-        numbers = tuple(words.ns(ranks.ns[name][at]) for name in shown)
+        numbers = tuple(html.ns(ranks.ns[name][at]) for name in shown)
         steps.append((f"rank {ranks.ranks[at]}", numbers))
     return Quantiles(
         name="quantiles",
@@ -172,12 +172,12 @@ def _table(ranks: RankMeans, why: str) -> PageTable:
             if ranks.is_known
             else "have the longest and the shortest steps"
         )
-        caption = f"The {_ENDS} ranks each that {by}, of {words.whole(count)}"
+        caption = f"The {_ENDS} ranks each that {by}, of {html.whole(count)}"
     middle = float(np.median(ranks.ns["compute"])) if ranks.is_known else 0.0
 
     def cell(name: str, at: int) -> PageCell:
         ns = float(ranks.ns[name][at])
-        return number(None if np.isnan(ns) else ns, words.ns, why)
+        return number(None if np.isnan(ns) else ns, html.ns, why)
 
     rows = []
     for at in order.tolist():
@@ -186,7 +186,7 @@ def _table(ranks: RankMeans, why: str) -> PageTable:
             (
                 rank_cell(int(ranks.ranks[at])),
                 *(cell(name, at) for name in ("time", "compute", "exposed", "idle")),
-                number(above, words.signed_percent, why),
+                number(above, html.signed_percent, why),
             )
         )
     return PageTable(

@@ -3,12 +3,11 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
+from fastcomm.replay import Replayed
 from fastcomm.replay.predictions import Removed
-from fastcomm.replay.replayer import Replayed
 from fastcomm.replay.result import Session
-from fastcomm.report.html import words
-from fastcomm.report.html.drawing import bars, grid_spec, heat, height_of, shown
-from fastcomm.report.html.page import (
+from fastcomm.report import html
+from fastcomm.report.html import (
     Block,
     Figure,
     FigureView,
@@ -20,6 +19,7 @@ from fastcomm.report.html.page import (
     number,
     text,
 )
+from fastcomm.report.html.drawing import bars, grid_spec, heat, height_of, shown
 
 _MS = 1e6
 _MOST_RANKS = 96
@@ -31,14 +31,12 @@ def page(found: Session, source: str) -> Page:
     """The replayed step, its ranks and its critical path, and what was asked of it."""
     replayed, changed, removed = found.replayed, found.changed, found.removed
     facts = [
-        words.fact("replay.step_ns", replayed.mean_ns, words.ns, label="replayed"),
-        words.fact("replay.measured_ns", found.measured.time_ns, words.ns, label="measured"),
-        words.fact("replay.error", found.error, words.signed_percent, label="error"),
+        html.fact("replay.step_ns", replayed.mean_ns, html.ns, label="replayed"),
+        html.fact("replay.measured_ns", found.measured.time_ns, html.ns, label="measured"),
+        html.fact("replay.error", found.error, html.signed_percent, label="error"),
     ]
     if changed is not None:
-        facts.append(
-            words.fact("replay.what_if_ns", changed.mean_ns, words.ns, label="what if")
-        )
+        facts.append(html.fact("replay.what_if_ns", changed.mean_ns, html.ns, label="what if"))
     sections = [_ranks(found, changed), _path(found)]
     if removed:
         sections.insert(1, _bottlenecks(removed))
@@ -47,9 +45,9 @@ def page(found: Session, source: str) -> Page:
         source=source,
         headline=(
             "A step replays in ",
-            words.fact("replay.step_ns", replayed.mean_ns, words.ns),
+            html.fact("replay.step_ns", replayed.mean_ns, html.ns),
             ", ",
-            words.fact("replay.error", found.error, words.signed_percent),
+            html.fact("replay.error", found.error, html.signed_percent),
             " beside the measured.",
         ),
         facts=tuple(facts),
@@ -66,10 +64,10 @@ def _ranks(found: Session, changed: Replayed | None) -> Section:
     for pid, end in found.replayed.by_pid().items():
         row: list[PageCell] = [
             text(pid or "all"),
-            number(end, words.ns),
-            number(found.error_of(pid), words.signed_percent, why),
+            number(end, html.ns),
+            number(found.error_of(pid), html.signed_percent, why),
         ]
-        row += [number(after[pid], words.ns)] if changed is not None else []
+        row += [number(after[pid], html.ns)] if changed is not None else []
         rows.append(tuple(row))
     table = PageTable(
         name="ranks-table", caption="Ranks", columns=columns("rank", *heads), rows=tuple(rows)
@@ -77,7 +75,7 @@ def _ranks(found: Session, changed: Replayed | None) -> Section:
     return Section(
         name="ranks",
         title="What does each rank do?",
-        lead=(f"{words.many(len(rows), 'rank')} were replayed on their devices.",),
+        lead=(f"{html.many(len(rows), 'rank')} were replayed on their devices.",),
         blocks=(_heat_map(found.replayed), table),
         pitfall="The replay starts an operation as soon as its dependencies and its device "
         "allow; the gaps that were measured between operations are kept.",
@@ -118,7 +116,7 @@ def _of_kind(sums: dict[tuple[int, str], float], kind: str) -> float:
 
 def _path(found: Session) -> Section:
     times = found.path_times()[:_MOST_ROWS]
-    rows = tuple((text(name), number(ns, words.ns)) for name, ns in times)
+    rows = tuple((text(name), number(ns, html.ns)) for name, ns in times)
     heads = columns("operation", ("on the path", "replay.cost_ns"))
     table = PageTable(name="path-table", caption="The critical path", columns=heads, rows=rows)
     return Section(
@@ -126,8 +124,8 @@ def _path(found: Session) -> Section:
         title="What sets the time of the step?",
         lead=(
             "The critical path of ",
-            words.fact("path.length_ns", found.path.length_ns, words.ns),
-            f" has {words.many(len(found.path.nodes), 'operation')}.",
+            html.fact("path.length_ns", found.path.length_ns, html.ns),
+            f" has {html.many(len(found.path.nodes), 'operation')}.",
         ),
         blocks=(table,),
     )
@@ -138,11 +136,11 @@ def _bottlenecks(removed: Sequence[Removed]) -> Section:
     drawn = bars(
         [each.node for each in top],
         [each.saved_ns / _MS for each in top],
-        [words.ns(each.saved_ns) for each in top],
+        [html.ns(each.saved_ns) for each in top],
         "ms that a step is shorter by",
         looks="TP",
     )
-    rows = tuple((text(each.node), number(each.saved_ns, words.ns)) for each in removed)
+    rows = tuple((text(each.node), number(each.saved_ns, html.ns)) for each in removed)
     heads = columns("if it took no time", ("shorter by", "replay.saved_ns"))
     blocks: tuple[Block, ...] = (
         Figure(

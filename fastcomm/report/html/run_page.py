@@ -7,46 +7,53 @@ from typing import Any
 
 import pyarrow as pa
 
-from fastcomm import parquet
+from fastcomm import arrow_files
 from fastcomm.analyses.report import RunPath
 from fastcomm.metrics import gaps
 from fastcomm.metrics.breakdown import RankMeans
 from fastcomm.metrics.findings import Finding
 from fastcomm.metrics.result import Metrics
-from fastcomm.report import files
+from fastcomm.report import files, html
 from fastcomm.report.commands import Suggestions
 from fastcomm.report.console import group_name, known_by
-from fastcomm.report.html import across, breakdown, path, ranks, render, speed, volume, words
-from fastcomm.report.html.page import (
+from fastcomm.report.html import (
+    Fact,
     Page,
     PageFinding,
     PageTable,
     Section,
+    across,
+    breakdown,
     columns,
+    many,
     number,
+    path,
+    plain,
+    ranks,
+    speed,
     text,
+    volume,
 )
-from fastcomm.report.html.words import Fact, many, plain
 from fastcomm.trace.run import ranks_words, skipped_lines
 
 MOST = 8
 
 # Evidence worth a number on the page: its label, and how it is written.
 _EVIDENCE: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "compute_ns": ("compute per step", words.ns),
-    "peers_compute_ns": ("compute of its peers", words.ns),
-    "idle_ns": ("idle per step", words.ns),
-    "peers_idle_ns": ("idle time of its peers", words.ns),
-    "wait_ns": ("waits for others", words.ns),
-    "peers_wait_ns": ("its peers wait", words.ns),
-    "bus_bw": ("bus bandwidth", words.rate),
-    "peers_bus_bw": ("bus bandwidth of its peers", words.rate),
-    "expert_bytes": ("expert traffic per step", words.size),
-    "peers_expert_bytes": ("expert traffic of its peers", words.size),
-    "exposed_wait_ns": ("waiting for the last rank", words.ns),
-    "exposed_transfer_ns": ("transfer", words.ns),
-    "overlap": ("of communication overlaps compute", words.percent),
-    "spread_ns": ("spread between steps", words.ns),
+    "compute_ns": ("compute per step", html.ns),
+    "peers_compute_ns": ("compute of its peers", html.ns),
+    "idle_ns": ("idle per step", html.ns),
+    "peers_idle_ns": ("idle time of its peers", html.ns),
+    "wait_ns": ("waits for others", html.ns),
+    "peers_wait_ns": ("its peers wait", html.ns),
+    "bus_bw": ("bus bandwidth", html.rate),
+    "peers_bus_bw": ("bus bandwidth of its peers", html.rate),
+    "expert_bytes": ("expert traffic per step", html.size),
+    "peers_expert_bytes": ("expert traffic of its peers", html.size),
+    "exposed_wait_ns": ("waiting for the last rank", html.ns),
+    "exposed_transfer_ns": ("transfer", html.ns),
+    "overlap": ("of communication overlaps compute", html.percent),
+    "spread_ns": ("spread between steps", html.ns),
 }
 
 
@@ -60,8 +67,8 @@ def _finding(found: Finding, suggestions: Suggestions) -> PageFinding:
     return PageFinding(
         title=(found.text,),
         evidence=(
-            words.fact("findings.cost_ns", found.cost_ns, words.ns, label="per step"),
-            words.fact("findings.share", found.share, words.percent, label="of the step"),
+            html.fact("findings.cost_ns", found.cost_ns, html.ns, label="per step"),
+            html.fact("findings.share", found.share, html.percent, label="of the step"),
             Fact(key="findings.confidence", text=found.confidence, label="confidence"),
             *_evidence(found),
         ),
@@ -73,7 +80,7 @@ def _finding(found: Finding, suggestions: Suggestions) -> PageFinding:
 
 def _evidence(found: Finding) -> list[Fact]:
     return [
-        words.fact("findings.evidence", getattr(found.evidence, name), form, label=label)
+        html.fact("findings.evidence", getattr(found.evidence, name), form, label=label)
         for name, (label, form) in _EVIDENCE.items()
         if getattr(found.evidence, name) is not None
     ]
@@ -127,8 +134,8 @@ def run_page(
 def _about(found: Metrics, why: str) -> tuple[Fact, ...]:
     count = len(found.measured_ranks)
     return (
-        words.fact("ranks", count, words.whole, label=_of_ranks(count, found.expected_ranks)),
-        words.fact("iterations", found.iterations, words.whole, label="iterations", why=why),
+        html.fact("ranks", count, html.whole, label=_of_ranks(count, found.expected_ranks)),
+        html.fact("iterations", found.iterations, html.whole, label="iterations", why=why),
     )
 
 
@@ -146,11 +153,11 @@ def _measured_evidence(found: Metrics) -> Section:
     rows = tuple(
         (
             text(group_name(row["description"], row["size"])),
-            number(row["size"], words.whole, "the trace does not say who is in the group"),
+            number(row["size"], html.whole, "the trace does not say who is in the group"),
             text(row["tag"]),
             text(known_by(row)),
-            number(row["on_ranks"], words.whole),
-            number(row["events"], words.whole),
+            number(row["on_ranks"], html.whole),
+            number(row["events"], html.whole),
         )
         for row in found.tables["group_tags"].to_pylist()
     )
@@ -180,7 +187,9 @@ def write(tables: Mapping[str, pa.Table], page: Path) -> list[tuple[str, str]]:
     """Write the tables to `<page>-data`; the names to link to, and what each has."""
     folder = page.with_name(f"{page.stem}-data")
     names = {f"{name}.parquet": table for name, table in tables.items()}
-    files.write(folder, {name: partial(parquet.write, table) for name, table in names.items()})
+    files.write(
+        folder, {name: partial(arrow_files.write, table) for name, table in names.items()}
+    )
     return [
         (f"{folder.name}/{name}", many(table.num_rows, "row")) for name, table in names.items()
     ]
@@ -204,4 +213,4 @@ def write_report(
     output = Path(output)
     data = write(found.to_arrow(), output) if with_data else []
     page = run_page(found, paths, options=options, critical=critical, data=data)
-    render.write(page, output)
+    html.write(page, output)

@@ -4,7 +4,21 @@ from itertools import groupby
 from typing import Any
 
 from fastcomm.metrics.result import Metrics
-from fastcomm.report.html import words
+from fastcomm.report import html
+from fastcomm.report.html import (
+    Block,
+    Fact,
+    Figure,
+    FigureView,
+    Missing,
+    PageTable,
+    Section,
+    Spec,
+    Words,
+    columns,
+    number,
+    text,
+)
 from fastcomm.report.html.drawing import (
     DASHES,
     INK,
@@ -17,19 +31,6 @@ from fastcomm.report.html.drawing import (
     series_color,
     spec,
 )
-from fastcomm.report.html.page import (
-    Block,
-    Figure,
-    FigureView,
-    Missing,
-    PageTable,
-    Section,
-    Spec,
-    columns,
-    number,
-    text,
-)
-from fastcomm.report.html.words import Fact, Words
 
 _GB = 1e9
 NO_LINK = "the link's bandwidth is not given: --link-bandwidth"
@@ -74,13 +75,13 @@ def _lead(found: Metrics, known: dict[str, float]) -> Words:
     words_: list[str | Fact] = [
         slowest,
         " is the slowest, with ",
-        words.fact("bandwidth.avg_bus_bw", speed.avg_bus_bw, words.rate),
+        html.fact("bandwidth.avg_bus_bw", speed.avg_bus_bw, html.rate),
         " of bus bandwidth on average",
     ]
     if found.link_bandwidth is None:
         return (*words_, "; how much of the link that is, is n/a: ", NO_LINK, ".")
-    use = words.fact("bandwidth.avg_bus_util", speed.avg_bus_util, words.percent)
-    link = words.fact("link_bandwidth", found.link_bandwidth, words.rate)
+    use = html.fact("bandwidth.avg_bus_util", speed.avg_bus_util, html.percent)
+    link = html.fact("link_bandwidth", found.link_bandwidth, html.rate)
     return (*words_, ": ", use, " of the link's ", link, ".")
 
 
@@ -96,8 +97,8 @@ def _by_tag(found: Metrics, known: dict[str, float]) -> Figure:
         **_link_line(link, "x"),
     )
     drawn["layout"]["xaxis"]["range"] = room(most)
-    spoken = ", ".join(f"{tag} {words.rate(each)}" for tag, each in known.items())
-    line = f" The link has {words.rate(link)}." if link else ""
+    spoken = ", ".join(f"{tag} {html.rate(each)}" for tag, each in known.items())
+    line = f" The link has {html.rate(link)}." if link else ""
     return Figure(
         name="bandwidth-chart",
         title="Bus bandwidth by parallelism",
@@ -111,8 +112,8 @@ def _by_tag(found: Metrics, known: dict[str, float]) -> Figure:
 def _said(found: Metrics, tag: str) -> str:
     speed = found.bandwidth[tag]
     if speed.avg_bus_util is None:
-        return words.rate(speed.avg_bus_bw or 0)
-    return words.percent(speed.avg_bus_util)
+        return html.rate(speed.avg_bus_bw or 0)
+    return html.percent(speed.avg_bus_util)
 
 
 def _link_line(link: float | None, side: str) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def _link_line(link: float | None, side: str) -> dict[str, Any]:
         "annotations": [
             {
                 **place,
-                "text": f"link {words.rate(link)}",
+                "text": f"link {html.rate(link)}",
                 "showarrow": False,
                 "font": {"size": 12, "color": INK},
             }
@@ -187,8 +188,8 @@ def _line(place: int, key: tuple[str, int | None], rows: list[dict[str, Any]]) -
         "x": [row["size_from"] for row in rows],
         "y": [rounded(row["p50_bus_bw"] / _GB) for row in rows],
         "text": [
-            f"{words.size(row['size_from'])} to {words.size(2 * row['size_from'])}, "
-            f"{words.many(row['count'], 'event')}"
+            f"{html.size(row['size_from'])} to {html.size(2 * row['size_from'])}, "
+            f"{html.many(row['count'], 'event')}"
             for row in rows
         ],
         "hovertemplate": f"{name}<br>%{{text}}<br>%{{y:.2f}} GB/s<extra></extra>",
@@ -205,17 +206,17 @@ def _ticks(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """A tick every few powers of ten, in words."""
     sizes = [row["size_from"] for row in rows]
     powers = [10**power for power in range(16) if min(sizes) / 5 <= 10**power <= max(sizes) * 5]
-    return {"tickvals": powers, "ticktext": [words.tick(words.size(power)) for power in powers]}
+    return {"tickvals": powers, "ticktext": [html.tick(html.size(power)) for power in powers]}
 
 
 def _collectives(found: Metrics) -> PageTable:
     rows = tuple(
         (
             text(row["op"]),
-            number(row["group_size"], words.whole, "no group size is known"),
-            number(row["size_from"], words.size),
-            number(row["count"], words.whole),
-            number(row["p50_bus_bw"], words.rate, "no group size is known"),
+            number(row["group_size"], html.whole, "no group size is known"),
+            number(row["size_from"], html.size),
+            number(row["count"], html.whole),
+            number(row["p50_bus_bw"], html.rate, "no group size is known"),
         )
         for row in found.tables["collectives"].to_pylist()
     )
@@ -242,11 +243,11 @@ def _table(found: Metrics) -> PageTable:
         rows.append(
             (
                 text(tag),
-                number(each.avg_bw, words.rate, _NO_BYTES),
-                number(each.avg_bus_bw, words.rate, silent),
-                number(each.global_avg_util, words.percent, lacks),
-                number(each.avg_bus_util, words.percent, no_bus, share=each.avg_bus_util),
-                number(each.p95_util, words.percent, lacks),
+                number(each.avg_bw, html.rate, _NO_BYTES),
+                number(each.avg_bus_bw, html.rate, silent),
+                number(each.global_avg_util, html.percent, lacks),
+                number(each.avg_bus_util, html.percent, no_bus, share=each.avg_bus_util),
+                number(each.p95_util, html.percent, lacks),
             )
         )
     return PageTable(

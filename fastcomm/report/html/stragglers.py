@@ -2,20 +2,10 @@
 
 import numpy as np
 
-from fastcomm.report.html import words
-from fastcomm.report.html.drawing import (
-    ACCENT,
-    MUTED,
-    QUIET_LEGEND,
-    axis,
-    bars,
-    heat,
-    height_of,
-    rounded,
-    spec,
-)
-from fastcomm.report.html.page import (
+from fastcomm.report import html
+from fastcomm.report.html import (
     Block,
+    Fact,
     Figure,
     FigureView,
     Missing,
@@ -28,7 +18,17 @@ from fastcomm.report.html.page import (
     text,
     unknown_section,
 )
-from fastcomm.report.html.words import Fact
+from fastcomm.report.html.drawing import (
+    ACCENT,
+    MUTED,
+    QUIET_LEGEND,
+    axis,
+    bars,
+    heat,
+    height_of,
+    rounded,
+    spec,
+)
 from fastcomm.stragglers import Stragglers
 
 _MS = 1e6
@@ -45,7 +45,7 @@ def page(found: Stragglers, source: str) -> Page:
         source=source,
         headline=(
             "A step takes ",
-            words.fact("stragglers.slowdown", found.slowdown, words.times),
+            html.fact("stragglers.slowdown", found.slowdown, html.times),
             " the time of one without stragglers.",
         ),
         facts=_facts(found),
@@ -60,18 +60,18 @@ def _facts(found: Stragglers) -> tuple[Fact, ...]:
     step, ideal = means
     launch = found.launch_slowdown - 1
     return (
-        words.fact("stragglers.step_ns", step, words.ns, label="a step"),
-        words.fact("stragglers.ideal_ns", ideal, words.ns, label="an ideal step"),
-        words.fact("stragglers.launch", launch, words.percent, label="launch delays"),
-        words.fact(
+        html.fact("stragglers.step_ns", step, html.ns, label="a step"),
+        html.fact("stragglers.ideal_ns", ideal, html.ns, label="an ideal step"),
+        html.fact("stragglers.launch", launch, html.percent, label="launch delays"),
+        html.fact(
             "stragglers.last_stage",
             found.last_stage.rem,
-            words.percent,
+            html.percent,
             label="from the last stage",
             why="there is no slowdown",
         ),
-        words.fact(
-            "stragglers.worst", worst, words.percent, label="from the worst ranks", why=_LITTLE
+        html.fact(
+            "stragglers.worst", worst, html.percent, label="from the worst ranks", why=_LITTLE
         ),
     )
 
@@ -132,12 +132,12 @@ def _parts(found: Stragglers) -> Section:
         drawn = bars(
             [key if kind == "optype" else f"{name.lower()} {key}" for key, _ in top],
             [value - 1 for _, value in top],
-            [words.times(value) for _, value in top],
+            [html.times(value) for _, value in top],
             "slowdown that it alone brings, above 1",
             looks="TP",
         )
         views.append(FigureView(label=name, spec=drawn))
-        rows = tuple((text(key), number(value, words.times)) for key, value in mean.items())
+        rows = tuple((text(key), number(value, html.times)) for key, value in mean.items())
         heads = columns(name.lower(), ("slowdown it alone brings", "stragglers.alone"))
         tables.append(
             PageTable(
@@ -158,7 +158,7 @@ def _parts(found: Stragglers) -> Section:
         title=title,
         lead=(
             f"Of all operations {first} brings the most: ",
-            words.fact("stragglers.alone", value, words.times),
+            html.fact("stragglers.alone", value, html.times),
             " alone.",
         ),
         blocks=(figure, *tables),
@@ -170,7 +170,7 @@ def _steps(found: Stragglers) -> Section:
         found.chosen, found.nodelay.whole.tolist(), found.ideal.whole.tolist(), strict=True
     )
     rows = tuple(
-        (text(step, str(step)), number(ns, words.ns), number(ideal, words.ns))
+        (text(step, str(step)), number(ns, html.ns), number(ideal, html.ns))
         for step, ns, ideal in pairs
     )
     heads = columns(
@@ -187,7 +187,7 @@ def _steps(found: Stragglers) -> Section:
     return Section(
         name="steps",
         title="Is it every step?",
-        lead=(f"{words.many(len(found.chosen), 'step')} were replayed.",),
+        lead=(f"{html.many(len(found.chosen), 'step')} were replayed.",),
         blocks=(figure,),
     )
 

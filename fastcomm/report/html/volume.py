@@ -7,7 +7,19 @@ from numpy.typing import NDArray
 
 from fastcomm.metrics.breakdown import overlap_ns
 from fastcomm.metrics.result import Metrics
-from fastcomm.report.html import words
+from fastcomm.report import html
+from fastcomm.report.html import (
+    Figure,
+    FigureView,
+    Missing,
+    PageTable,
+    Section,
+    Spec,
+    columns,
+    number,
+    text,
+    unknown_section,
+)
 from fastcomm.report.html.drawing import (
     DASHES,
     QUIET_LEGEND,
@@ -19,18 +31,6 @@ from fastcomm.report.html.drawing import (
     rows_axis,
     series_color,
     spec,
-)
-from fastcomm.report.html.page import (
-    Figure,
-    FigureView,
-    Missing,
-    PageTable,
-    Section,
-    Spec,
-    columns,
-    number,
-    text,
-    unknown_section,
 )
 
 _Lengths = NDArray[np.float64]  # of windows, ascending, in ns
@@ -55,17 +55,17 @@ def volume_section(found: Metrics) -> Section:
             blocks=(Missing(title=_TITLE, why=why), *([_table(found)] if found.volume else [])),
         )
     most = max(known, key=lambda tag: known[tag])
-    lead: words.Words = (
+    lead: html.Words = (
         most,
         " moves the most: ",
-        words.fact("volume.bytes_per_step_per_gpu", known[most], words.size),
+        html.fact("volume.bytes_per_step_per_gpu", known[most], html.size),
         f" of {found.bytes} bytes a step and GPU.",
     )
     figure = Figure(
         name="volume-chart",
         title=_TITLE,
         alt="Bars: "
-        + ", ".join(f"{tag} {words.size(each)}" for tag, each in known.items())
+        + ", ".join(f"{tag} {html.size(each)}" for tag, each in known.items())
         + ".",
         views=(FigureView(label="All", spec=_spec(known)),),
         terms=("volume.bytes_per_step_per_gpu",),
@@ -82,7 +82,7 @@ def volume_section(found: Metrics) -> Section:
 
 def _spec(known: dict[str, float]) -> Spec:
     values = [known[tag] / _MB for tag in known]
-    said = [words.size(each) for each in known.values()]
+    said = [html.size(each) for each in known.values()]
     return bars(list(known), values, said, "MB a step and GPU", looks=list(known))
 
 
@@ -90,15 +90,15 @@ def _table(found: Metrics) -> PageTable:
     rows = []
     for tag, each in found.volume.items():
         silent = found.bandwidth[tag].events_without_bytes
-        why = f"{words.many(silent, 'event')} of unknown size"
+        why = f"{html.many(silent, 'event')} of unknown size"
         rows.append(
             (
                 text(tag),
-                number(each.comm_events, words.whole),
-                number(silent, words.whole),
-                number(each.comm_bytes, words.size, why),
-                number(each.bytes_per_iteration, words.size, why),
-                number(each.bytes_per_step_per_gpu, words.size, why),
+                number(each.comm_events, html.whole),
+                number(silent, html.whole),
+                number(each.comm_bytes, html.size, why),
+                number(each.bytes_per_iteration, html.size, why),
+                number(each.bytes_per_step_per_gpu, html.size, why),
             )
         )
     return PageTable(
@@ -128,7 +128,7 @@ def overlap_section(found: Metrics, why: str) -> Section:
         why = why if found.volume else "there is no communication"
         return unknown_section("overlap", title, "How much hides is", _OVERLAP_TITLE, why)
     lead = (
-        words.fact("overlap.average_overlap_ratio", ratio, words.percent),
+        html.fact("overlap.average_overlap_ratio", ratio, html.percent),
         " of the communication runs under compute",
         *_least(found),
         ".",
@@ -143,13 +143,13 @@ def overlap_section(found: Metrics, why: str) -> Section:
     )
 
 
-def _least(found: Metrics) -> words.Words:
+def _least(found: Metrics) -> html.Words:
     """The tag of which the least is hidden, where there are several."""
     known = {tag: share for tag, share in found.overlap.by_tag.items() if share is not None}
     if len(known) == 1:
         return ()
     worst = min(known, key=lambda tag: known[tag])
-    least = words.fact("overlap.by_tag", known[worst], words.percent)
+    least = html.fact("overlap.by_tag", known[worst], html.percent)
     return ("; of ", worst, " only ", least)
 
 
@@ -161,9 +161,9 @@ def _figure(found: Metrics) -> Figure:
     rows = tuple(
         (
             text(tag),
-            number(found.overlap.by_tag[tag], words.percent, share=found.overlap.by_tag[tag]),
-            number(under, words.ns),
-            number(beside, words.ns),
+            number(found.overlap.by_tag[tag], html.percent, share=found.overlap.by_tag[tag]),
+            number(under, html.ns),
+            number(beside, html.ns),
         )
         for tag, under, beside in zip(tags, hidden, open_, strict=True)
     )
@@ -195,7 +195,7 @@ def _overlap_spec(tags: list[str], hidden: tuple[float, ...], open_: tuple[float
             "name": name,
             "y": tags,
             "x": [round(ns / _MS, 4) for ns in lengths],
-            "text": [words.ns(ns) for ns in lengths],
+            "text": [html.ns(ns) for ns in lengths],
             "textposition": "auto",
             "textangle": 0,
             "insidetextfont": {"color": f"var(--on-{look})"},
@@ -231,9 +231,9 @@ def windows_section(found: Metrics, why: str) -> Section:
     widest = max(found.windows, key=lambda window: window.mean_ns)
     lead = (
         f"The widest window is that from {widest.source} to {widest.target}: ",
-        words.fact("windows.mean_ns", widest.mean_ns, words.ns),
+        html.fact("windows.mean_ns", widest.mean_ns, html.ns),
         " on average, ",
-        words.fact("windows.p95_ns", widest.p95_ns, words.ns),
+        html.fact("windows.p95_ns", widest.p95_ns, html.ns),
         " at the 95th percentile.",
     )
     return Section(
@@ -298,7 +298,7 @@ def _line(place: int, name: str, lengths: _Lengths) -> Spec:
         "name": name,
         "x": [rounded(_bent(ns)) for ns in [at[0], *at]],
         "y": [rounded(part / count) for part in [0, *share]],
-        "text": [words.ns(ns) for ns in [at[0], *at]],
+        "text": [html.ns(ns) for ns in [at[0], *at]],
         "hovertemplate": f"{name}: %{{y:.0%}} are no longer than %{{text}}<extra></extra>",
         "line": {
             "color": series_color(place),
@@ -321,7 +321,7 @@ def _ticks(ends: list[float]) -> dict[str, list[float] | list[str]]:
     inside = [ns for ns in both if ends[0] - 0.5 <= _bent(ns) <= ends[1] + 0.5]
     return {
         "tickvals": [_bent(ns) for ns in inside],
-        "ticktext": ["0" if ns == 0 else words.tick(words.ns(ns)) for ns in inside],
+        "ticktext": ["0" if ns == 0 else html.tick(html.ns(ns)) for ns in inside],
     }
 
 
@@ -329,8 +329,8 @@ def _windows_table(found: Metrics) -> PageTable:
     rows = tuple(
         (
             text(f"{each.source} to {each.target}"),
-            number(each.count, words.whole),
-            *(number(ns, words.ns) for ns in (each.mean_ns, each.p50_ns, each.p95_ns)),
+            number(each.count, html.whole),
+            *(number(ns, html.ns) for ns in (each.mean_ns, each.p50_ns, each.p95_ns)),
         )
         for each in sorted(found.windows or (), key=lambda each: -each.mean_ns)
     )

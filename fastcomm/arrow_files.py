@@ -1,21 +1,25 @@
-"""Parquet files of which nothing is trusted: read once their own words say that they fit.
+"""Parquet files and Arrow streams of strangers: read once their own words say that they fit.
 
-Arrow is not asked for the metadata of a column: where it contradicts itself, the process ends.
+Arrow is not asked for the metadata of a Parquet column: where it contradicts itself, the
+process ends. A compressed body of a stream has the length of each buffer before it, and Arrow
+takes that much memory. The words of a stream are flatbuffers: a table has a list of offsets
+before it, one a field.
 """
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fastcomm import inputs, remote
+from fastcomm import files
 from fastcomm.errors import TraceFileError
 
 _CELL = 8  # bytes of most values in memory
@@ -26,8 +30,8 @@ _CODEC_VALUES = rb"\x15[\x80-\xff]*[\x00-\x7f]\x16([\x80-\xff]*[\x00-\x7f])"
 
 def names(path: Path) -> list[str]:
     """The names of the columns; OSError or ArrowException where the file is none."""
-    inputs.check(path)
-    with _words_of(path), remote.named(path) as source:
+    files.check(path)
+    with _words_of(path), files.named(path) as source:
         return list(pq.read_schema(source).names)
 
 
@@ -36,8 +40,8 @@ def read(path: Path, columns: Sequence[str] | None = None, *, utf8: bool = True)
 
     Texts that are no UTF-8 are an error too, but without `utf8`.
     """
-    inputs.check(path)
-    with _words_of(path), remote.named(path) as source:
+    files.check(path)
+    with _words_of(path), files.named(path) as source:
         return read_open(source, path.stat().st_size, path, columns, utf8=utf8)
 
 
@@ -90,7 +94,7 @@ class Spelled:
         self, size: int, path: Path, texts: Sequence[str], *, utf8: bool = True
     ) -> None:
         self.size, self.path, self.texts, self.utf8 = size, path, texts, utf8
-        self.limits = inputs.Limits.of_environment()
+        self.limits = files.Limits.of_environment()
         self.made = 0.0
 
     def table(self, table: pa.Table) -> pa.Table:
@@ -157,7 +161,7 @@ def check(
     made = sum(width * each.num_rows + each.total_byte_size for each in found)
     if many := [each for each in leaves if each.many]:
         made += _CELL * _values(metadata, many, path)
-    inputs.Limits.of_environment().check(made, size, path)
+    files.Limits.of_environment().check(made, size, path)
     return [each.name for each in leaves if each.kind == _TEXT]
 
 
@@ -241,3 +245,105 @@ def _words_of(path: Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         raise TraceFileError(f"{path}: damaged: a name that is no UTF-8") from error
+
+
+_MORE = 0xFFFFFFFF  # before the length of a message, since 2019
+# Fields of a message, of a batch of dictionary words, of a record batch; and kinds of messages.
+_KIND, _HEADER, _BODY, _WORDS, _BUFFERS, _COMPRESSION = 1, 2, 3, 1, 2, 3
+_DICTIONARY, _RECORDS = 2, 3
+_BUFFER = 16  # bytes of one: where it is in the body, and its length
+
+
+def inflated(file: BinaryIO, check: Callable[[int], None]) -> None:
+    """Call `check` with the bytes of all compressed buffers up to each; ValueError for damage.
+
+    The file is read from where it is, and its bodies are skipped.
+    """
+    made = 0
+    for words, body in _messages(file):
+        for place in _compressed(words):
+            file.seek(body + place)
+            head = file.read(8)
+            # Of a buffer that did not shrink, or has nothing, that is no length.
+            made += max(0, int.from_bytes(head, "little", signed=True))
+        check(made)
+
+
+def _messages(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """The words of each message, and where its body begins."""
+    begin, end = file.tell(), file.seek(0, os.SEEK_END)
+    file.seek(begin)
+    while len(head := file.read(4)) == 4:  # noqa: PLR2004
+        if int.from_bytes(head, "little") == _MORE:
+            head = file.read(4)
+        size = int.from_bytes(head, "little")
+        if not size:
+            return
+        if size > end:
+            raise ValueError("the stream ends inside of a message")
+        words, body = file.read(size), file.tell()
+        yield words, body
+        length = _value(words, _follow(words, 0), _BODY, "q")
+        # Arrow takes that much memory before it reads.
+        if not 0 <= length <= end - body:
+            raise ValueError(f"a body of {length} bytes, and {end - body} are left")
+        file.seek(body + length)
+
+
+def _compressed(words: bytes) -> list[int]:
+    """Where in its body the compressed buffers of a message begin."""
+    message = _follow(words, 0)
+    kind = _value(words, message, _KIND, "B")
+    if kind not in (_DICTIONARY, _RECORDS):
+        return []
+    batch = _table(words, message, _HEADER)
+    if kind == _DICTIONARY:
+        batch = _table(words, batch, _WORDS)
+    if not _field(words, batch, _COMPRESSION) or not _field(words, batch, _BUFFERS):
+        return []
+    first = _table(words, batch, _BUFFERS)
+    count = _number(words, first, "I")
+    if first + 4 + count * _BUFFER > len(words):
+        raise ValueError(f"{count} buffers in {len(words)} bytes")
+    pairs = struct.iter_unpack("<qq", words[first + 4 : first + 4 + _BUFFER * count])
+    found = [place for place, length in pairs if length]
+    if found and min(found) < 0:
+        raise ValueError("a buffer before its body")
+    return found
+
+
+def _table(words: bytes, table: int, number: int) -> int:
+    """Where a table or list begins that is a field of a table."""
+    if not (place := _field(words, table, number)):
+        raise ValueError(f"a message without field {number}")
+    return _follow(words, place)
+
+
+def _value(words: bytes, table: int, number: int, kind: str) -> int:
+    """A number that is a field; 0 where the table lacks it."""
+    place = _field(words, table, number)
+    return _number(words, place, kind) if place else 0
+
+
+def _field(words: bytes, table: int, number: int) -> int:
+    """Where a field of a table is; 0 where the table lacks it."""
+    offsets = table - _number(words, table, "i")
+    slot = 4 + 2 * number
+    if slot >= _number(words, offsets, "H"):
+        return 0
+    offset = _number(words, offsets + slot, "H")
+    return table + offset if offset else 0
+
+
+def _follow(words: bytes, place: int) -> int:
+    return place + _number(words, place, "I")
+
+
+def _number(words: bytes, place: int, kind: str) -> int:
+    if place < 0:
+        raise ValueError("an offset before the message")
+    try:
+        (value,) = struct.unpack_from(f"<{kind}", words, place)
+    except struct.error as error:
+        raise ValueError("an offset behind the message") from error
+    return int(value)

@@ -1,12 +1,21 @@
-"""Load, and the first time ever compile, all that reading and measuring a trace needs."""
+"""What comes before an analysis: find the traces where they can be seen; compile kernels."""
 
 import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastcomm.metrics.partial import Partial
+from fastcomm.executors import Executor, Local
+from fastcomm.files import is_url
+from fastcomm.metrics import Partial
+from fastcomm.options import ReadOptions
+from fastcomm.process import temporary_folder
+from fastcomm.readers import OpenOptions
 from fastcomm.readers.assembly import TraceOptions
 from fastcomm.readers.kineto import reader
-from fastcomm.temporary import temporary_folder
+from fastcomm.readers.runs import open_run
+from fastcomm.trace.run import RunTraces
 from fastcomm_kernels import _jit
 
 if TYPE_CHECKING:
@@ -25,6 +34,33 @@ _TRACE = """{"schemaVersion": 1, "traceEvents": [
  "args": {"correlation": 5}},
 {"ph": "X", "cat": "kernel", "name": "gemm", "tid": 8, "ts": 5, "dur": 2}
 ]}"""
+
+
+def open_traces(
+    paths: Sequence[str | Path],
+    options: ReadOptions,
+    executor: Executor | None = None,
+    *,
+    whole: bool = False,
+) -> RunTraces:
+    """Find the traces of a run; those at URLs are looked for where `executor` reads them.
+
+    With `whole`, every event is read later, not only those that metrics need. Raises as
+    `open_run` does.
+    """
+    executor = executor or Local()
+    look = partial(
+        open_run, *worker_paths(paths, executor), options=OpenOptions.of(options, whole=whole)
+    )
+    run = executor.call(look) if any(is_url(path) for path in paths) else look()
+    return run.only(options.ranks) if options.ranks else run
+
+
+def worker_paths(paths: Sequence[str | Path], executor: Executor) -> tuple[str | Path, ...]:
+    """Return the paths as every worker understands them: those of a cluster start elsewhere."""
+    if isinstance(executor, Local):
+        return tuple(paths)
+    return tuple(path if is_url(path) else str(Path(path).absolute()) for path in paths)
 
 
 def compile_kernels() -> None:

@@ -1,0 +1,212 @@
+"""The process: where it looks for modules, its signals, and its temporary directories.
+
+Traces lie in directories of other people, and a module among them must not be imported: the
+working directory is no place to look. Ctrl-C and SIGTERM raise one exception that unwinds the
+command, and no second while it does. Temporary directories are removed at the latest when the
+process ends, even if interrupted.
+"""
+
+import atexit
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from types import FrameType
+
+from fastcomm.errors import ConfigError
+
+# Under these lie settings, and compiled code. A relative one is invalid.
+_HOMES = ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME")
+_SAFE, _PATH = "PYTHONSAFEPATH", "PYTHONPATH"
+_HOME = str(Path(__file__).parents[1])  # where fastcomm itself is imported from
+
+_safe_lock = Lock()
+_safe_users = 0
+_unsafe_values: dict[str, str | None] = {}
+
+
+def drop_working_directory() -> None:
+    """Remove the working directory from `sys.path`, unless PYTHONPATH names it.
+
+    It leads the path of ``python -m``, and an empty entry of PYTHONPATH stands for it.
+    """
+    try:
+        folder = str(Path.cwd())
+    except OSError:  # removed meanwhile
+        folder = ""
+    if folder not in (_HOME, *os.environ.get(_PATH, "").split(os.pathsep)):
+        sys.path[:] = [each for each in sys.path if each not in ("", folder)]
+
+
+def drop_relative_homes() -> None:
+    """Remove what would make the working directory one of settings: ``HOME=.`` and its like."""
+    for name in _HOMES:
+        if not Path(os.environ.get(name, "/")).is_absolute():
+            del os.environ[name]
+
+
+@contextmanager
+def safe_children() -> Iterator[None]:
+    """Keep processes that start meanwhile from importing modules of the working directory.
+
+    Raises `ConfigError` where Python was told to ignore the environment, but not to be safe.
+    """
+    if sys.flags.ignore_environment and not sys.flags.safe_path:
+        raise ConfigError(
+            "python -E: workers would import modules of the working directory; use python -I, "
+            "or add -P"
+        )
+    _make_safe()
+    try:
+        yield
+    finally:
+        _restore()
+
+
+def _make_safe() -> None:
+    global _safe_users  # noqa: PLW0603 - one environment for all threads
+    with _safe_lock:
+        if not _safe_users:
+            _unsafe_values.update({name: os.environ.get(name) for name in (_SAFE, _PATH)})
+            os.environ[_SAFE] = "1"
+            if (entries := _unsafe_values[_PATH]) is not None:
+                os.environ[_PATH] = os.pathsep.join(filter(None, entries.split(os.pathsep)))
+        _safe_users += 1
+
+
+def _restore() -> None:
+    global _safe_users  # noqa: PLW0603
+    with _safe_lock:
+        _safe_users -= 1
+        if _safe_users:
+            return
+        for name, value in _unsafe_values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_QUIET_S = 3.0  # long enough to clean up; after it, a signal interrupts again
+_AGAIN_S = 0.02  # until a signal is sent again whose exception was ignored
+
+_last_signal_s = -_QUIET_S
+_deferrals = 0
+_deferred: list[int] = []
+
+
+def interrupt(number: int, _frame: FrameType | None) -> None:
+    """Handle a signal: raise `KeyboardInterrupt` or `SystemExit`, unless one was just raised.
+
+    Signals to a group of processes come in pairs, and the second must not stop the cleaning up.
+    """
+    global _last_signal_s  # noqa: PLW0603 - signals are of the process
+    if _deferrals:
+        _deferred.append(number)
+        return
+    if monotonic() - _last_signal_s < _QUIET_S:
+        return
+    _last_signal_s = monotonic()
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Handle signals that `interrupt` gets in this block at its end."""
+    global _deferrals  # noqa: PLW0603
+    _deferrals += 1
+    try:
+        yield
+    finally:
+        _deferrals -= 1
+        if _deferred and not _deferrals:
+            number = _deferred[0]
+            _deferred.clear()
+            signal.raise_signal(number)
+
+
+def handle() -> None:
+    """Handle signals by `interrupt`; one that comes inside of a destructor is not lost."""
+    sys.unraisablehook = _send_again
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup or a shell wants it
+            signal.signal(number, interrupt)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Handle signals in this block as `handle` does; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    unraisable = sys.unraisablehook
+    handle()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        sys.unraisablehook = unraisable
+
+
+def _send_again(found: "sys.UnraisableHookArgs") -> None:
+    """Send a signal again whose exception Python cannot raise; print other errors."""
+    global _last_signal_s  # noqa: PLW0603
+    if not isinstance(found.exc_value, KeyboardInterrupt | SystemExit):
+        sys.__unraisablehook__(found)
+        return
+    _last_signal_s = -_QUIET_S
+    is_interrupt = isinstance(found.exc_value, KeyboardInterrupt)
+    number = signal.SIGINT if is_interrupt else signal.SIGTERM
+    # Later: an exception that is raised in here would be ignored, too.
+    again = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
+
+
+_folders: dict[Path, int] = {}  # and the process that made each: a fork removes none of them
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A directory that only this user can read, removed afterwards. Raises `OSError`."""
+    path = make_folder()
+    try:
+        yield path
+    finally:
+        remove_folder(path)
+
+
+def make_folder() -> Path:
+    """Make a temporary directory for `remove_folder`. Raises `OSError`."""
+    path = Path(tempfile.gettempdir()) / f"fastcomm-{secrets.token_hex(8)}"
+    # Noted first: a signal may come as soon as it exists.
+    _folders[path] = os.getpid()
+    path.mkdir(mode=0o700)
+    return path
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a directory of `make_folder` with everything in it; errors are ignored."""
+    shutil.rmtree(path, ignore_errors=True)
+    _folders.pop(path, None)
+
+
+@atexit.register
+def remove_all() -> None:
+    """Remove the directories of this process that an interruption left."""
+    for path, maker in list(_folders.items()):
+        if maker == os.getpid():
+            remove_folder(path)

@@ -1,0 +1,125 @@
+"""Number rows so that equal rows have one number, their *kind*; compute statistics by key.
+
+A hash finds the kind of a row, and the values of the kind's first row confirm it. Columns are
+the rows of a matrix of 64-bit integers.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastcomm_kernels._jit import kernel
+from fastcomm_kernels._llvm import mix
+from fastcomm_kernels.arrays import Floats, Ints
+
+Matrix = NDArray[np.int64]
+
+_SLOTS = 64  # initial number, a power of two
+
+Codes = NDArray[np.int32]
+
+
+@kernel
+def slot_of(columns: Matrix, row: int, slots: Ints, first: Ints) -> int:
+    """Return the slot of a row's kind, or the empty slot (-1) for a new kind."""
+    key, last = 0, len(slots) - 1
+    for c in range(len(columns)):
+        key = mix(key, columns[c, row])
+    slot = key & last
+    while slots[slot] >= 0 and not equal(columns, row, first[slots[slot]]):
+        slot = (slot + 1) & last
+    return slot
+
+
+@kernel
+def equal(columns: Matrix, a: int, b: int) -> bool:
+    """Return whether two rows agree in every column."""
+    c = 0
+    while c < len(columns) and columns[c, a] == columns[c, b]:
+        c += 1
+    return c == len(columns)
+
+
+@kernel
+def kinds(columns: Matrix) -> tuple[Ints, Ints]:
+    """Return the kind of each row, numbered by first appearance, and each kind's first row."""
+    rows, count = columns.shape[1], 0
+    kind, first = np.empty(rows, np.int64), np.empty(rows, np.int64)
+    slots = np.full(_SLOTS, -1, np.int64)
+    for row in range(rows):
+        # Consecutive rows are often equal, and then need no hash.
+        if row > 0 and equal(columns, row, row - 1):
+            kind[row] = kind[row - 1]
+            continue
+        slot = slot_of(columns, row, slots, first)
+        if slots[slot] < 0:
+            first[count] = row
+            slots[slot] = count
+            count += 1
+        kind[row] = slots[slot]
+        if 2 * count > len(slots):
+            slots = np.full(4 * len(slots), -1, np.int64)
+            for k in range(count):
+                slots[slot_of(columns, first[k], slots, first)] = k
+    return kind, first[:count].copy()
+
+
+@kernel
+def grouped(key: Codes, value: Ints, size: np.int64) -> tuple[Ints, Ints]:
+    """Return where the values of each key begin, and the values by key, in their order.
+
+    Keys are less than `size`.
+    """
+    first = np.zeros(size + 1, np.int64)
+    for i in range(len(key)):
+        first[key[i] + 1] += 1
+    for k in range(size):
+        first[k + 1] += first[k]
+    place = first.copy()
+    out = np.empty(len(key), np.int64)
+    for i in range(len(key)):
+        out[place[key[i]]] = value[i]
+        place[key[i]] += 1
+    return first, out
+
+
+@kernel
+def described(first: Ints, value: Ints) -> tuple[Ints, Ints, Ints, Ints, Floats]:
+    """Return sum, least, most, upper median and population variance of each group.
+
+    Groups are those of `grouped`; an empty group has zeros.
+    """
+    size = len(first) - 1
+    total, least, most = (
+        np.zeros(size, np.int64),
+        np.zeros(size, np.int64),
+        np.zeros(size, np.int64),
+    )
+    median, variance = np.zeros(size, np.int64), np.zeros(size, np.float64)
+    ordered = value.copy()
+    for k in range(size):
+        begin, end = first[k], first[k + 1]
+        count = int(end - begin)
+        if count == 0:
+            continue
+        for i in range(begin, end):
+            total[k] += value[i]
+        mean = total[k] / count
+        for i in range(begin, end):
+            variance[k] += (value[i] - mean) * (value[i] - mean)
+        variance[k] /= count
+        # Shell sort: groups are small, with a value per step of a run.
+        gap = 1
+        while gap < count:
+            gap = 3 * gap + 1
+        while gap > 1:
+            gap //= 3
+            for i in range(begin + gap, end):
+                moved = ordered[i]
+                at = i
+                while at - gap >= begin and ordered[at - gap] > moved:
+                    ordered[at] = ordered[at - gap]
+                    at -= gap
+                ordered[at] = moved
+        least[k], most[k] = ordered[begin], ordered[end - 1]
+        median[k] = ordered[begin + count // 2]
+    return total, least, most, median, variance
